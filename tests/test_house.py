@@ -56,7 +56,7 @@ TORCHLESS = [
         "featviz.drawing.figure",
         "featviz.hooks.selectors",
     ),
-    *(f"featviz.images.{name}" for name in ("decode", "find", "group", "archives", "formats")),
+    *(f"featviz.images.{name}" for name in ("decode", "find", "archives", "formats")),
 ]
 COMMANDS = [f"featviz.cli.{name}" for name in ("run", "look", "inspect", "study", "report")]
 
@@ -101,7 +101,7 @@ def test_the_sources_are_seen() -> None:
     """The reader above finds the package and the imports that are known to be there."""
     assert {"featviz.cli", "featviz.pipeline", "featviz.models.load"} <= set(FILES)
     assert "featviz.pipeline" in of_featviz("featviz.cli.run")
-    assert "featviz.models.zoo" in of_featviz("featviz.models.file")
+    assert "featviz.models.zoo" in of_featviz("featviz.models.load")
     assert "torch" in roots("featviz.hooks.capture")
     assert set(TORCHLESS) <= set(FILES)
 

@@ -22,6 +22,7 @@ from featviz.api.lending import Feeding, Room, as_files, lent, selectors, take_m
 from featviz.api.showing import Page, ShownPicture
 from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url
+from featviz.gradients.options import for_drawing
 from featviz.models.load import LoadedModel
 from featviz.options import (
     DrawOptions,
@@ -35,7 +36,7 @@ from featviz.options import (
     read_from,
     take,
 )
-from featviz.pipeline.options import at_place, for_drawing
+from featviz.pipeline.options import at_place
 from featviz.records import (
     STAT_COLUMNS,
     Floats,

@@ -72,7 +72,7 @@ class StepWriter:
         Raises:
             FeatvizError: it cannot be written, or no image went through.
         """
-        at = None if board is None else board.at_step(step)
+        at = None if board is None else replace(board, step=step)
         with (
             destination.replacing(out, destination.RUN) as folder,
             self._lent(step) as model,

@@ -183,13 +183,14 @@ def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> Non
 
 def looks_like_model(word: str) -> bool:
     """Whether a word is a form of MODEL, by its letters and by what lies there."""
+    from featviz.models import code
     from featviz.models.files import sniff
-    from featviz.models.sources import FACTORY_FORM, SOURCES
+    from featviz.models.sources import SOURCES
 
     names = Path(__file__).parent.parent / "models" / "names.txt"  # of torchvision
     if any(source.prefix and word.startswith(source.prefix) for source in SOURCES):
         return True
-    if Path(word).suffix.lower() in (*sniff.SUFFIXES, ".py") or FACTORY_FORM.fullmatch(word):
+    if Path(word).suffix.lower() in (*sniff.SUFFIXES, ".py") or code.FORM.fullmatch(word):
         return True
     return word in names.read_text("utf-8").split() and not Path(word).exists()
 

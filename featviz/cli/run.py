@@ -14,6 +14,7 @@ from featviz.cli import output
 from featviz.cli.options import IMAGES, MODEL, Given, command, flag, open_flag
 from featviz.errors import UsageError
 from featviz.files.urls import Url
+from featviz.gradients.options import check_options, for_drawing
 from featviz.options import (
     OUTPUT,
     DrawOptions,
@@ -89,11 +90,14 @@ def run(given: Given) -> int:
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130
     interrupted, 141 stdout closed.
     """
+    draw = given.record(DrawOptions)
+    passes = for_drawing(given.record(PassOptions), draw, given["seed"])
+    draw.check()
+    check_options(passes, draw)
     from featviz import pipeline
     from featviz.pipeline import dry_run, share
-    from featviz.pipeline.options import at_place, for_drawing
+    from featviz.pipeline.options import at_place
 
-    passes = for_drawing(given.record(PassOptions), given.record(DrawOptions), given["seed"])
     place = {"out": RunOptions().out, **at_place(given["out"])}
     options = given.record(RunOptions, passes=passes, **place)
     wanted = next((f"--{name}" for name in ("report", "open") if given[name]), None)

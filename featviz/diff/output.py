@@ -254,6 +254,6 @@ def _differences(
     slack = before.slack + after.slack
     data = signed(before.data, after.data, scale_of(*images.stats(place)), slack)
     data = data.reshape(len(ids), slices, height, width)[:, : _OPTIONS.max_slices]
-    plan = grid.plan(data.shape, _OPTIONS, layout is not None and layout.strip)
+    plan = grid.plan(data.shape, _OPTIONS, strip=layout is not None and layout.strip)
     what = ("", layer.image, layer.label, place.stem, tuple(ids), source)
     return DifferenceMap(*what, math.nan, plan, data.shape[1]), data

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,12 +14,10 @@ from featviz.drawing.normalize import Scale
 from featviz.drawing.picture import GridPicture
 from featviz.drawing.values import (
     MAX,
-    MEAN,
     MIN,
     NONFINITE,
     channel_stats,
     is_constant,
-    is_flat,
     limits,
     to_levels,
 )
@@ -28,15 +25,9 @@ from featviz.layout import Maps, to_maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
 from featviz.records import SALIENCY, Bytes, Floats, Hints, Site, is_gradient
-from featviz.text import by
-
-log = logging.getLogger(__name__)
 
 PCA_SPAN = 2.5
 """Standard deviations from the mean at which a principal component is darkest and brightest."""
-
-_OF_ALL_TILES = ("scale", "min_tile", "padding", "pad_value", "max_slices", "overlay", "format")
-"""Fields of DrawOptions that are about every tile, not about which channels are drawn."""
 
 
 def is_saliency(
@@ -53,7 +44,6 @@ class Drawer:
 
     def __init__(self, options: DrawOptions) -> None:
         self.options = options
-        self._warned = False
         self._settled: dict[tuple[str, bool], tuple[DrawOptions, Scale]] = {}
         """Options and scale without `auto`, by kind of tensor and whether maps lie over images."""
 
@@ -85,57 +75,44 @@ class Drawer:
                 no class activation map of the tensor.
             UsageError: no such scale.
         """
-        pictures = {}
         parts, weights = to_maps(tensor, hints or Hints()), None
         if gradient is not None:  # tokens beside the grid have no places
             parts, weights = {"": parts[""]}, to_maps(gradient, hints or Hints())[""]
-        for key, maps in parts.items():
+        drawn = [(key, site.kind, maps) for key, maps in parts.items()]
+        if is_saliency(site, tensor.shape, inputs, self.options):
+            drawn.append((SALIENCY, SALIENCY, parts[""]))
+        pictures = {}
+        for key, kind, maps in drawn:
             over = self.options.overlay is not None and LAYOUTS[maps.layout].aligned
-            chosen, scale = self._settle(site.kind, over)
-            picture = draw_maps(maps, chosen, scale, weights)
-            if is_gradient(site.kind):  # behind a pooling it is constant by nature
-                marked = [mark for mark in picture.marked if mark != labels.CONSTANT]
-                picture = replace(picture, marked=marked)
+            options, scale = self._settle(kind, over)
+            picture = draw_maps(maps, options, scale, weights)
+            if is_gradient(kind) and picture.marked:  # behind a pooling it is constant by nature
+                picture = replace(picture, marked=(labels.ZERO,))
             if over and picture.constant is None:
-                picture = overlay.lay_over(picture, ground, chosen, window)
+                picture = overlay.lay_over(picture, ground, options, window)
             pictures[key] = picture
-            self._check_labels(site, picture)
-            if not key and is_saliency(site, tensor.shape, inputs, self.options):
-                single = draw_maps(maps, *self._of_saliency(over))
-                laid = overlay.lay_over(single, ground, chosen, window) if over else single
-                pictures[SALIENCY] = laid
         return pictures
-
-    def _of_saliency(self, over: bool) -> tuple[DrawOptions, Scale]:
-        """Options and scale of one picture of all channels of a gradient, whose values have no
-        sign."""
-        options, normal = self.options, self.options.normalize
-        scale = "percentile:1,99" if normal == "auto" else normal
-        cmap = colormap.resolved(options.cmap, over=over)
-        plain = structs.replace(
-            DrawOptions(), **{name: getattr(options, name) for name in _OF_ALL_TILES}
-        )
-        return structs.replace(plain, cmap=cmap, reduce="max-abs"), normalize.parse_scale(scale)
 
     def _settle(self, kind: str, over: bool) -> tuple[DrawOptions, Scale]:
         if (kind, over) not in self._settled:
-            options = self.options
+            options, auto = self.options, "auto"
+            if kind == SALIENCY:  # one picture of all channels, whose values have no sign
+                auto = "percentile:1,99"
+                options = structs.replace(
+                    options,
+                    reduce="max-abs",
+                    nrow=None,
+                    max_maps=None,
+                    order="index",
+                    collapse=None,
+                    labels=False,
+                )
             cmap = colormap.resolved(options.cmap, kind, over, options.reduce)
-            scale = normalize.resolved(options.normalize, kind, options.reduce)
+            scale = auto if options.normalize == "auto" else options.normalize
+            scale = normalize.resolved(scale, kind, options.reduce)
             chosen = structs.replace(options, cmap=cmap), normalize.parse_scale(scale)
             self._settled[kind, over] = chosen
         return self._settled[kind, over]
-
-    def _check_labels(self, site: Site, picture: GridPicture) -> None:
-        """Say once where labels are left out."""
-        if not self._warned and not picture.labels_fit:
-            self._warned = True
-            log.warning(
-                "labels do not all fit the tiles of %s pixels of %s, and are left out there; "
-                "--scale makes tiles larger",
-                by(picture.plan.tile[::-1]),
-                site.layer.label,
-            )
 
 
 def draw_maps(
@@ -157,7 +134,7 @@ def draw_maps(
     steps = _steps(maps.layout, maps.data.shape[1], options)
     data = maps.data[:, steps]
     if options.reduce == "pca":
-        one = reduce.basis_of(maps.data).project(data).transpose(0, 1)[None]
+        one = reduce.principal_components(maps.data)[:, steps].transpose(0, 1)[None]
         scale = Scale("range", (-PCA_SPAN, PCA_SPAN))
     elif gradient is not None:
         one = class_maps.class_map(options.reduce, maps, gradient)[:, steps, None]
@@ -204,13 +181,14 @@ def draw_tiles(
     constant = None
     if heat and options.marks and _says_nothing(data, numbers):
         constant, strip, scale = (data.shape[1], *data.shape[3:]), True, scale.for_layer
-    channels, groups = _choose(rows, numbers, options, strip)
+    channels, groups = order.choose(rows, numbers, options, strip)
     ends = limits(scale, rows, numbers[:, MIN], numbers[:, MAX])
     held = data if constant is None else data[:, :1, :, :1, :1]
     steps = _steps(layout, held.shape[1], options)
-    drawn = (held if channels is None else held[channels])[:, steps]
+    drawn = held if channels is None else held[channels]
+    drawn = drawn if isinstance(steps, slice) else drawn[:, steps]
     count, slices, colours, height, width = drawn.shape
-    plan = grid.plan_file((count, slices, height, width), options, strip=strip, alone=alone)
+    plan = grid.plan((count, slices, height, width), options, strip=strip, alone=alone)
     ends = ends.of_tiles(channels, slices)
     values, nonfinite = drawn.flatten(0, 1), bool(numbers[:, NONFINITE].any())
     if colours == 3:
@@ -253,36 +231,6 @@ def _says_nothing(data: Tensor, numbers: Floats) -> bool:
     """Whether a grid of maps [C, S, K, H, W] would be tiles of a single level each: all of several
     are constant, as gradients behind global pooling are. Zeros everywhere are a finding of their
     own, and stay a grid."""
-    if len(data) == 1 or data.shape[2] > 1 or data[0].numel() == 1:
-        return False
-    if not is_constant(numbers[:1]).all():  # of most layers this one says it
+    if len(data) == 1 or data[0].numel() == 1 or not is_constant(numbers[:1]).all():
         return False
     return bool(is_constant(numbers).all() and numbers[:, MIN].any())
-
-
-def _choose(
-    rows: Tensor, numbers: Floats, options: DrawOptions, strip: bool
-) -> tuple[list[int] | None, dict[int, list[int]]]:
-    """The channels that are drawn, in their order (None where simply all are), and those of them
-    that stand for several: near-equal maps share a tile, then `max_maps` picks, then the tiles are
-    ordered.
-
-    Args:
-        rows: the values [C, N] of each channel, with their statistics `numbers` [C, 6].
-        strip: only pick.
-    """
-    means = numbers[:, MEAN].tolist()
-    if strip or (options.order == "index" and options.collapse is None):
-        return grid.pick_maps(means, options), {}
-    flat = is_flat(numbers[:, MIN], numbers[:, MAX])
-    channels = order.Channels(rows, numbers[:, MEAN], flat, numbers[:, NONFINITE] == 0)
-    groups = {}
-    if options.collapse is not None:
-        groups = order.collapse(channels, options.collapse)
-    ids = list(groups) or list(range(len(rows)))
-    picked = grid.pick_maps([means[i] for i in ids], options)
-    ids = ids if picked is None else [ids[i] for i in picked]
-    if options.order != "index":
-        ids = [ids[i] for i in order.ORDERS[options.order](channels.part(ids))]
-    shared = {leader: group for leader in ids if len(group := groups.get(leader, [])) > 1}
-    return None if ids == list(range(len(rows))) else ids, shared

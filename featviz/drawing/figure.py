@@ -17,11 +17,11 @@ import numpy as np
 from featviz.drawing import colormap, labels
 from featviz.drawing.page import DPI, Canvas, drawing
 from featviz.drawing.picture import GridPicture, write_png
-from featviz.records import REDUCTIONS, Bytes, Floats
+from featviz.records import REDUCTIONS, Bytes
 from featviz.text import printable
 
 FIRST = 16
-"""Maps in a figure, if not said otherwise."""
+"""Maps in a figure."""
 
 _CELL = 1.7
 """Inches of a panel's picture; the input has twice as much."""
@@ -36,44 +36,34 @@ _STRIP = 8
 """A panel that is so many times as long as it is wide is stretched to fill its cell."""
 _ABOVE, _TICK, _LINE = 0.08, 0.03, 0.1
 """Inches between a picture and its title, of a tick's length, and of the height of its number."""
-_FLAT = {labels.NONE: "", labels.ZERO: " (all zero)", labels.CONSTANT: " (constant)"}
+_MARKED = {labels.NONE: "", labels.ZERO: " (all zero)", labels.CONSTANT: " (constant)"}
 
-Room = tuple[float, float, float, float]
-"""Left, top, width and height of a picture, in inches."""
+Ends = tuple[float, float]
+"""The values that are drawn darkest and brightest."""
 
 
 @dataclass(frozen=True)
 class FigureGeometry:
     """Where things stand, in inches."""
 
-    panels: int
-    bars: Literal["own", "shared", "none"]
-    """A colour bar beside each panel, one for all, or none."""
+    columns: int
+    """Panels in a row."""
+    side: float
+    """Of a panel's picture; one alone is as large as the input."""
+    cell: tuple[float, float]
+    """A panel across and down, with its title and bar."""
+    inches: tuple[float, float]
+    """Width and height of the figure."""
 
-    @property
-    def columns(self) -> int:
-        """Panels in a row."""
-        return ceil(sqrt(self.panels))
-
-    @property
-    def side(self) -> float:
-        """Inches of a panel's picture; one alone is as large as the input."""
-        return 2 * _CELL if self.panels == 1 else _CELL
-
-    @property
-    def cell(self) -> tuple[float, float]:
-        """Inches of a panel across and down, with its title and bar."""
-        bar = (self.bars == "own") * (_BAR + _TICKS)
-        return self.side + _GAP + bar, self.side + _HEAD + _GAP
-
-    @property
-    def inches(self) -> tuple[float, float]:
-        """Width and height of the figure."""
-        across, down = self.cell
-        width = _FIRST + self.columns * across + _GAP
-        width += (self.bars == "shared") * (_BAR + _TICKS)
-        rows = -(-self.panels // self.columns)
-        return width, _TITLE + max(rows * down, 2 * _CELL + _HEAD + _GAP)
+    @classmethod
+    def of(cls, panels: int, bars: Literal["own", "shared", "none"]) -> FigureGeometry:
+        """Place so many panels, with a colour bar beside each, one for all, or none."""
+        columns, side = ceil(sqrt(panels)), 2 * _CELL if panels == 1 else _CELL
+        across = side + _GAP + (_BAR + _TICKS) * (bars == "own")
+        width = _FIRST + columns * across + _GAP + (_BAR + _TICKS) * (bars == "shared")
+        down, rows = side + _HEAD + _GAP, -(-panels // columns)
+        height = _TITLE + max(rows * down, 2 * _CELL + _HEAD + _GAP)
+        return cls(columns, side, (across, down), (width, height))
 
     @property
     def pixels(self) -> tuple[int, int]:
@@ -92,27 +82,10 @@ class Panel:
     """One map of a figure."""
 
     title: str
-    pixels: Floats | Bytes
-    """Values [h, w], or RGB [h, w, 3]."""
-    limits: tuple[float, float] | None
-    """Values drawn darkest and brightest; None for colours that stand for no value."""
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """The values at the ends of its scale; a constant is in the middle of it."""
-        low, high = self.limits or (0.0, 1.0)
-        return (low, high) if high > low else (low - 0.5, high + 0.5)
-
-    def painted(self, colors: Bytes) -> Bytes:
-        """Its colours [h, w, 3]; values that are not finite are magenta."""
-        if self.pixels.ndim == 3:
-            return self.pixels.astype(np.uint8)
-        low, high = self.ends
-        share = (self.pixels.astype(np.float64) - low) / (high - low)
-        holes = ~np.isfinite(share)
-        painted: Bytes = colors[np.clip(np.where(holes, 0, share) * 256, 0, 255).astype(np.uint8)]
-        painted[holes] = colormap.MAGENTA
-        return painted
+    pixels: Bytes
+    """RGB [h, w, 3]."""
+    limits: Ends | None
+    """None for colours that stand for no value."""
 
 
 @dataclass(frozen=True)
@@ -128,69 +101,58 @@ class FigurePage:
     """Whether the panels have one scale, and one colour bar."""
 
     @property
+    def bars(self) -> Literal["own", "shared", "none"]:
+        """A colour bar beside each panel, one for all, or none."""
+        if self.panels[0].limits is None:
+            return "none"
+        return "shared" if self.shared else "own"
+
+    @property
     def geometry(self) -> FigureGeometry:
         """By the panels and their bars."""
-        valued = self.panels[0].limits is not None
-        bars: Literal["own", "shared"] = "shared" if self.shared else "own"
-        return FigureGeometry(len(self.panels), bars if valued else "none")
+        return FigureGeometry.of(len(self.panels), self.bars)
 
 
 def page(picture: GridPicture, cmap: str, title: str, shown: Bytes) -> FigurePage:
-    """What the figure of a picture shows: its first tiles by value, beside the input.
+    """What the figure of a picture shows: its first tiles, a channel's slices side by side, beside
+    the input.
 
     Args:
         cmap: a colormap, `auto` being none.
         shown: what the model saw, uint8 [H, W, C].
     """
-    shared = picture.limits.shared
-    if picture.strip:
-        values = _values(picture, slice(None))[..., 0].T
-        what = "numbers" if picture.constant is None else "constant maps, a value each"
-        panels = [Panel(f"{len(picture.drawn)} {what}", values, shared)]
-    else:
-        side, titles = picture.slices[0], _titles(picture)
-        panels = [
-            Panel(title, *_beside(picture, slice(place * side, (place + 1) * side)))
-            for place, title in enumerate(titles[:FIRST])
-        ]
     cmap = "gray" if cmap in colormap.GREYS else cmap
+    colors, side, shared = colormap.ramp(cmap), picture.slices[0], picture.limits.shared
+    if picture.strip:
+        what = "numbers" if picture.constant is None else "constant maps, a value each"
+        titles, side = [f"{len(picture.drawn)} {what}"], picture.plan.maps
+    elif picture.reduce is not None:
+        titles = [f"{REDUCTIONS[picture.reduce].words} of {len(picture.stats)} channels"]
+    else:
+        counts, marks = picture.counts, picture.marks
+        titles = [
+            f"channel {channel} {counts.get(place * side + side - 1, '')}".rstrip()
+            + _MARKED[int(marks[place * side])]
+            for place, channel in enumerate(picture.drawn[:FIRST])
+        ]
+    panels = []
+    for place, words in enumerate(titles):
+        at = 0 if shared is not None else place * side
+        low, high = np.nan_to_num([picture.limits.low[at], picture.limits.high[at]])
+        tiles = picture.tiles[place * side : (place + 1) * side]
+        limits = None if picture.reduce == "pca" else (float(low), float(high))
+        if picture.levels:
+            tiles = _painted(tiles, picture.palette, colors, high > low)
+        panels.append(Panel(words, np.concatenate(list(tiles), axis=1), limits))
     return FigurePage(title, shown, panels, cmap, shared is not None)
 
 
-def _titles(picture: GridPicture) -> list[str]:
-    if picture.reduce is not None:
-        return [f"{REDUCTIONS[picture.reduce].words} of {len(picture.stats)} channels"]
-    side, flat, counts = picture.slices[0], picture.flat, picture.counts
-    return [
-        f"channel {channel} {counts.get(place * side + side - 1, '')}".rstrip()
-        + _FLAT[flat[place * side]]
-        for place, channel in enumerate(picture.drawn)
-    ]
-
-
-def _beside(picture: GridPicture, part: slice) -> tuple[Floats | Bytes, tuple[float, float] | None]:
-    """The slices of a channel side by side, with its limits; colours stand for no value."""
-    limits = picture.limits
-    place = part.start if limits.shared is None else 0
-    low, high = np.nan_to_num([limits.low[place], limits.high[place]])
-    ends = (float(low), float(high))
-    if picture.levels:
-        return np.concatenate(list(_values(picture, part)), axis=1), ends
-    plain = picture.overlay is not None and picture.reduce != "pca"
-    return np.concatenate(list(picture.tiles[part]), axis=1), ends if plain else None
-
-
-def _values(picture: GridPicture, part: slice) -> Floats:
-    """The numbers that levels stand for, NaN for those that are not finite."""
-    limits, colors, tiles = picture.limits, picture.palette, picture.tiles[part]
-    shared = limits.shared is not None
-    low, high = (v if shared else v[part] for v in (limits.low, limits.high))
-    span = (high - low)[:, None, None] / (colors.levels - 1)
-    values = tiles * span + low[:, None, None]
-    if colors.nonfinite is not None:
-        values[tiles == colors.nonfinite] = np.nan
-    floats: Floats = values.astype(np.float32)
-    return floats
+def _painted(tiles: Bytes, palette: colormap.Palette, colors: Bytes, varied: bool) -> Bytes:
+    """Levels as colours, [n, h, w, 3]; a constant has the colour in the middle of its scale."""
+    shades = tiles.astype(np.int64) * 256 // (palette.levels - 1) if varied else 128
+    painted: Bytes = colors[np.broadcast_to(np.minimum(shades, 255), tiles.shape)]
+    painted[tiles == (-1 if palette.nonfinite is None else palette.nonfinite)] = colormap.MAGENTA
+    return painted
 
 
 def write_figure(file: BinaryIO, sheet: FigurePage, text: Mapping[str, str]) -> None:
@@ -205,57 +167,46 @@ def write_figure(file: BinaryIO, sheet: FigurePage, text: Mapping[str, str]) -> 
     size = min(10.0, _POINTS * at.inches[0] / max(len(title), 1))
     canvas.write(title, at.inches[0] / 2, _TITLE / 2, size, "middle")
     shown = np.broadcast_to(sheet.shown, (*sheet.shown.shape[:2], 3))
-    room = _fitted(shown, (_GAP, _TITLE + _HEAD), 2 * _CELL)
-    _picture(canvas, "input", shown, room, smooth=_is_fine(shown, 2 * _CELL))
-    rooms = [_fitted(p.pixels, at.corner(n), at.side) for n, p in enumerate(sheet.panels)]
-    for panel, room in zip(sheet.panels, rooms, strict=True):
-        fine = panel.pixels.ndim == 3 and _is_fine(panel.pixels, at.side)
-        _picture(canvas, panel.title, panel.painted(colors), room, smooth=fine)
-        if at.bars == "own":
-            left, top, width, height = room
-            _bar(canvas, colors, panel.ends, left + width + 0.05, top, height)
-    if at.bars == "shared":
+    _draw(canvas, Panel("input", shown, None), (_GAP, _TITLE + _HEAD), 2 * _CELL)
+    rooms = [_draw(canvas, p, at.corner(place), at.side) for place, p in enumerate(sheet.panels)]
+    for panel, (left, top, width, height) in zip(sheet.panels, rooms, strict=True):
+        if sheet.bars == "own" and panel.limits is not None:
+            _bar(canvas, colors, panel.limits, left + width + 0.05, top, height)
+    limits = sheet.panels[-1].limits
+    if sheet.bars == "shared" and limits is not None:
         right = max(left + width for left, _, width, _ in rooms)
         top, bottom = rooms[0][1], rooms[-1][1] + rooms[-1][3]
-        _bar(canvas, colors, sheet.panels[-1].ends, right + 0.1, top, bottom - top)
+        _bar(canvas, colors, limits, right + 0.1, top, bottom - top)
     write_png(file, at.pixels, [canvas.rows()], text=text)
 
 
-def _is_fine(pixels: Floats | Bytes, side: float) -> bool:
-    """Whether colours [h, w, 3] of a picture need not be seen as squares in a cell."""
-    return bool(max(pixels.shape) * 3 > side * DPI)
+def _draw(
+    canvas: Canvas, panel: Panel, corner: tuple[float, float], side: float
+) -> tuple[float, float, float, float]:
+    """Draw a picture in the middle of a square cell, and its title above it.
 
+    Its pixels are seen as squares where they are large enough.
 
-def _fitted(pixels: Floats | Bytes, corner: tuple[float, float], side: float) -> Room:
-    """The room of a picture [h, w, ...] in the middle of a square cell."""
-    height, width = pixels.shape[:2]
-    long = max(height, width)
-    share = [side / long * n for n in (height, width)]
-    down, across = share if long < _STRIP * min(height, width) else (side, side)
-    return corner[0] + (side - across) / 2, corner[1] + (side - down) / 2, across, down
-
-
-def _picture(canvas: Canvas, title: str, pixels: Bytes, room: Room, smooth: bool = False) -> None:
-    """Draw a picture, and a title above it.
-
-    Args:
-        smooth: do not show its pixels as squares.
+    Returns:
+        Left, top, width and height of the picture in inches.
     """
-    left, top, width, _ = room
-    canvas.paste(pixels, *room, smooth)
-    canvas.write(title, left + width / 2, top - _ABOVE, 8, "above")
+    height, width = panel.pixels.shape[:2]
+    long = max(height, width)
+    down, across = side * height / long, side * width / long
+    if long >= _STRIP * min(height, width):
+        down = across = side
+    left, top = corner[0] + (side - across) / 2, corner[1] + (side - down) / 2
+    canvas.paste(panel.pixels, left, top, across, down, smooth=long * 3 > side * DPI)
+    canvas.write(panel.title, left + across / 2, top - _ABOVE, 8, "above")
+    return left, top, across, down
 
 
 def _bar(
-    canvas: Canvas,
-    colors: Bytes,
-    ends: tuple[float, float],
-    left: float,
-    top: float,
-    height: float,
+    canvas: Canvas, colors: Bytes, limits: Ends, left: float, top: float, height: float
 ) -> None:
-    """Draw a colour bar in a black frame, with ticks and their numbers on its right."""
-    low, high = ends
+    """Draw a colour bar in a black frame, with ticks and their numbers on its right; a constant is
+    in the middle of its scale."""
+    low, high = limits if limits[1] > limits[0] else (limits[0] - 0.5, limits[1] + 0.5)
     canvas.paste(colors[::-1, None], left, top, _BAR, height)
     canvas.frame(left, top, _BAR, height)
     numbers, factor = ticks(low, high)

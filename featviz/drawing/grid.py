@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
-from msgspec.structs import replace
 
 from featviz.drawing.labels import Stamps
 from featviz.drawing.values import compiled
@@ -29,30 +28,13 @@ ALONE = 224
 """Pixels that the longer side of a tile without neighbours should have."""
 
 
-def plan(shape: Sequence[int], options: DrawOptions, strip: bool = False) -> GridPlan:
+def plan(
+    shape: Sequence[int], options: DrawOptions, *, strip: bool = False, alone: bool = False
+) -> GridPlan:
     """Lay out the tiles of maps [C, S, H, W], S of them side by side for each channel.
 
     As in make_grid, fewer maps than `nrow` make a narrower picture, and a single map gets no
     padding. A strip is one row without padding, unless `nrow` says otherwise.
-    """
-    channels, slices, height, width = shape
-    count = channels * slices
-    across = min(options.nrow or count, count)
-    factor = options.scale or max(1, -(-options.min_tile // max(height, width)))
-    scale = _strip_scale(across, height, options) if strip else (factor, factor)
-    padding = 0 if strip or count == 1 else options.gap
-    if options.nrow is not None:
-        columns = across
-    else:
-        tile = (height * scale[0] + padding, width * scale[1] + padding)
-        columns = count if strip else _square(channels, tile[0], tile[1] * slices) * slices
-    return GridPlan(count, columns, -(-count // columns), (height, width), scale, padding)
-
-
-def plan_file(
-    shape: Sequence[int], options: DrawOptions, *, strip: bool = False, alone: bool = False
-) -> GridPlan:
-    """`plan`, for a file in the format of the options.
 
     Args:
         alone: the tile of a layer that is reduced to one, which `auto` makes as large as a picture.
@@ -60,28 +42,26 @@ def plan_file(
     Raises:
         LayoutError: the picture is larger than its format can hold.
     """
-    if alone:
-        options = replace(options, min_tile=max(options.min_tile, ALONE))
-    geometry, most = plan(shape, options, strip), FORMATS[options.format].largest
-    if max(geometry.height, geometry.width) > most:
+    channels, slices, height, width = shape
+    count = channels * slices
+    across = min(options.nrow or count, count)
+    least = max(options.min_tile, ALONE if alone else 0)
+    factor = options.scale or max(1, -(-least // max(height, width)))
+    scale = _strip_scale(across, height, options) if strip else (factor, factor)
+    padding = 0 if strip or count == 1 else options.gap
+    if options.nrow is not None or strip:
+        columns = across
+    else:
+        tile = (height * scale[0] + padding, width * scale[1] + padding)
+        columns = _square(channels, tile[0], tile[1] * slices) * slices
+    made = GridPlan(count, columns, -(-count // columns), (height, width), scale, padding)
+    most = FORMATS[options.format].largest
+    if max(made.height, made.width) > most:
         raise LayoutError(
-            f"its picture of {by((geometry.width, geometry.height))} pixels is more than "
+            f"its picture of {by((made.width, made.height))} pixels is more than "
             f"{options.format} holds ({most} a side); --format png, or --max-maps and --nrow"
         )
-    return geometry
-
-
-def pick_maps(means: Sequence[float], options: DrawOptions) -> list[int] | None:
-    """The maps to draw, in channel order, by their `means`; None where all are drawn."""
-    count, limit = len(means), options.max_maps
-    if limit is None or count <= limit:
-        return None
-    if options.pick == "first":
-        return list(range(limit))
-    if options.pick == "spread":
-        return sorted({round(i) for i in np.linspace(0, count - 1, limit)})
-    strongest = sorted(range(count), key=lambda i: (-np.nan_to_num(means[i], nan=-np.inf), i))
-    return sorted(strongest[:limit])
+    return made
 
 
 def strips(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None) -> Iterator[Bytes]:
@@ -97,12 +77,10 @@ def strips(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None)
         uint8 [rows, width], or [rows, 3 · width] with the colours side by side.
     """
     depth = 3 if len(tiles.shape) == 4 else 1
-    columns, high = plan.columns, plan.tile[0] + plan.padding
-    width = plan.width * depth
-    if plan.padding:
-        yield np.full((plan.padding, width), pad, np.uint8)
-    at_a_time = min(plan.rows, max(1, PIECE_BYTES // (width * high)))
-    piece = np.full((at_a_time * high, width), pad, np.uint8)
+    columns, high, top = plan.columns, plan.tile[0] + plan.padding, plan.padding
+    at_a_time = min(plan.rows, max(1, PIECE_BYTES // (plan.width * depth * high)))
+    whole = np.full((top + at_a_time * high, plan.width * depth), pad, np.uint8)
+    piece = whole[top:]
     for first in range(0, plan.maps, at_a_time * columns):
         last = min(plan.maps, first + at_a_time * columns)
         if last - first < at_a_time * columns:
@@ -110,14 +88,13 @@ def strips(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None)
         part = np.require(tiles[first:last], requirements=["C", "W"])
         part = part.reshape(*part.shape[:2], -1)
         compiled().lay_tiles(part, columns, *plan.scale, depth, plan.padding, piece)
-        if stamps is not None:
-            pixels = piece.reshape(len(piece), -1, depth)
-            for number in stamps.within(first, last):
-                row, column = divmod(number - first, columns)
-                left = plan.padding + column * (plan.tile[1] + plan.padding)
-                here = pixels[row * high :, left : left + plan.tile[1]]
-                stamps.write(number, here[: plan.tile[0]])
-        yield piece[: -(-(last - first) // columns) * high]
+        for number in () if stamps is None else stamps.within(first, last):
+            row, column = divmod(number - first, columns)
+            left = plan.padding + column * (plan.tile[1] + plan.padding)
+            here = piece.reshape(len(piece), -1, depth)[row * high :, left : left + plan.tile[1]]
+            stamps.write(number, here[: plan.tile[0]])
+        rows = -(-(last - first) // columns) * high
+        yield piece[:rows] if first else whole[: top + rows]  # the first has the padding above
 
 
 def compose(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None) -> Bytes:

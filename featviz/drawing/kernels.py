@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from featviz.errors import LayoutError
 from featviz.hooks.layers import class_names, constant, is_exported, modules_by_name, operation
 from featviz.layout import to_floats
 from featviz.options import DrawOptions
-from featviz.records import Layer, Site
+from featviz.records import GridPlan, Layer, Site
 from featviz.text import by
 
 DRAW = DrawOptions(normalize="symmetric")
@@ -65,17 +65,6 @@ class Filters:
     """The shape of the weight as the module holds it."""
     groups: int
     transposed: bool
-
-
-@dataclass(frozen=True)
-class FilterTiles:
-    """What is drawn of them."""
-
-    data: Tensor
-    """[output channels, tiles of each, colours (1 or 3), height, width]"""
-    layout: str
-    """rgb, mean (over the inputs) or slices."""
-    words: str
 
 
 def is_convolution(module: nn.Module) -> bool:
@@ -153,30 +142,14 @@ def _exported_weight(module: nn.Module) -> tuple[Tensor, int, bool]:
     return weight, int(given.get("groups", 1)), transposed
 
 
-def to_tiles(filters: Filters, all_slices: bool) -> FilterTiles:
-    """RGB for three input channels, else the mean over the inputs; or each input's slice.
-
-    Kernels with a time axis give a tile for each step, one after the other.
-    """
-    data = filters.data
-    outputs, inputs, steps = data.shape[:3]
-    each = f", {steps} time steps a channel" if steps > 1 else ""
-    if inputs == 1 or all_slices:
-        slices = f", {inputs} inputs a channel" if inputs > 1 else ""
-        tiles = data.reshape(outputs, inputs * steps, 1, *data.shape[3:])
-        return FilterTiles(tiles, "slices", f"one input's kernel{slices}{each}")
-    if inputs == 3 and filters.groups == 1:
-        return FilterTiles(data.transpose(1, 2), "rgb", f"RGB of three inputs{each}")
-    return FilterTiles(data.mean(1)[:, :, None], "mean", f"mean over {inputs} inputs{each}")
-
-
 def draw_filters(
     kernels: Filters, options: DrawOptions, all_slices: bool = False
-) -> tuple[FilterTiles, GridPicture]:
-    """The picture of a layer's kernels, by output channel, and what its tiles are.
+) -> tuple[GridPicture, str]:
+    """The picture of a layer's kernels, by output channel, and what its tiles are, in words.
 
-    A channel's tiles stay in one row and are all drawn; `auto` makes few kernels large enough to be
-    seen, and no picture huge.
+    A tile is RGB for three input channels, else the mean over the inputs. Kernels with a time axis
+    have a tile for each step. A channel's tiles stay in one row and are all drawn; `auto` makes few
+    kernels large enough to be seen, and no picture huge.
 
     Args:
         all_slices: a tile for each input of each kernel, instead of one for each kernel: a row of
@@ -185,22 +158,37 @@ def draw_filters(
     Raises:
         LayoutError: the picture is larger than its format can hold.
     """
-    made = to_tiles(kernels, all_slices)
-    channels, slices, _, height, width = made.data.shape
-    shape = (min(channels, options.max_maps or channels), slices, height, width)
+    data, layout = kernels.data, "mean"
+    outputs, inputs, steps, *size = data.shape
+    if inputs == 1 or all_slices:
+        layout, words = (
+            "slices",
+            "one input's kernel" + f", {inputs} inputs a channel" * (inputs > 1),
+        )
+        tiles = data.reshape(outputs, inputs * steps, 1, *size)
+    elif inputs == 3 and kernels.groups == 1:
+        layout, words, tiles = "rgb", "RGB of three inputs", data.transpose(1, 2)
+    else:
+        words, tiles = f"mean over {inputs} inputs", data.mean(1)[:, :, None]
+    slices = tiles.shape[1]
+    shape = (min(outputs, options.max_maps or outputs), slices, *size)
     plan = grid.plan(shape, options)
     if options.nrow is None and slices > 1:
         beside = 1 if all_slices else max(1, plan.columns // slices)
         options = structs.replace(options, nrow=beside * slices)
     factor = plan.scale[0]
-    while options.scale is None and max(plan.height, plan.width) < AUTO_SIDE:
-        factor += 1
-        plan = grid.plan(shape, structs.replace(options, scale=factor))
-    while options.scale is None and factor > 1 and plan.pixels > AUTO_PIXELS:
-        factor -= 1
-        plan = grid.plan(shape, structs.replace(options, scale=factor))
-    draw = structs.replace(options, scale=factor, max_slices=slices)
-    return made, draw_tiles(made.data, made.layout, draw, parse_scale(draw.normalize))
+
+    def enlarged(factor: int) -> GridPlan:
+        return grid.plan(shape, structs.replace(options, scale=factor))
+
+    if options.scale is None:
+        while max(enlarged(factor).height, enlarged(factor).width) < AUTO_SIDE:
+            factor += 1
+        while factor > 1 and enlarged(factor).pixels > AUTO_PIXELS:
+            factor -= 1
+    options = structs.replace(options, scale=factor, max_slices=slices)
+    picture = draw_tiles(tiles, layout, options, parse_scale(options.normalize))
+    return picture, words + f", {steps} time steps a channel" * (steps > 1)
 
 
 def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> None:
@@ -219,9 +207,7 @@ def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> Non
 def post_filters(board: Board, layer: Layer, kernels: Filters, options: DrawOptions = DRAW) -> None:
     """Show a layer's kernels in TensorBoard, with a histogram of all weights."""
     most = min(options.max_maps or tensorboard.MOST_MAPS, tensorboard.MOST_MAPS)
-    picture = draw_filters(kernels, structs.replace(options, max_maps=most))[1]
-    encoded: Future[bytes] = Future()
-    encoded.set_result(to_png(picture))
+    picture, _ = draw_filters(kernels, structs.replace(options, max_maps=most))
     counts, note = tensorboard.histogram(kernels.data), tensorboard.note(picture)
     site = Site(layer, "kernel", 0, "")
-    board.post([Post(site, encoded, picture.stats, counts, note)], 0)
+    board.post([Post(site, partial(to_png, picture), picture.stats, counts, note)], 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,10 +49,6 @@ class ScaleMode:
     def shared(self) -> bool:
         """Whether all maps of a layer have the same limits."""
         return self.limits is not None
-
-
-def _around_zero(largest: float) -> Limits:
-    return -largest, largest
 
 
 MODES = {
@@ -100,7 +97,7 @@ MODES = {
         ScaleMode(
             "symmetric",
             "zero in the middle",
-            limits=lambda numbers, values: _around_zero(max(map(abs, values.extremes)) or 1.0),
+            limits=lambda numbers, values: values.around_zero(),
             legend=((0, "most negative"), (128, "zero"), (255, "most positive")),
         ),
         ScaleMode(
@@ -115,7 +112,7 @@ MODES = {
         ScaleMode(
             "symmetric-percentile",
             "zero in the middle, the ends at a percentile of the absolute values but zeros",
-            limits=lambda numbers, values: _around_zero(values.magnitude(numbers[0])),
+            limits=lambda numbers, values: values.around_zero(numbers[0]),
             legend=(
                 (0, "most negative, from the percentile on"),
                 (128, "zero"),
@@ -163,8 +160,7 @@ def parse_scale(text: str) -> Scale:
     """Read `map`, `range:LO,HI` or another mode's spelling; `auto` is `map`.
 
     Raises:
-        UsageError: no such mode, numbers where it takes none or none where it takes some, LO not
-            below HI, or numbers that the mode does not take.
+        UsageError: no such mode, or other numbers than it takes.
     """
     name, _, tail = resolved(text).partition(":")
     mode = MODES.get(name)
@@ -173,25 +169,17 @@ def parse_scale(text: str) -> Scale:
         raise UsageError(
             f"--normalize {text!r} is no normalization mode", f"give one of {spellings}"
         )
-    if not tail:
-        return Scale(name)
-    count = len(mode.takes.split(","))
-    try:
-        numbers = tuple(float(part) for part in tail.split(","))
-    except ValueError:
-        numbers = ()
-    if len(numbers) != count:
-        what = "two numbers" if count > 1 else "one number"
+    numbers: tuple[float, ...] = ()
+    with suppress(ValueError):
+        numbers = tuple(map(float, tail.split(","))) if tail else ()
+    count, (least, most) = len(mode.takes.split(",")) if tail else 0, mode.within
+    inside = all(math.isfinite(number) and least <= number <= most for number in numbers)
+    if len(numbers) != count or not inside or sorted(set(numbers)) != list(numbers):
+        rising = " with LO below HI" if count > 1 else ""
+        bounds = f" from {least:g} to {most:g}" if math.isfinite(most) else ""
         raise UsageError(
-            f"--normalize {text!r}: {tail!r} is not {what}", f"for example {mode.example}"
-        )
-    low, high, (least, most) = numbers[0], numbers[-1], mode.within
-    finite = math.isfinite(low) and math.isfinite(high)
-    if count > 1 and not (finite and low < high):
-        raise UsageError(f"--normalize {text!r}: {low:g} is not below {high:g}", "give LO,HI")
-    if not (low >= least and high <= most):
-        raise UsageError(
-            f"--normalize {text!r}: {name}s lie between {least:g} and {most:g}", mode.example
+            f"--normalize {text!r}: expected {mode.spelling}{rising}{bounds}",
+            f"for example {mode.example}",
         )
     return Scale(name, numbers)
 

@@ -34,24 +34,16 @@ def lay_over(
         LayoutError: the picture is larger than its format can hold.
     """
     side, held = picture.slices
-    count, steps = picture.tiles.shape[0] // side, list(range(held))
-    drawn = steps[picture.steps] if isinstance(picture.steps, slice) else picture.steps
-    frames = [int((step + 0.5) * len(ground) / held) for step in drawn] * count
-    colors, alpha = picture.palette, float(options.overlay or 0)
-    window = window or (0, 0, *ground[0].shape[:2])
+    count, window = picture.plan.maps // side, window or (0, 0, *ground[0].shape[:2])
+    steps = np.arange(held)[picture.steps]
+    frames = ((steps + 0.5) * len(ground) / held).astype(int).tolist() * count
     shape, alone = (count, side, *window[2:]), picture.reduce is not None
+    colors, alpha = picture.palette, float(options.overlay or 0)
+    over = (picture.tiles[:], colormap.table(colors), colors.nonfinite)
     return replace(
         picture,
-        plan=grid.plan_file(shape, options, alone=alone),
-        tiles=Overlay(
-            picture.tiles[:],
-            colormap.table(colors),
-            colors.nonfinite,
-            ground,
-            frames,
-            alpha,
-            window,
-        ),
+        plan=grid.plan(shape, options, alone=alone),
+        tiles=Overlay(*over, ground, frames, alpha, window),
         palette=colormap.plain_grey(options.gap_grey),
         overlay=options.overlay,
     )
@@ -97,14 +89,13 @@ class Overlay:
         tiles = np.empty((len(maps), height, width, 3), np.uint8)
         over = self._levels(maps, size) if maps.ndim == 3 else resized(maps, size)
         share, colors = 1.0 - self.alpha, self.alpha * self.colors
-        for number, frame in enumerate(frames):
-            ground, tile = self.ground[frame][drawn], tiles[number].reshape(-1, 3)
-            mine = over[number][drawn]
+        for tile, frame, mine in zip(tiles, frames, over, strict=True):
+            ground = np.require(self.ground[frame][drawn], requirements=["C", "W"])
             if mine.ndim == 3:
-                tiles[number] = (share * ground + self.alpha * mine + 0.5).astype(np.uint8)
+                tile[:] = share * ground + self.alpha * mine[drawn] + 0.5
             else:
-                ground = np.require(ground, requirements=["C", "W"]).reshape(-1, 3)
-                compiled().blend(mine.reshape(-1), colors, ground, share, tile)
+                pixels, mixed = ground.reshape(-1, 3), tile.reshape(-1, 3)
+                compiled().blend(mine[drawn].reshape(-1), colors, pixels, share, mixed)
         return tiles
 
     def _levels(self, maps: Bytes, size: tuple[int, int]) -> Bytes:

@@ -84,8 +84,14 @@ class Canvas:
         anchor: Anchor,
         ink: Color = (0, 0, 0),
         bold: bool = False,
-    ) -> None:
-        """Write a line of text at a point."""
+        room: float | None = None,
+    ) -> float:
+        """Write a line of text at a point, and return how wide it is.
+
+        Args:
+            room: inches that it may take; the middle of longer words is left out.
+        """
+        text = text if room is None else self._shortened(printable(text), points, room, bold)
         with drawing:
             font = _font(points, bold)
             width, _, _ = self._extent(text, font)
@@ -95,11 +101,20 @@ class Canvas:
             pen = self._renderer.new_gc()
             pen.set_foreground(tuple(part / 255 for part in ink))
             self._renderer.draw_text(pen, x * DPI - before, y * DPI + down, text, font, 0)
+        return width / DPI
 
     def width(self, text: str, points: float, bold: bool = False) -> float:
         """Inches that a line of text takes."""
         with drawing:
             return self._extent(text, _font(points, bold))[0] / DPI
+
+    def _shortened(self, words: str, points: float, room: float, bold: bool) -> str:
+        words = cut(words, _LONGEST)
+        if self.width(words, points, bold) <= room:
+            return words
+        lengths = range(2, len(words))
+        kept = bisect_right(lengths, room, key=lambda n: self.width(cut(words, n), points, bold))
+        return cut(words, 1 + kept)
 
     def _extent(self, text: str, font: Any) -> tuple[float, float, float]:
         """Width, height and descent of a line of text in pixels."""
@@ -249,11 +264,10 @@ class _Geometry:
 
 def _write_head(canvas: Canvas, page: Overview, at: _Geometry, accent: Color) -> None:
     y = _MARGIN + 0.1
-    title = _shortened(canvas, printable(page.title), 15, at.width * 0.6, bold=True)
-    canvas.write(title, _MARGIN, y, 15, "right", _INK, bold=True)
-    left = _MARGIN + canvas.width(title, 15, bold=True) + 0.2
-    rest = _shortened(canvas, printable(page.subtitle), 10, at.width - _MARGIN - left)
-    canvas.write(rest, left, y + 0.02, 10, "right", _SOFT)
+    title = canvas.write(page.title, _MARGIN, y, 15, "right", _INK, True, at.width * 0.6)
+    left = _MARGIN + title + 0.2
+    room = at.width - _MARGIN - left
+    canvas.write(page.subtitle, left, y + 0.02, 10, "right", _SOFT, room=room)
     left, top = _MARGIN, _MARGIN + _TITLE
     for caption, pixels in page.pictures:
         width, height = _fitted(pixels, at.room, at.picture)
@@ -273,8 +287,8 @@ def _write_prediction(
     left, top = corner
     if not page.bars:
         for place, line in enumerate(page.remarks):
-            words = _shortened(canvas, printable(line), 9, width)
-            canvas.write(words, left, top + 0.08 + place * _LEADING, 9, "right", _SOFT)
+            y = top + 0.08 + place * _LEADING
+            canvas.write(line, left, y, 9, "right", _SOFT, room=width)
         return
     canvas.write("prediction", left, top + 0.08, 9, "right", _SOFT)
     names = [printable(name) for name, _ in page.bars]
@@ -283,24 +297,21 @@ def _write_prediction(
     bar, step = width - column - 0.7, _PICTURE / len(page.bars)
     for place, (name, (_, share)) in enumerate(zip(names, page.bars, strict=True)):
         y, first = top + _CAPTION + step * (place + 0.5), place == 0
-        words = _shortened(canvas, name, 10, column - 0.1, bold=first)
-        canvas.write(words, left, y, 10, "right", _INK if first else _SOFT, bold=first)
+        canvas.write(name, left, y, 10, "right", _INK if first else _SOFT, first, column - 0.1)
         canvas.fill(_RULE, left + column, y - 0.09, bar, 0.18)
         if share * bar * DPI >= 1:
             canvas.fill(accent, left + column, y - 0.09, bar * share, 0.18)
-        words = percent(share)
-        canvas.write(words, left + column + bar + 0.08, y, 10, "right", _INK, bold=first)
+        canvas.write(percent(share), left + column + bar + 0.08, y, 10, "right", _INK, first)
 
 
 def _draw_row(canvas: Canvas, row: OverviewRow, at: _Geometry, top: float) -> None:
     across, down = at.tile
     middle = top + (_STRIP if row.strip else down) / 2
     y = max(top, middle - _left_height(row) / 2) + _LEADING / 2
-    for bold, lines in ((True, _name_lines(row.name)), (False, map(printable, row.lines))):
+    for bold, lines in ((True, _name_lines(row.name)), (False, row.lines)):
         for line in lines:
             points, ink = (10, _INK) if bold else (8.5, _SOFT)
-            words = _shortened(canvas, line, points, _NAMES - 0.1, bold)
-            canvas.write(words, _MARGIN, y, points, "right", ink, bold)
+            canvas.write(line, _MARGIN, y, points, "right", ink, bold, _NAMES - 0.1)
             y += _LEADING
     left = _MARGIN + _NAMES
     if row.strip:
@@ -321,8 +332,7 @@ def _write_numbers(
     canvas: Canvas, tile: OverviewTile, left: float, top: float, width: float
 ) -> None:
     y = top + 0.09
-    canvas.write(tile.title, left, y, 8, "right", _INK, bold=True)
-    room = width - canvas.width(tile.title, 8, bold=True) - 0.08
+    room = width - canvas.write(tile.title, left, y, 8, "right", _INK, bold=True) - 0.08
     fitting = (note for note in (tile.note, *tile.shorter) if canvas.width(note, 7) <= room)
     canvas.write(next(fitting, ""), left + width, y, 7, "left", _FAINT)
 
@@ -343,26 +353,14 @@ def _name_lines(name: str) -> list[str]:
     return lines
 
 
-def _shortened(canvas: Canvas, words: str, points: float, width: float, bold: bool = False) -> str:
-    """Words that fit into so many inches; the middle of longer ones is left out."""
-    words = cut(words, _LONGEST)
-    if canvas.width(words, points, bold) <= width:
-        return words
-    kept = bisect_right(
-        range(2, len(words)), width, key=lambda n: canvas.width(cut(words, n), points, bold)
-    )
-    return cut(words, 1 + kept)
-
-
 def _draw_key(canvas: Canvas, page: Overview, at: _Geometry, colors: Bytes) -> None:
     y, left = at.height - _MARGIN, _MARGIN
-    canvas.write("least", left, y, 8, "right", _SOFT)
-    left += canvas.width("least", 8) + 0.08
+    left += canvas.write("least", left, y, 8, "right", _SOFT) + 0.08
     canvas.paste(colors[None], left, y - 0.06, 1.2, 0.12)
-    canvas.write("greatest value of each map", left + 1.28, y, 8, "right", _SOFT)
-    left += 1.28 + canvas.width("greatest value of each map", 8) + 0.4
-    words = _shortened(canvas, page.key, 8, at.width - _MARGIN - left)
-    canvas.write(words, at.width - _MARGIN, y, 8, "left", _SOFT)
+    left += 1.28
+    left += canvas.write("greatest value of each map", left, y, 8, "right", _SOFT) + 0.4
+    right = at.width - _MARGIN
+    canvas.write(page.key, right, y, 8, "left", _SOFT, room=right - left)
 
 
 def _fitted(pixels: Bytes, width: float, height: float) -> tuple[float, float]:

@@ -26,7 +26,7 @@ import PIL
 from isal import isal_zlib
 from PIL import Image
 
-from featviz.drawing import grid, labels
+from featviz.drawing import grid
 from featviz.drawing.colormap import Palette
 from featviz.drawing.labels import CONSTANT, ZERO, Stamps
 from featviz.drawing.values import MIN, ValueLimits, compiled, is_constant, overall
@@ -91,36 +91,28 @@ class GridPicture:
     @property
     def numbers(self) -> dict[int, str]:
         """The channel's number, by the first tile of each."""
-        side = self.slices[0]
-        if not self.labels:
-            return {}
-        return {place * side: str(channel) for place, channel in enumerate(self.drawn)}
+        drawn = self.drawn if self.labels else ()
+        return {place * self.slices[0]: str(channel) for place, channel in enumerate(drawn)}
 
     @property
     def counts(self) -> dict[int, str]:
         """How many channels share a tile, by the last tile of those that several do."""
-        side = self.slices[0]
+        drawn, side = enumerate(self.drawn if self.groups else ()), self.slices[0]
         return {
             place * side + side - 1: f"×{len(self.groups[channel])}"
-            for place, channel in enumerate(self.drawn if self.groups else ())
+            for place, channel in drawn
             if channel in self.groups
         }
 
     @property
     def marks(self) -> Bytes:
-        """The mark that is drawn on each tile, of `labels`."""
-        flat, hidden = self.flat, {ZERO, CONSTANT}.difference(self.marked)
-        return flat * ~np.isin(flat, list(hidden)) if hidden else flat
-
-    @property
-    def flat(self) -> Bytes:
-        """The mark, of `labels`, that fits each tile, drawn or not; maps of one number are constant
-        by nature."""
+        """The mark on each tile, of `labels`; maps of one number are constant by nature."""
         whole = self.strip or self.reduce is not None or self.overlay is not None
         flat = is_constant(self.stats)
-        if whole or self.plan.map_size == (1, 1) or not flat.any():
+        if whole or not self.marked or self.plan.map_size == (1, 1) or not flat.any():
             return np.zeros(self.plan.maps, np.uint8)
-        marks = (np.where(self.stats[:, MIN] == 0, ZERO, CONSTANT) * flat).astype(np.uint8)
+        marks = np.where(self.stats[:, MIN] == 0, ZERO, CONSTANT)
+        marks = (marks * (flat & np.isin(marks, self.marked))).astype(np.uint8)
         drawn: Bytes = marks if self.channels is None else marks[self.channels]
         return drawn.repeat(self.slices[0])
 
@@ -132,12 +124,6 @@ class GridPicture:
             return None
         colors = self.palette
         return Stamps(numbers, counts, marks, colors.dark, colors.light, colors.levels // 2)
-
-    @property
-    def labels_fit(self) -> bool:
-        """Whether all labels have room on their tiles."""
-        texts = [*self.numbers.values(), *self.counts.values()]
-        return all(labels.fits(text, self.plan.tile) for text in texts)
 
 
 def check_format(name: str) -> None:

@@ -7,8 +7,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isqrt
@@ -35,8 +34,6 @@ BINS = 64
 MOST_MAPS = 64
 """Maps in a grid: the writer's checksums are Python, 22 ms for 100 kB of PNG."""
 
-_VERSION = "brain.Event:2"
-
 EVENTS = "events.out.tfevents.*"
 """Names of the files of a board."""
 
@@ -46,7 +43,8 @@ class Post:
     """One captured tensor as a board shows it."""
 
     site: Site
-    picture: Future[bytes]
+    picture: Callable[[], bytes]
+    """Gives the PNG."""
     stats: Floats
     """[channels, 6]"""
     histogram: Mapping[str, Any] | None
@@ -66,37 +64,46 @@ class Post:
         image = f"/{printable(self.image)}" if named and self.image else ""
         return f"{what}{kind}/{site.layer.label}{site.stem.removeprefix(site.kind)}{image}"
 
+    def values(self, training: bool) -> Iterator[dict[str, Any]]:
+        """The fields of TensorBoard's messages `Summary.Value`: a picture, a histogram and, in a
+        training, the share of zeros and the number of channels that are nowhere above zero."""
+        kind, data = self.site.kind, self.picture()
+        width, height = struct.unpack(">II", data[16:24])  # of a PNG
+        image = {"height": height, "width": width, "colorspace": 3, "encoded_image_string": data}
+        note = {"summary_description": self.note}
+        yield {"tag": self.tag(kind, training), "image": image, "metadata": note}
+        if self.histogram is not None:
+            group = "histogram-grad" if is_gradient(kind) else "histogram"
+            yield {"tag": self.tag(group, training), "histo": self.histogram}
+        if training:
+            zeros = float(self.stats[:, ZEROS].astype(np.float64).mean())
+            inactive = float((self.stats[:, MAX] <= 0).sum())
+            yield {"tag": self.tag("zero_fraction", True), "simple_value": zeros}
+            yield {"tag": self.tag("inactive_channels", True), "simple_value": inactive}
 
+
+@dataclass(frozen=True)
 class Board:
-    """A folder of TensorBoard events.
+    """A file of TensorBoard events.
 
     The images of a run are the steps of a tag. At a training step, each image has tags of its own,
     and scalars: a line through them is that of one image over the training. StoreError is raised
     where the file cannot be written.
     """
 
-    def __init__(self, file: BinaryIO, step: int | None = None) -> None:
-        """Go on with a file of events.
-
-        Args:
-            step: the training step that is shown; None for a run of its own.
-        """
-        self._file, self._step = file, step
-
-    def at_step(self, step: int) -> Board:
-        """The same file of events at a training step."""
-        return Board(self._file, step)
+    file: BinaryIO
+    step: int | None = None
+    """The training step that is shown; None for a run of its own."""
 
     def post(self, posts: Sequence[Post], position: int) -> None:
         """Write what was captured of an image as one event: all of it is in the file, or nothing.
 
-        Scalars, at a training step, are the share of zeros, and how many channels are above zero
-        nowhere in the image.
-
         Args:
             position: of the image among those of the run, from 0.
         """
-        self._add([value for post in posts for value in self._values(post)], position)
+        self._add(
+            [value for post in posts for value in post.values(self.step is not None)], position
+        )
 
     def add_scalars(self, values: Mapping[str, float]) -> None:
         """Write numbers of a training step by their tags, as one event."""
@@ -106,25 +113,9 @@ class Board:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         summary = Summary(value=[Summary.Value(**value) for value in values])
-        step = position if self._step is None else self._step
-        with atomic.reported(self._file.name, "name another folder"):
-            _write(self._file, step=step, summary=summary)
-
-    def _values(self, post: Post) -> Iterator[dict[str, Any]]:
-        """Of TensorBoard's message `Summary.Value`."""
-        trained, kind, data = self._step is not None, post.site.kind, post.picture.result()
-        width, height = struct.unpack(">II", data[16:24])  # of a PNG
-        image = {"height": height, "width": width, "colorspace": 3, "encoded_image_string": data}
-        note = {"summary_description": post.note}
-        yield {"tag": post.tag(kind, trained), "image": image, "metadata": note}
-        if post.histogram is not None:
-            group = "histogram-grad" if is_gradient(kind) else "histogram"
-            yield {"tag": post.tag(group, trained), "histo": post.histogram}
-        if trained:
-            zeros = float(post.stats[:, ZEROS].astype(np.float64).mean())
-            yield {"tag": post.tag("zero_fraction", True), "simple_value": zeros}
-            inactive = float((post.stats[:, MAX] <= 0).sum())
-            yield {"tag": post.tag("inactive_channels", True), "simple_value": inactive}
+        step = position if self.step is None else self.step
+        with atomic.reported(self.file.name, "name another folder"):
+            _write(self.file, step=step, summary=summary)
 
 
 def _write(file: BinaryIO, **fields: Any) -> None:
@@ -137,11 +128,7 @@ def _write(file: BinaryIO, **fields: Any) -> None:
 
 
 def run_folder(logdir: Path, run: Path) -> Path:
-    """The folder of a run's events: TensorBoard shows each folder of LOGDIR as a run.
-
-    Args:
-        run: the run's folder, whose name it gets.
-    """
+    """The folder of a run's events, called like the run's own: each folder of LOGDIR is a run."""
     return logdir / (run.resolve().name or "run")
 
 
@@ -177,11 +164,10 @@ def as_make_grid(picture: GridPicture, options: DrawOptions) -> GridPicture:
     drawn = picture.plan.maps // side
     shown = min(drawn, max(1, MOST_MAPS // side))
     nrow, factor = options.nrow or isqrt(shown) * side, options.scale or 1
-    options = structs.replace(options, nrow=nrow, scale=factor)
+    options = structs.replace(options, nrow=nrow, scale=factor, format="png")
     plan = grid.plan((shown, side, *picture.plan.map_size), options)
-    if shown == drawn:
-        return replace(picture, plan=plan)
-    channels, tiles = list(picture.drawn[:shown]), picture.tiles[: shown * side]
+    channels = picture.channels if shown == drawn else list(picture.drawn[:shown])
+    tiles = picture.tiles if shown == drawn else picture.tiles[: shown * side]
     return replace(picture, plan=plan, tiles=tiles, channels=channels)
 
 
@@ -228,5 +214,5 @@ def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | N
     with atomic.reported(folder, "name another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / name).open("xb") as file:
-            _write(file, file_version=_VERSION)
+            _write(file, file_version="brain.Event:2")
             yield Board(file)

@@ -51,7 +51,7 @@ def _plain(array: np.ndarray) -> Floats:
 def channel_stats(maps: Tensor) -> Floats:
     """Statistics of each map of float32 maps [N, ...], as `statistics`."""
     rows = maps.flatten(1)
-    return statistics(rows.numpy()) if rows.device.type == "cpu" else _on_device(rows)
+    return statistics(rows.numpy()) if rows.device.type == "cpu" else statistics_on_device(rows)
 
 
 def statistics(rows: np.ndarray) -> Floats:
@@ -62,53 +62,43 @@ def statistics(rows: np.ndarray) -> Floats:
         population's (divided by the count). A row without a finite value has NaN for its first
         four.
     """
-    return _scanned(rows, math.nan, math.nan, 0)[0]
+    return statistics_and_outside(rows, math.nan, math.nan, counted=False)[0]
 
 
-def statistics_and_outside(rows: np.ndarray, low: float, high: float) -> tuple[Floats, Integers]:
+def statistics_and_outside(
+    rows: np.ndarray, low: float, high: float, counted: bool = True
+) -> tuple[Floats, Integers]:
     """The same, and how many values of each row are at `low` or below, or at `high` or above.
 
     Args:
         low: NaN where only `high` bounds; both are rounded to float32.
+        counted: count them; else no counts are returned.
 
     Returns:
         float32 [N, 6] and int64 [N].
     """
-    return _scanned(rows, low, high, len(rows))
-
-
-def _scanned(rows: np.ndarray, low: float, high: float, count: int) -> tuple[Floats, Integers]:
-    """Both for all rows; `count` is their number, or 0 where nothing is counted."""
     stats = np.empty((len(rows), len(STAT_COLUMNS)), np.float32)
-    outside = np.empty(count, np.int64)
-    ends = np.float32(low), np.float32(high)
-    rows = _plain(rows)
-    keys = rows.view(np.int32), stats.view(np.int32)
-    compiled().statistics(rows, keys[0], stats, keys[1], *ends, outside)
+    outside = np.empty(len(rows) if counted else 0, np.int64)
+    rows, ends = _plain(rows), (np.float32(low), np.float32(high))
+    compiled().statistics(rows, rows.view(np.int32), stats, stats.view(np.int32), *ends, outside)
     return stats, outside
 
 
-def _on_device(rows: Tensor) -> Floats:
-    """Where the values are, so that only the numbers are sent back; in float64 and over the finite
-    values alone where some are not, or a square is not."""
+def statistics_on_device(rows: Tensor) -> Floats:
+    """The same where the values are, so that only the numbers are sent back."""
     import torch
 
-    variance, mean = torch.var_mean(rows, dim=1, correction=0)
-    low, high, zeros = rows.amin(1), rows.amax(1), (rows == 0).sum(1) / rows.shape[1]
-    columns = [low, high, mean, variance.sqrt(), zeros, torch.zeros_like(mean)]
-    stats: Floats = torch.stack(columns, dim=1).cpu().numpy()
-    if np.isfinite(stats).all():
-        return stats
     finite = torch.isfinite(rows)
-    count = finite.sum(1)
-    known = torch.where(finite, rows, 0.0).double()
+    count, zeros = finite.sum(1), (rows == 0).sum(1) / rows.shape[1]
+    low = torch.where(finite, rows, torch.inf).amin(1).masked_fill(count == 0, torch.nan)
+    high = torch.where(finite, rows, -torch.inf).amax(1).masked_fill(count == 0, torch.nan)
+    wide = torch.float32 if rows.device.type == "mps" else torch.float64
+    known = torch.where(finite, rows, 0.0).to(wide)
     mean = known.sum(1) / count
     deviation = torch.where(finite, known - mean[:, None], 0.0)
     std = (deviation.square().sum(1) / count).sqrt()
-    low = torch.where(finite, rows, torch.inf).amin(1).masked_fill(count == 0, torch.nan)
-    high = torch.where(finite, rows, -torch.inf).amax(1).masked_fill(count == 0, torch.nan)
     columns = [low, high, mean, std, zeros, rows.shape[1] - count]
-    stats = torch.stack([column.float() for column in columns], dim=1).cpu().numpy()
+    stats: Floats = torch.stack([column.float() for column in columns], dim=1).cpu().numpy()
     return stats
 
 
@@ -121,17 +111,19 @@ def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
     Returns:
         min, max, mean, std, zero_fraction, nonfinite; None where no value is finite.
     """
-    finite = values - stats[:, NONFINITE].astype(np.float64)
-    zeros, nonfinite = stats[:, ZEROS:].sum(0, np.float64) / (len(stats), 1)
-    numbers: list[float | None] = [None] * 4
-    if finite.any():
-        low, high, means, stds = stats[finite > 0, :ZEROS].T.astype(np.float64)
-        shares = finite[finite > 0] / finite.sum()
-        mean = float((shares * means).sum())
-        variance = float((shares * (stds * stds + (means - mean) ** 2)).sum())
-        numbers = [float(low.min()), float(high.max()), mean, math.sqrt(variance)]
-    found = dict(zip(STAT_COLUMNS, numbers, strict=False))
-    return {**found, "zero_fraction": float(zeros), "nonfinite": int(nonfinite)}
+    numbers = stats.astype(np.float64)
+    finite = values - numbers[:, NONFINITE]
+    found: dict[str, float | int | None] = dict.fromkeys(STAT_COLUMNS[:ZEROS])
+    if total := float(finite.sum()):
+        if not finite.all():
+            numbers, finite = numbers[finite > 0], finite[finite > 0]
+        means, stds, shares = numbers[:, MEAN], numbers[:, STD], finite / total
+        mean = float(shares @ means)
+        variance = float(shares @ (stds * stds + (means - mean) ** 2))
+        low, high = float(numbers[:, MIN].min()), float(numbers[:, MAX].max())
+        found |= {"min": low, "max": high, "mean": mean, "std": math.sqrt(variance)}
+    zeros, nonfinite = stats[:, ZEROS:].sum(0, np.float64)
+    return {**found, "zero_fraction": float(zeros) / len(stats), "nonfinite": int(nonfinite)}
 
 
 def is_flat(low: Floats, high: Floats) -> np.ndarray:
@@ -199,11 +191,16 @@ class LayerValues:
         low, high = np.percentile(values[np.isfinite(values)], ranks)
         return float(low), float(high)
 
-    def magnitude(self, rank: float) -> float:
-        """The value at a rank, 0..100, of the absolute values that are not zero; 1 without any."""
-        values = abs(self.maps.cpu().numpy())
-        values = values[np.isfinite(values) & (values > 0)]
-        return float(np.percentile(values, rank)) if len(values) else 1.0
+    def around_zero(self, rank: float | None = None) -> tuple[float, float]:
+        """Limits with zero in their middle, as far apart as the largest absolute value, or the one
+        at a rank, 0..100, among those that are not zero."""
+        if rank is None:
+            largest = max(map(abs, self.extremes))
+        else:
+            values = abs(self.maps.cpu().numpy())
+            values = values[np.isfinite(values) & (values > 0)]
+            largest = float(np.percentile(values, rank)) if len(values) else 0.0
+        return -(largest or 1.0), largest or 1.0
 
 
 def limits(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> ValueLimits:

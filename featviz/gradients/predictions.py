@@ -22,9 +22,7 @@ def top_classes(
     Args:
         scores: where in the output the scores of classes are, as `LoadedModel.scores` says.
     """
-    if scores is None:
-        return ()
-    output = output_at(output, scores)
+    output = None if scores is None else output_at(output, scores)
     if not isinstance(output, Tensor) or output.ndim != 2:
         return ()
     try:

@@ -1,7 +1,12 @@
-"""Arrays as images: which axis counts channels, and how numbers become values."""
+"""Arrays as images: which axis counts channels, and how numbers become values. TIFF files that
+Pillow reads in part or not at all (many channels, colour of 16 bits or of floats, as satellites and
+microscopes write them) are read as arrays by tifffile."""
 
 from __future__ import annotations
 
+import io
+import logging
+import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +19,18 @@ from featviz.text import counted
 
 MOST_VALUES = 2**28
 """Numbers of an image: as float32 they take one gibibyte."""
+
+_BITS, _CHANNELS = 258, 277
+"""Numbers of tags of TIFF."""
+
+_PLAIN, _DEFLATE, _LZW_AND_PACKBITS = (1,), (8, 32946), (5, 32773)
+"""Numbers of the ways in which strips are packed that are read here."""
+
+_MOST_PACKED = 4096
+"""Bytes that a byte of LZW or PackBits may become."""
+
+_MOST_CHANNELS = 4096
+_INSTALL = "pip install 'featviz[tiff]'"
 
 
 class Wanted(NamedTuple):
@@ -44,7 +61,14 @@ def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
         ImageError: it holds no numbers, or NaN or infinite ones, or has other channels than the
             model takes, or both axes could be those of channels.
     """
-    array = _numbers(array)
+    if array.dtype.kind not in "biuf":
+        raise ImageError(f"holds {array.dtype}, which are no values of an image", None)
+    if array.ndim < 2 or not array.size:
+        raise ImageError(f"has the shape {list(array.shape)}, which is none of an image", None)
+    if array.size > MOST_VALUES:
+        raise ImageError(f"has {array.size:,} values, more than the {MOST_VALUES:,} of any image")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ImageError("holds NaN or infinite values", "np.nan_to_num takes them out")
     if wanted.raw:
         return Raster(array, f"{array.dtype} as it is")
     values = _channels_first(array, wanted)
@@ -56,18 +80,6 @@ def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
     scaled, words = _scaled(values)
     slices = f"volume of {values.shape[1]} slices, " if wanted.volume else ""
     return Raster(np.ascontiguousarray(scaled), slices + words)
-
-
-def _numbers(array: np.ndarray) -> np.ndarray:
-    if array.dtype.kind not in "biuf":
-        raise ImageError(f"holds {array.dtype}, which are no values of an image", None)
-    if array.ndim < 2 or not array.size:
-        raise ImageError(f"has the shape {list(array.shape)}, which is none of an image", None)
-    if array.size > MOST_VALUES:
-        raise ImageError(f"has {array.size:,} values, more than the {MOST_VALUES:,} of any image")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ImageError("holds NaN or infinite values", "np.nan_to_num takes them out")
-    return array
 
 
 def _channels_first(array: np.ndarray, wanted: Wanted) -> np.ndarray:
@@ -124,3 +136,75 @@ def _scaled(values: np.ndarray) -> tuple[np.ndarray, str]:
     if not np.isfinite(floats).all():
         raise ImageError(f"holds {dtype} beyond what float32 can hold", None)
     return floats, f"{dtype} values as they are"
+
+
+def is_tiff(data: bytes) -> bool:
+    """Whether a file begins as a TIFF does."""
+    return data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+
+
+def is_whole_tiff(image: Image.Image) -> bool:
+    """Whether Pillow has all channels and bits of an image; of colour it keeps four channels of 8
+    bits at most, and says nothing of the others."""
+    tags = getattr(image, "tag_v2", {})
+    bands = len(image.getbands())
+    return bool(tags.get(_CHANNELS, bands) == bands and max(tags.get(_BITS, (8,))) <= 8)
+
+
+def read_tiff(data: bytes) -> np.ndarray:
+    """The first page of a TIFF, [H, W, C], of the file's own type.
+
+    Raises:
+        ImageError: it is packed in a way that is not read here, or damaged, or the package tifffile
+            is not installed.
+    """
+    try:
+        import tifffile
+    except ImportError as error:
+        words = "is a TIFF of more channels or bits than Pillow reads"
+        raise ImageError(words, _INSTALL) from error
+    log = logging.getLogger("tifffile")
+    log.disabled = True  # it reports what is raised as well
+    try:
+        with tifffile.TiffFile(io.BytesIO(data)) as file:
+            page = file.pages.first
+            _check_tiff(page, data)
+            image: np.ndarray = page.asarray(maxworkers=1)
+            return np.moveaxis(image, 0, -1) if page.axes == "SYX" else np.atleast_3d(image)
+    except ImageError:
+        raise
+    except Exception as error:  # the file decides what is raised
+        line = (str(error) or type(error).__name__).splitlines()[0]
+        hint = _INSTALL if "imagecodecs" in line else None
+        raise ImageError(f"is a TIFF that cannot be read: {line}", hint) from error
+    finally:
+        log.disabled = False
+
+
+def _check_tiff(page: Any, data: bytes) -> None:
+    """Refuse what is no picture, too large, or packed in another way, before memory is taken."""
+    if page.dtype is None or page.axes not in ("YX", "YXS", "SYX"):
+        words = f"is a TIFF of {page.bitspersample} bits a channel, which is not read"
+        raise ImageError(words, "8, 16 or 32 bits, the same for all channels")
+    rows, across = page.tilelength or page.rowsperstrip, page.tilewidth or page.imagewidth
+    part = across * (rows if page.is_tiled else min(rows, page.imagelength))
+    part *= page.samplesperpixel if page.planarconfig == 1 else 1  # channels side by side
+    if page.samplesperpixel > _MOST_CHANNELS or page.size > MOST_VALUES or part > 4 * MOST_VALUES:
+        size = f"{page.imagewidth}×{page.imagelength}"
+        raise ImageError(f"has {size} pixels of {page.samplesperpixel} channels: too many")
+    if page.compression not in (*_PLAIN, *_DEFLATE, *_LZW_AND_PACKBITS):
+        words = f"is a TIFF packed by method {int(page.compression)}, which is not read"
+        raise ImageError(words, "save it without compression, or packed by Deflate")
+    room = 0
+    for start, count in zip(page.dataoffsets, page.databytecounts, strict=True):
+        strip = data[start : start + count]
+        if page.compression in _DEFLATE:  # tifffile would unpack any number of bytes
+            whole = part * page.dtype.itemsize
+            unpacked = len(zlib.decompressobj().decompress(strip, whole + 1))
+            if unpacked > whole:
+                raise ImageError("is a TIFF with a strip of more bytes than it has pixels")
+            room += unpacked
+        else:
+            room += len(strip) * (1 if page.compression in _PLAIN else _MOST_PACKED)
+    if room < page.nbytes:
+        raise ImageError(f"is a TIFF whose strips lack some of its {page.nbytes:,} bytes")

@@ -5,22 +5,21 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import stat
 import struct
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 
 from featviz.errors import FileError, ImageError, UsageError
-from featviz.files.remote import Remote
-from featviz.images import archives, arrays, tiff
+from featviz.images import archives, arrays
 from featviz.images.archives import Place
 from featviz.images.arrays import Wanted
-from featviz.images.formats import EXPECTED, ImageFormat, of_channels, open_image
+from featviz.images.formats import EXPECTED, of_channels, open_image
 from featviz.records import Raster, Sample
 
 log = logging.getLogger(__name__)
@@ -96,12 +95,16 @@ def decode(
     Raises:
         ImageError: no file, no image, truncated, or too large; names the file.
     """
-    files = [_Encoded(sample, path) for path in sample.paths]
     how = _How(background, wanted, tensors)
-    if len(files) == 1:
-        return DecodedImage(tuple(files[0].images(how, frames)), _sha256(files))
-    chosen = range(len(files)) if frames is None else _spread(len(files), frames)
-    return DecodedImage(tuple(files[i].images(how, None)[0] for i in chosen), _sha256(files))
+    data = [_read(sample, path) for path in sample.paths]
+    alone = len(data) == 1
+    chosen = range(len(data)) if alone or frames is None else _spread(len(data), frames)
+    images: list[Image.Image | Raster] = []
+    for index in chosen:
+        path = sample.paths[index]
+        with _errors_named(sample, path):
+            images += _images(data[index], path, how, frames if alone else None)
+    return DecodedImage(tuple(images), _sha256(data))
 
 
 def digest(sample: Sample) -> str:
@@ -110,93 +113,99 @@ def digest(sample: Sample) -> str:
     Raises:
         ImageError: a file cannot be read.
     """
-    return _sha256(_Encoded(sample, path) for path in sample.paths)
+    return _sha256(_read(sample, path) for path in sample.paths)
 
 
-class _Encoded:
-    """The bytes of one file of a sample; errors name both."""
+def _read(sample: Sample, path: Place) -> bytes:
+    with _errors_named(sample, path):
+        if not archives.exists(path):
+            is_path = isinstance(path, Path)
+            odd = is_path and (path.is_fifo() or path.is_char_device() or path.is_block_device())
+            raise ImageError("is no file" + ", but a FIFO or a device" * odd)
+        return archives.read(path)
 
-    def __init__(self, sample: Sample, path: Place) -> None:
-        self.path = path
-        self.name = sample.name if len(sample.paths) == 1 else f"{sample.name}: {path.name}"
-        with self._errors_named():
-            if not archives.exists(path):
-                raise ImageError(f"is no file{_what_else(path)}", None)
-            self.data = archives.read(path)
 
-    def images(self, how: _How, frames: int | None) -> list[Image.Image | Raster]:
-        """The image; with `frames`, so many of the animation that it is."""
-        known = of_channels(self.data)
-        if known is not None and not known.pillow:
-            return [self._array(known, how)]
+def _sha256(data: Iterable[bytes]) -> str:
+    sha256 = hashlib.sha256()
+    for part in data:
+        sha256.update(part)
+    return sha256.hexdigest()
+
+
+@contextmanager
+def _errors_named(sample: Sample, path: Place) -> Iterator[None]:
+    """Errors of a file of a sample, which name both."""
+    name = sample.name if len(sample.paths) == 1 else f"{sample.name}: {path.name}"
+    try:
+        yield
+    except ImageError as error:
+        raise ImageError(f"{name} {error.message}", error.hint) from error
+    except UnidentifiedImageError as error:
+        raise ImageError(f"{name} {error}", EXPECTED) from error
+    except Image.DecompressionBombError:
+        most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        words = f"{name} has more pixels than the {most:,} that an image may have"
+        raise ImageError(words, "cut it into parts, or make it smaller") from None
+    except _BROKEN as error:
+        reason = str(error) or type(error).__name__
+        raise ImageError(f"{name} cannot be read: {reason}", None) from error
+
+
+def _images(
+    data: bytes, path: Place, how: _How, frames: int | None
+) -> Sequence[Image.Image | Raster]:
+    """The image in the bytes of a file; with `frames`, so many of the animation that it is."""
+    known, wanted = of_channels(data), how.wanted
+    if known is None or known.pillow:
         try:
-            if how.wanted.channels not in (1, 3) and (known or not how.wanted.raw):
-                return [self._bands(how)]
-            return self._pictures(how, frames)
-        except ImageError as error:
-            if known is None or not isinstance(error.__cause__, UnidentifiedImageError):
+            if wanted.channels not in (1, 3) and (known or not wanted.raw):
+                return [_bands(data, wanted)]
+            return _pictures(data, path, how, frames)
+        except UnidentifiedImageError:
+            if known is None:
                 raise
-            return [self._array(known, how)]
+    reader = known.read or how.tensors
+    if reader is None:
+        raise UnidentifiedImageError("is a file of torch.save, which is no image here")
+    try:
+        array = reader(data)
+    except FileError as error:
+        raise ImageError(error.message, error.hint) from error
+    return [arrays.to_image(_ready(array, wanted) if known.pillow else array, wanted)]
 
-    def _array(self, known: ImageFormat, how: _How) -> Image.Image | Raster:
-        """The image of a file that may hold any number of channels."""
-        reader = known.read or how.tensors
-        with self._errors_named():
-            if reader is None:
-                raise UnidentifiedImageError("is a file of torch.save, which is no image here")
-            try:
-                array = reader(self.data)
-            except FileError as error:
-                raise ImageError(error.message, error.hint) from error
-            return arrays.to_image(_ready(array, how.wanted) if known.pillow else array, how.wanted)
 
-    def _bands(self, how: _How) -> Image.Image | Raster:
-        """The channels of a picture as they are stored, its alpha among them."""
-        with self._errors_named(), open_image(io.BytesIO(self.data)) as opened:
-            if not tiff.is_whole(opened):
-                raise UnidentifiedImageError("has more channels or bits than Pillow reads")
-            upright = ImageOps.exif_transpose(opened)
-            plain = upright.convert("RGBA") if upright.mode == "P" else upright
-            return arrays.to_image(_ready(np.asarray(plain), how.wanted), how.wanted)
-
-    def _pictures(self, how: _How, frames: int | None) -> list[Image.Image | Raster]:
-        with self._errors_named(), open_image(io.BytesIO(self.data)) as opened:
-            count = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
-            if frames is None and count > 1:
-                log.warning("%s has %d frames; the first is taken", self.path, count)
-            return [
-                self._one(opened, index, how)
-                for index in ([0] if frames is None else _spread(count, frames))
-            ]
-
-    def _one(self, opened: Image.Image, index: int, how: _How) -> Image.Image | Raster:
-        if index:
-            opened.seek(index)
-        opened.load()
+def _bands(data: bytes, wanted: Wanted) -> Image.Image | Raster:
+    """The channels of a picture as they are stored, its alpha among them."""
+    with open_image(io.BytesIO(data)) as opened:
+        if not arrays.is_whole_tiff(opened):
+            raise UnidentifiedImageError("has more channels or bits than Pillow reads")
         upright = ImageOps.exif_transpose(opened)
-        if _is_wide(upright) and not how.wanted.raw:
+        plain = upright.convert("RGBA") if upright.mode == "P" else upright
+        return arrays.to_image(_ready(np.asarray(plain), wanted), wanted)
+
+
+def _pictures(
+    data: bytes, path: Place, how: _How, frames: int | None
+) -> list[Image.Image | Raster]:
+    with open_image(io.BytesIO(data)) as opened:
+        count = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
+        if frames is None and count > 1:
+            log.warning("%s has %d frames; the first is taken", path, count)
+        images: list[Image.Image | Raster] = []
+        for index in [0] if frames is None else _spread(count, frames):
+            if index:
+                opened.seek(index)
+            opened.load()
+            upright = ImageOps.exif_transpose(opened)
+            if not _is_wide(upright) or how.wanted.raw:
+                images.append(_flatten(upright, how.background))
+                continue
             # the format tells 16 bits: two images of one series are never read in two ways
             numbers = np.asarray(upright)
             of_16 = upright.mode == "I" and opened.format in _OF_16_BITS
             numbers = numbers.astype(np.uint16 if of_16 else numbers.dtype.newbyteorder("="))
-            return arrays.to_image(_ready(numbers, how.wanted), how.wanted)
-        return _flatten(upright, how.background)
-
-    @contextmanager
-    def _errors_named(self) -> Iterator[None]:
-        try:
-            yield
-        except ImageError as error:
-            raise ImageError(f"{self.name} {error.message}", error.hint) from error
-        except UnidentifiedImageError as error:
-            raise ImageError(f"{self.name} {error}", EXPECTED if self.data else None) from error
-        except Image.DecompressionBombError:
-            most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-            words = f"{self.name} has more pixels than the {most:,} that an image may have"
-            raise ImageError(words, "cut it into parts, or make it smaller") from None
-        except _BROKEN as error:
-            reason = str(error) or type(error).__name__
-            raise ImageError(f"{self.name} cannot be read: {reason}", None) from error
+            images.append(arrays.to_image(_ready(numbers, how.wanted), how.wanted))
+        return images
 
 
 def _ready(picture: np.ndarray, wanted: Wanted) -> np.ndarray:
@@ -210,22 +219,6 @@ def _ready(picture: np.ndarray, wanted: Wanted) -> np.ndarray:
             f"an array {wanted.shapes}",
         )
     return np.moveaxis(np.atleast_3d(picture), -1, 0)[None]
-
-
-def _sha256(files: Iterable[_Encoded]) -> str:
-    sha256 = hashlib.sha256()
-    for file in files:
-        sha256.update(file.data)
-    return sha256.hexdigest()
-
-
-def _what_else(path: Place) -> str:
-    """`, but a FIFO` where no regular file has that name; empty for nothing and for folders."""
-    kinds = {stat.S_IFIFO: ", but a FIFO", stat.S_IFCHR: ", but a device"}
-    kinds[stat.S_IFBLK] = kinds[stat.S_IFCHR]
-    with suppress(OSError, ValueError):
-        return "" if isinstance(path, Remote) else kinds.get(stat.S_IFMT(path.stat().st_mode), "")
-    return ""
 
 
 def _spread(total: int, count: int) -> list[int]:

@@ -22,7 +22,8 @@ from featviz.drawing.figure import FigurePage, Panel
 from featviz.drawing.picture import to_image
 from featviz.drawing.values import compiled
 from featviz.errors import FeatvizError, ForwardError, ImageError, UsageError
-from featviz.gradients import passes, targets
+from featviz.gradients import passes
+from featviz.gradients.options import PAIRED
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.inspection.look import check_files, check_png
 from featviz.layout import Maps
@@ -156,7 +157,7 @@ def cam(
         nul_separated=options.nul_separated,
         draw=draw,
         inputs=options.inputs,
-        passes=PassOptions(targets.PAIRED, maps.target),
+        passes=PassOptions(PAIRED, maps.target),
     )
     found = find_images(images, run, stdin)
     if out is not None:

@@ -24,7 +24,7 @@ from featviz.errors import LayoutError, UsageError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import types_present
-from featviz.models.load import LoadedModel, load_model, mistakes_first
+from featviz.models.load import LoadedModel, load_model
 from featviz.models.requirements import versions
 from featviz.options import InputOptions, KernelOptions, ModelOptions
 from featviz.pipeline.choose import choose_layers
@@ -73,8 +73,7 @@ def draw_kernels(model: ModelOptions | LoadedModel, options: KernelOptions) -> K
         events = tensorboard.run_folder(options.tensorboard, options.out)
         besides = list(events.glob(tensorboard.EVENTS))
     with lock.held(options.out):
-        with mistakes_first(model):
-            check_free(options.out, options.overwrite, None, besides)
+        check_free(options.out, options.overwrite, None, besides)
         loaded = load_model(model, NO_IMAGE)
         with in_eval_mode(loaded.module):
             read, skipped = _read(loaded, options.layers)
@@ -135,24 +134,23 @@ def _draw(
 ) -> tuple[dict[str, Any], str, Floats]:
     """Write a layer's picture; its row of the manifest, and the key and statistics [output
     channels, 6] of all weights of each."""
-    tiles, picture = draw_filters(kernels, options.draw, options.all_slices)
+    picture, words = draw_filters(kernels, options.draw, options.all_slices)
     numbers = channel_stats(kernels.data.flatten(1)[:, :, None])
     site = Site(layer, "kernel", 0, "")
     file = folder.file(layer, f"{site.stem}.{options.draw.format}")
     values = kernels.data[0].numel()
     row = describe(replace(picture, stats=numbers), site, kernels.shape, file, values)
     if row.nonfinite:
-        words = "%s holds %d NaN or infinite weights, shown in magenta"
-        log.warning(words, layer.label, row.nonfinite)
+        message = "%s holds %d NaN or infinite weights, shown in magenta"
+        log.warning(message, layer.label, row.nonfinite)
     warn_of_size(layer.label, picture.plan.pixels)
     with folder.writing(file) as opened:
-        encode(picture, opened, options.draw.format, {**caption(row), "Tile": tiles.words})
+        encode(picture, opened, options.draw.format, {**caption(row), "Tile": words})
     if board is not None:
         post_filters(board, layer, kernels, options.draw)
     (entry,) = manifest_rows([row], ())["captures"]
     more = {"groups": kernels.groups, "transposed": kernels.transposed}
-    slices = {"slices": tiles.data.shape[1], "tiles": tiles.words}
-    return {**entry, **more, **slices}, site.stats_key, numbers
+    return {**entry, **more, "slices": picture.slices[1], "tiles": words}, site.stats_key, numbers
 
 
 def _skip(layer: Layer, error: LayoutError) -> Skip:

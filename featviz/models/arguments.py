@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,11 +20,9 @@ from torch.utils.hooks import RemovableHandle
 
 from featviz.errors import FileError, ImageError, LoadError, UsageError
 from featviz.files import npy, read_bytes
-from featviz.models import digests, factory
+from featviz.models import code, digests
 from featviz.models.files.torch_files import read_tensor
 from featviz.models.preprocess import Chain, Preprocess
-from featviz.models.sources import FACTORY_FORM
-from featviz.options import InputOptions
 from featviz.records import Raster
 from featviz.text import listed, quoted
 
@@ -35,10 +32,8 @@ IMAGE = "image"
 _FORMS = (
     "a number, true, false, none, zeros:1,77, ones:1,77:int64, a file .npy, .npz or .pt, or image"
 )
-_MADE = re.compile(r"(zeros|ones):(\d+(?:,\d+)*)(?::(\w+))?")
-_TYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
+_MADE = re.compile(r"(zeros|ones):(\d+(?:,\d+)*)(?::(float32|int64|bool))?")
 _WORDS = {"true": True, "false": False, "none": None}
-_MOST_VALUES = 2**28
 _MOST_BYTES = 2**30
 _READERS: dict[str, Callable[[bytes], np.ndarray]] = {
     ".npy": npy.read_npy,
@@ -64,7 +59,7 @@ def parse(texts: Sequence[str]) -> list[Argument]:
     """Read the values of `--forward-arg`.
 
     Raises:
-        UsageError: a text is not NAME=VALUE, a value is none, or two of them have one name.
+        UsageError: a text is not NAME=VALUE, or a value is none.
     """
     arguments = []
     for text in texts:
@@ -77,16 +72,7 @@ def parse(texts: Sequence[str]) -> list[Argument]:
             )
         value, words = _value(left, given)
         arguments.append(Argument(name, key or None, value, f"{left}={words}"))
-    for name in dict.fromkeys(one.name for one in arguments):
-        keys = [one.key for one in arguments if one.name == name]
-        if len(keys) > 1 and (None in keys or len(set(keys)) < len(keys)):
-            raise UsageError(f"forward_args {name} is given twice", "give it once, or its keys")
     return arguments
-
-
-def names(texts: Sequence[str]) -> set[str]:
-    """The parameters of forward that get a value; not those that get the image."""
-    return {one.name for one in parse(texts) if one.value is not IMAGE}
 
 
 def from_values(given: Mapping[str, Any]) -> list[Argument]:
@@ -109,7 +95,7 @@ def from_values(given: Mapping[str, Any]) -> list[Argument]:
 
 
 def _from_memory(label: str, value: Any) -> tuple[Any, str]:
-    """The value as `bind` takes it, and its words for the manifest, with a digest where they do not
+    """The value as `feed` takes it, and its words for the manifest, with a digest where they do not
     say all of it."""
     if isinstance(value, str) and value == IMAGE:
         return IMAGE, f"{label}={IMAGE}"
@@ -118,11 +104,18 @@ def _from_memory(label: str, value: Any) -> tuple[Any, str]:
     if isinstance(value, Tensor):
         said, digest = f"[{','.join(map(str, value.shape))}]", digests.of_tensor(value)
     else:
-        said, full = repr(value), digests.in_full(value)
-        if said == full == quoted(full):
+        said = quoted(repr(value))
+        if said == repr(value) and _is_plain(value):
             return value, f"{label}={said}"
-        said, digest = quoted(said), digests.of_text(full)
+        digest = digests.of_value(value)
     return value, f"{label}={said} (sha256 {digest[: digests.SHOWN_DIGITS]})"
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether its `repr` says all of it."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (int, float, str, type(None))) or value == {}
 
 
 def _value(name: str, text: str) -> tuple[Any, str]:
@@ -130,7 +123,8 @@ def _value(name: str, text: str) -> tuple[Any, str]:
     if text == IMAGE:
         return IMAGE, text
     if (made := _MADE.fullmatch(text)) is not None:
-        return _made(f"forward_args {name}={quoted(text)}", *made.groups()), text
+        shape = [int(size) for size in made[2].split(",")]
+        return getattr(torch, made[1])(shape, dtype=getattr(torch, made[3] or "float32")), text
     if text.lower() in _WORDS:
         return _WORDS[text.lower()], text
     if text.endswith(tuple(_READERS)):
@@ -142,16 +136,6 @@ def _value(name: str, text: str) -> tuple[Any, str]:
     if type(number) not in (int, float):
         raise UsageError(f"forward_args {name}={quoted(text)} is no value", f"give {_FORMS}")
     return number, text
-
-
-def _made(what: str, kind: str, sizes: str, dtype: str | None) -> Tensor:
-    shape = [int(size) for size in sizes.split(",")]
-    if dtype is not None and dtype not in _TYPES:
-        raise UsageError(f"{what}: there is no type {quoted(dtype)}", ", ".join(_TYPES))
-    if math.prod(shape) > _MOST_VALUES:
-        raise UsageError(f"{what} has {math.prod(shape):,} values", f"at most {_MOST_VALUES:,}")
-    make = torch.zeros if kind == "zeros" else torch.ones
-    return make(shape, dtype=_TYPES[dtype or "float32"])
 
 
 def _from_file(name: str, path: Path) -> tuple[Tensor, str]:
@@ -170,18 +154,40 @@ def _from_file(name: str, path: Path) -> tuple[Tensor, str]:
     return tensor, f"{path.name} (sha256 {digest})"
 
 
-def bind(
-    module: nn.Module, arguments: Sequence[Argument], taken: Sequence[str], device: torch.device
-) -> RemovableHandle:
-    """Let every call of a module get these arguments beside its images, by a hook of its own,
-    which is returned.
+def feed(
+    module: nn.Module,
+    preprocess: Preprocess,
+    transform: UserTransform | None,
+    given: Sequence[Argument],
+    device: torch.device,
+) -> tuple[Preprocess, list[RemovableHandle]]:
+    """Let every call of a module get these arguments beside its images, and the outputs of a
+    transform by their names: by hooks of its own, which are returned beside the preprocessing.
 
     Args:
-        taken: names that the user's transform gives.
+        transform: the preprocessing's, where it is new to the module.
 
     Raises:
         UsageError: forward has no such parameter, or it gets it already.
     """
+    taken = getattr(preprocess.transform, "names", ())
+    hooks = [_bound(module, given, taken, device)] if given else []
+    if transform is not None and taken:
+
+        def by_name(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            return (), {**kwargs, **dict(zip(taken, args, strict=True))}
+
+        named = module.register_forward_pre_hook(by_name, prepend=True, with_kwargs=True)
+        hooks.append(named)
+    if given:
+        preprocess = replace(preprocess, further=tuple(one.words for one in given))
+    return preprocess, hooks
+
+
+def _bound(
+    module: nn.Module, arguments: Sequence[Argument], taken: Sequence[str], device: torch.device
+) -> RemovableHandle:
+    """The hook that gives these arguments beside those of the names `taken`."""
     parameters = inspect.signature(module.forward).parameters
     known = [
         name for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
@@ -253,7 +259,37 @@ class UserTransform:
         """A function that a program has at hand. Where it is sent to another process, its code is
         told here, as there may be no source there."""
         name = getattr(function, "__qualname__", type(function).__name__)
-        return cls(name, digests.of_function(function), function)
+        return cls(name, digests.of_value(function), function)
+
+    @classmethod
+    def named(cls, text: str) -> UserTransform:
+        """The function that `--transform` names.
+
+        Raises:
+            UsageError: no such file, module or function.
+        """
+        if code.FORM.fullmatch(text) is None:
+            raise UsageError(f"--transform {text!r} names no function", "file.py:fn or pkg.mod:fn")
+        function = code.target(text)
+        if not callable(function):
+            kind = type(function).__name__
+            raise UsageError(f"--transform {text!r} is a {kind}", "name a function")
+        return cls(text, code.digest(text), function)
+
+    def preprocess(self, channels: int) -> Preprocess:
+        """The preprocessing that the function does, whatever the model's own would be.
+
+        Raises:
+            LoadError: the function fails on an empty image.
+        """
+        empty = Preprocess(Chain(channels=channels), self)
+        black = empty.empty()
+        try:
+            outputs = self.outputs(black.values if isinstance(black, Raster) else black)
+        except ImageError as error:
+            words = f"--transform: {error.message}, for an empty image"
+            raise LoadError(words, error.hint) from error
+        return replace(empty, transform=replace(self, names=tuple(filter(None, outputs))))
 
     def __str__(self) -> str:
         digest = f" (sha256 {self.code[: digests.SHOWN_DIGITS]})" if self.code else ""
@@ -265,15 +301,15 @@ class UserTransform:
         Raises:
             ImageError: the function raised, or returned something else.
         """
-        given, names = self.called(image), self.names or ("",)
-        if set(given) != set(names):
+        outputs, names = self.outputs(image), self.names or ("",)
+        if set(outputs) != set(names):
             kinds = (
-                f"a dict of {', '.join(of)}" if any(of) else "a tensor" for of in (given, names)
+                f"a dict of {', '.join(of)}" if any(of) else "a tensor" for of in (outputs, names)
             )
             raise ImageError("{} gave {}, and before {}".format(self.text, *map(quoted, kinds)))
-        return [given[name] for name in names]
+        return [outputs[name] for name in names]
 
-    def called(self, image: Image.Image | np.ndarray) -> dict[str, Tensor]:
+    def outputs(self, image: Image.Image | np.ndarray) -> dict[str, Tensor]:
         """The output of the function by the names of forward's arguments, the image first; a tensor
         alone has the empty name.
 
@@ -301,42 +337,3 @@ class UserTransform:
             f"{self.text} gave {kind}, expected a tensor [C, H, W] or [1, C, H, W], or a "
             "dict of tensors by the names of forward's arguments, one of them [1, C, H, W]"
         )
-
-
-def named_transform(text: str) -> UserTransform:
-    """The function that `--transform` names.
-
-    Raises:
-        UsageError: no such file, module or function.
-    """
-    if FACTORY_FORM.fullmatch(text) is None:
-        raise UsageError(f"--transform {text!r} names no function", "file.py:fn or pkg.mod:fn")
-    function = factory.target(text)
-    if not callable(function):
-        raise UsageError(f"--transform {text!r} is a {type(function).__name__}", "name a function")
-    return UserTransform(text, factory.code_digest(text), function)
-
-
-def by_transform(
-    transform: UserTransform, inputs: InputOptions, module: nn.Module
-) -> tuple[Preprocess, RemovableHandle | None]:
-    """The preprocessing that a function does, whatever the model's own would be, and the hook by
-    which the model gets its tensors by their names, where the function gives a dict.
-
-    Raises:
-        LoadError: the function fails on an empty image.
-    """
-    empty = Preprocess(Chain(channels=inputs.channels or 3), transform)
-    black = empty.empty()
-    try:
-        names = tuple(transform.called(black.values if isinstance(black, Raster) else black))
-    except ImageError as error:
-        raise LoadError(f"--transform: {error.message}, for an empty image", error.hint) from error
-    if names == ("",):
-        return empty, None
-
-    def by_name(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return (), {**kwargs, **dict(zip(names, args, strict=True))}
-
-    hook = module.register_forward_pre_hook(by_name, with_kwargs=True)
-    return replace(empty, transform=replace(transform, names=names)), hook

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import pickle
 import re
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
-from types import CodeType
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -45,93 +43,56 @@ def of_module(module: nn.Module) -> str:
     return sha256.hexdigest()
 
 
-def of_function(function: Callable[..., Any]) -> str:
-    """sha256 of a function or callable object: its source, or where there is none the bytecode,
-    with its default and bound values. Globals and the functions that it calls are no part of it.
-    """
-    inner = function
-    while isinstance(inner, partial):
-        inner = inner.func
-    return of_text("\n".join([_code(inner), *_bound(inner), _words(function)]))
-
-
-def of_text(text: str) -> str:
-    """sha256 of a text, in which there may be any characters."""
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
-
-
 def of_tensor(tensor: Tensor) -> str:
     """sha256 of a tensor's values, without its shape and type."""
     return hashlib.sha256(_plain(tensor).numpy().data).hexdigest()
 
 
-def in_full(value: Any) -> str:
-    """A value as `repr` says it, but for tensors and arrays in lists, tuples and dicts: those are
-    told by the digest of all their values, which `repr` rounds and leaves out."""
+def of_value(value: Any) -> str:
+    """sha256 of a value. A function or class counts by its source, or where there is none by its
+    bytecode, with default and bound values, but not globals and the functions that it calls. What
+    cannot be pickled counts by its code and its `repr`."""
+    sha256 = hashlib.sha256()
+    pickler = _Told(SimpleNamespace(write=sha256.update))
+    pickler.fast = True  # whether equal parts are the same object makes no difference
     try:
-        return _in_full(value)
-    except RuntimeError:  # a list that holds itself, or a tensor that lies in no plain memory
-        return repr(value)
+        pickler.dump(value)
+    except Exception:  # a lock, a generator, something that holds itself
+        kind = value if isinstance(value, (FunctionType, type)) else type(value)
+        words = f"{_code(kind)} {_ADDRESS.sub('0x', repr(value))}"
+        sha256 = hashlib.sha256(words.encode("utf-8", "backslashreplace"))
+    return sha256.hexdigest()
 
 
-def _in_full(value: Any) -> str:
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        digest = hashlib.sha256(value.tobytes()).hexdigest()
-        return f"array {value.dtype} {list(value.shape)} {digest}"
-    if isinstance(value, Tensor) and not value.is_meta:
-        return f"tensor {value.dtype} {list(value.shape)} {of_tensor(value)}"
-    if type(value) is dict:
-        pairs = (f"{_in_full(key)}: {_in_full(one)}" for key, one in value.items())
-        return "{" + ", ".join(pairs) + "}"
-    if type(value) is list:
-        return f"[{', '.join(map(_in_full, value))}]"
-    if type(value) is tuple:
-        return f"({', '.join(map(_in_full, value))}{',' if len(value) == 1 else ''})"
-    return repr(value)
+class _Told(pickle.Pickler):
+    """Pickles code as its text, and tensors as their values."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """What stands for a value."""
+        if isinstance(value, Tensor) and not value.is_meta:
+            return str, (f"{value.dtype} {list(value.shape)} {of_tensor(value)}",)
+        if isinstance(value, CodeType):
+            kept = [
+                sorted(map(repr, one)) if isinstance(one, frozenset) else one
+                for one in value.co_consts
+            ]
+            return str, (value.co_code, value.co_names, kept)
+        if isinstance(value, FunctionType):
+            cells = [cell.cell_contents for cell in value.__closure__ or ()]
+            return str, (_code(value), value.__defaults__, value.__kwdefaults__, cells)
+        if isinstance(value, type) and value.__module__ != "builtins":
+            return str, (_code(value),)
+        return NotImplemented
 
 
-def _words(value: Any) -> str:
-    """A value in full, the same in every process; a function by its code."""
-    if inspect.isfunction(value):
-        return _code(value)
-    try:
-        return _ADDRESS.sub("0x", in_full(value))
-    except Exception:  # the user's own code
-        return type(value).__qualname__
-
-
-def _code(function: Any) -> str:
-    """The source of a function, a class, or the class of an object. That of a lambda is the whole
-    line, in which all else may change."""
-    named = inspect.isroutine(function) or isinstance(function, type)
-    target: Any = function if named else type(function)
-    if target.__name__ != "<lambda>":
+def _code(made: Any) -> Any:
+    """The source of a function or class, else what it runs. That of a lambda is the whole line, in
+    which all else may change."""
+    if made.__name__ != "<lambda>":
         with suppress(OSError, TypeError, SyntaxError):
-            return inspect.getsource(target)
-    functions = vars(target).values() if isinstance(target, type) else [target]
-    return "\n".join(_bytecode(one.__code__) for one in functions if hasattr(one, "__code__"))
-
-
-def _bytecode(code: CodeType) -> str:
-    """What code does, without the names of files and numbers of lines."""
-    constants = [
-        _bytecode(value)
-        if isinstance(value, CodeType)
-        else repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
-        for value in code.co_consts
-    ]
-    return f"{code.co_code.hex()} {code.co_names} {constants}"
-
-
-def _bound(function: Any) -> Iterator[str]:
-    """The default values of a function, and those that it has from the function around it."""
-    if not inspect.isroutine(function):
-        return
-    for name in ("__defaults__", "__kwdefaults__"):
-        yield _words(getattr(function, name, None))
-    for cell in getattr(function, "__closure__", None) or ():
-        with suppress(ValueError):  # one that is still empty
-            yield _words(cell.cell_contents)
+            return inspect.getsource(made)
+    functions = vars(made).values() if isinstance(made, type) else [made]
+    return [one.__code__ for one in functions if hasattr(one, "__code__")]
 
 
 def _plain(tensor: Tensor) -> Tensor:

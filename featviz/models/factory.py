@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 import logging
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
 from featviz.errors import LoadError, UsageError
-from featviz.files.missing import misspelt
-from featviz.models import digests
-from featviz.models.code import HPARAMS, from_file, hparams_of, importable
+from featviz.models import code, digests
 from featviz.models.files import checkpoint
-from featviz.models.sources import FACTORY_FORM, Loaded, source_of
+from featviz.models.sources import Loaded, source_of
 from featviz.models.weights import put_weights, read_weights
 from featviz.options import ModelOptions
 from featviz.text import listed, quoted
 
 log = logging.getLogger(__name__)
+
+_HPARAMS = "hyper_parameters"
+"""Where Lightning keeps the arguments of a class that called save_hyperparameters()."""
 
 
 def load_factory(options: ModelOptions) -> Loaded:
@@ -35,28 +33,28 @@ def load_factory(options: ModelOptions) -> Loaded:
         UsageError: no such file, module or attribute.
         LoadError: the code raised, or gave no nn.Module, or the weights do not fit.
     """
-    path = _weights_file(options)
+    check_factory(options)
+    path = None if options.weights in (None, "none") else Path(str(options.weights))
     hparams: dict[str, Any] = {}
-    if options.hparams and path is None:
-        message = "--model-arg @hparams needs a Lightning checkpoint"
-        raise UsageError(message, "--weights FILE names it")
-    if options.hparams and path is not None:
+    if options.hparams:
+        if path is None:
+            message = "--model-arg @hparams needs a Lightning checkpoint"
+            raise UsageError(message, "--weights FILE names it")
         hparams = _read_hparams(checkpoint.read(path, options.trust), path.name)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(options.seed)
-        module = build(options.spec, options.model_args, hparams)
-    record: Mapping[str, Any] = {"seed": options.seed}
+        module = _built(options.spec, options.model_args, hparams)
+    record: dict[str, Any] = {"seed": options.seed}
     if path is not None:
         record = put_weights(module, read_weights(path, options), path, options)
     if hparams:
-        words = {name: quoted(repr(value)) for name, value in hparams.items()}
-        record = {**record, "hyper_parameters": words}
-    name = source_of(options.spec).name
-    assert name is not None
-    source = {"kind": "factory", "name": name(options.spec), **record}
-    if (code := code_digest(options.spec)) is not None:
-        source["code_sha256"] = code
-    return Loaded(module, None, {**source, "parameters": digests.of_module(module)})
+        record[_HPARAMS] = {name: quoted(repr(value)) for name, value in hparams.items()}
+    if (digest := code.digest(options.spec)) is not None:
+        record["code_sha256"] = digest
+    name = source_of(options.spec).name(options.spec)
+    digest_of_module = digests.of_module(module)
+    source = {"kind": "factory", "name": name, **record, "parameters": digest_of_module}
+    return Loaded(module, None, source)
 
 
 def check_factory(options: ModelOptions) -> None:
@@ -65,34 +63,39 @@ def check_factory(options: ModelOptions) -> None:
     Raises:
         UsageError: names what there is.
     """
-    _weights_file(options)
-    _check_file(options.spec.rpartition(":")[0], options.spec)
+    if options.weights not in (None, "none") and not Path(str(options.weights)).is_file():
+        raise UsageError(f"no weights file {options.weights!r}", "a factory takes a file, or none")
+    code.check_file(options.spec)
 
 
-def build(
-    spec: str, arguments: Mapping[str, Any], hparams: Mapping[str, Any] | None = None
-) -> nn.Module:
-    """Call the factory (a function or an nn.Module class), or take the module it names.
+def unknown_weights(file: str, content: Any) -> LoadError | None:
+    """The error for a Lightning checkpoint without its class; None for any other file."""
+    hparams = [quoted(str(name)) for name in _hparams_of(content)]
+    if not hparams and not (
+        isinstance(content, Mapping) and "pytorch-lightning_version" in content
+    ):
+        return None
+    has = f"; it has {_HPARAMS}: {listed(hparams, 8)}" if hparams else ""
+    return LoadError(
+        f"{file} is a Lightning checkpoint, and does not say of which class{has}",
+        "name the class: --arch net.py:CLASS" + (" --model-arg @hparams" if hparams else ""),
+    )
 
-    Args:
-        hparams: further arguments, of which those are passed that the factory takes.
 
-    Raises:
-        UsageError: no such file, module or attribute.
-        LoadError: the code raised, or gave no nn.Module.
-    """
-    named = target(spec)
+def _built(spec: str, arguments: Mapping[str, Any], hparams: Mapping[str, Any]) -> nn.Module:
+    """The output of a function or class, or the module that is named."""
+    named = code.target(spec)
     if isinstance(named, nn.Module):
         return named
     if not callable(named):
         raise LoadError(
             f"{spec} is a {type(named).__name__}, not a factory", "name a function or a class"
         )
-    given = _given(named, spec.rpartition(":")[2], arguments, hparams or {})
+    given = _given(named, spec.rpartition(":")[2], arguments, hparams)
     try:
         module = named(**given)
     except Exception as error:
-        raise _raised(f"{spec} raised", error) from error
+        raise code.raised(f"{spec} raised", error) from error
     if not isinstance(module, nn.Module):
         raise LoadError(
             f"{spec} gave a {type(module).__name__}, not an nn.Module", "return the model"
@@ -122,84 +125,19 @@ def _given(
     return {**{n: value for n, value in hparams.items() if n in parameters}, **arguments}
 
 
+def _hparams_of(content: Any) -> Mapping[Any, Any]:
+    found = content.get(_HPARAMS) if isinstance(content, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
 def _read_hparams(content: Any, file: str) -> dict[str, Any]:
     """The hyper_parameters of a Lightning checkpoint by name; under one name, where the class takes
     all of them as one argument."""
-    named = {str(name): value for name, value in hparams_of(content).items()}
+    named = {str(name): value for name, value in _hparams_of(content).items()}
     if not named:
         raise LoadError(
-            f"--model-arg @hparams: {file} has no {HPARAMS}",
+            f"--model-arg @hparams: {file} has no {_HPARAMS}",
             "give the arguments: --model-arg NAME=VALUE, repeatable",
         )
     name = content.get("hparams_name")
     return {name: named} if isinstance(name, str) and name not in ("", "kwargs") else named
-
-
-def _weights_file(options: ModelOptions) -> Path | None:
-    if options.weights in (None, "none"):
-        return None
-    path = Path(str(options.weights))
-    if not path.is_file():
-        raise UsageError(f"no weights file {options.weights!r}", "a factory takes a file, or none")
-    return path
-
-
-def target(spec: str) -> Any:
-    """What `pkg.mod:name` or `file.py:name` names, imported.
-
-    Raises:
-        UsageError: no such file, module or attribute.
-        LoadError: the code raised.
-    """
-    match = FACTORY_FORM.fullmatch(spec)
-    assert match is not None
-    found: Any = _import(match["where"], spec)
-    there = [n for n, v in vars(found).items() if not n.startswith("_") and callable(v)]
-    for part in match["attribute"].split("."):
-        if not hasattr(found, part):
-            names = ", ".join(map(quoted, there)) or "nothing"
-            raise UsageError(f"{spec!r}: there is no {match['attribute']!r}", f"there is {names}")
-        found = getattr(found, part)
-    return found
-
-
-def code_digest(spec: str) -> str | None:
-    """sha256 of the file of `pkg.mod:name` or `file.py:name`, which was imported; None for a module
-    without one. Files that it imports itself are no part of it."""
-    where = spec.rpartition(":")[0]
-    name = where if where.endswith(".py") else getattr(sys.modules.get(where), "__file__", None)
-    if name is None or not Path(name).is_file():
-        return None
-    digest: str = checkpoint.record(Path(name))["sha256"]
-    return digest
-
-
-def _check_file(where: str, spec: str) -> None:
-    if not where.endswith(".py") or Path(where).is_file():
-        return
-    message, near = f"no file {where!r} for {spec!r}", misspelt(Path(where))
-    if near is None or near.suffix != ".py":
-        raise UsageError(message, "check the path")
-    meant = f"{near}{spec.removeprefix(where)}"
-    raise UsageError(message, f"did you mean {quoted(meant)}?", replace=(spec, meant))
-
-
-def _import(where: str, spec: str) -> ModuleType:
-    _check_file(where, spec)
-    try:
-        if where.endswith(".py"):
-            return from_file(Path(where))
-        with importable():
-            return importlib.import_module(where)
-    except (Exception, SystemExit) as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name
-        if missing and where.split(".")[0] == missing.split(".")[0]:
-            raise UsageError(
-                f"no module {where!r} for {spec!r}",
-                "run where it can be imported, or name the .py file",
-            ) from error
-        raise _raised(f"importing {where} failed:", error) from error
-
-
-def _raised(what: str, error: BaseException) -> LoadError:
-    return LoadError(f"{what} {type(error).__name__}: {error}", "-v shows the traceback")

@@ -11,7 +11,7 @@ import inspect
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from featviz.errors import FileError, LoadError, UsageError
 from featviz.files import read_json
-from featviz.models.code import models_in
-from featviz.models.files import checkpoint
+from featviz.models.files import checkpoint, sniff
 from featviz.models.files.state_dict import unwrap
 from featviz.models.preprocess import FixedInput
 from featviz.models.presets import from_transformers, image_size
@@ -155,22 +154,16 @@ def architecture_beside(path: Path) -> str | None:
 def _read_config(folder: Path) -> Config:
     """Read a folder's config."""
     where = quoted(str(folder / _FILE))
-    names = sorted(path.name for path in folder.iterdir())
-    suffixes = (".safetensors", ".bin", ".pth", ".pt", ".ckpt")
-    weights = next((quoted(str(folder / n)) for n in names if n.endswith(suffixes)), None)
     try:
         fields = read_json(folder / _FILE)
     except FileNotFoundError as error:
-        given = weights or folder / "FILE"
-        hint = f"give a file of weights and its architecture: {given} --arch MODEL"
-        if weights is None and (made := models_in(folder)):
-            file, maker = made[0]
-            hint = f"name a class of the code in it: {maker.words(quoted(str(file)))}"
-        holds = ", ".join(map(quoted, names[:4])) or "nothing"
+        names = sorted(path.name for path in folder.iterdir())
+        file = next((name for name in names if Path(name).suffix in sniff.SUFFIXES), "FILE")
         raise LoadError(
             f"{quoted(str(folder))} is no folder of a Hugging Face model: it lacks {_FILE} "
-            f"(it holds {holds})",
-            hint,
+            f"(it holds {listed([*map(quoted, names)], _SHOWN) or 'nothing'})",
+            "give a file of weights and its architecture: "
+            f"{quoted(str(folder / file))} --arch MODEL",
         ) from error
     except FileError as error:
         raise LoadError(f"{error}", "fetch the file again") from error
@@ -180,8 +173,7 @@ def _read_config(folder: Path) -> Config:
     if architecture is None:
         raise LoadError(
             f"{where} names no architecture of transformers",
-            "of another library, give the file of weights and what builds the model: "
-            f"{weights or 'FILE'} --arch file.py:factory",
+            "give the file of weights and what builds the model: --arch file.py:factory",
         )
     return Config(where, architecture, _checked(fields, where, architecture))
 
@@ -306,22 +298,20 @@ def _parts(value: Any, kind: type) -> Iterator[Any]:
 
 def _check_fit(config: Config, info: Mapping[str, Any], file: str, partial: bool) -> None:
     """Say which tensors did not go in."""
-    keys = {
-        "missing": sorted(info["missing_keys"]),
-        "of another shape": sorted(key for key, *_ in info["mismatched_keys"]),
-    }
+    mismatched = [key for key, *_ in info["mismatched_keys"]]
+    keys = {"missing": info["missing_keys"], "of another shape": mismatched}
     parts = [f"{word} {_some(names)}" for word, names in keys.items() if names]
     words = f"{file} does not fit {config.architecture}: {'; '.join(parts)}"
     if parts and not partial:
         raise LoadError(words, "the config of these weights, or --partial for what fits")
     if parts:
         log.warning("%s (--partial: these are random)", words)
-    if unused := sorted(info["unexpected_keys"]):
+    if unused := info["unexpected_keys"]:
         log.warning("%s has no use for %s", config.architecture, _some(unused))
 
 
-def _some(keys: list[str]) -> str:
-    return listed([quoted(str(key)) for key in keys], _SHOWN)
+def _some(keys: Iterable[str]) -> str:
+    return listed([quoted(str(key)) for key in sorted(keys)], _SHOWN)
 
 
 @contextmanager
@@ -380,11 +370,18 @@ def load_adapter(options: ModelOptions) -> Loaded:
             "--arch names it: any other form of MODEL, with its weights",
         )
     base = load_source(structs.replace(options, spec=options.arch, arch=None))
-    try:
-        words = _merge(base.module, tensors, config)
-    except ValueError as error:
-        hint = f"--arch with the model that it was made for: {made_for}"
-        raise LoadError(f"{folder.name} {error}", hint) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            words = _merge(base.module, tensors, config)
+        except LoadError:
+            raise
+        except Exception as error:  # whatever peft makes of names, numbers and shapes
+            line = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
+            raise LoadError(
+                f"{folder.name} cannot be merged: {quoted(line)}",
+                f"--arch with the model that it was made for: {made_for}",
+            ) from error
     log.info("%s: %s", folder.name, words)
     record = {**checkpoint.record(file), "base": dict(base.source), "taken": [words]}
     return replace(base, source={"kind": "adapter", **record})
@@ -410,19 +407,13 @@ def _adapter_config(folder: Path) -> dict[str, Any]:
 def _merge(module: nn.Module, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> str:
     """Add an adapter to a model's weights, in place; returns what was done, in words."""
     factors = {name: tensor for name, tensor in tensors.items() if ".lora_" in name}
-    ranks = {
-        m[1]: sum(a.shape[:1]) for name, a in factors.items() if (m := _FACTOR.fullmatch(name))
-    }
+    matches = {_FACTOR.fullmatch(name): factor for name, factor in factors.items()}
+    ranks = {match[1]: sum(a.shape[:1]) for match, a in matches.items() if match}
     whole = {name: tensor for name, tensor in tensors.items() if name not in factors}
-    weights = module.state_dict()
     wanted = [*(f"{layer}.weight" for layer in ranks), *whole]
-    if missing := [name for name in wanted if name not in weights]:
-        raise ValueError(f"is for {_some(missing)}, which the model lacks")
-    for name, tensor in whole.items():
-        if weights[name].shape != tensor.shape:
-            shapes = f"{list(tensor.shape)}, and the model's is {list(weights[name].shape)}"
-            raise ValueError(f"has {quoted(name)} as {shapes}")
-        weights[name].copy_(tensor)
+    if missing := set(wanted) - module.state_dict().keys():
+        raise ValueError(f"it is for {_some(missing)}, which the model lacks")
+    module.load_state_dict(whole, strict=False)
     if factors:
         _add_products(module, factors, ranks, config)
     more = f", replaced {len(whole)} tensors" if whole else ""
@@ -445,27 +436,19 @@ def _add_products(
     trained = [item for item in module.parameters() if item.requires_grad]  # peft freezes all
     longest_first = sorted(ranks, key=len, reverse=True)  # peft takes the first whose end fits
     named = {_PREFIX + name: tensor.clone() for name, tensor in factors.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            ours = peft.LoraConfig(
-                target_modules="|".join(map(re.escape, ranks)),
-                rank_pattern={re.escape(name): ranks[name] for name in longest_first},
-                lora_alpha=config.get("lora_alpha"),
-                alpha_pattern=config.get("alpha_pattern") or {},
-                use_rslora=config.get("use_rslora") is True,
-                use_dora=config.get("use_dora") is True,
-            )
-            model = peft.get_peft_model(module, ours, low_cpu_mem_usage=True)
-            odd = peft.set_peft_model_state_dict(model, named, low_cpu_mem_usage=True)
-            lost = [*odd.unexpected_keys, *(key for key in odd.missing_keys if ".lora_" in key)]
-            if not lost:
-                model.merge_and_unload()
-        except Exception as error:  # whatever peft makes of names, numbers and shapes
-            line = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
-            raise ValueError(f"cannot be merged: {quoted(line)}") from error
-    if lost:
+    ours = peft.LoraConfig(
+        target_modules="|".join(map(re.escape, ranks)),
+        rank_pattern={re.escape(name): ranks[name] for name in longest_first},
+        lora_alpha=config.get("lora_alpha"),
+        alpha_pattern=config.get("alpha_pattern") or {},
+        use_rslora=config.get("use_rslora") is True,
+        use_dora=config.get("use_dora") is True,
+    )
+    model = peft.get_peft_model(module, ours, low_cpu_mem_usage=True)
+    odd = peft.set_peft_model_state_dict(model, named, low_cpu_mem_usage=True)
+    if lost := [*odd.unexpected_keys, *(key for key in odd.missing_keys if ".lora_" in key)]:
         keys = [name.removeprefix(_PREFIX) for name in lost]
-        raise ValueError(f"has factors without their other half, or others: {_some(keys)}")
+        raise ValueError(f"it has factors without their other half, or others: {_some(keys)}")
+    model.merge_and_unload()
     for item in trained:
         item.requires_grad_()

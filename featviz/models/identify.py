@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from featviz.errors import LoadError
-from featviz.models.code import Nearby, nearby
 from featviz.models.files import checkpoint
 from featviz.models.files.state_dict import Unwrapped, stripped_forms, unwrap
 from featviz.models.huggingface import architecture_beside
@@ -115,8 +114,6 @@ class Identification:
     """The class of the whole model that the file holds; None where it holds weights."""
     beside: str | None = None
     """What a config.json beside weights says that they belong to."""
-    nearby: Nearby | None = None
-    """Classes of the code nearby, where no architecture fits weights."""
 
     @property
     def known(self) -> bool:
@@ -136,9 +133,7 @@ class Identification:
             steps.append(self.match.words)
         elif not self.known:
             steps.append("no architecture of torchvision has such tensors")
-        if self.nearby is not None:
-            steps.append(self.nearby.words)
-        elif not self.known:
+        if not self.known:
             steps.append("--arch names the class or the architecture")
         return f"{self.file}: {'; '.join(steps)}"
 
@@ -155,7 +150,6 @@ class Identification:
             "nearest": [vars(near) for near in match.nearest],
             "whole_model": self.whole,
             "beside": self.beside,
-            "nearby": list(self.nearby.names) if self.nearby is not None else [],
         }
 
 
@@ -177,10 +171,7 @@ def identify_file(
     match, beside = identify_forms(forms), timm_name_beside(path) or architecture_beside(path)
     if weights.module is not None:
         return Identification(path.name, match, type(weights.module).__name__)
-    if beside is not None or match.name is not None:
-        return Identification(path.name, match, beside=beside)
-    found = nearby(path, content, [form.tensors for form in forms])
-    return Identification(path.name, match, nearby=found)
+    return Identification(path.name, match, beside=beside)
 
 
 def identify_forms(forms: Iterable[Unwrapped]) -> Known:

@@ -1,38 +1,35 @@
-"""From a MODEL string to a module on its device."""
+"""From a MODEL string to a module on its device; and files: whole models, exported programs, and
+weights with the architecture that they belong to."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch import nn
 
-from featviz.errors import FeatvizError, UsageError
-from featviz.models import arguments, digests, requirements
+from featviz.errors import LoadError, UsageError
+from featviz.models import arguments, digests, identify, zoo
 from featviz.models.arguments import UserTransform
-from featviz.models.files.state_dict import unwrapped
-from featviz.models.huggingface import ImageTower
+from featviz.models.factory import unknown_weights
+from featviz.models.files import checkpoint, exported, sniff
+from featviz.models.files.state_dict import stripped_forms, unwrap, unwrapped
+from featviz.models.huggingface import ImageTower, architecture_beside
 from featviz.models.preprocess import Preprocess
-from featviz.models.presets import choose_preprocess
+from featviz.models.presets import choose_preprocess, from_ultralytics
 from featviz.models.requirements import pick_device
-from featviz.models.sources import Loaded, check_source, load_source
-from featviz.models.weights import check_values, in_full_precision
+from featviz.models.sources import Loaded, load_source, source_of
+from featviz.models.weights import in_full_precision, put_into
 from featviz.options import InputOptions, ModelOptions
 from featviz.text import printable
 
-__all__ = [
-    "Loaded",
-    "LoadedModel",
-    "ModelOptions",
-    "adopt",
-    "fed",
-    "load_model",
-    "mistakes_first",
-    "pick_device",
-]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,6 @@ class LoadedModel:
     where the model is no classifier."""
 
 
-@requirements.fitting()
 def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> LoadedModel:
     """Load a model, ready to be run; one that is loaded stays as it is.
 
@@ -63,42 +59,20 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
         return options
     device = pick_device(options.device)
     loaded = load_source(options)
-    check_values(loaded.module)
     module = in_full_precision(unwrapped(loaded.module), device).to(device)
-    if inputs.transform is not None:
-        transform = arguments.named_transform(inputs.transform)
-        preprocess = arguments.by_transform(transform, inputs, module)[0]
+    transform = None if inputs.transform is None else UserTransform.named(inputs.transform)
+    if transform is not None:
+        preprocess = transform.preprocess(inputs.channels or 3)
     else:
         preprocess = choose_preprocess(module, loaded.entry, inputs, loaded.fixed)
-    if inputs.forward_args:
-        further = arguments.parse(inputs.forward_args)
-        taken = getattr(preprocess.transform, "names", ())
-        arguments.bind(module, further, taken, device)
-        preprocess = replace(preprocess, further=tuple(one.words for one in further))
+    further = arguments.parse(inputs.forward_args)
+    preprocess, _ = arguments.feed(module, preprocess, transform, further, device)
     built_with = {name: repr(value) for name, value in options.model_args.items()}
     source = {**loaded.source, **({"arguments": built_with} if built_with else {})}
     trained = loaded.source.get("weights") != "none"  # random weights know no classes
     categories = tuple(getattr(loaded.entry, "meta", {}).get("categories", ())) if trained else ()
     named = class_names(module) or categories
     return LoadedModel(module, preprocess, device, source, named, scores(module))
-
-
-@contextmanager
-def mistakes_first(model: ModelOptions | LoadedModel) -> Iterator[None]:
-    """A block in which a place to write is refused before the model is loaded: a mistake in how
-    the model is named is said in place of the refusal. Only then is it looked for.
-
-    Raises:
-        UsageError: no such name, file, device or argument.
-        LoadError: a package is missing.
-    """
-    try:
-        yield
-    except FeatvizError:
-        if isinstance(model, ModelOptions):
-            pick_device(model.device)
-            check_source(model)
-        raise
 
 
 def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
@@ -142,18 +116,16 @@ def fed(
         UsageError: forward takes no such argument, or gets it twice.
         LoadError: the transform fails on an empty image.
     """
-    with ExitStack() as hooks:
-        preprocess = model.preprocess
-        if transform is not None:
-            preprocess, hook = arguments.by_transform(transform, inputs, model.module)
-            if hook is not None:
-                hooks.callback(hook.remove)
-        if further:
-            given = arguments.from_values(further)
-            taken = getattr(preprocess.transform, "names", ())
-            hooks.callback(arguments.bind(model.module, given, taken, model.device).remove)
-            preprocess = replace(preprocess, further=tuple(one.words for one in given))
+    preprocess = model.preprocess
+    if transform is not None:
+        preprocess = transform.preprocess(inputs.channels or 3)
+    values = arguments.from_values(further)
+    preprocess, hooks = arguments.feed(model.module, preprocess, transform, values, model.device)
+    try:
         yield replace(model, preprocess=preprocess)
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def scores(module: nn.Module) -> str | None:
@@ -198,3 +170,76 @@ def _class_and_library(module: nn.Module) -> tuple[str, str]:
     homes = [name, *(base.__module__ for base in kind.__mro__)]
     of_theirs = isinstance(module, ImageTower) or any(h.startswith("transformers.") for h in homes)
     return name, "transformers" if of_theirs else ""
+
+
+# Files ----------------------------------------------------------------------------------------
+
+
+def load_file(options: ModelOptions) -> Loaded:
+    """Load a file; weights into `options.arch`, else into what a config.json beside the file names,
+    else into the architecture whose tensors they are.
+
+    Raises:
+        UsageError: the architecture is a file, or there is no such name.
+        LoadError: the file holds no model, or weights that fit no known architecture.
+    """
+    path = Path(options.spec)
+    if options.arch is None and (beside := zoo.timm_name_beside(path)):
+        log.info("%s: config.json beside it says timm:%s", path.name, beside)
+        options = structs.replace(options, arch=f"timm:{beside}")
+    if options.arch is None and (name := architecture_beside(path)):
+        log.info("%s: config.json beside it says %s", path.name, name)
+        if sniff.sniff(path) != sniff.EXPORTED:  # a program is a model of its own
+            options = structs.replace(options, arch=f"hf:{path.parent}")
+    if options.arch is None and options.hparams:
+        raise UsageError(
+            f"--model-arg @hparams is for a class of your own, and none is named for {path.name}",
+            "--arch net.py:CLASS names it",
+        )
+    if options.arch is None:
+        return _from_content(path, options)
+    source = source_of(options.arch, "--arch")
+    if source.kind == "file":
+        raise UsageError(
+            f"--arch {options.arch!r} is a file of its own", "give a name or a factory"
+        )
+    arch = options.arch if source.certain else source.name(options.arch)
+    base = load_source(structs.replace(options, spec=options.arch, arch=None, weights=str(path)))
+    return replace(base, source={**base.source, "kind": "file", "arch": arch})
+
+
+def _from_content(path: Path, options: ModelOptions) -> Loaded:
+    """A whole model as it is; weights in the architecture that they say they belong to."""
+    record = {"kind": "file", **checkpoint.record(path)}
+    if sniff.sniff(path) == sniff.EXPORTED:
+        program, fixed = exported.read(path, options.trust, pick_device(options.device))
+        return Loaded(program, None, record, fixed)
+    content = checkpoint.read(path, options.trust)
+    if isinstance(content, nn.Module) and options.key is None:
+        return Loaded(content, None, record)
+    weights = unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
+    if weights.module is not None:
+        arguments = content.get("train_args") if isinstance(content, Mapping) else None
+        entry = from_ultralytics(weights.module, arguments)
+        return Loaded(weights.module, entry, {**record, "taken": list(weights.steps)})
+    forms = stripped_forms(weights)
+    known = identify.identify_forms(forms)
+    if known.name is None and known.nearest and options.partial:
+        known = replace(known, names=(known.nearest[0].name,))
+    elif known.name is None:
+        near = f"; nearest: {', '.join(n.words for n in known.nearest)}" if known.nearest else ""
+        raise unknown_weights(path.name, content) or LoadError(
+            f"{path.name} holds weights of an architecture that torchvision has not{near}",
+            "--arch says what they belong to (a name, timm:NAME, or file.py:factory)"
+            + ("; --partial loads what fits into the nearest" if near else ""),
+        )
+    arguments = known.arguments
+    module, entry = zoo.build_torchvision(
+        str(known.name), None, options.seed, {**arguments, **options.model_args}
+    )
+    log.info("%s: %s", path.name, "; ".join((*known.form.steps, known.words)))
+    loaded = put_into(
+        module, known.form.tensors, f"{path.name} does not fit {known.name}", options.partial
+    )
+    taken = [*known.form.steps, loaded]
+    return Loaded(module, entry, {**record, "arch": known.name, **arguments, "taken": taken})

@@ -34,7 +34,6 @@ from featviz.models.preprocess import (
     Size,
     Window,
     listed,
-    to_tensor,
 )
 from featviz.models.requirements import UnfitError, tamed
 from featviz.options import InputOptions
@@ -82,7 +81,15 @@ def choose_preprocess(
     return Preprocess(
         base,
         frames=options.frames if isinstance(_first_convolution(module), nn.Conv3d) else None,
-        inputs=options.inputs or required_arguments(module, arguments.names(options.forward_args)),
+        inputs=options.inputs
+        or required_arguments(
+            module,
+            {
+                one.name
+                for one in arguments.parse(options.forward_args)
+                if one.value is not arguments.IMAGE
+            },
+        ),
         guessed=guessed,
         size_guessed=not said and (guessed or base.own_size),
         any_values=options.mean is not None or options.std is not None,
@@ -182,33 +189,18 @@ def _changed(base: Chain, options: InputOptions) -> Chain:
 def from_torchvision(entry: Any) -> Chain | None:
     """The transforms of an entry of torchvision's weights; None where they only make numbers, as
     for detectors and RAFT."""
-    preset = entry.transforms()
-    said = vars(preset)
+    said = vars(entry.transforms())
     if "resize_size" not in said:
         return None
     resize, crop = (
         size[0] if isinstance(size, list) and len(size) == 1 else tuple(size or ()) or None
         for size in (said["resize_size"], said.get("crop_size"))
     )
-    chain = Chain(
-        resize,
-        crop,
-        tuple(said["mean"]),
-        tuple(said["std"]),
-        interpolation=said["interpolation"].value,
-        antialias=said.get("antialias", False),
+    mean, std = (tuple(said[name]) for name in ("mean", "std"))
+    smooths = said.get("antialias", False)  # of clips: not
+    return Chain(
+        resize, crop, mean, std, interpolation=said["interpolation"].value, antialias=smooths
     )
-
-    def prepare(image: Image.Image | Raster) -> Tensor:
-        if isinstance(image, Raster):
-            return chain(image)
-        if type(preset).__name__ == "VideoClassification":  # of one frame: [C, 1, H, W]
-            frame: Tensor = preset(to_tensor(image)[None])
-            return frame.movedim(1, 0)
-        values: Tensor = preset(image)
-        return values[None]
-
-    return replace(chain, library=Library(prepare, chain.steps, chain.own_size))
 
 
 def from_timm(config: Mapping[str, Any]) -> Chain:
@@ -227,7 +219,8 @@ def from_timm(config: Mapping[str, Any]) -> Chain:
     chain = Chain(
         resize or crop, crop if resize else None, mean, std, channels, config["interpolation"]
     )
-    steps = chain.steps if resize else (f"timm's crop mode {config['crop_mode']}", *chain.steps)
+    if resize:
+        return chain
     transform = import_module("timm.data").create_transform(
         **{**config, "mean": mean, "std": std}, is_training=False
     )
@@ -235,6 +228,7 @@ def from_timm(config: Mapping[str, Any]) -> Chain:
     def prepare(image: Image.Image | Raster) -> Tensor:
         return chain(image) if isinstance(image, Raster) else transform(image)[None]
 
+    steps = (f"timm's crop mode {config['crop_mode']}", *chain.steps)
     return replace(chain, library=Library(prepare, steps, own_size=False))
 
 

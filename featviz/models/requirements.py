@@ -78,22 +78,6 @@ def require_torchvision() -> None:
         gc.freeze()
 
 
-@contextmanager
-def fitting() -> Iterator[None]:
-    """Say in one line where somebody else's code fails because it imports torchvision, and this
-    does not fit torch.
-
-    Raises:
-        UnfitError: it does not.
-    """
-    try:
-        yield
-    except Exception as error:
-        if "operator torchvision::" in str(error) and not isinstance(error, UnfitError):
-            raise _unfit(error) from error
-        raise
-
-
 def _import(package: str) -> None:
     """Import a package. Meanwhile no garbage is collected: time and again Python would look through
     some hundred thousand objects that all stay."""
@@ -109,18 +93,14 @@ def _import(package: str) -> None:
                 + (str(error).splitlines() or [type(error).__name__])[0],
                 "raise the limit (ulimit -v); torch takes several GB of addresses",
             ) from error
-        raise _unfit(error) from error
+        raise UnfitError(
+            f"torch {_version('torch')} and torchvision {_version('torchvision')} cannot be used "
+            f"together: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            "install a pair that fits: pip install --upgrade --force-reinstall torch torchvision",
+        ) from error
     finally:
         if collecting:
             gc.enable()
-
-
-def _unfit(error: Exception) -> UnfitError:
-    return UnfitError(
-        f"torch {_version('torch')} and torchvision {_version('torchvision')} cannot be used "
-        f"together: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-        "install a pair that fits: pip install --upgrade --force-reinstall torch torchvision",
-    )
 
 
 def lacking(module: str, extra: str, error: ImportError) -> ImportError:

@@ -1,7 +1,7 @@
 """What a MODEL string can name: a model of torchvision or timm, a folder, a file, a factory.
 
-A source is one record of SOURCES and the functions that it names, whose file is imported when a
-model is loaded: the records are for help and completion, too, and those import no torch.
+A source is one record of SOURCES, and a function in the file that it names, which is imported when
+a model is loaded: the records are for help and completion, too, and those import no torch.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
-
-from msgspec.structs import replace
 
 from featviz.errors import UsageError
 from featviz.files.missing import misspelt
@@ -37,7 +34,7 @@ class Loaded:
 
     module: nn.Module
     entry: Any = None
-    """torchvision's weights entry, or what another library prepares images by."""
+    """torchvision's weights entry, or the chain of another library."""
     source: Mapping[str, Any] = field(default_factory=dict)
     """The model for run.json: kind, name or file, weights; no absolute path."""
     fixed: FixedInput | None = None
@@ -49,10 +46,9 @@ class ModelSource:
     """One kind of thing that a MODEL string can name."""
 
     kind: str
-    """The name in run.json."""
+    """The name in run.json; `load_KIND` makes the model."""
     file: str
-    """The module of `featviz.models` that has `load_KIND`, which makes the model, and may have
-    `check_KIND`."""
+    """The module of `featviz.models` that has `load_KIND`."""
     form: str
     recognises: Callable[[str], bool]
     """Whether a MODEL string without a source's prefix is of this kind."""
@@ -61,62 +57,30 @@ class ModelSource:
     prefix: str = ""
     """Begins a MODEL string that is certainly of this kind."""
     default_weights: str | None = None
-    name: Callable[[str], str] | None = None
-    """From a MODEL string to the name in run.json; None where a file is recorded instead."""
     takes_arch: bool = False
     """Whether `--arch` may say what it belongs to."""
     certain: bool = True
     """Whether the MODEL string, its files and its weights decide what the model is; code does
     not, as it may change."""
 
-    def load(self, options: ModelOptions) -> Loaded:
-        """Load a model of this kind; raises as `load_source` does."""
-        loaded: Loaded = getattr(self._module, f"load_{self.kind}")(options)
-        return loaded
-
-    def check(self, options: ModelOptions) -> None:
-        """Refuse what can be known to be wrong before the model is made; no code of the user's
-        runs.
-
-        Raises:
-            UsageError: no such name, or no such argument.
-            LoadError: a package is missing.
-        """
-        getattr(self._module, f"check_{self.kind}", lambda options: None)(options)
-
-    @property
-    def _module(self) -> ModuleType:
-        return import_module(f"featviz.models.{self.file}")
+    def name(self, spec: str) -> str:
+        """The name in run.json of what a MODEL string names, without folders."""
+        is_path = spec.startswith("hf:") or ".py:" in spec or Path(spec).exists()
+        name = spec.removeprefix(self.prefix)
+        return Path(name).name if is_path else name
 
     def record(self, options: ModelOptions) -> dict[str, Any]:
         """What run.json will certainly say of a model, beside its files: known before loading."""
-        if self.name is None or not self.certain:
+        if self.default_weights is None:
             return {"kind": self.kind}
         weights = options.weights or self.default_weights
         named = {"kind": self.kind, "name": self.name(options.spec)}
-        return named if Path(str(weights)).is_file() else {**named, "weights": weights}
-
-
-FACTORY_FORM = re.compile(r"(?P<where>.+\.py|[A-Za-z_][\w.]*):(?P<attribute>[A-Za-z_][\w.]*)")
+        return named if Path(weights).is_file() else {**named, "weights": weights}
 
 
 def _looks_like_a_file(spec: str) -> bool:
     path = Path(spec)
     return path.suffix.lower() in sniff.SUFFIXES or "/" in spec or path.exists()
-
-
-def download_hint(spec: str) -> str:
-    """What to do where there is no such file or folder: it may be a model id of Hugging Face's."""
-    if (
-        re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", spec)
-        and Path(spec).suffix.lower() not in sniff.SUFFIXES
-    ):
-        name = spec.rpartition("/")[2]
-        return (
-            f"check the path; a model id of Hugging Face is downloaded first: "
-            f"hf download {spec} --local-dir {name}, and MODEL is hf:{name}"
-        )
-    return "check the path"
 
 
 def _is_adapter(spec: str) -> bool:
@@ -129,11 +93,10 @@ SOURCES = (
         "torchvision",
         "zoo",
         "a torchvision name",
-        recognises=lambda spec: not (_looks_like_a_file(spec) or FACTORY_FORM.fullmatch(spec)),
+        recognises=lambda spec: not (_looks_like_a_file(spec) or code.FORM.fullmatch(spec)),
         weights="default, an entry such as IMAGENET1K_V1, a file, or none (random)",
         prefix="torchvision:",
         default_weights="default",
-        name=lambda spec: spec.removeprefix("torchvision:"),
     ),
     ModelSource(
         "timm",
@@ -143,7 +106,6 @@ SOURCES = (
         weights="default, a tag such as a1_in1k, a file, or none (random)",
         prefix="timm:",
         default_weights="default",
-        name=lambda spec: spec.removeprefix("timm:"),
     ),
     ModelSource(
         "adapter",
@@ -160,12 +122,11 @@ SOURCES = (
         recognises=lambda spec: Path(spec).is_dir(),
         weights="a file in place of its own",
         prefix="hf:",
-        name=lambda spec: Path(spec.removeprefix("hf:")).name,
         certain=False,
     ),
     ModelSource(
         "file",
-        "file",
+        "load",
         f"a file ({' '.join(sniff.SUFFIXES)})",
         recognises=lambda spec: Path(spec).is_file(),
         weights="",
@@ -175,9 +136,8 @@ SOURCES = (
         "factory",
         "factory",
         "a factory (pkg.mod:factory, file.py:factory)",
-        recognises=lambda spec: FACTORY_FORM.fullmatch(spec) is not None,
+        recognises=lambda spec: code.FORM.fullmatch(spec) is not None,
         weights="a file, or none (as the factory makes them)",
-        name=lambda spec: Path(spec).name if ".py:" in spec else spec,
         certain=False,
     ),
 )
@@ -204,7 +164,10 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
             class or function must be named.
     """
     if spec.endswith(".py") and Path(spec).is_file():
-        raise code.which_of(spec, option)
+        raise UsageError(
+            f"{option} {spec!r} is code",
+            f"name the class or function that makes the model: {quoted(spec)}:NAME",
+        )
     for source in SOURCES:
         if source.prefix and spec.startswith(source.prefix):
             return source
@@ -217,6 +180,18 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
     raise UsageError(f"no model file {spec!r}", download_hint(spec))
 
 
+def download_hint(spec: str) -> str:
+    """What to do where there is no such file or folder: it may be a model id of Hugging Face's."""
+    is_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", spec)
+    if is_id is None or Path(spec).suffix.lower() in sniff.SUFFIXES:
+        return "check the path"
+    name = spec.rpartition("/")[2]
+    return (
+        f"check the path; a model id of Hugging Face is downloaded first: "
+        f"hf download {spec} --local-dir {name}, and MODEL is hf:{name}"
+    )
+
+
 def load_source(options: ModelOptions) -> Loaded:
     """Load from where the MODEL string says.
 
@@ -224,20 +199,10 @@ def load_source(options: ModelOptions) -> Loaded:
         UsageError: no such name or file.
         LoadError: there is something, but no model can be made of it.
     """
-    return _accepted(options).load(options)
-
-
-def check_source(options: ModelOptions) -> None:
-    """Refuse what can be known to be wrong with MODEL, `--arch`, `--weights` and `--model-arg`
-    before the model is made.
-
-    Raises:
-        UsageError: no such name, file or argument.
-        LoadError: a package is missing.
-    """
-    _accepted(options).check(options)
-    if options.arch:
-        source_of(options.arch, "--arch").check(replace(options, spec=options.arch, arch=None))
+    source = _accepted(options)
+    module = import_module(f"featviz.models.{source.file}")
+    loaded: Loaded = getattr(module, f"load_{source.kind}")(options)
+    return loaded
 
 
 def check_words(options: ModelOptions) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from featviz.errors import LoadError
 from featviz.models.files import checkpoint
@@ -25,101 +22,58 @@ log = logging.getLogger(__name__)
 _SHOWN = 4
 """Keys that an error names before it says how many more there are."""
 
-_NORMED = re.compile(r"_[guv]$|\.parametrizations\.")
-_NORM_HINT = (
-    "they are of weight norm, spectral norm or another parametrization: --arch file.py:NAME of "
-    "code that applies it, or save them after torch.nn.utils.parametrize.remove_parametrizations "
-    "(remove_weight_norm, remove_spectral_norm)"
-)
-
-
-_FIT_HINT = "another --arch, --model-arg (for example num_classes=10), or --partial for what fits"
-
-
-@dataclass(frozen=True)
-class Fit:
-    """How well a state dict fits a module: counts and names of tensors."""
-
-    total: int
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    other: tuple[str, ...]
-    """Keys whose shapes differ, with both shapes in words."""
-
-    @property
-    def fitting(self) -> int:
-        """Tensors of the module that the state dict has in the right shape."""
-        return self.total - len(self.missing) - len(self.other)
-
-    @property
-    def words(self) -> str:
-        """The tensors that do not fit, in words; empty if all fit."""
-        parts = {"missing ": self.missing, "unexpected ": self.unexpected, "": self.other}
-        return "; ".join(
-            word + listed([quoted(key) for key in keys], _SHOWN)
-            for word, keys in parts.items()
-            if keys
-        )
-
-
-def compare(module: nn.Module, tensors: Mapping[str, Tensor]) -> Fit:
-    """Hold tensors against a module's own names and shapes."""
-    expected = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
-    # BatchNorm's step counter: old checkpoints lack it, and nothing depends on it here
-    counted = [k for k in expected if k in tensors or not k.endswith("num_batches_tracked")]
-    return Fit(
-        total=len(counted),
-        missing=tuple(key for key in counted if key not in tensors),
-        unexpected=tuple(key for key in tensors if key not in expected),
-        other=tuple(
-            f"{key} is {list(tensors[key].shape)}, not {list(expected[key].shape)}"
-            for key in counted
-            if key in tensors and tensors[key].shape != expected[key].shape
-        ),
-    )
-
 
 def put_into(
     module: nn.Module, tensors: Mapping[str, Tensor], what: str, partial: bool = False
-) -> Fit:
+) -> str:
     """Load tensors into a module; half precision is cast to the module's own.
 
     Args:
         what: begins the message: `net.pth does not fit resnet18`.
         partial: load what fits, and say how much that is.
 
+    Returns:
+        How many of the module's tensors there were: `loaded 122 of 122`.
+
     Raises:
         LoadError: something is missing, unexpected or of another shape (not with `partial`), or
             nothing fits at all.
     """
-    fit = compare(module, tensors)
-    if any(hasattr(part, "_packed_params") for part in module.modules()):
-        raise LoadError(
-            f"{what}: the architecture is quantised, and weights go into float modules",
-            "--arch the model as it is before it is quantised",
-        )
-    if fit.words and not (partial and fit.fitting):
-        normed = any(_NORMED.search(key) for key in fit.unexpected)
-        raise LoadError(
-            f"{what}: {fit.fitting} of {fit.total} tensors; {fit.words}",
-            _NORM_HINT if normed else _FIT_HINT,
-        )
-    expected = module.state_dict()
+    own = module.state_dict()
+    expected = {k: v for k, v in own.items() if isinstance(v, Tensor)}
+    # BatchNorm's step counter: old checkpoints lack it, and nothing depends on it here
+    total = [k for k in expected if k in tensors or not k.endswith("num_batches_tracked")]
     chosen = OrderedDict(
         (k, v) for k, v in tensors.items() if k in expected and expected[k].shape == v.shape
     )
+    odd = {
+        "missing ": [quoted(key) for key in total if key not in tensors],
+        "unexpected ": [quoted(key) for key in tensors if key not in expected],
+        "": [
+            f"{quoted(key)} is {list(tensors[key].shape)}, not {list(expected[key].shape)}"
+            for key in total
+            if key in tensors and key not in chosen
+        ],
+    }
+    words = "; ".join(word + listed(keys, _SHOWN) for word, keys in odd.items() if keys)
+    if words and not (partial and chosen):
+        raise LoadError(
+            f"{what}: {len(chosen)} of {len(total)} tensors; {words}",
+            "another --arch, --model-arg (for example num_classes=10), or --partial for what fits",
+        )
     # MNASNet loads no unknown version
-    vars(chosen)["_metadata"] = getattr(expected, "_metadata", {})
+    vars(chosen)["_metadata"] = getattr(own, "_metadata", {})
     try:
         module.load_state_dict(chosen, strict=False)
-    except RuntimeError as error:  # sparse and quantized tensors, which cannot be copied in
+    except (RuntimeError, KeyError) as error:  # of sparse and quantised tensors and modules
         raise LoadError(
             f"{what}: {quoted(str(error).strip().splitlines()[-1].strip())}",
             "save the weights as plain dense tensors",
         ) from error
-    if fit.words:
-        log.warning("loaded %d of %d tensors (--partial): %s", fit.fitting, fit.total, fit.words)
-    return fit
+    loaded = f"loaded {len(chosen)} of {len(total)}"
+    if words:
+        log.warning("%s tensors (--partial): %s", loaded, words)
+    return loaded
 
 
 def read_weights(path: Path, options: ModelOptions) -> Unwrapped:
@@ -144,23 +98,8 @@ def put_weights(
     if fitting.steps:
         log.info("%s: %s", path.name, "; ".join(fitting.steps))
     what = f"{path.name} does not fit {options.spec}"
-    fit = put_into(module, fitting.tensors, what, options.partial)
-    taken = [*fitting.steps, f"loaded {fit.fitting} of {fit.total}"]
-    return {**checkpoint.record(path), "taken": taken}
-
-
-def check_values(module: nn.Module) -> None:
-    """Refuse a module that was built on the device meta and never filled.
-
-    Raises:
-        LoadError: names the first parameter or buffer without values.
-    """
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if not is_lazy(tensor) and tensor.is_meta:
-            raise LoadError(
-                f"the model's {quoted(name)} is on the device meta, where tensors have no values",
-                "call model.to_empty(device='cpu') where it is built, and load weights into it",
-            )
+    loaded = put_into(module, fitting.tensors, what, options.partial)
+    return {**checkpoint.record(path), "taken": [*fitting.steps, loaded]}
 
 
 def in_full_precision(module: nn.Module, device: torch.device) -> nn.Module:

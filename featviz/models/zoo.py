@@ -59,16 +59,6 @@ def load_torchvision(options: ModelOptions) -> Loaded:
     return Loaded(module, entry, {**source, "weights": weights, **seed})
 
 
-def check_torchvision(options: ModelOptions) -> None:
-    """Refuse a name or an entry that torchvision does not have.
-
-    Raises:
-        UsageError: names the nearest ones.
-    """
-    weights = options.weights or "default"
-    _entry(options.spec.removeprefix("torchvision:"), None if Path(weights).is_file() else weights)
-
-
 def build_torchvision(
     name: str, weights: str | None, seed: int, arguments: Mapping[str, Any]
 ) -> tuple[nn.Module, Any]:
@@ -169,17 +159,6 @@ def load_timm(options: ModelOptions) -> Loaded:
     module, chain = _build_timm(name, None, options.seed, {**read, **options.model_args})
     record = put_weights(module, tensors, path, options)
     return Loaded(module, chain, {**source, **read, **record})
-
-
-def check_timm(options: ModelOptions) -> None:
-    """Refuse a name or a tag that timm does not have.
-
-    Raises:
-        UsageError: names the nearest ones.
-        LoadError: timm is not installed.
-    """
-    weights = options.weights if not Path(options.weights or "").is_file() else None
-    _tagged(_timm(), options.spec.removeprefix("timm:"), weights)
 
 
 def timm_name_beside(path: Path) -> str | None:

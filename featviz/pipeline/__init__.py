@@ -22,7 +22,7 @@ from featviz.errors import FeatvizError, UploadError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
 from featviz.layout.hints import HintBook
-from featviz.models.load import LoadedModel, mistakes_first
+from featviz.models.load import LoadedModel
 from featviz.options import ModelOptions, RunOptions
 from featviz.pipeline import dry_run
 from featviz.pipeline.options import board_of
@@ -97,8 +97,7 @@ def _find(
     if isinstance(options.target, Path):
         inputs = [*find.files_of(samples), *destination.model_files(*names)]
         destination.check_apart(options.target, "--out", inputs)
-    with mistakes_first(model):
-        check_destination(model, options)
+    check_destination(model, options)
     return samples
 
 

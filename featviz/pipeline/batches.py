@@ -17,7 +17,7 @@ from featviz.errors import FeatvizError, ForwardError, ImageError
 from featviz.hooks.forward import forward
 from featviz.images import find
 from featviz.images.decode import check_background
-from featviz.models.load import LoadedModel, load_model, mistakes_first
+from featviz.models.load import LoadedModel, load_model
 from featviz.models.requirements import versions
 from featviz.options import AuditOptions, ExemplarOptions, InputOptions, ModelOptions
 from featviz.pipeline.encoders import read_ahead
@@ -129,8 +129,7 @@ def begun(
         destination.check_apart(path, option, inputs)
         check_file(path, what, option, options.overwrite)
     besides = [path for _, path, _ in files]
-    with mistakes_first(model):
-        destination.check_free(options.out, kind, options.overwrite, besides)
+    destination.check_free(options.out, kind, options.overwrite, besides)
     with destination.replacing(options.out, kind, besides) as folder:
         loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
         warn_of_guess(loaded.preprocess)

@@ -174,7 +174,7 @@ def _planned(site: Site, maps: Maps, draw: DrawOptions, shown: Sequence[int]) ->
     count = 1 if reduced else min(channels, draw.max_maps or channels)
     laid_over = draw.overlay is not None and LAYOUTS[maps.layout].aligned
     shape = (count, min(slices, draw.max_slices), *(shown if laid_over else size))
-    plan = grid.plan_file(shape, draw, strip=maps.strip, alone=reduced)
+    plan = grid.plan(shape, draw, strip=maps.strip, alone=reduced)
     share = 3 * BLENDED if laid_over else 3 if reduced and draw.reduce == "pca" else 1
     drawn = plan.maps * plan.map_size[0] * plan.map_size[1] * share
     bytes = int(drawn * BYTES_PER_VALUE * (ENLARGED if plan.scale > (1, 1) else 1))
@@ -183,7 +183,7 @@ def _planned(site: Site, maps: Maps, draw: DrawOptions, shown: Sequence[int]) ->
     files = [PlannedFile(*of, picture, plan.maps, plan.width, plan.height, bytes)]
     if draw.figure:
         panels = 1 if maps.strip else min(figure.FIRST, count)
-        height, width = figure.FigureGeometry(panels, "own").pixels
+        height, width = figure.FigureGeometry.of(panels, "own").pixels
         file = f"{site.stem}.figure.png"
         files.append(PlannedFile(*of, file, panels, width, height, int(width * height * FIGURE)))
     return files

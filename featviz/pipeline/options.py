@@ -5,17 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
-
 from featviz.drawing import colormap, normalize, tensorboard
 from featviz.drawing.picture import check_format
 from featviz.errors import UsageError
 from featviz.files.urls import Url, is_url
 from featviz.gradients import options as gradients
-from featviz.gradients import targets
 from featviz.images import decode
 from featviz.layout.hints import parse_override
-from featviz.options import DrawOptions, PassOptions, RunOptions
+from featviz.options import DrawOptions, RunOptions
 
 
 def at_place(out: Any) -> dict[str, Any]:
@@ -27,14 +24,6 @@ def at_place(out: Any) -> dict[str, Any]:
     if isinstance(out, str) and is_url(out):
         out = Url.of_run(out)
     return {"url": out} if isinstance(out, Url) else {"out": Path(out)}
-
-
-def for_drawing(passes: PassOptions, draw: DrawOptions, seed: int) -> PassOptions:
-    """What is captured for these pictures: a class activation map is made of an output and its
-    gradient, so it captures both in place of the output."""
-    if draw.weighs and passes.capture == ("output",):
-        passes = structs.replace(passes, capture=targets.PAIRED)
-    return structs.replace(passes, seed=seed)
 
 
 def board_of(options: RunOptions) -> Path | None:
@@ -63,15 +52,9 @@ def check_options(options: RunOptions) -> None:
             f"overwrite is for folders, and out is {options.url}",
             "name another URL, or remove the run there first (`aws s3 rm --recursive`)",
         )
-    if options.draw.weighs and options.passes.capture != targets.PAIRED:
-        raise UsageError(
-            f"reduce={options.draw.reduce} is made of a layer's output and its gradient, and "
-            f"capture says {','.join(options.passes.capture)}",
-            "leave capture out",
-        )
     check_drawing(options.draw, options.tensorboard)
     decode.check_background(options.inputs.background)
-    gradients.check_options(options.passes)
+    gradients.check_options(options.passes, options.draw)
 
 
 def check_drawing(draw: DrawOptions, board: Path | None = None) -> None:

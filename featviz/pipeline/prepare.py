@@ -16,12 +16,11 @@ from torch import Tensor
 from featviz.drawing import values
 from featviz.errors import ImageError, UsageError
 from featviz.files.remote import Remote
-from featviz.gradients import options as gradients
 from featviz.gradients import passes
-from featviz.gradients.options import PassPlan
+from featviz.gradients.passes import PassPlan
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
-from featviz.images import decode, find, group
+from featviz.images import decode, find
 from featviz.images.arrays import Wanted
 from featviz.images.decode import DecodedImage
 from featviz.layout import map_size, to_maps
@@ -74,7 +73,7 @@ def prepare(
     samples = grouped(images, loaded.preprocess)
     blank, shown = _first_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
-    plan = gradients.plan(loaded, options.passes)
+    plan = passes.plan(loaded, options.passes)
     prepared = Prepared(options, loaded, tuple(samples), blank, shown, layers, plan)
     passes.try_out(loaded, plan, blank, prepared.hint_book(blank))
     return prepared
@@ -110,10 +109,10 @@ def grouped(samples: Sequence[Sample], preprocess: Preprocess) -> list[Sample]:
         UsageError: images are left over.
     """
     if preprocess.frames is not None:
-        samples = group.clips(samples)
+        samples = find.clips(samples)
     elif preprocess.inputs > 1:
-        samples = group.together(samples, preprocess.inputs)
-    return group.unnested(samples)
+        samples = find.together(samples, preprocess.inputs)
+    return find.unnested(samples)
 
 
 def read_input(

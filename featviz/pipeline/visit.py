@@ -38,7 +38,7 @@ from featviz.errors import (
     UsageError,
 )
 from featviz.gradients import passes
-from featviz.gradients.options import PassPlan
+from featviz.gradients.passes import PassPlan
 from featviz.hooks.capture import Recorder
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images.decode import DecodedImage
@@ -165,8 +165,6 @@ class Visit:
         except StoreError:
             image.abandon()
             raise
-        if line := passes.norms_in_words(result.captures):
-            log.debug("%s: %s", result.image, line)
         if self.board is not None:
             self.board.post(image.posts, self.steps[result.image])
         return result
@@ -293,7 +291,7 @@ class ImageWriter:
                 counts = None if key else histogram(layout.to_floats(tensor))
                 drawn = self._later(plain.tiles.nbytes, partial(to_png, plain))
                 about = note(plain), self.sample.name
-                self.posts.append(Post(at, drawn, picture.stats, counts, *about))
+                self.posts.append(Post(at, drawn.result, picture.stats, counts, *about))
 
     def done(self, outcome: Outcome, recorder: Recorder) -> None:
         """The model is through: have the manifest written once all files are."""

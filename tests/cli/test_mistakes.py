@@ -48,6 +48,14 @@ COMMANDS = [
 ]
 
 OPTIONS = [
+    *(
+        (f"{RUN} {words}", f"{name} does nothing without gradients", "--capture output,grad")
+        for words, name in (
+            ("--target sum", "target"),
+            ("--grad-rule guided", "grad_rule"),
+            ("--edit conv1:grad*2", "edit=grad"),
+        )
+    ),
     (f"{RUN} --layer b1", "No such option '--layer'", f"--layers? featviz {RUN} --layers b1"),
     (f"{RUN} --max_maps 3", "No such option", f"--max-maps? featviz {RUN} --max-maps 3"),
     (f"{RUN} --gpu", "No such option '--gpu'", f"--device=cuda? featviz {RUN} --device=cuda"),
@@ -91,15 +99,10 @@ MODELS = [
     ("run modle.pth cat.jpg", "no model file 'modle.pth'", "featviz run model.pth cat.jpg"),
     ("run far/x.pth cat.jpg", "no model file 'far/x.pth'", "check the path"),
     ("run org/net cat.jpg", "no model file 'org/net'", "hf download org/net"),
-    ("run net.py cat.jpg", "'net.py' is code", "it has net.py:Net: featviz run net.py:Net cat.jpg"),
+    ("run net.py cat.jpg", "'net.py' is code", "makes the model: net.py:NAME"),
     ("run nett.py:Net cat.jpg", "no file 'nett.py'", "featviz run net.py:Net cat.jpg"),
     ("run net.py:Nett cat.jpg", "there is no 'Nett'", "there is Net"),
-    ("run empty.py cat.jpg", "'empty.py' is code", "no class of modules is seen in it"),
-    (
-        "run code cat.jpg",
-        "no folder of a Hugging Face model",
-        "name a class of the code in it: code",
-    ),
+    ("run code cat.jpg", "no folder of a Hugging Face model", "code/FILE --arch MODEL"),
     ("run store cat.jpg", "no folder of a Hugging Face model", "store/weights.pth --arch MODEL"),
     ("run empty.pth cat.jpg", "empty.pth is no checkpoint: it is empty", "that torch.save wrote"),
     ("run notes.txt cat.jpg", "it is a text file", "a file that torch.save wrote"),
@@ -108,7 +111,7 @@ MODELS = [
     (
         "run gan.pth cat.jpg",
         "gan.pth holds no weights: keys 'critic', 'nets', 'state'",
-        "here nets.generator or critic: featviz run gan.pth cat.jpg --key nets.generator",
+        "--key says where they are",
     ),
     ("run resnet18 cat.jpg --weights no", "--weights 'no' is neither a file", "IMAGENET1K_V1"),
 ]

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from conftest import Outcome
 from drawn_maps import NAN, SITE, noise, tiles_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from torch import Tensor, nn
+from torch import Tensor
 
 from featviz.drawing import order, values
 from featviz.drawing.drawer import Drawer
@@ -24,12 +19,9 @@ from featviz.options import DrawOptions
 PLAIN = DrawOptions(scale=1)
 
 
-def channels_of(maps: Tensor) -> order.Channels:
+def channels_of(maps: Tensor) -> tuple[Tensor, np.ndarray]:
     """Maps [N, H, W] as they are compared."""
-    numbers = values.channel_stats(maps)
-    flat = values.is_flat(numbers[:, values.MIN], numbers[:, values.MAX])
-    finite = numbers[:, values.NONFINITE] == 0
-    return order.Channels(maps.flatten(1), numbers[:, values.MEAN], flat, finite)
+    return maps.flatten(1), values.channel_stats(maps)
 
 
 def drawn(tensor: Tensor, options: DrawOptions) -> GridPicture:
@@ -53,7 +45,7 @@ def test_correlations_are_numpys() -> None:
 def test_by_mean_is_descending_and_without_a_mean_last() -> None:
     """Largest first, equal ones by index, NaN at the end."""
     means = torch.tensor([1.0, 5.0, NAN, -3.0, 5.0])
-    found = order.by_mean(channels_of(means[:, None, None].expand(-1, 4, 4).clone()))
+    found = order.by_mean(values.channel_stats(means[:, None, None].expand(-1, 4, 4).clone()))
     assert found == [1, 4, 0, 3, 2]
 
 
@@ -62,7 +54,7 @@ def test_similarity_restores_a_sequence() -> None:
     x = torch.arange(60.0)
     steps = torch.stack([torch.exp(-(((x - at) / 4) ** 2)) for at in range(5, 55, 3)])
     shuffle = [0, *(1 + torch.randperm(16, generator=torch.Generator().manual_seed(3))).tolist()]
-    found = order.by_similarity(channels_of(steps[shuffle].reshape(17, 6, 10)))
+    found = order.by_similarity(*channels_of(steps[shuffle].reshape(17, 6, 10)))
     assert [shuffle[place] for place in found] == list(range(17))
 
 
@@ -71,7 +63,7 @@ def test_similarity_puts_constants_and_nonfinite_maps_last() -> None:
     maps = noise(7, 5, 5)
     maps[0], maps[2], maps[4] = -1.0, 3.0, 0.0
     maps[1, 2, 2] = NAN
-    found = order.by_similarity(channels_of(maps))
+    found = order.by_similarity(*channels_of(maps))
     assert found[0] == 3 and set(found[:3]) == {3, 5, 6} and found[3:] == [2, 4, 0, 1]
 
 
@@ -85,9 +77,9 @@ def test_orders_and_groups_are_partitions(
     if seed % 3 == 0:
         maps[seed % count, 0, 0] = NAN
     channels = channels_of(maps)
-    for ordered in order.ORDERS.values():
-        assert sorted(ordered(channels)) == list(range(count))
-    groups = order.collapse(channels, threshold)
+    for places in (order.by_mean(channels[1]), order.by_similarity(*channels)):
+        assert sorted(places) == list(range(count))
+    groups = order.collapse(*channels, threshold)
     assert sorted(c for group in groups.values() for c in group) == list(range(count))
     assert all(leader == group[0] == min(group) for leader, group in groups.items())
     assert list(groups) == sorted(groups)
@@ -100,15 +92,15 @@ def test_collapse_joins_copies_and_near_copies() -> None:
     maps = torch.stack([base, noise(16, 16, seed=2), 3 * base + 5, -base, near])
     wanted = float(np.corrcoef(base.flatten(), near.flatten())[0, 1])
     channels = channels_of(maps)
-    assert order.collapse(channels, 1.0) == {0: [0, 2], 1: [1], 3: [3], 4: [4]}
-    assert order.collapse(channels, wanted - 1e-3) == {0: [0, 2, 4], 1: [1], 3: [3]}
-    assert order.collapse(channels, wanted + 1e-3)[0] == [0, 2]
+    assert order.collapse(*channels, 1.0) == {0: [0, 2], 1: [1], 3: [3], 4: [4]}
+    assert order.collapse(*channels, wanted - 1e-3) == {0: [0, 2, 4], 1: [1], 3: [3]}
+    assert order.collapse(*channels, wanted + 1e-3)[0] == [0, 2]
 
 
 def test_constants_are_alike_only_if_equal() -> None:
     """Zeros join zeros, sevens sevens; NaN joins nothing, not even itself."""
     maps = torch.stack([torch.full((3, 3), v) for v in (0.0, 7.0, 0.0, NAN, 7.0, NAN, 7.5)])
-    found = order.collapse(channels_of(maps), 0.5)
+    found = order.collapse(*channels_of(maps), 0.5)
     assert found == {0: [0, 2], 1: [1, 4], 3: [3], 5: [5], 6: [6]}
 
 
@@ -175,29 +167,3 @@ def test_clips_stay_together() -> None:
     assert all(
         np.array_equal(tile, plain[place]) for tile, place in zip(found, places, strict=True)
     )
-
-
-def test_run_writes_order_and_groups(
-    featviz: Callable[..., Outcome], tmp_path: Path, picture: Path
-) -> None:
-    """Through the command line: a layer with copied kernels, in the manifest of the image."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 6, 3))
-    with torch.no_grad():
-        model[0].weight[4] = model[0].weight[1] * 2
-        model[0].weight[5] = model[0].weight[1]
-    path = tmp_path / "copies.pth"
-    torch.save(model, path)
-    out = tmp_path / "out"
-    done = featviz(
-        "run", path, picture, "--out", out, "--order", "mean", "--collapse", "0.999", "--size", "20"
-    )
-    assert done.code == 0
-    (row,) = json.loads((out / "picture.png" / "manifest.json").read_text())["captures"]
-    assert row["collapsed"]["1"] == [1, 4, 5]
-    assert sorted(row["channels"]) == [0, 1, 2, 3] and row["maps"] == 6
-    numbers = np.load(out / "picture.png" / "stats.npz")["0|output|0|"]
-    means = numbers[row["channels"], 2]
-    assert (np.diff(means) <= 0).all() and len(numbers) == 6
-    options = json.loads((out / "run.json").read_text())["options"]
-    assert (options["order"], options["collapse"]) == ("mean", 0.999)

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.utils import make_grid, save_image
 
-from featviz.drawing import grid, labels
+from featviz.drawing import grid, labels, order
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import GridPicture, caption, describe, encode, write_png
 from featviz.errors import LayoutError
@@ -253,7 +253,7 @@ def test_pick_maps(pick: str, limit: int | None, channels: list[int] | None) -> 
     """The first, the strongest or evenly spread maps, in channel order; None means all."""
     means = [0.0, 4.0, float("nan"), 9.0, -7.0, 2.0]
     options = DrawOptions(max_maps=limit, pick=pick)  # type: ignore[arg-type]
-    assert grid.pick_maps(means, options) == channels
+    assert order.pick_maps(means, options) == channels
 
 
 @pytest.mark.parametrize("pick", ["first", "top", "spread"])

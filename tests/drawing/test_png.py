@@ -78,28 +78,12 @@ def test_pieces_are_left_as_they_were() -> None:
     assert np.array_equal(rows, before)
 
 
-def test_smooth_picture_is_small() -> None:
-    """A ramp costs next to nothing: it is filtered and deflated."""
-    pixels = np.tile(np.arange(256, dtype=np.uint8), (256, 1))
-    assert len(encoded(pixels)) < 0.05 * pixels.nbytes
-
-
 def test_chunks_are_in_order_and_whole() -> None:
     """Header first, then text and palette, data together, end last; every checksum is right."""
     pixels = np.zeros((4, 4), np.uint8)
     kinds = [k for k, _ in chunks(encoded(pixels, 2, colors=bytes(768), text={"Layer": "conv"}))]
     data = [kind for kind in kinds if kind == b"IDAT"]
     assert kinds == [b"IHDR", b"tEXt", b"PLTE", *data, b"IEND"] and data
-
-
-def test_palette_gives_the_colors() -> None:
-    """Indices stay indices (mode P), and each shows its triple."""
-    colors = np.random.default_rng(2).integers(0, 256, (256, 3), dtype=np.uint8)
-    pixels = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    image = opened(encoded(pixels, colors=colors.tobytes()))
-    assert image.mode == "P"
-    assert np.array_equal(np.asarray(image), pixels)
-    assert np.array_equal(np.asarray(image.convert("RGB")), colors[pixels])
 
 
 @pytest.mark.parametrize(

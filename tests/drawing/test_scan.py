@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from featviz.drawing import values
-from featviz.drawing.values import channel_stats
 
 ROUNDING = 512 / 4 * 2**-24
 """Of a float32 sum of 512 values in 4 lanes, the fewest there are: an addition is off by 2^-24."""
@@ -72,11 +71,15 @@ def _expected(rows: np.ndarray) -> np.ndarray:
     return np.array(numbers)
 
 
+@pytest.mark.parametrize("where", ["loop", "device"])
 @pytest.mark.parametrize("name", MAPS)
-def test_statistics_are_those_of_float64(name: str) -> None:
-    """Extremes and counts exactly, the deviation and, beside both, the mean within rounding."""
+def test_statistics_are_those_of_float64(name: str, where: str) -> None:
+    """Extremes and counts exactly, the deviation and, beside both, the mean within rounding; in a
+    compiled loop, and by torch where the values are."""
     rows = MAPS[name]
-    got, expected = values.statistics(rows), _expected(rows)
+    on_device = values.statistics_on_device
+    got = values.statistics(rows) if where == "loop" else on_device(torch.from_numpy(rows.copy()))
+    expected = _expected(rows)
     assert got.dtype == np.float32
     exact = expected.astype(np.float32)
     np.testing.assert_array_equal(got[:, [0, 1, 4, 5]], exact[:, [0, 1, 4, 5]])
@@ -102,22 +105,28 @@ def test_values_outside_are_counted_beside_the_statistics(
 @pytest.mark.parametrize("name", [name for name in MAPS if np.ptp(MAPS[name]) < np.inf])
 @pytest.mark.parametrize("top", [None, 255.5])
 def test_levels_are_those_of_numpy(name: str, top: float | None) -> None:
-    """The same float32 operations in the same order, so the same bytes."""
+    """The same float32 operations in the same order, so the same bytes; on a device, too."""
     rows = MAPS[name]
     low = rows.min(1)
     span = np.maximum(rows.max(1) - low, np.float32(1e-30))
     factor = (255 / span).astype(np.float32)
     scaled = (rows - low[:, None]) * factor[:, None] + np.float32(0.5)
     expected = scaled if top is None else np.clip(scaled, 0, top)
-    found = values.quantise(rows, low, factor, 0.5, top)
-    np.testing.assert_array_equal(found, expected.astype(np.uint8))
+    line = low, factor, 0.5, top
+    np.testing.assert_array_equal(values.quantise(rows, *line), expected.astype(np.uint8))
+    on_device = values.quantise_on_device(torch.from_numpy(rows.copy()), *line)
+    np.testing.assert_array_equal(on_device, expected.astype(np.uint8))
 
 
 def test_values_outside_the_limits_are_clipped_and_nan_is_dark() -> None:
     rows = np.array([[-9, 0, 1, 2, 9, np.nan, np.inf, -np.inf]], np.float32)
     one = np.ones(1, np.float32)
-    levels = values.quantise(rows, 0 * one, 100 * one, 0.5, 200.5)
-    assert levels.tolist() == [[0, 0, 100, 200, 200, 0, 200, 0]]
+    line = 0 * one, 100 * one, 0.5, 200.5
+    for levels in (
+        values.quantise(rows, *line),
+        values.quantise_on_device(torch.from_numpy(rows), *line),
+    ):
+        assert levels.tolist() == [[0, 0, 100, 200, 200, 0, 200, 0]]
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -136,33 +145,3 @@ def test_overall_joins_the_rows(name: str) -> None:
     assert (found["min"], found["max"]) == (finite.min(), finite.max())
     assert found["mean"] == pytest.approx(finite.mean(), rel=1e-5, abs=margin)
     assert found["std"] == pytest.approx(finite.std(), rel=1e-4, abs=margin)
-
-
-@pytest.mark.parametrize(
-    "maps",
-    [
-        torch.randn(4, 6, 8).permute(2, 0, 1),
-        torch.randn(6, 9, 10)[::2, 1:, ::3],
-        torch.randn(3, 1, 1).expand(3, 4, 5),
-    ],
-    ids=["permuted", "sliced", "expanded"],
-)
-def test_any_strides_give_the_numbers_of_the_copy(maps: torch.Tensor) -> None:
-    """Views are read as they are, and left as they were."""
-    before = maps.clone()
-    found = channel_stats(maps)
-    np.testing.assert_allclose(found, channel_stats(before), rtol=1e-5, atol=1e-7)
-    assert torch.equal(maps, before)
-
-
-@pytest.mark.parametrize("offset", [0.0, -9.0, 300.0, 1e4, -1e6])
-@pytest.mark.parametrize("shape", [(40, 20, 20), (7, 1, 3), (1, 19, 1), (3, 224, 224)])
-def test_statistics_of_maps_far_from_zero(shape: tuple[int, ...], offset: float) -> None:
-    """Those of float64 by rounding, half of the maps rectified."""
-    maps = torch.randn(shape, generator=torch.Generator().manual_seed(0)) + offset
-    maps[::2] = maps[::2].relu()
-    found, expected = channel_stats(maps), _expected(maps.flatten(1).numpy())
-    size = np.fmax(np.abs(expected[:, 0]), np.abs(expected[:, 1]))
-    error = np.abs(found[:, 2:4] - expected[:, 2:4])
-    assert (error[:, 0] <= 2e-6 * size).all()
-    assert (error[:, 1] <= 2e-4 * expected[:, 3] + 2e-7 * size).all()

@@ -16,6 +16,7 @@ import pytest
 import torch
 from conftest import Outcome
 from PIL import Image
+from runs import tree
 from torch import Tensor, nn
 from torchvision.utils import make_grid
 
@@ -37,8 +38,7 @@ class Events:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         keep = dict.fromkeys(("images", "scalars", "histograms"), 0)
-        self.held = EventAccumulator(str(folder), size_guidance=keep)
-        self.held.Reload()
+        self.held = EventAccumulator(str(folder), size_guidance=keep).Reload()
 
     def tags(self, kind: str) -> set[str]:
         return set(self.held.Tags()[kind])
@@ -52,8 +52,26 @@ class Events:
             found[event.step] = np.asarray(image.convert("RGB")).astype(int)
         return found
 
+    def histogram(self, tag: str, step: int = 0) -> Any:
+        return {event.step: event.histogram_value for event in self.held.Histograms(tag)}[step]
+
     def scalars(self, tag: str) -> dict[int, float]:
         return {event.step: event.value for event in self.held.Scalars(tag)}
+
+
+Ran = Callable[..., Events]
+
+
+@pytest.fixture
+def ran(tmp_path: Path) -> Ran:
+    """Run a model with a board, and read it."""
+
+    def invoke(model: nn.Module, images: Path, layers: str, **options: Any) -> Events:
+        board = {"tensorboard": tmp_path / "tb"}
+        fv.run(model, images, layers, tmp_path / "out", **board, **RAW, **options)
+        return Events(tmp_path / "tb" / "out")
+
+    return invoke
 
 
 @pytest.fixture
@@ -113,17 +131,13 @@ def torchvisions(output: Tensor) -> np.ndarray:
     return grid.mul(255).add(0.5).clamp(0, 255).byte().permute(1, 2, 0).numpy().astype(int)
 
 
-def test_grids_are_make_grids_one_tag_a_layer(
-    net: nn.Module, pictures: Path, tmp_path: Path
-) -> None:
-    """Tags by layer and call, the image's position as step, and torchvision's pixels."""
-    fv.run(net, pictures, "conv,relu,last", tmp_path / "out", tensorboard=tmp_path / "tb", **RAW)
-    events = Events(tmp_path / "tb" / "out")
-    layers = {"conv", "relu", "relu.call1", "last"}
-    assert events.tags("images") == {f"output/{name}" for name in layers} | {
-        "kernel/conv",
-        "kernel/last",
-    }
+def test_grids_are_make_grids_one_tag_a_layer(net: nn.Module, pictures: Path, ran: Ran) -> None:
+    """Tags by layer and call, the image's position as step, torchvision's pixels but for crosses on
+    maps of zeros; and no scalars, whose lines would join images."""
+    events = ran(net, pictures, "conv,relu,last")
+    layers, kernels = ("conv", "relu", "relu.call1", "last"), {"kernel/conv", "kernel/last"}
+    assert events.tags("images") == {f"output/{name}" for name in layers} | kernels
+    assert not events.tags("scalars") and events.images("kernel/conv").keys() == {0}
     for step, name in enumerate(NAMES):
         for layer, output in outputs(net, pictures / name).items():
             shown = events.images(f"output/{layer}")
@@ -137,26 +151,9 @@ def test_grids_are_make_grids_one_tag_a_layer(
                 assert cross[0, 0] and cross[0, -1] and cross.mean() < 0.3
                 cross[:] = False
             assert not different.any()
+            value = events.histogram(f"histogram/{layer}", step)
+            assert value.num == output.numel() == sum(value.bucket)
     assert (outputs(net, pictures / "0.png")["relu"][0, 3] == 0).all()
-    assert events.images("kernel/conv").keys() == {0}
-
-
-def test_histograms_are_the_tensors(net: nn.Module, pictures: Path, tmp_path: Path) -> None:
-    """Counts of all values, a step for each image; no scalars, whose lines would join images."""
-    fv.run(net, pictures, "conv,relu", tmp_path / "out", tensorboard=tmp_path / "tb", **RAW)
-    events = Events(tmp_path / "tb" / "out")
-    assert not events.tags("scalars")
-    for step, name in enumerate(NAMES):
-        for layer, output in outputs(net, pictures / name).items():
-            if layer == "last":
-                continue
-            found = events.held.Histograms(f"histogram/{layer}")[step]
-            value = found.histogram_value
-            assert (found.step, value.num) == (step, output.numel())
-            assert (value.min, value.max) == (float(output.min()), float(output.max()))
-            counts = np.histogram(output.double().numpy(), tensorboard.BINS)[0]
-            assert np.abs(np.array(value.bucket) - counts).sum() <= 4
-    assert "histogram-kernel/conv" in events.tags("histograms")
 
 
 def test_training_steps_make_lines_of_each_image(
@@ -194,64 +191,46 @@ def test_gradients_have_tags_of_their_own(
     assert featviz(*base, "--tensorboard", tmp_path / "tb").code == 0
     events = Events(tmp_path / "tb" / "out")
     assert {"grad/0", "grad/1", "grad-input/1", "output/0"} <= events.tags("images")
-    for tag, file in (
-        ("histogram-grad/0", "001_0/grad"),
-        ("histogram-grad-input/1", "002_1/grad-input"),
-    ):
+    for tag, file in (("grad/0", "001_0/grad"), ("grad-input/1", "002_1/grad-input")):
         array = np.load(tmp_path / "out" / "picture.png" / f"{file}.npy")
-        (event,) = events.held.Histograms(tag)
-        assert event.histogram_value.num == array.size
-        assert event.histogram_value.sum_squares == pytest.approx(np.square(array).sum(), rel=1e-4)
+        value = events.histogram(f"histogram-{tag}")
+        assert value.num == array.size
+        assert value.sum_squares == pytest.approx(np.square(array).sum(), rel=1e-4)
 
 
-def test_a_grid_shows_64_maps_and_says_of_how_many(pictures: Path, tmp_path: Path) -> None:
+def test_a_grid_shows_64_maps_and_says_of_how_many(pictures: Path, ran: Ran) -> None:
     """The first 64, as make_grid draws them; the histogram counts all."""
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 70, 3)).eval()
-    fv.run(net, pictures, "Conv2d", tmp_path / "out", tensorboard=tmp_path / "tb", **RAW)
-    events = Events(tmp_path / "tb" / "out")
+    events = ran(net, pictures / "1.png", "Conv2d")
     output = outputs(net, pictures / "1.png")["0"]
-    assert np.abs(events.images("output/0")[1] - torchvisions(output[:, :64])).max() <= 1
-    assert events.held.SummaryMetadata("output/0").summary_description == "64 of 70 maps"
-    assert events.held.SummaryMetadata("kernel/0").summary_description == "64 of 70 maps"
-    assert events.held.Histograms("histogram/0")[1].histogram_value.num == output.numel()
+    assert np.abs(events.images("output/0")[0] - torchvisions(output[:, :64])).max() <= 1
+    for tag in ("output/0", "kernel/0"):
+        assert events.held.SummaryMetadata(tag).summary_description == "64 of 70 maps"
+    assert events.histogram("histogram/0").num == output.numel()
 
 
 @pytest.mark.parametrize(
     "told", [{"cmap": "viridis"}, {"nrow": 4, "padding": 1, "scale": 2}, {"normalize": "layer"}]
 )
 def test_what_is_told_holds_for_the_board_too(
-    net: nn.Module, pictures: Path, tmp_path: Path, told: dict[str, Any]
+    net: nn.Module, pictures: Path, tmp_path: Path, told: dict[str, Any], ran: Ran
 ) -> None:
-    """Options change the board's grid as they change the file's."""
-    folder = pictures / "0.png"
-    fv.run(net, folder, "conv", tmp_path / "out", tensorboard=tmp_path / "tb", **RAW, **told)
-    fv.run(net, folder, "conv", tmp_path / "as-file", **RAW, **{"nrow": 2, "scale": 1, **told})
-    wanted = Image.open(tmp_path / "as-file" / "0.png" / "001_conv" / "output.png").convert("RGB")
-    assert np.array_equal(Events(tmp_path / "tb" / "out").images("output/conv")[0], wanted)
-
-
-def test_run_directory_is_the_same_with_a_board(
-    net: nn.Module, pictures: Path, tmp_path: Path
-) -> None:
-    """Where events go is not what is drawn."""
-    for name, more in (("plain", {}), ("boarded", {"tensorboard": tmp_path / "tb"})):
-        fv.run(net, pictures, "conv", tmp_path / name, **RAW, **more)
-    plain, boarded = (
-        {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-        for root in (tmp_path / "plain", tmp_path / "boarded")
-    )
-    assert plain == boarded
+    """Options change the board's grid as they change the file's; the files are those of a run
+    without a board."""
+    told = {"nrow": 2, "scale": 1, **told}
+    events = ran(net, pictures / "0.png", "conv", **told)
+    fv.run(net, pictures / "0.png", "conv", tmp_path / "plain", **RAW, **told)
+    assert tree(tmp_path / "plain") == tree(tmp_path / "out")
+    wanted = Image.open(tmp_path / "plain" / "0.png" / "001_conv" / "output.png").convert("RGB")
+    assert np.array_equal(events.images("output/conv")[0], wanted)
 
 
 def test_failed_image_keeps_its_step_and_posts_nothing(
-    net: nn.Module, pictures: Path, tmp_path: Path
+    net: nn.Module, pictures: Path, ran: Ran
 ) -> None:
     """Steps are positions among all images, so runs over the same folder can be compared."""
     (pictures / "1.png").write_bytes(b"broken")
-    result = fv.run(net, pictures, "conv", tmp_path / "out", tensorboard=tmp_path / "tb", **RAW)
-    assert result.exit_code == 3
-    assert sorted(Events(tmp_path / "tb" / "out").images("output/conv")) == [0, 2]
+    assert sorted(ran(net, pictures, "conv").images("output/conv")) == [0, 2]
 
 
 def test_each_run_has_a_folder_of_its_own(
@@ -290,24 +269,19 @@ def test_a_resumed_run_posts_what_it_draws(
     assert [event.step for event in events.held.Images("kernel/0")] == [0]
 
 
-def test_kernels_go_to_a_board(
-    featviz: Callable[..., Outcome], net: nn.Module, tmp_path: Path
-) -> None:
+def test_kernels_go_to_a_board(featviz: Callable[..., Outcome], tmp_path: Path) -> None:
     """`featviz kernels --tensorboard`: the file's picture, and a histogram of the weights."""
     model = nn.Sequential(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.Conv2d(6, 4, 3))
     torch.save(model, tmp_path / "net.pth")
-    done = featviz(
-        "kernels", tmp_path / "net.pth", "--out", tmp_path / "out", "--tensorboard", tmp_path / "tb"
-    )
-    assert done.code == 0
+    words = ("kernels", tmp_path / "net.pth", "--out", tmp_path / "out")
+    assert featviz(*words, "--tensorboard", tmp_path / "tb").code == 0
     events = Events(tmp_path / "tb" / "out")
     assert events.tags("images") == {"kernel/0", "kernel/2"} and not events.tags("scalars")
     for layer, folder in (("0", "001_0"), ("2", "003_2")):
         file = Image.open(tmp_path / "out" / folder / "kernel.png").convert("RGB")
         assert np.array_equal(events.images(f"kernel/{layer}")[0], file)
-    (event,) = events.held.Histograms("histogram-kernel/2")
-    assert event.histogram_value.num == 4 * 6 * 9
-    assert event.histogram_value.max == float(model[2].weight.detach().max())
+    value = events.histogram("histogram-kernel/2")
+    assert (value.num, value.max) == (4 * 6 * 9, float(model[2].weight.detach().max()))
 
 
 @pytest.mark.parametrize(

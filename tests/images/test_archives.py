@@ -27,7 +27,7 @@ from PIL import Image
 from runs import SMALL, complete, make_photos, tree
 
 from featviz.errors import ImageError, UsageError
-from featviz.images import archives, decode, find, group
+from featviz.images import archives, decode, find
 from featviz.records import Sample
 
 
@@ -360,9 +360,9 @@ def test_a_fifo_among_the_stills_of_a_clip(tmp_path: Path) -> None:
     """It is none of the clip's frames, and nothing waits for it."""
     photos = make_photos(tmp_path / "stills", 2)
     os.mkfifo(photos / "00a.png")
-    (clip,) = group.clips(find.find_samples([str(photos)]))
+    (clip,) = find.clips(find.find_samples([str(photos)]))
     assert [path.name for path in clip.paths] == ["00.png", "01.png"]
-    named = group.clips(find.find_samples([str(photos / "00a.png")]))
+    named = find.clips(find.find_samples([str(photos / "00a.png")]))
     with pytest.raises(ImageError, match=r"00a\.png is no file, but a FIFO"):
         decode.decode(named[0])
 

@@ -156,16 +156,6 @@ def test_wide_numbers_are_left_as_they_are(tmp_path: Path, dtype: str, values: l
     assert image.values.tolist() == [[values]] and image.words == f"{dtype} values as they are"
 
 
-def test_sixteen_bits_turn_upright(tmp_path: Path) -> None:
-    """By EXIF, as pictures of 8 bits do."""
-    values = np.array([[1, 2, 3], [4, 5, 6]], np.uint16)
-    exif = Image.Exif()
-    exif[274] = 3
-    Image.fromarray(values).save(tmp_path / "turned.png", exif=exif)
-    found = numbers(tmp_path / "turned.png").values[0] * 65535
-    assert np.array_equal(found.round(), values[::-1, ::-1])
-
-
 @pytest.mark.parametrize(
     ("values", "greys"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Barrier
@@ -67,23 +66,6 @@ def test_a_folder_of_a_server_gives_what_the_folder_gives(
     assert complete(tmp_path / "local") == ["00.png", "01.png", "sub dir/00.png"]
     assert featviz(*base, tmp_path / "far", server.url).code == 0
     assert tree(tmp_path / "far") == tree(tmp_path / "local")
-
-
-def test_nothing_is_written_but_the_run(
-    featviz: Run,
-    tiny_file: Path,
-    server: WebServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Neither into the temporary folder nor into the current one."""
-    places = [tmp_path / "temporary", tmp_path / "current"]
-    for place in places:
-        place.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(places[0]))
-    monkeypatch.chdir(places[1])
-    assert featviz("run", tiny_file, *SMALL, server.url, "--out", tmp_path / "out").code == 0
-    assert [list(place.iterdir()) for place in places] == [[], []]
 
 
 @pytest.mark.parametrize("fault", [unavailable, truncated, silent])

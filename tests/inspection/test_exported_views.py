@@ -212,7 +212,7 @@ def _gradient(module: nn.Module, rule: str, image: Tensor) -> tuple[Tensor, int]
     given = image.clone().requires_grad_()
     with in_eval_mode(module, True), relu_rule(rule) as found:
         (gradient,) = torch.autograd.grad(module(given).sum(), given)
-    return gradient, 0 if found is None else found.met
+    return gradient, found.total() if found else 0
 
 
 @pytest.mark.slow

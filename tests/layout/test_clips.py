@@ -23,7 +23,7 @@ from torchvision.utils import make_grid
 import featviz as fv
 from featviz.diff.compare import ImagePair
 from featviz.drawing.drawer import Drawer
-from featviz.images import decode, find, group
+from featviz.images import decode, find
 from featviz.models.presets import choose_preprocess
 from featviz.options import DrawOptions, InputOptions
 from featviz.records import Layer, Site
@@ -89,7 +89,7 @@ class TestGrouping:
 
     def test_frames_stand_in_natural_order(self, tmp_path: Path) -> None:
         """frame2 before frame10, whatever the order of the alphabet."""
-        (clip,) = group.clips(find.find_samples([str(folder_of(tmp_path / "walk", 12))]))
+        (clip,) = find.clips(find.find_samples([str(folder_of(tmp_path / "walk", 12))]))
         assert (clip.name, len(clip.paths)) == ("walk", 12)
         assert [path.stem for path in clip.paths] == [f"frame{i}" for i in range(12)]
 
@@ -99,7 +99,7 @@ class TestGrouping:
         another."""
         folder = folder_of(tmp_path / "both", 2)
         animation(folder / f"anim{suffix}", 5)
-        found = group.clips(find.find_samples([str(folder)]))
+        found = find.clips(find.find_samples([str(folder)]))
         assert [(clip.name, len(clip.paths)) for clip in found] == [
             (f"anim{suffix}", 1),
             ("both", 2),
@@ -111,7 +111,7 @@ class TestGrouping:
         for name in ("run", "walk"):
             folder_of(tmp_path / "all" / name, 3)
         for arguments in (["all"], ["all/run", "all/walk"], ["all/*/*.png"]):
-            found = group.clips(
+            found = find.clips(
                 find.find_samples([str(tmp_path / argument) for argument in arguments])
             )
             assert [(clip.name, len(clip.paths)) for clip in found] == [("run", 3), ("walk", 3)]
@@ -126,15 +126,15 @@ class TestGrouping:
             for number in range(2):
                 still(number).save(path / f"{name}{number}.png")
         arguments = [str(tmp_path / name / "frames") for name in ("a", "b")]
-        found = group.clips(find.find_samples(arguments))
+        found = find.clips(find.find_samples(arguments))
         assert [clip.name for clip in found] == ["a/frames", "b/frames"]
         folder = folder_of(tmp_path / "walk", 3)
         monkeypatch.chdir(tmp_path)
         found = find.find_samples(["walk/frame0.png", str(folder / "frame2.png")])
-        (clip,) = group.clips(found)
+        (clip,) = find.clips(found)
         assert (clip.name, [p.name for p in clip.paths]) == ("walk", ["frame0.png", "frame2.png"])
         still(3).save(tmp_path / "one.png")
-        (clip,) = group.clips(find.find_samples([str(tmp_path / "one.png")]))
+        (clip,) = find.clips(find.find_samples([str(tmp_path / "one.png")]))
         assert clip.name == "one.png"
         assert numbers(decode.decode(clip, frames=4).images) == [3, 3, 3, 3]
 
@@ -162,7 +162,7 @@ class TestGrouping:
             if kind == "folder"
             else animation(tmp_path / f"c{kind}", held)
         )
-        (clip,) = group.clips(find.find_samples([str(path)]))
+        (clip,) = find.clips(find.find_samples([str(path)]))
         want = np.linspace(0, held - 1, asked).round().astype(int).tolist()
         assert numbers(decode.decode(clip, frames=asked).images) == want
 

@@ -20,7 +20,7 @@ from torchvision.transforms import functional as F
 
 import featviz as fv
 from featviz.errors import UsageError
-from featviz.images import group
+from featviz.images import find
 from featviz.models.presets import choose_preprocess, required_arguments
 from featviz.options import InputOptions
 from featviz.records import Sample
@@ -186,6 +186,6 @@ def test_layers_lists_models_of_several_images(
 def test_a_sample_of_one_file_keeps_its_name() -> None:
     """together() with one image a group changes nothing of the names."""
     samples = [Sample(f"{i}.png", (Path(f"{i}.png"),)) for i in range(3)]
-    assert group.together(samples, 1) == samples
-    joined = group.together([Sample("d/a.png", (Path("d/a.png"),)), samples[0]], 2)
+    assert find.together(samples, 1) == samples
+    joined = find.together([Sample("d/a.png", (Path("d/a.png"),)), samples[0]], 2)
     assert joined == [Sample("d/a.png+0.png", (Path("d/a.png"), Path("0.png")))]

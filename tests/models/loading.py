@@ -62,6 +62,15 @@ def same_weights(one: nn.Module, other: nn.Module | dict[str, Tensor]) -> bool:
     return list(a) == list(b) and all(torch.equal(a[key], b[key]) for key in a)
 
 
+def same_modules(loaded: nn.Module, module: nn.Module) -> None:
+    assert [(n, type(m), sorted(vars(m))) for n, m in loaded.named_modules()] == [
+        (n, type(m), sorted(vars(m))) for n, m in module.named_modules()
+    ]
+    assert {k: (v.shape, v.dtype) for k, v in loaded.state_dict().items()} == {
+        k: (v.shape, v.dtype) for k, v in module.state_dict().items()
+    }
+
+
 WHOLE = saved_bytes({"weight": torch.zeros(5000)})
 OLD = saved_bytes({"weight": torch.zeros(5000)}, _use_new_zipfile_serialization=False)
 """A checkpoint as torch.save writes it, and as it did before torch 1.6."""

@@ -154,13 +154,10 @@ def test_layers_and_audit_pass_them_too(
         (["foo=1"], "forward_args foo: forward of Conditional takes x, t, ids, mask"),
         (["t"], "forward_args t is not NAME=VALUE"),
         (["t=open('x')"], r"forward_args t=open\('x'\) is no value"),
-        (["t=zeros:99999,99999"], "has 9,999,800,001 values"),
-        (["t=zeros:1:complex"], "there is no type complex"),
+        (["t=zeros:1:complex"], "forward_args t=zeros:1:complex is no value"),
         (["t=none.npy"], "forward_args t: none.npy is no file"),
         (["t=bad.npy"], "forward_args t: bad.npy cannot be read: it is no array"),
         (["t=bad.pt"], "forward_args t: bad.pt is of the older format"),
-        (["t=1", "t=2"], "forward_args t is given twice"),
-        (["t.a=1", "t=2"], "forward_args t is given twice"),
     ],
 )
 def test_what_is_no_argument_gets_one_line(

@@ -98,11 +98,6 @@ def test_one_channel_gets_the_mean_of_three() -> None:
     assert model.module.eval()(tensor).shape == (1, 1000)
 
 
-def test_a_stem_of_other_channels_does_not_decide() -> None:
-    """TResNet's first convolution takes 48 channels, made of three."""
-    assert load("timm:tresnet_m", weights="none").preprocess.chain.channels == 3
-
-
 def test_img_size_is_the_size_of_the_input() -> None:
     """A model built for another size gets that size."""
     found = load("timm:test_vit", weights="none", model_args={"img_size": 96})
@@ -136,12 +131,14 @@ def test_random_weights_are_timms_under_the_seed(caplog: Any, monkeypatch: Any) 
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(3)
     assert same(found.module, timm.create_model(SMALL))
+    assert found.source == {"kind": "timm", "name": SMALL, "weights": "none", "seed": 3}
     assert "test_resnet has random weights (--weights none, --seed 3)" in caplog.text
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-@pytest.mark.parametrize("prefix", ["", "module.", "model._orig_mod."])
-@pytest.mark.parametrize("way", ["arch", "weights"])
+@pytest.mark.parametrize(
+    ("way", "prefix", "suffix"),
+    [("arch", "model._orig_mod.", ".pth"), ("weights", "module.", ".safetensors")],
+)
 def test_a_file_of_weights(
     way: str, prefix: str, suffix: str, own: nn.Module, tmp_path: Path
 ) -> None:
@@ -273,18 +270,6 @@ def test_without_timm_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(LoadError, match="needs the package timm") as caught:
         load("timm:resnet18")
     assert caught.value.hint == "pip install 'featviz[timm]'"
-
-
-def test_run_draws_a_timm_model(picture: Path, tmp_path: Path, featviz: Callable[..., Any]) -> None:
-    """`run timm:NAME` writes the maps, and run.json says what it was."""
-    done = featviz(
-        "run", f"timm:{SMALL}", picture, "--weights", "none", "--layers", "conv1.0", "--out",
-        tmp_path / "out",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    record = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert record["model"] == {"kind": "timm", "name": SMALL, "weights": "none", "seed": 0}
-    assert "resize shorter side to 168 (bilinear), centre crop 160×160" in record["preprocessing"]
 
 
 def test_a_model_without_a_classifier_has_no_classes() -> None:

@@ -28,9 +28,9 @@ State = dict[str, Tensor]
 
 
 @pytest.fixture(scope="module")
-def resnet() -> nn.Module:
+def small() -> nn.Module:
     torch.manual_seed(5)
-    return models.resnet18(num_classes=7)
+    return models.shufflenet_v2_x0_5(num_classes=7)
 
 
 def prefixed(state: Mapping[str, Tensor], prefix: str) -> State:
@@ -59,17 +59,16 @@ WRAPPINGS: dict[str, Callable[[State], Any]] = {
 
 
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
-@pytest.mark.slow
 def test_weights_load_without_arch_however_they_are_wrapped(
-    wrapping: str, resnet: nn.Module, tmp_path: Path
+    wrapping: str, small: nn.Module, tmp_path: Path
 ) -> None:
     """The architecture, its classes and every weight are found (traps 22 to 24)."""
     path = tmp_path / "weights.pth"
-    torch.save(WRAPPINGS[wrapping](dict(resnet.state_dict())), path)
+    torch.save(WRAPPINGS[wrapping](dict(small.state_dict())), path)
     loaded = load_model(ModelOptions(str(path)), InputOptions())
-    assert (loaded.source["arch"], loaded.source["num_classes"]) == ("resnet18", 7)
+    assert (loaded.source["arch"], loaded.source["num_classes"]) == ("shufflenet_v2_x0_5", 7)
     assert "resize shorter side to 256" in loaded.preprocess.words
-    for key, value in resnet.state_dict().items():
+    for key, value in small.state_dict().items():
         if "num_batches" not in key:
             close = torch.allclose(loaded.module.state_dict()[key], value, atol=1e-3)
             exact = torch.equal(loaded.module.state_dict()[key], value)
@@ -86,32 +85,16 @@ def test_own_names_that_look_like_a_prefix_are_kept() -> None:
     assert set(found.tensors) == set(own)
 
 
-def test_averaged_weights_are_taken_when_asked_for(resnet: nn.Module) -> None:
+def test_averaged_weights_are_taken_when_asked_for(small: nn.Module) -> None:
     """--ema, --no-ema, and plain ones without either."""
     plain, averaged = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
     content = {"state_dict": plain, "state_dict_ema": averaged}
     picked = [float(unwrap(content, ema=ema).tensors["w"]) for ema in (None, False, True)]
     assert picked == [0.0, 0.0, 1.0]
-    with pytest.raises(LoadError, match=r"the checkpoint holds no averaged weights .*'state_dict'"):
-        unwrap({"state_dict": {"state_dict_ema": 1}}, ema=True)
-
-
-@pytest.mark.parametrize(
-    ("names", "hint", "add"),
-    [
-        (("net", "net_ema"), "--key says where they are, here net_ema", ("--key", "net_ema")),
-        (("model", "swa"), "--key says where they are, here swa", ("--key", "swa")),
-        (("model", "schema"), "leave out --ema for the plain ones", ()),
-    ],
-)
-def test_plain_weights_are_not_offered_as_averages(
-    names: tuple[str, ...], hint: str, add: tuple[str, ...]
-) -> None:
-    """Where --ema finds none in the usual places."""
-    content = {name: {"w": torch.zeros(1), "v": torch.zeros(2)} for name in names}
-    with pytest.raises(LoadError, match="holds no averaged weights") as raised:
-        unwrap(content, ema=True)
-    assert raised.value.hint == hint and raised.value.add == add
+    for content in ({"state_dict": {"state_dict_ema": 1}}, {"state_dict": plain, "schema": plain}):
+        with pytest.raises(LoadError, match=r"holds no averaged weights .*'state_dict'") as raised:
+            unwrap(content, ema=True)
+        assert raised.value.hint == "leave out --ema for the plain ones"
 
 
 def test_key_and_strip_prefix_are_obeyed() -> None:
@@ -157,22 +140,24 @@ def test_wrapped_modules_are_taken_out(tiny: nn.Module) -> None:
         assert adopt(wrapped, InputOptions(size=8, crop=8)).module is tiny
 
 
-def test_replaced_head_gives_the_nearest(resnet: nn.Module, tmp_path: Path) -> None:
+def test_replaced_head_gives_the_nearest(small: nn.Module, tmp_path: Path) -> None:
     """Another head: nearest architectures with counts; --partial goes on and says how much."""
-    state = {k: v for k, v in resnet.state_dict().items() if not k.startswith("fc.")}
+    state = {k: v for k, v in small.state_dict().items() if not k.startswith("fc.")}
     state |= {"fc.0.weight": torch.ones(9, 512), "fc.2.weight": torch.ones(2, 9)}
     torch.save(state, tmp_path / "a.pth")
-    with pytest.raises(LoadError, match=r"nearest: resnet18 \(100 of 102 tensors fit\)") as caught:
+    with pytest.raises(
+        LoadError, match=r"nearest: shufflenet_v2_x0_5 \(280 of 282 tensors fit\)"
+    ) as caught:
         load_model(ModelOptions(str(tmp_path / "a.pth")), InputOptions())
     assert "--partial" in str(caught.value.hint)
     loaded = load_model(ModelOptions(str(tmp_path / "a.pth"), partial=True), InputOptions())
-    assert loaded.source["taken"] == ["loaded 120 of 122"]
-    assert torch.equal(loaded.module.state_dict()["conv1.weight"], state["conv1.weight"])
+    assert loaded.source["taken"] == ["loaded 336 of 338"]
+    assert torch.equal(loaded.module.state_dict()["conv1.0.weight"], state["conv1.0.weight"])
 
 
-def test_sharded_safetensors_load(resnet: nn.Module, tmp_path: Path) -> None:
+def test_sharded_safetensors_load(small: nn.Module, tmp_path: Path) -> None:
     """An index.json stands for the files beside it."""
-    state = {k: v.contiguous() for k, v in resnet.state_dict().items()}
+    state = {k: v.contiguous() for k, v in small.state_dict().items()}
     names = [*state]
     halves = {"m-1.safetensors": names[:60], "m-2.safetensors": names[60:]}
     for file, keys in halves.items():
@@ -185,17 +170,17 @@ def test_sharded_safetensors_load(resnet: nn.Module, tmp_path: Path) -> None:
 
 
 def test_identify_command_says_what_it_is(
-    resnet: nn.Module, tmp_path: Path, featviz: Callable[..., Outcome]
+    small: nn.Module, tmp_path: Path, featviz: Callable[..., Outcome]
 ) -> None:
     """For people a line, for programs JSON; exit 1 where nothing fits entirely."""
-    torch.save({"state_dict": prefixed(resnet.state_dict(), "module.")}, tmp_path / "a.pth")
+    torch.save({"state_dict": prefixed(small.state_dict(), "module.")}, tmp_path / "a.pth")
     done = featviz("identify", tmp_path / "a.pth")
     assert done.code == 0
     assert "took 'state_dict'; stripped 'module.'" in done.out
-    assert "it is resnet18 with 7 classes (or quantized_resnet18, of the same shapes)" in done.out
+    assert "it is shufflenet_v2_x0_5 with 7 classes (or quantized_shuff" in done.out
     found = json.loads(featviz("identify", tmp_path / "a.pth", "--json").out)
-    assert (found["architecture"], found["num_classes"]) == ("resnet18", 7)
-    assert found["also"] == ["quantized_resnet18"]
+    assert (found["architecture"], found["num_classes"]) == ("shufflenet_v2_x0_5", 7)
+    assert found["also"] == ["quantized_shufflenet_v2_x0_5"]
     torch.save({"w": torch.ones(3)}, tmp_path / "b.pth")
     done = featviz("identify", tmp_path / "b.pth")
     assert (done.code, done.out) == (
@@ -206,29 +191,21 @@ def test_identify_command_says_what_it_is(
 
 
 def test_identify_says_what_run_takes_a_file_for(
-    resnet: nn.Module,
+    small: nn.Module,
     tmp_path: Path,
     featviz: Callable[..., Outcome],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A whole model, as it stands; weights of a class nearby, whatever its methods call the object,
-    with the option; weights beside a config.json; a model of a class that is not trusted, never."""
+    """A whole model, as it stands; weights beside a config.json; a model of a class that is not
+    trusted, never."""
     monkeypatch.chdir(tmp_path)
     done = featviz("identify", DIGITS_MODEL)
     words = "digits_cnn.pth: 8 tensors; a whole model (Sequential), which is run as it stands\n"
     assert (done.code, done.out) == (0, words)
-    torch.save(resnet, "whole.pth")
+    torch.save(small, "whole.pth")
     done = featviz("identify", "whole.pth", "--json")
-    assert json.loads(done.out)["whole_model"] == "ResNet" and done.code == 0
+    assert json.loads(done.out)["whole_model"] == "ShuffleNetV2" and done.code == 0
     torch.save({"stem.weight": torch.ones(1), "head.bias": torch.ones(1)}, "own.pth")
-    Path("net.py").write_text(
-        "from torch import nn\nclass Net(nn.Module):\n    def __init__(s, width=1):\n"
-        "        s.stem, s.head = nn.ReLU(), 1\n        s.stem = s.head = nn.ReLU()\n"
-        "    def forward(s, x): return x\n"
-    )
-    done = featviz("identify", "own.pth")
-    assert done.code == 0 and done.out.endswith("as in net.py:Net; --arch net.py:Net takes it\n")
-    assert json.loads(featviz("identify", "own.pth", "--json").out)["nearby"] == ["net.py:Net"]
     Path("config.json").write_text(json.dumps({"architectures": ["ViTModel"], "model_type": "vit"}))
     done = featviz("identify", "own.pth")
     assert done.code == 0 and "config.json beside it says ViTModel" in done.out

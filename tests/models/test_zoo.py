@@ -11,7 +11,7 @@ import math
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import WARNING
@@ -30,7 +30,7 @@ from featviz import pipeline
 from featviz.models.identify import _index
 from featviz.models.load import LoadedModel, load_model
 from featviz.options import DrawOptions, InputOptions, ModelOptions, RunOptions
-from models.loading import nothing_fetched, uninitialised
+from models.loading import nothing_fetched, same_modules, same_weights, uninitialised
 
 LANDSCAPE, SPHERES = SCENES / "landscape.jpg", SCENES / "spheres.jpg"
 CLIP_FRAMES = 4
@@ -78,23 +78,15 @@ def case_of(name: str) -> Case:
 
 
 def random_weights(module: nn.Module) -> dict[str, Tensor]:
-    """A state dict of random weights.
-
-    The rows of each weight are overlapping pieces of one random line: a tenth of the time.
-    """
+    """A state dict of random weights."""
     generator = torch.Generator().manual_seed(0)
     state: dict[str, Tensor] = module.state_dict()
     for name, parameter in module.named_parameters():
-        rows, columns = parameter.shape[0] if parameter.ndim > 1 else 1, math.prod(parameter.shape)
-        columns //= rows
-        if parameter.ndim > 1:
-            line = torch.randn(7 * rows + columns, generator=generator) * columns**-0.5
-            strides = (7, *(math.prod(parameter.shape[i:]) for i in range(2, parameter.ndim + 1)))
-            state[name] = line.as_strided(parameter.shape, strides).contiguous()
-        elif name.endswith("weight"):
+        if parameter.ndim == 1 and name.endswith("weight"):
             state[name] = torch.ones_like(parameter)
         else:
-            state[name] = torch.randn(parameter.shape, generator=generator) * 0.02
+            scale = parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.02
+            state[name] = torch.randn(parameter.shape, generator=generator) * scale
     return state
 
 
@@ -211,26 +203,25 @@ SIBLINGS = {
 """Small models of which a smaller one has the same layers, fewer or narrower."""
 
 
-def torchvision_cases() -> list[Any]:
-    """Without the quantised builders, whose state dicts are loaded into their float twins."""
-    sizes = {
-        name: sum(math.prod(shape) for shape in entry["tensors"].values())
-        for name, entry in _index().items()
-        if not name.startswith("quantized_")
-    }
-    families: dict[str, list[str]] = {}
-    for name in sizes:
-        families.setdefault(re.split(r"[\d_]", name)[0], []).append(name)
-    chosen = {min(family, key=lambda name: sizes[name]) for family in families.values()}
-    return [
-        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
-        for name in sorted(sizes.keys() - SIBLINGS)
-        if name in chosen or sizes[name] < LARGEST
-    ]
+SIZES = {
+    name: sum(math.prod(shape) for shape in entry["tensors"].values())
+    for name, entry in _index().items()
+    if not name.startswith("quantized_")
+}
+"""Parameters of torchvision's models."""
+LARGEST_FIRST = sorted(SIZES, key=SIZES.__getitem__, reverse=True)
+SMALLEST = {*{re.split(r"[\d_]", name)[0]: name for name in LARGEST_FIRST}.values()}
+"""Of each family, as the name begins."""
+RUN = sorted({name for name in SIZES if SIZES[name] < LARGEST} - SIBLINGS | SMALLEST - SIBLINGS)
+
+
+def marked(names: Iterable[str], quick: set[str]) -> list[Any]:
+    """All but a few of them are slow."""
+    return [pytest.param(name, marks=[] if name in quick else pytest.mark.slow) for name in names]
 
 
 @pytest.mark.filterwarnings("ignore:The default weight initialization:FutureWarning")
-@pytest.mark.parametrize("name", torchvision_cases())
+@pytest.mark.parametrize("name", marked(RUN, QUICK))
 def test_no_leaf_of_torchvision_is_lost(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """From a bare state dict, without --arch: each call of each leaf is drawn or has a reason."""
     case = case_of(name)
@@ -288,18 +279,20 @@ TIMM = {name: size for size, names in TIMM_BY_SIZE.items() for name in sorted(na
 QUICK_TIMM = {"efficientvit_m0"}
 
 
-def timm_cases() -> list[Any]:
-    return [
-        pytest.param(name, marks=[] if name in QUICK_TIMM else pytest.mark.slow) for name in TIMM
-    ]
-
-
-@pytest.mark.parametrize("name", timm_cases())
+@pytest.mark.parametrize("name", marked(TIMM, QUICK_TIMM))
 def test_no_leaf_of_timm_is_lost(name: str, tmp_path: Path) -> None:
-    """Each call of each leaf of timm's families is drawn or has a reason."""
-    options = ModelOptions(f"timm:{name}", weights="none", device="cpu")
-    loaded = load_model(options, InputOptions(size=TIMM[name]))
+    """timm's families load from whole files without flags, with the numbers that were saved; each
+    call of each leaf is drawn or has a reason."""
+    with uninitialised():
+        module: nn.Module = pytest.importorskip("timm").create_model(name)
+    module.load_state_dict(random_weights(module))
+    torch.save(module, tmp_path / "whole.pth")
+    options = ModelOptions(str(tmp_path / "whole.pth"), device="cpu")
+    loaded = load_model(options, InputOptions(size=TIMM[name], channels=3))
+    same_modules(loaded.module, module)
+    assert same_weights(loaded.module, module)
     with counted(loaded.module) as count:
         image = run_all_layers(loaded, [str(LANDSCAPE)], tmp_path)
     check_nothing_is_lost(loaded.module, image, count)
     shutil.rmtree(tmp_path / "out")
+    (tmp_path / "whole.pth").unlink()

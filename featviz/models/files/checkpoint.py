@@ -96,20 +96,6 @@ def _read_torch(path: Path, unsafe: bool) -> Any:
 
 def _refusal(file: str, names: Sequence[str]) -> LoadError:
     shown = listed([quoted(name) for name in names], _SHOWN)
-    trust = "if you trust the file, --trust"
-    if "torch.ScriptObject" in names:
-        return LoadError(
-            f"{file} is a model that was quantised dynamically, or an LSTM's weights of one: "
-            "they are packed in a script object, which could run any code; nothing was executed",
-            "torch.save(model.state_dict(), FILE) and --arch with the float model draw its linear "
-            f"layers; {trust}",
-            add=("--trust",),
-        )
-    if any(name.startswith("torch.ao.nn.") and "quantized" in name for name in names):
-        return LoadError(
-            f"{file} is a statically quantised model saved whole, which torch cannot load",
-            "save its state_dict(), or the float model that it was made from",
-        )
     for package in ("ultralytics", "timm"):
         own = [name for name in names if name.startswith(f"{package}.")]
         if lacking := [quoted(name) for name in own if torch_files.lacks(name)]:
@@ -119,7 +105,7 @@ def _refusal(file: str, names: Sequence[str]) -> LoadError:
             )
     return LoadError(
         f"{file} needs {shown}, which could run any code; nothing was executed",
-        trust,
+        "if you trust the file, --trust",
         add=("--trust",),
     )
 
@@ -143,11 +129,6 @@ def _read_unsafely(path: Path) -> Any:
     if isinstance(content, nn.Module) and not isinstance(content, torch.jit.ScriptModule):
         content = unwrapped(content)
         for part in content.modules():
-            if "quantized" in type(part).__module__ and not torch_files.is_sound(part):
-                raise LoadError(
-                    f"{path.name} is a quantised model saved whole, which torch cannot load again",
-                    "save its state_dict(), or the float model that it was made from",
-                )
             if not torch_files.is_sound(part):
                 remedy = "save a model that runs, or its state dict"
                 raise LoadError(f"{path.name} {torch_files.broken(part)}", remedy)

@@ -1,17 +1,16 @@
-"""From what a training script saved to a plain state dict: nested keys, prefixes, and what pruning,
-quantisation and wrappers keep in place of weights."""
+"""From what a training script saved to a plain state dict: nested keys, prefixes, and what pruning
+and wrappers keep in place of weights."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from featviz.errors import LoadError
-from featviz.text import counted, listed, quoted
+from featviz.text import counted, quoted
 
 _PLAIN = (
     "state_dict",
@@ -33,26 +32,23 @@ _PREFIXES = (
 """What DataParallel, torch.compile, Lightning, training scripts and transformers around a model of
 timm's put before names."""
 
-_SIDE_BY_SIDE = ("online_model.", "ema_model.")
-"""What the package ema-pytorch puts before the names of the model and of its average."""
-
 _AVERAGED_COUNT = "n_averaged"
 """What AveragedModel (SWA, EMA) keeps beside the weights."""
 
 _MOST = 0.9
 """A prefix counts if so many of the keys have it: losses and metrics may stand beside the model."""
 
-_SAYS_AVERAGED = re.compile(r"(?i)(^|[^a-z])(ema|swa)([^a-z]|$)|averag")
-"""In the name of a place: that weights there are averages."""
+_WRAPPERS = {
+    "_orig_mod.": "",
+    "_fsdp_wrapped_module.": "",
+    "_checkpoint_wrapped_module.": "",
+    ".module.": ".",
+}
+"""What torch.compile, FSDP, activation checkpointing and DataParallel put into the names of a part,
+and what stands in its place."""
 
-_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-"""What torch.compile, FSDP and activation checkpointing put into the names of a part."""
-
-_PACKED = "._packed_params._packed_params"
-"""What stands for weight and bias of a linear layer that quantize_dynamic has packed."""
-
-_DEEPEST, _SHOWN = 4, 6
-"""Mappings inside one another that are looked into, and places of weights that an error lists."""
+_DEEPEST = 4
+"""Mappings inside one another that are looked into."""
 
 
 @dataclass(frozen=True)
@@ -85,49 +81,15 @@ def unwrap(
     """
     steps: list[str] = []
     inner = _at(content, key, steps) if key else _dig(content, ema, steps, _DEEPEST)
-    inner, done = unpacked(inner)
-    steps += done
     tensors = _tensors(inner)
-    if all(any(name.startswith(prefix) for name in tensors) for prefix in _SIDE_BY_SIDE):
-        tensors = _without(tensors, _SIDE_BY_SIDE[bool(ema)], steps)
     if not tensors:
-        raise _no_weights(content, key, name, averaged=bool(ema and not key))
+        what = "averaged weights (--ema)" if ema and not key else "weights"
+        under = f" under {key!r}" if key else ""
+        hint = "leave out --ema for the plain ones" if ema else "--key says where they are"
+        raise LoadError(f"{name} holds no {what}{under}: {_describe(content)}", hint)
     if prefix:
         tensors = _without(tensors, prefix, steps)
     return Unwrapped(tensors, tuple(steps), inner if isinstance(inner, nn.Module) else None)
-
-
-def _no_weights(content: Any, key: str | None, name: str, averaged: bool) -> LoadError:
-    """The error for a checkpoint without tensors, or averages, in the usual places, with the places
-    that have some; never a hint at plain ones as if they were averages."""
-    under = f" under {key!r}" if key else ""
-    what, places = f"weights{under}", [quoted(place) for place in _places(content)]
-    if averaged:
-        what = "averaged weights (--ema)"
-        places = [place for place in places if _SAYS_AVERAGED.search(place)]
-    message = f"{name} holds no {what}: {_describe(content)}"
-    if not places and averaged:
-        return LoadError(message, "leave out --ema for the plain ones")
-    if not places:
-        return LoadError(message, "give a file that holds a state dict or a model")
-    hint = f"--key says where they are, here {listed(places, _SHOWN, ' or ')}"
-    return LoadError(message, hint, add=() if key else ("--key", places[0]))
-
-
-def _places(content: Any) -> list[str]:
-    """Ways to what holds tensors in a checkpoint, as `--key` takes them, most tensors first."""
-    found: list[tuple[int, str]] = []
-    waiting, seen = [("", content, 0)], set[int]()
-    for way, value, depth in waiting:
-        if id(value) in seen or not isinstance(value, Mapping) or depth == _DEEPEST:
-            continue
-        seen.add(id(value))
-        for key, inner in value.items():
-            if type(key) is str and not (way and "." in key):
-                place = f"{way}.{key}" if way else key
-                found += [(len(tensors), place)] if (tensors := _tensors(inner)) else []
-                waiting.append((place, inner, depth + 1))
-    return [place for _, place in sorted(found, key=lambda one: -one[0])]
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -166,52 +128,21 @@ def stripped_forms(weights: Unwrapped) -> list[Unwrapped]:
             break
         tensors = _without(tensors, common[0], steps)
         forms.append(Unwrapped(tensors, tuple(steps)))
-    for change in (_renamed, _without_parallel, _unpruned):
+    for change in (_unwrapped_names, _unpruned):
         changed = [(form, *change(form.tensors)) for form in forms]
         forms += [Unwrapped(new, (*form.steps, *done)) for form, new, done in changed if done]
     return forms
 
 
-def _renamed(
-    tensors: Mapping[str, Tensor], parts: Sequence[str] = _WRAPPERS, by: str = ""
-) -> tuple[dict[str, Tensor], list[str]]:
+def _unwrapped_names(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Names without the wrappers of parts of the model, unless two names become one; also returns
     what was done, in words."""
     renamed, steps = dict(tensors), []
-    for part in parts:
+    for part, by in _WRAPPERS.items():
         if any(part in name for name in renamed):
             renamed = {name.replace(part, by): tensor for name, tensor in renamed.items()}
             steps.append(f"took {part.removeprefix('.')!r} out of names")
     return (renamed, steps) if len(renamed) == len(tensors) else (dict(tensors), [])
-
-
-def _without_parallel(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Names without DataParallel around parts of the model; also returns what was done."""
-    return _renamed(tensors, (".module.",), ".")
-
-
-def unpacked(content: Any) -> tuple[Any, list[str]]:
-    """A state dict whose linear layers torch.ao.quantization.quantize_dynamic has packed, with
-    their weights as floats; also returns what was done. Any other content stays as it is."""
-    if not isinstance(content, Mapping):
-        return content, []
-    packed = {k: v for k, v in content.items() if isinstance(k, str) and k.endswith(_PACKED)}
-    static = any(isinstance(v, Tensor) and v.is_quantized for v in content.values())
-    if static or not packed:
-        return content, []
-    for pair in packed.values():
-        plain_pair = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], Tensor)
-        if not plain_pair or not (pair[1] is None or isinstance(pair[1], Tensor)):
-            return content, []
-    layers = {key.removesuffix(_PACKED): pair for key, pair in packed.items()}
-    ends = (_PACKED, ".scale", ".zero_point", "._packed_params.dtype")
-    gone = {f"{layer}{end}" for layer in layers for end in ends}
-    plain = {key: value for key, value in content.items() if key not in gone}
-    for layer, (weight, bias) in layers.items():
-        plain[f"{layer}.weight"] = weight.dequantize() if weight.is_quantized else weight.float()
-        if bias is not None:
-            plain[f"{layer}.bias"] = bias
-    return plain, [f"dequantised {counted(len(layers), 'weight')}"]
 
 
 def _unpruned(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:

@@ -199,9 +199,7 @@ def read_tensor(data: bytes) -> np.ndarray:
     if not isinstance(content, Tensor):
         raise FileError(f"holds a {type(content).__name__}, and no tensor", _SAVE_IMAGE)
     if content.layout != torch.strided or content.is_quantized or content.is_complex():
-        kind = "complex" if content.is_complex() else str(content.layout).removeprefix("torch.")
-        kind = "quantised" if content.is_quantized else kind
-        raise FileError(f"holds a tensor that is {kind}, and no plain one", _SAVE_IMAGE)
+        raise FileError("holds a tensor that is sparse, complex or quantised", _SAVE_IMAGE)
     dense = content.detach().resolve_neg()
     try:
         array: np.ndarray = dense.numpy()

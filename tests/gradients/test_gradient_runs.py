@@ -1,0 +1,145 @@
+"""Runs with gradients: failures, reasons, --dry-run and options in a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Outcome
+from gradient_models import SPHERES
+from oracle import inputs
+from PIL import Image
+from torch import Tensor, nn
+
+import featviz as fv
+from featviz.errors import ForwardError
+from featviz.rundir.read import read_json
+
+
+class Picky(torch.autograd.Function):
+    """Fails on the way back of a bright picture."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.bad = bool(x.max() > 0.9)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        if ctx.bad:
+            raise RuntimeError("too bright")
+        return gradient
+
+
+class Moody(nn.Module):
+    """Fails on the way back of bright pictures, or gives a dict of them in place of scores."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.conv, self.fails = nn.Conv2d(1, 3, 1), fails
+
+    def forward(self, x: Tensor) -> Any:
+        bright = not self.fails and bool(x.max() > 0.9)
+        x = self.conv(Picky.apply(x) if self.fails else x)
+        return {"maps": x} if bright else x.mean((2, 3))
+
+
+NO_TENSOR = "the output is no tensor; the model gives output[maps] [1, 3, 5, 5]"
+
+
+@pytest.mark.parametrize(
+    ("fails", "error"),
+    [(True, "the backward pass failed: too bright"), (False, f"target 'top1': {NO_TENSOR}")],
+)
+def test_a_failing_image_leaves_nothing_and_the_others_go_on(
+    fails: bool, error: str, tmp_path: Path
+) -> None:
+    """The trial on zeros cannot know: exit code 3, and nothing of the image is written."""
+    for name, level in (("a.png", 10), ("b.png", 255), ("c.png", 20)):
+        Image.new("L", (5, 5), level).save(tmp_path / name)
+    out = tmp_path / "out"
+    raw = {"capture": "output,grad", "mean": (0.0,), "std": (1.0,)}
+    result = fv.run(Moody(fails), str(tmp_path / "*.png"), "conv", out, **raw)
+    assert result.exit_code == 3
+    assert [image.error for image in result.images] == [None, error, None]
+    assert sorted(path.name for path in out.iterdir()) == ["a.png", "c.png", "run.json"]
+    assert read_json(out / "run.json")["failures"] == [{"image": "b.png", "error": error}]
+
+
+class Wordy(nn.Module):
+    """A tensor and a word."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, str]:
+        return x.mean((2, 3)), "word"
+
+
+def test_what_is_no_tensor_is_skipped_for_each_kind(tmp_path: Path) -> None:
+    """Also where only gradients are captured, nothing is lost without a word."""
+    options = {"capture": "output,grad", "target": "output[0]", **inputs(8)}
+    result = fv.run(Wordy(), SPHERES, "*", tmp_path / "out", **options)
+    found = [(skip.kind, skip.key, skip.reason) for skip in result.images[0].skipped]
+    assert found == [(kind, "1", "is a str, not a tensor") for kind in ("output", "grad")]
+    assert [row.kind for row in result.images[0].captures] == ["output", "grad"]
+
+
+def test_a_model_that_undoes_its_graph_in_place_is_told_by_torchs_words(tmp_path: Path) -> None:
+    """torch refuses x.sigmoid_().mul_(x), and so do we, in one line."""
+
+    class Undone(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.sigmoid()
+            x.add_(1)
+            return x.mean((2, 3))
+
+    with pytest.raises(ForwardError) as caught:
+        fv.run(Undone(), SPHERES, "*", tmp_path / "out", capture="grad", **inputs(8))
+    assert caught.value.message.startswith(
+        "the backward pass failed: one of the variables needed for gradient computation has been "
+        "modified by an inplace operation"
+    )
+    assert "\n" not in caught.value.message
+    assert not (tmp_path / "out").exists()
+
+
+def test_dry_run_lists_what_is_captured(
+    tiny_file: Path, tmp_path: Path, featviz: Callable[..., Outcome]
+) -> None:
+    """All kinds, with the files that a run then writes; skipped ones with their reasons."""
+    fixed = ("--size", "16x16", "--mean", "0,0,0", "--std", "1,1,1", "--out", tmp_path / "out",
+             "--capture", "input,output,grad,grad-input", "--target", "layer:1",
+             "--layers", "Conv2d,ReLU,Linear", "--json")  # fmt: skip
+    planned = json.loads(featviz("run", tiny_file, SPHERES, "--dry-run", *fixed).out)
+    assert not (tmp_path / "out").exists()
+    done = json.loads(featviz("run", tiny_file, SPHERES, *fixed).out)
+    names = sorted(f"{row['layer']}/{row['file']}" for row in planned["per_image"])
+    assert names == sorted(file.split("_", 1)[1] for file in done["files"])
+    assert {name.split("/")[1] for name in names if name.startswith("0/")} == {
+        "input.png", "output.png", "grad.png", "grad-input.png", "grad-input.saliency.png",
+    }  # fmt: skip
+    reason = "has no gradient: the target does not depend on it"
+    view = f"{reason}, or it is a view that was changed in place"  # what Flatten gives
+    assert planned["skipped"] == [{"layer": "4", "reason": view}, {"layer": "4", "reason": reason}]
+    assert done["skipped"] == 2
+
+
+def test_options_come_from_a_config_file(
+    tiny_file: Path, tmp_path: Path, featviz: Callable[..., Outcome]
+) -> None:
+    """Lists for what may be several, and for --capture."""
+    (tmp_path / "c.toml").write_text(
+        'capture = ["output", "grad"]\ntarget = "class:2"\nablate = ["0:1", "0:2"]\n'
+        'grad-rule = "guided"\nsize = 16\n'
+    )
+    done = featviz(
+        "run", "--config", tmp_path / "c.toml", tiny_file, SPHERES, "--out", tmp_path / "out"
+    )
+    assert done.code == 0
+    manifest = read_json(tmp_path / "out" / "spheres.jpg" / "manifest.json")
+    assert manifest["target"]["of"] == "class:2"
+    assert manifest["target"]["grad_rule"] == "guided"
+    assert [row["what"] for row in manifest["interventions"]] == ["0:1", "0:2"]
+    assert {row["kind"] for row in manifest["captures"]} == {"output", "grad"}
