@@ -63,7 +63,7 @@ def bare(weights: Path, folder: Path, batch_size: int) -> None:
     with torch.inference_mode():
         for start in range(0, len(samples), batch_size):
             some = samples[start : start + batch_size]
-            inputs = [read_input(sample, preprocess, INPUTS)[1][0] for sample in some]
+            inputs = [read_input(sample, preprocess, INPUTS).args[0] for sample in some]
             module(torch.cat(inputs))
 
 

@@ -14,18 +14,14 @@ except ImportError as error:
 
 
 class LightningWatcher(FitWatch, Callback):
-    """A callback that draws the feature maps of fixed images, and audits their channels.
-
-    It is a `featviz.Watcher` for the time of each `fit`; the steps are Lightning's `global_step`.
-    A training that goes on from a checkpoint goes on with the series.
+    """A `featviz.Watcher` for the time of each `fit`; the steps are Lightning's `global_step`. A
+    training that goes on from a checkpoint goes on with the series.
 
     Args:
-        images, layers, every, out, tensorboard, overwrite, options: as for `featviz.Watcher`.
+        images, layers, every, out, tensorboard, overwrite, options: as for `featviz.Watcher`, which
+            refuses them at the start of `fit`.
         part: name of the submodule that is watched, for a LightningModule whose forward does not
             take images; empty for the LightningModule itself.
-
-    Raises:
-        FeatvizError: at the start of `fit`, as `featviz.Watcher`.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

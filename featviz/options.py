@@ -12,7 +12,7 @@ import math
 import re
 from collections import abc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from os import PathLike, fspath
 from pathlib import Path
@@ -20,7 +20,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, field, structs
 
 from featviz.errors import UsageError
 from featviz.files.urls import Url, is_url, refuse_url
@@ -213,7 +213,7 @@ _PIXELS = f"pixels from 1 to {LONGEST_SIDE}, such as 224 or 224x320"
 Size = Annotated[int | tuple[int, int], _takes("PIXELS", _PIXELS, _size)]
 Numbers = Annotated[tuple[float, ...], _takes("N,N,N", "numbers, such as 0.5,0.5,0.5", _numbers)]
 Auto = Annotated[int | None, _takes("N", "an integer ≥ 1, or auto", _auto)]
-Place = Annotated[Path, _takes("PATH", "a path, or a URL of a store", _place)]
+Place = Annotated[Any, _takes("PATH", "a path, or a URL of a store", _place)]
 AnyPath = Annotated[Path, _takes("PATH", "a path", _path)]
 File = Annotated[Path, _takes("FILE", "a file, not a folder", partial(_path, is_dir=False))]
 Folder = Annotated[Path, _takes("FOLDER", "a folder, not a file", partial(_path, is_dir=True))]
@@ -486,8 +486,7 @@ class RunOptions(Struct, frozen=True):
     layers: Annotated[Selectors | None, _layers(usual="one layer for each stage")] = None
     out: Annotated[Place, _out("Write the run into this folder, or below this URL of an object "
         "store (s3://bucket/maps).", "DIRECTORY")] = Path("featviz-out")
-    url: Any = None
-    """`files.urls.Url`: write the run below it in an object store, and leave no folder."""
+    """A path, or the `files.urls.Url` below which a run is written in an object store."""
     overwrite: Annotated[bool, _overwrite("the run in --out")] = False
     resume: Annotated[bool, _write("Continue the run in --out where it stopped.")] = False
     nul_separated: Annotated[bool, _nul] = False
@@ -506,11 +505,6 @@ class RunOptions(Struct, frozen=True):
     draw: DrawOptions = DrawOptions()
     inputs: InputOptions = InputOptions()
     passes: PassOptions = PassOptions()
-
-    @property
-    def target(self) -> Any:
-        """Where the user finds the run: a path, or a URL."""
-        return self.url or self.out
 
 
 class PageOptions(Struct, frozen=True):
@@ -575,6 +569,7 @@ class ListOptions(Struct, frozen=True):
     ] = False
     tree: Annotated[
         bool, _write("Indent each module below the one that holds it.", first=True)] = False
+    inputs: InputOptions = InputOptions()
 
 
 class KernelOptions(Struct, frozen=True):
@@ -866,7 +861,7 @@ def _bounds(hint: Any) -> str:
 
 def nested(kind: type[Struct]) -> dict[str, type[Struct]]:
     """The records in a record."""
-    fields = {info.name: info.type for info in msgspec.structs.fields(kind)}
+    fields = {info.name: info.type for info in structs.fields(kind)}
     return {n: t for n, t in fields.items() if isinstance(t, type) and issubclass(t, Struct)}
 
 
@@ -875,7 +870,7 @@ def declared(kind: type[Struct]) -> dict[str, Option]:
     """The options of a record by name, in the order of help; not those of the records in it."""
     hints = get_type_hints(kind, include_extras=True)
     found = {}
-    for info in msgspec.structs.fields(kind):
+    for info in structs.fields(kind):
         hint, name = hints[info.name], info.name
         words = next((meta.description for meta in _metas(hint) if meta.description), None)
         if words is None:
@@ -891,6 +886,16 @@ def declared(kind: type[Struct]) -> dict[str, Option]:
         made = info.default_factory is not msgspec.NODEFAULT
         default = info.default_factory() if made else info.default
         found[name] = Option(name, hint, default, words, **extra)
+    return found
+
+
+def every_option(kind: type[Struct]) -> dict[str, Option]:
+    """The options of a record and of those nested in it, whose defaults are the outer record's."""
+    found = dict(declared(kind))
+    defaults = {info.name: info.default for info in structs.fields(kind)}
+    for name, part in nested(kind).items():
+        for one in every_option(part).values():
+            found.setdefault(one.name, replace(one, default=getattr(defaults[name], one.name)))
     return found
 
 
@@ -913,12 +918,23 @@ def take(kind: type[Struct], given: dict[str, Any], but: Collection[str] = ()) -
 
 
 def read_from(kind: type[T], given: dict[str, Any], but: Collection[str] = ()) -> T:
-    """A record of those keywords that are its options, from which they are removed.
+    """A record, and the records in it, of those keywords that are their options; from the keywords
+    these are removed.
 
     Raises:
         UsageError: one does not take its value.
     """
-    return read(kind, take(kind, given, but))
+    inner = {
+        info.name: structs.replace(info.default, **_values(info.type, given, but))
+        for info in structs.fields(kind)
+        if info.name in nested(kind)
+    }
+    return kind(**_values(kind, given, but), **inner)
+
+
+def _values(kind: type[Struct], given: dict[str, Any], but: Collection[str]) -> dict[str, Any]:
+    options = declared(kind)
+    return {name: options[name].value(v) for name, v in take(kind, given, but).items()}
 
 
 def no_option(wrong: Iterable[str], known: Iterable[str]) -> UsageError:

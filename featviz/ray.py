@@ -11,25 +11,23 @@ from typing import Any
 from msgspec import structs
 
 from featviz import pipeline
-from featviz.api.keywords import Layers, Model, Picture, keywords_of
-from featviz.api.lending import as_files
-from featviz.api.running import Run, RunImage, read_order
+from featviz.api.keywords import Layers, Model, Order, Pictures, as_files, keywords_of
+from featviz.api.running import Run, RunImage, order_run
 from featviz.errors import FeatvizError, UsageError
-from featviz.options import DrawOptions, InputOptions, ModelOptions, PassOptions, RunOptions
-from featviz.pipeline.options import check_options
+from featviz.options import ModelOptions, RunOptions
+from featviz.pipeline.prepare import check_options
 from featviz.pipeline.resume import check_destination
 from featviz.pipeline.signals import stop_requests
 from featviz.records import ImageResult, RunResult, Shard
 from featviz.text import quoted
 
+NOT_OF_RAY = ("overwrite", "shard", "tensorboard")
 
-@keywords_of(
-    *(RunOptions, DrawOptions, PassOptions, InputOptions, ModelOptions),
-    but=("overwrite", "shard", "tensorboard", "nul_separated"),
-)
+
+@keywords_of(RunOptions, ModelOptions, but=NOT_OF_RAY)
 def run(
     model: Model,
-    images: Picture | list[Picture] | tuple[Picture, ...],
+    images: Pictures,
     layers: Layers | None = None,
     out: str | Path = "featviz-out",
     *,
@@ -62,20 +60,21 @@ def run(
     for name, value, least in (("workers", workers, 1), ("cpus", cpus, 0), ("gpus", gpus, 0)):
         if not value >= least:
             raise UsageError(f"{name}={value:g}: expected a number ≥ {least}")
-    if wrong := [name for name in ("overwrite", "shard", "tensorboard") if given.get(name)]:
+    if wrong := [name for name in NOT_OF_RAY if given.get(name)]:
         raise UsageError(f"{wrong[0]} is not for workers of Ray", "leave it out")
     try:
         import ray
     except ImportError:
         raise UsageError("ray is not installed", "pip install 'featviz[ray]'") from None
-    asked, lend = read_order(model, {**given, "resume": resume}, layers, out)
-    check_options(asked)
+    order = order_run(model, {**given, "resume": resume}, layers, out)
+    check_options(order.options)
     with as_files(images) as files:
-        with lend() as source:
-            check_destination(source, asked)
+        with order.lent() as source:
+            check_destination(source, order.options)
+        again = replace(order, options=structs.replace(order.options, resume=True))
         ray.init(ignore_reinit_error=True, log_to_driver=False)
         draw = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=2)(_draw)
-        given_to_all = ray.put(lend), files, structs.replace(asked, resume=True), Path.cwd()
+        given_to_all = ray.put(again), files, Path.cwd()
         left = tasks = [draw.remote(Shard(n, workers), *given_to_all) for n in range(workers)]
         with stop_requests() as stop:
             try:
@@ -92,16 +91,17 @@ def run(
     found = tuple(image for row in rows for image in row if image is not None)
     missing = tuple(name for result in results for name in result.missing)
     pictures = sum(result.pictures for result in results)
-    whole = RunResult(asked.target, found, missing, stop.is_set(), pictures)
-    return Run(whole, tuple(RunImage.of(image, whole.out, None) for image in found), None)
+    root = order.options.out
+    images_done = tuple(RunImage.of(image, root) for image in found)
+    return Run(root, images_done, missing, stop.is_set(), pictures)
 
 
-def _draw(shard: Shard, lend: Any, files: list[str], options: RunOptions, cwd: Path) -> RunResult:
+def _draw(shard: Shard, order: Order[RunOptions], files: list[str], cwd: Path) -> RunResult:
     """Draw one shard, in a worker; relative paths begin in `cwd`."""
     os.chdir(cwd)
     done: list[ImageResult] = []
-    options = structs.replace(options, shard=shard)
-    with lend() as model:
+    options = structs.replace(order.options, shard=shard)
+    with order.lent() as model:
         result = pipeline.run(model, files, options, lambda image, total: done.append(image))
     return replace(result, images=tuple(done))
 

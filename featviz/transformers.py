@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
 from featviz.api.watching import FitWatch
 from featviz.models.requirements import lacking
 
@@ -16,30 +14,21 @@ except ImportError as error:
 
 
 class TrainerWatcher(FitWatch, TrainerCallback):
-    """A callback that draws the feature maps of fixed images, and audits their channels.
-
-    It is a `featviz.Watcher` for the time of each `train`; the steps are the Trainer's
-    `global_step`. A training that goes on from a checkpoint goes on with the series.
+    """A `featviz.Watcher` for the time of each `train`; the steps are the Trainer's `global_step`.
+    A training that goes on from a checkpoint goes on with the series.
 
     Args:
-        images, layers, every, out, tensorboard, overwrite, options: as for `featviz.Watcher`.
+        images, layers, every, out, tensorboard, overwrite, options: as for `featviz.Watcher`, which
+            refuses them at the start of `train`.
         part: name of the submodule that is watched, for a model whose forward does not begin with
             the image; empty for the model itself.
-
-    Raises:
-        FeatvizError: at the start of `train`, as `featviz.Watcher`.
     """
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module | None = None,
-        **more: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
         """Choose the layers, and draw the model before its first step."""
-        self._begin(model, state.global_step)
+        self._begin(more["model"], state.global_step)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any

@@ -11,7 +11,6 @@ from urllib.parse import quote
 from featviz.api import showing
 from featviz.api.keywords import keywords_of, names_of
 from featviz.api.running import Run
-from featviz.api.showing import Page
 from featviz.diff import Outputs, compare_runs
 from featviz.diff import diff as diff_runs
 from featviz.diff.output import diff_table
@@ -31,7 +30,7 @@ class RunDifference(Comparison):
         return f"<RunDifference: {self.words}>"
 
     def _repr_html_(self) -> str:
-        return showing.render(Page(table=diff_table(self)))
+        return showing.render(table=diff_table(self))
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,7 +43,7 @@ class ReportPages(ReportResult):
     def _repr_html_(self) -> str:
         lines = [f"{name} is incomplete: {reason}" for name, reason in self.incomplete.items()]
         way = Path(os.path.relpath(self.page)).as_posix()
-        return showing.render(Page(lines=lines, link=quote(os.fsencode(way))))
+        return showing.render(lines=lines, link=quote(os.fsencode(way)))
 
 
 @keywords_of(DiffThresholds, DiffFiles)
@@ -132,7 +131,7 @@ def _root(run: Any) -> Path | Url:
         UsageError: it is neither a path nor a run.
     """
     if isinstance(run, Run):
-        return run.result.out
+        return run.root
     if isinstance(run, str) and is_url(run):
         return Url.of_run(run)
     if isinstance(run, (str, Path)):

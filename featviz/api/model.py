@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
 from PIL import Image
 
 from featviz.api import showing
-from featviz.api.keywords import NOT_OF_KERNELS, Layers, Model, keywords_of, names_of
-from featviz.api.lending import Feeding, Room, lent, loading, selectors, take_model
-from featviz.api.showing import Page
+from featviz.api.keywords import NOT_OF_KERNELS, Layers, Model, Room, keywords_of, ordered
 from featviz.inspection.kernels import NO_IMAGE, draw_kernels
 from featviz.inspection.layers import Listing, list_model
-from featviz.options import (
-    DrawOptions,
-    InputOptions,
-    KernelOptions,
-    ListOptions,
-    ModelOptions,
-    no_option,
-    read_from,
-)
+from featviz.options import KernelOptions, ListOptions, ModelOptions
 from featviz.records import Skip
 from featviz.text import by, counted
 
@@ -43,11 +31,11 @@ class LayerTable(Listing):
         return str(self.table)
 
     def _repr_html_(self) -> str:
-        return showing.render(Page(table=self.table))
+        return showing.render(table=self.table)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class KernelPicture:
+class KernelPicture(showing.OnePicture):
     """The kernels of a layer."""
 
     row: Mapping[str, Any]
@@ -62,19 +50,11 @@ class KernelPicture:
 
     @property
     def image(self) -> Image.Image:
-        """The picture, a tile for each output channel: mode L, P or RGB.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
+        """The picture, a tile for each output channel: mode L, P or RGB."""
         return showing.read_picture(self.folder, str(self.row["file"]))
 
     def __repr__(self) -> str:
         return f"<KernelPicture {self._words}>"
-
-    def _repr_html_(self) -> str:
-        shown = showing.figure(lambda: self.image, self._words, showing.LARGE)
-        return showing.render(Page([shown]))
 
     @property
     def _words(self) -> str:
@@ -96,15 +76,10 @@ class KernelPictures:
         return f"<KernelPictures of {counted(len(self.captures), 'layer')}>"
 
     def _repr_html_(self) -> str:
-        figures = [
-            showing.figure(partial(getattr, one, "image"), one._words)
-            for one in self.captures[: showing.MOST]
-        ]
-        left = len(self.captures) - showing.MOST
-        return showing.render(Page(figures, [f"{left} more in .captures"] if left > 0 else []))
+        return showing.gallery(self.captures, ".captures")
 
 
-@keywords_of(ListOptions, InputOptions, ModelOptions)
+@keywords_of(ListOptions, ModelOptions)
 def layers(
     model: Model,
     layers: Layers | None = None,
@@ -119,7 +94,6 @@ def layers(
         model: a MODEL string, or a module, which is given back as it was.
         layers: selectors, a class of modules, or a list of these; the rows that they take are
             `selected`. None selects what `featviz.run` draws without `layers`.
-        options: those below.
 
     Returns:
         A record with `rows`, each with index, name, type, parameters (a count), output_shape, macs,
@@ -138,14 +112,14 @@ def layers(
         >>> totals.parameters, totals.macs
         (112, 3888)
     """
-    given = {**options, "layers": selectors(layers)}
-    asked = read_from(ListOptions, given)
-    with loading(model, given, ListOptions) as (source, inputs):
-        listed = list_model(source, inputs, asked.layers, asked.functions, asked.tree)
+    order = ordered(ListOptions, model, options, layers)
+    asked = order.options
+    with order.lent() as source:
+        listed = list_model(source, asked.inputs, asked.layers, asked.functions, asked.tree)
     return LayerTable(**vars(listed))
 
 
-@keywords_of(KernelOptions, DrawOptions, ModelOptions, but=NOT_OF_KERNELS, normalize="symmetric")
+@keywords_of(KernelOptions, ModelOptions, but=NOT_OF_KERNELS)
 def kernels(
     model: Model,
     layers: Layers | None = None,
@@ -159,7 +133,6 @@ def kernels(
         model: a MODEL string, or a module, which is given back as it was.
         layers: selectors, a class of modules, or a list of these. None takes all convolutions.
         out: the folder of the pictures. None leaves nothing behind.
-        options: those below.
 
     Returns:
         A record with `captures`, each with `image`, `layer` and `row`.
@@ -176,17 +149,8 @@ def kernels(
         >>> kernels.captures[0].image.size
         (12, 12)
     """
-    room = Room() if out is None else None
-    place = room.path / "kernels" if room is not None else out
-    given = {"normalize": "symmetric", **options, "layers": selectors(layers), "out": place}
-    for_model, asked = take_model(given), read_from(KernelOptions, given)
-    draw = read_from(DrawOptions, given, NOT_OF_KERNELS)
-    if given:
-        raise no_option(
-            given, names_of(KernelOptions, DrawOptions, ModelOptions) - {*NOT_OF_KERNELS}
-        )
-    asked = structs.replace(asked, draw=draw)
-    with lent(model, for_model, NO_IMAGE, Feeding()) as source:
-        result = draw_kernels(source, asked)
-    captures = tuple(KernelPicture(row, result.out, room) for row in result.rows)
-    return KernelPictures(captures, result.skipped, None if room else result.out)
+    order = ordered(KernelOptions, model, options, layers, NOT_OF_KERNELS, "kernels", out=out)
+    with order.lent(NO_IMAGE) as source:
+        result = draw_kernels(source, order.options)
+    captures = tuple(KernelPicture(row, result.out, order.room) for row in result.rows)
+    return KernelPictures(captures, result.skipped, None if order.room else result.out)

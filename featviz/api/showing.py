@@ -40,16 +40,6 @@ class ShownPicture:
     """Width and height, in pixels, at which it is shown."""
 
 
-@dataclass(frozen=True)
-class Page:
-    """What a notebook shows of a result."""
-
-    figures: Sequence[ShownPicture] = ()
-    lines: Sequence[str] = ()
-    table: TextTable | None = None
-    link: str | None = None
-
-
 def figure(read: Callable[[], Image.Image], words: str, side: int = SMALL) -> ShownPicture:
     """A picture as text, made smaller where a side is longer than `side`, and shown larger by a
     whole factor where it is small; one that cannot be read says so."""
@@ -68,11 +58,7 @@ def figure(read: Callable[[], Image.Image], words: str, side: int = SMALL) -> Sh
 
 
 def read_picture(folder: Path, way: str) -> Image.Image:
-    """A picture in a folder of results; no link is followed.
-
-    Raises:
-        StoreError: it is missing, or cannot be read.
-    """
+    """A picture in a folder of results; no link is followed."""
     try:
         with (
             Folder(folder) as opened,
@@ -85,19 +71,47 @@ def read_picture(folder: Path, way: str) -> Image.Image:
         raise StoreError(f"{quoted(way)} cannot be read: {quoted(str(error))}") from error
 
 
-def render(page: Page) -> str:
+def render(
+    figures: Sequence[ShownPicture] = (),
+    lines: Sequence[str] = (),
+    table: TextTable | None = None,
+    link: str | None = None,
+) -> str:
     """HTML for a notebook; what would make it too large is left out, and counted."""
     kept, room = [], MOST_BYTES
-    for one in page.figures:
+    for one in figures:
         room -= len(one.address or "")
         if room >= 0:
-            kept.append(one)
-    lines = [quoted(line) for line in page.lines if line]
-    if left := len(page.figures) - len(kept):
-        lines.append(f"{left} more pictures")
-    table = page.table
+            kept.append((one.address, quoted(one.words), one.size))
+    words = [quoted(line) for line in lines if line]
+    if left := len(figures) - len(kept):
+        words.append(f"{left} more pictures")
     if table is not None and (more := len(table.rows) - MOST_ROWS) > 0:
         footer = (f"{more} more rows", *table.footer)
         table = table._replace(rows=table.rows[:MOST_ROWS], footer=footer)
-    figures = [(one.address, quoted(one.words), one.size) for one in kept]
-    return render_notebook({"figures": figures, "lines": lines, "table": table, "link": page.link})
+    return render_notebook({"figures": kept, "lines": words, "table": table, "link": link})
+
+
+class OnePicture:
+    """A result that is one picture."""
+
+    @property
+    def image(self) -> Image.Image:
+        """The picture."""
+        raise NotImplementedError
+
+    @property
+    def _words(self) -> str:
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return render([self._figure(LARGE)])
+
+    def _figure(self, side: int = SMALL) -> ShownPicture:
+        return figure(lambda: self.image, self._words, side)
+
+
+def gallery(pictures: Sequence[OnePicture], where: str, *lines: str) -> str:
+    """The first pictures of a result, and how many more there are."""
+    more = [f"{len(pictures) - MOST} more in {where}"] if len(pictures) > MOST else []
+    return render([one._figure() for one in pictures[:MOST]], [*lines, *more])

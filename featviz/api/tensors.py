@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -11,8 +11,15 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from featviz.api.keywords import NOT_OF_TENSORS, Layers, Picture, keywords_of
-from featviz.api.lending import check_module, selectors
+from featviz.api.keywords import (
+    NOT_OF_TENSORS,
+    Layers,
+    Picture,
+    check_module,
+    keywords_of,
+    names_of,
+    selectors,
+)
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import to_image
 from featviz.errors import LayoutError, UsageError
@@ -22,9 +29,8 @@ from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import Selector, parse, remedy, select, types_present, wants_functions
 from featviz.images import memory
 from featviz.layout import recognise
-from featviz.layout.hints import parse_override
-from featviz.options import DrawOptions, declared, no_option, read
-from featviz.pipeline.options import check_drawing
+from featviz.options import DrawOptions, no_option, read_from
+from featviz.pipeline.prepare import check_drawing
 from featviz.records import Hints, Layer, Site
 
 _NO_BACKWARD = -1
@@ -62,11 +68,18 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
         {'0': [[1, 4, 6, 6]], '1': [[1, 4, 6, 6]]}
     """
     check_module(model)
-    model, text = uncompiled(model), selectors(layers)
+    model, text, functions = uncompiled(model), selectors(layers), None
     captured: dict[str, list[Tensor]] = {}
-    chosen, functions = _leaves(model), None
-    if text is not None:
-        chosen, functions = _chosen(model, text)
+    everything = list_layers(model)
+    if text is None:
+        modules = modules_by_name(model)
+        chosen = [layer for layer in everything if not any(modules[layer.name].children())]
+    else:
+        parsed = parse(text)
+        chosen = select(everything, parsed)
+        functions = _AsCalled(parsed) if wants_functions(parsed) else None
+        if not chosen and functions is None:
+            raise UsageError(f"no layer matches {text!r}", remedy(everything, parsed))
 
     def keep(site: Site, tensor: Tensor) -> None:
         if torch._C._current_graph_task_id() != _NO_BACKWARD:
@@ -77,27 +90,10 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
     with as_written, hooked(model, chosen, keep, wanted=functions):
         yield captured
     if text is not None and functions is not None and not captured:
-        raise _no_match(text, model, list(functions.seen))
-
-
-def _leaves(model: nn.Module) -> list[Layer]:
-    """The modules that have no modules inside."""
-    modules = modules_by_name(model)
-    return [layer for layer in list_layers(model) if not any(modules[layer.name].children())]
-
-
-def _chosen(model: nn.Module, text: str) -> tuple[list[Layer], _AsCalled | None]:
-    """The modules that selectors take, and which functions they will take.
-
-    Raises:
-        UsageError: they take none.
-    """
-    everything, parsed = list_layers(model), parse(text)
-    chosen = select(everything, parsed)
-    functions = _AsCalled(parsed) if wants_functions(parsed) else None
-    if not chosen and functions is None:
-        raise _no_match(text, model)
-    return chosen, functions
+        called = list(functions.seen)
+        present = types_present(called) or "none, but inside torch's own modules"
+        hint = remedy([*everything, *called], parsed, f"functions called in the block: {present}")
+        raise UsageError(f"no layer matches {text!r}", hint)
 
 
 class _AsCalled:
@@ -118,17 +114,6 @@ class _AsCalled:
         if layer not in self.seen:
             self.seen[layer] = layer in select([*self.seen, layer], self._selectors)
         return self.seen[layer]
-
-
-def _no_match(text: str, model: nn.Module, called: Sequence[Layer] | None = None) -> UsageError:
-    """What is raised where selectors take nothing; `called` are the functions that were called,
-    None where none are asked for."""
-    further = []
-    if called is not None:
-        present = types_present(called) or "none, but inside torch's own modules"
-        further = [f"functions called in the block: {present}"]
-    layers = [*list_layers(model), *(called or ())]
-    return UsageError(f"no layer matches {text!r}", remedy(layers, parse(text), *further))
 
 
 @keywords_of(DrawOptions, but=NOT_OF_TENSORS)
@@ -162,10 +147,10 @@ def grid(
         >>> featviz.grid(torch.arange(32.0).reshape(1, 2, 4, 4), scale=1).size
         (14, 8)
     """
-    known = [name for name in declared(DrawOptions) if name not in NOT_OF_TENSORS]
-    if wrong := [name for name in options if name not in known]:
-        raise no_option(wrong, [*known, "image"])
-    draw = read(DrawOptions, options)
+    given = dict(options)
+    draw = read_from(DrawOptions, given, NOT_OF_TENSORS)
+    if given:
+        raise no_option(given, names_of(DrawOptions, but=(*NOT_OF_TENSORS, "forward_args")))
     check_drawing(draw)
     if (draw.overlay is None) != (image is None):
         raise UsageError("an overlay and its image go together", "overlay=0.5, image=picture")
@@ -175,30 +160,20 @@ def grid(
             "tensor",
             "featviz.cam(model, image), or featviz.run with the same reduce",
         )
-    hints = Hints(layout=_one_layout(draw.tensor_layout))
+    if len(draw.tensor_layout) > 1 or any("=" in text for text in draw.tensor_layout):
+        text = ", ".join(map(repr, draw.tensor_layout))
+        raise UsageError(
+            f"tensor_layout={text}: grid draws one tensor, which has one layout and no layer",
+            f"for example tensor_layout={draw.tensor_layout[0].rpartition('=')[2]!r}",
+        )
+    hints = Hints(layout=draw.tensor_layout[0] if draw.tensor_layout else None)
     pictures = [] if image is None else memory.to_images(image)
     if len(pictures) > 1:
         raise UsageError(f"an overlay takes one image, not {len(pictures)}", "give one of them")
-    ground = [np.asarray(picture.convert("RGB")) for picture in pictures]
+    background = [np.asarray(picture.convert("RGB")) for picture in pictures]
     site = Site(Layer(0, "tensor", "Tensor"), "output", 0, "")
-    parts = Drawer(draw).draw(site, _of_one_image(_as_tensor(tensor), hints), hints, ground)
+    parts = Drawer(draw).draw(site, _of_one_image(_as_tensor(tensor), hints), hints, background)
     return to_image(parts[""])
-
-
-def _one_layout(given: Sequence[str]) -> str | None:
-    """The layout that is told for the tensor; None where it is to be guessed.
-
-    Raises:
-        UsageError: there are several, or one is for chosen layers.
-    """
-    parsed = [parse_override(text) for text in given]
-    if len(parsed) > 1 or any(chosen is not None for chosen, _ in parsed):
-        raise UsageError(
-            f"tensor_layout={', '.join(map(repr, given))}: grid draws one tensor, which has one "
-            "layout and no layer",
-            f"for example tensor_layout={parsed[0][1]!r}",
-        )
-    return parsed[0][1] if parsed else None
 
 
 def _as_tensor(value: Any) -> Tensor:

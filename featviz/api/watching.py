@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from msgspec import Meta
 from torch import nn
 
-from featviz.api.keywords import Layers, Picture, names_of
-from featviz.api.lending import Feeding, as_files, check_module, selectors
+from featviz import pipeline
+from featviz.api.keywords import (
+    Feeding,
+    Layers,
+    Pictures,
+    as_files,
+    check_module,
+    names_of,
+    selectors,
+)
 from featviz.audit.audit import HealthCheck
 from featviz.drawing import tensorboard as boards
 from featviz.drawing.tensorboard import Board
 from featviz.errors import FeatvizError, ForwardError, UsageError
-from featviz.hooks.layers import modules_by_name
-from featviz.models.load import LoadedModel, adopt, fed
+from featviz.models.load import LoadedModel, adopt
 from featviz.options import (
-    Count,
     DrawOptions,
     InputOptions,
     KernelOptions,
-    Option,
     RunOptions,
     declared,
     no_option,
     read_from,
 )
-from featviz.pipeline import SeriesDrawer
+from featviz.pipeline.prepare import find_images, prepare
 from featviz.rundir import destination
 from featviz.rundir.series import (
     check_series,
@@ -56,9 +61,8 @@ class StepWriter:
         self._inputs, self._feeding = asked.inputs, feeding
         self._model = adopt(model, asked.inputs)
         self._health: HealthCheck | None = None
-        with self._lent(0) as lent, _full_precision(lent.device):
-            self._drawer = SeriesDrawer(lent, files, asked)
-            found = self._drawer.prepared
+        with self._lent(0) as lent:
+            self._prepared = found = prepare(lent, find_images(files, asked), asked)
             try:
                 self._health = HealthCheck(
                     lent, found.samples, found.layers, self._inputs, found.blank
@@ -67,21 +71,13 @@ class StepWriter:
                 log.warning("the health of channels is not written: %s", error.message)
 
     def write(self, out: Path, step: int, board: Board | None) -> None:
-        """Write the run directory of a step, and post it.
-
-        Raises:
-            FeatvizError: it cannot be written, or no image went through.
-        """
+        """Write the run directory of a step, and post it."""
         at = None if board is None else replace(board, step=step)
-        with (
-            destination.replacing(out, destination.RUN) as folder,
-            self._lent(step) as model,
-            _full_precision(model.device),
-        ):
-            results = self._drawer.draw(model, folder, at)
+        with destination.replacing(out, destination.RUN) as folder, self._lent(step) as model:
+            results = pipeline.draw_into(folder, replace(self._prepared, model=model), at)
             failed = [result for result in results if result.error is not None]
             for result in failed:
-                log.warning("step %d, %s: %s", step, quoted(result.image), result.error)
+                log.warning("step %d, %s: %s", step, quoted(result.name), result.error)
             if len(failed) == len(results):
                 raise ForwardError(f"no image went through: {failed[0].error}", failed[0].hint)
             if self._health is not None:
@@ -96,49 +92,31 @@ class StepWriter:
 
     @contextmanager
     def _lent(self, step: int) -> Iterator[LoadedModel]:
-        """The model where it is by now, with the caller's own feeding for a while."""
+        """The model where it is by now, with the caller's own feeding for a while.
+
+        What it switches on by itself (accelerate wraps its forward in autocast) keeps no copies of
+        weights: copies made in inference mode would be of no use to the training.
+        """
         module = self._model.module
         tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
+        dtype, device = tensor.dtype, tensor.device
         source = {"kind": "module", "type": type(module).__name__, "step": step}
-        model = replace(self._model, device=tensor.device, source=source)
-        with _in_its_precision(module, tensor.dtype):
-            if self._feeding == Feeding():
-                yield model
-                return
-            given = self._feeding.transform, self._feeding.further
-            with fed(model, self._inputs, *given) as loaded:
-                yield loaded
+
+        def cast(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            """Let a model of half or double precision take images, which are float32."""
+            return tuple(
+                a.to(dtype) if isinstance(a, torch.Tensor) and a.dtype == torch.float32 else a
+                for a in args
+            )
+
+        with ExitStack() as stack:
+            stack.enter_context(torch.autocast(device.type, enabled=False, cache_enabled=False))
+            if dtype.is_floating_point and dtype != torch.float32:
+                stack.callback(module.register_forward_pre_hook(cast).remove)
+            model = replace(self._model, device=device, source=source)
+            yield stack.enter_context(self._feeding.lent(model, self._inputs))
 
 
-@contextmanager
-def _in_its_precision(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Let a model of half or double precision take images, which are float32."""
-
-    def cast(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(
-            a.to(dtype) if isinstance(a, torch.Tensor) and a.dtype == torch.float32 else a
-            for a in args
-        )
-
-    if not dtype.is_floating_point or dtype == torch.float32:
-        yield
-        return
-    hook = module.register_forward_pre_hook(cast)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-@contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
-    """Without autocast. What a model switches on by itself (accelerate wraps its forward) keeps no
-    copies of weights: copies made in inference mode would be of no use to the training."""
-    with torch.autocast(device.type, enabled=False, cache_enabled=False):
-        yield
-
-
-_Number = Annotated[int, Meta(ge=0)]
 _KEYWORDS = ("every", "out", "tensorboard", "overwrite", "resume", "start")
 
 
@@ -155,9 +133,7 @@ class Watcher:
         model: the module that is trained. One that is compiled, or in DataParallel or
             DistributedDataParallel, is looked at inside its wrapper; of several processes the first
             writes.
-        images: paths and images in memory, as for `featviz.run`.
-        layers: selectors, a class of modules, or a list of these. None takes one layer for each
-            stage.
+        images, layers: as for `featviz.run`.
         every: optimizer steps from one drawing to the next.
         out: the folder of the series.
         tensorboard: folder for TensorBoard's events (extra `featviz[tensorboard]`); its steps are
@@ -166,9 +142,8 @@ class Watcher:
         resume: go on with the series that is there, from a checkpoint; its steps behind that
             checkpoint are removed when the first new one is written.
         start: optimizer steps that the model has taken already.
-        options: how maps are drawn (normalize, cmap, nrow, max_maps, format, ...) and what the
-            model gets (size in pixels, mean, std, transform, forward_args, ...), as for
-            `featviz.run`.
+        options: how maps are drawn (normalize, cmap, nrow, ...) and what the model gets (size,
+            mean, std, transform, forward_args, ...), as for `featviz.run`.
 
     Raises:
         FeatvizError: a bad option, no such images or layers, or a folder that holds something else.
@@ -188,7 +163,7 @@ class Watcher:
     def __init__(
         self,
         model: nn.Module,
-        images: Picture | list[Picture] | tuple[Picture, ...],
+        images: Pictures,
         layers: Layers | None = None,
         every: int = 100,
         out: str | Path = "featviz-series",
@@ -202,29 +177,28 @@ class Watcher:
         given: dict[str, Any] = dict(options)
         _check(model, overwrite, resume, given)
         feeding = Feeding.taken(given)
-        self.out, self.every = (
-            declared(KernelOptions)["out"].value(out),
-            _whole("every", every, Count),
-        )
-        self.number = _whole("start", start, _Number)
+        self.out, self.every = declared(KernelOptions)["out"].value(out), _whole("every", every, 1)
+        self.number = _whole("start", start, 0)
         """The folder, the steps between two drawings, and the optimizer steps so far."""
         self.steps: list[int] = []
         """Those that were written."""
-        self._stack, self._first = ExitStack(), _is_first()
-        self._replaced, self._numbered, self._pending = overwrite, True, False
-        if not self._first:
-            return
+        self._stack, self._replaced, self._numbered = ExitStack(), overwrite, True
+        self._pending = False
+        self._writer: StepWriter | None = None
+        group = torch.distributed
+        if group.is_available() and group.is_initialized() and group.get_rank():
+            return  # of several processes the first writes
         board = declared(RunOptions)["tensorboard"].value(tensorboard)
-        inputs = read_from(InputOptions, given)
-        draw = read_from(DrawOptions, given)
+        inputs, draw = read_from(InputOptions, given), read_from(DrawOptions, given)
         asked = RunOptions(selectors(layers), self.out, tensorboard=board, draw=draw, inputs=inputs)
         earlier = check_series(self.out, overwrite, resume, board)
         self._numbered = self.number > 0 or not (resume and earlier)
         with ExitStack() as stack:
             files = stack.enter_context(as_files(images))
-            self._work = StepWriter(model, files, asked, feeding)
+            writer = StepWriter(model, files, asked, feeding)
             self._board = stack.enter_context(boards.opened(board))
             self._stack = stack.pop_all()
+        self._writer = writer
 
     def step(self, number: int | None = None) -> Path | None:
         """Note a step of the optimizer, and draw if one is due.
@@ -237,16 +211,15 @@ class Watcher:
             The run directory of this step if it was written, else None.
 
         Raises:
-            UsageError: the number is no whole one, or below the last one, or a series that goes on
-                is to count by itself and was not told from where.
-            FeatvizError: the first step cannot be written.
+            FeatvizError: the number is no whole one, or below the last one; nobody said from where
+                a series goes on; or the first step cannot be written.
         """
         if number is None and not self._numbered:
             raise UsageError(
                 f"{self.out} goes on, and nobody says from which step",
                 "Watcher(..., start=STEPS) or step(STEPS), the steps that the checkpoint has taken",
             )
-        now = self.number + 1 if number is None else _whole("step", number, _Number)
+        now = self.number + 1 if number is None else _whole("step", number, 0)
         before = self.number if self._numbered else now - 1
         if now < before:
             raise UsageError(f"step {now} comes behind step {before}", "count upwards")
@@ -269,10 +242,10 @@ class Watcher:
                 self._write()
         finally:
             self._stack.close()
-            self._first = self._pending = False
+            self._writer, self._pending = None, False
 
     def __enter__(self) -> Watcher:
-        if self._first and self.number == 0 and (self._replaced or not read_steps(self.out)):
+        if self._writer and self.number == 0 and (self._replaced or not read_steps(self.out)):
             try:
                 self._write()
             except BaseException:
@@ -295,7 +268,7 @@ class Watcher:
         """Draw the model as it is now; None in processes that are not the first, and where it
         failed behind the first step."""
         self._pending = False
-        if not self._first:
+        if self._writer is None:
             return None
         folder, gone = step_folder(self.out, self.number), []
         if not self.steps:  # those of an earlier training go when this one has written its first
@@ -306,7 +279,7 @@ class Watcher:
             if gone:
                 names = listed([str(step) for step in gone], 3)
                 log.info("%s: the earlier steps %s go", quoted(str(self.out)), names)
-            self._work.write(folder, self.number, self._board)
+            self._writer.write(folder, self.number, self._board)
             remove_steps(earlier)
         except FeatvizError as error:
             if not self.steps:
@@ -317,26 +290,19 @@ class Watcher:
         return folder
 
 
-def _whole(name: str, given: Any, kind: Any) -> int:
+def _whole(name: str, given: Any, least: int) -> int:
     """A keyword's value as a whole number."""
-    number: int = Option(name, kind, 0, "", "", False, ()).value(given)
+    try:
+        number = least - 1 if isinstance(given, bool) else operator.index(given)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise UsageError(f"{name}={quoted(str(given))}: expected an integer ≥ {least}")
     return number
 
 
-def _is_first() -> bool:
-    """Whether this process writes: it is alone, or the first of its group."""
-    distributed = torch.distributed
-    return not (distributed.is_available() and distributed.is_initialized()) or (
-        distributed.get_rank() == 0
-    )
-
-
 def _check(model: Any, overwrite: Any, resume: Any, options: Mapping[str, Any]) -> None:
-    """Refuse bad values before any work.
-
-    Raises:
-        UsageError: names the value and what it takes.
-    """
+    """Refuse bad values before any work."""
     check_module(model)
     if overwrite and resume:
         raise UsageError("resume and overwrite exclude each other", "give one of them")
@@ -359,7 +325,7 @@ class FitWatch:
 
     def __init__(
         self,
-        images: Picture | list[Picture] | tuple[Picture, ...],
+        images: Pictures,
         layers: Layers | None = None,
         every: int = 100,
         out: str | Path = "featviz-series",
@@ -378,22 +344,17 @@ class FitWatch:
 
     def _begin(self, model: Any, number: int) -> None:
         """Watch a model that has taken `number` steps: from 0 a new series begins, or else the
-        earlier one goes on.
-
-        Raises:
-            FeatvizError: as `Watcher`, or the model has no such part.
-        """
+        earlier one goes on."""
         self._end(draw_last=False)
         again = number > 0
         choice = {"overwrite": self._overwrite and not again, "resume": again, "start": number}
-        modules = modules_by_name(model) if self._part else {"": model}
-        if self._part not in modules:
-            names = [name for name in modules if name and "." not in name]
-            raise UsageError(
-                f"part {self._part!r} is no module of {type(model).__name__}",
-                f"one of {quoted(listed(names, 8), 200)}",
-            )
-        self._watcher = Watcher(modules[self._part], **{**self._given, **choice}).__enter__()
+        try:
+            part = model.get_submodule(self._part)
+        except AttributeError:
+            message = f"part {self._part!r} is no module of {type(model).__name__}"
+            names = [name for name, _ in model.named_children()]
+            raise UsageError(message, f"one of {quoted(listed(names, 8), 200)}") from None
+        self._watcher = Watcher(part, **{**self._given, **choice}).__enter__()
 
     def _step(self, number: int) -> None:
         if self._watcher is not None:

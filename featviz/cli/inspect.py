@@ -9,13 +9,13 @@ import click
 from featviz.cli import output
 from featviz.cli.options import MODEL, Given, click_option, command
 from featviz.cli.values import FILE
-from featviz.options import InputOptions, KernelOptions, ListOptions, ModelOptions, declared
+from featviz.options import KernelOptions, ListOptions, ModelOptions, declared
 from featviz.text import counted
 
 log = logging.getLogger(__name__)
 
 
-@command(ListOptions, InputOptions, ModelOptions, arguments=[MODEL])
+@command(ListOptions, ModelOptions, arguments=[MODEL])
 def layers(given: Given) -> int:
     """List a model's modules: output shapes, parameters, multiply-accumulates.
 
@@ -41,9 +41,7 @@ def layers(given: Given) -> int:
     from featviz.inspection.layers import list_model
 
     asked = given.record(ListOptions)
-    listing = list_model(
-        given.source, given.record(InputOptions), asked.layers, asked.functions, asked.tree
-    )
+    listing = list_model(given.source, asked.inputs, asked.layers, asked.functions, asked.tree)
     if given["json"]:
         output.document(listing.as_json())
     else:
@@ -92,9 +90,8 @@ def kernels(given: Given) -> int:
 def identify(given: Given) -> int:
     """Say what a file of weights is run as, and with which --arch.
 
-    Names and shapes of the tensors tell the torchvision architecture; names
-    alone, the class in .py files of this folder or beside the file; a whole
-    model needs neither. The exit code is 1 if it is known of none of these.
+    Names and shapes of the tensors tell the torchvision architecture; a whole
+    model needs none. The exit code is 0 if the file is run as it stands, else 1.
 
     \b
     Examples:
@@ -111,4 +108,4 @@ def identify(given: Given) -> int:
         output.document(found.as_json())
     else:
         output.line(found.words)
-    return 0 if found.known or found.nearby else 1
+    return 0 if found.known else 1

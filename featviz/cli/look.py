@@ -46,7 +46,7 @@ def look(given: Given) -> int:
     output.left_out(result.skipped, result.never_ran)
     if result.prediction:
         words = ", ".join(guess.words for guess in result.prediction)
-        log.info("%s: %s", result.image, words)
+        log.info("%s: %s", result.name, words)
     output.written(counted(len(result.layers), "layer"), result.path, given["open"])
     return 0
 

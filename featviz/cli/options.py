@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
-from msgspec import NODEFAULT, Struct, structs
+from msgspec import NODEFAULT, Struct
 
 from featviz.cli import mistakes
 from featviz.cli.help import ClickOption, Command
@@ -28,6 +28,7 @@ from featviz.options import (
     ModelOptions,
     Option,
     declared,
+    every_option,
     nested,
 )
 
@@ -113,16 +114,6 @@ def command(
         return Command(function.__name__, params=params, callback=run, help=words)
 
     return decorate
-
-
-def every_option(kind: type[Struct]) -> dict[str, Option]:
-    """The options of a record and of those nested in it, whose defaults are the outer record's."""
-    found = dict(declared(kind))
-    defaults = {info.name: info.default for info in structs.fields(kind)}
-    for name, part in nested(kind).items():
-        for one in every_option(part).values():
-            found.setdefault(one.name, replace(one, default=getattr(defaults[name], one.name)))
-    return found
 
 
 def click_option(option: Option) -> ClickOption:

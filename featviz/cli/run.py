@@ -96,12 +96,10 @@ def run(given: Given) -> int:
     check_options(passes, draw)
     from featviz import pipeline
     from featviz.pipeline import dry_run, share
-    from featviz.pipeline.options import at_place
 
-    place = {"out": RunOptions().out, **at_place(given["out"])}
-    options = given.record(RunOptions, passes=passes, **place)
+    options = given.record(RunOptions, passes=passes)
     wanted = next((f"--{name}" for name in ("report", "open") if given[name]), None)
-    if wanted and options.url:
+    if wanted and isinstance(options.out, Url):
         raise UsageError(f"{wanted} needs a folder, and --out URL leaves none", "leave it out")
     shard = share.shard_of_process() if options.shard is None else None
     if given["dry_run"]:
@@ -135,12 +133,12 @@ def run(given: Given) -> int:
 
 def _line(result: ImageResult) -> dict[str, Any]:
     if result.error is not None:
-        return {"image": result.image, "error": result.error}
+        return {"image": result.name, "error": result.error}
     outcome = result.outcome
     return {
-        "image": result.image,
+        "image": result.name,
         "folder": result.folder,
-        "files": [capture.file for capture in result.captures],
+        "files": [capture.file for capture in result.rows],
         "skipped": len(result.skipped),
         "never_ran": list(result.never_ran),
         "prediction": [asdict(guess) for guess in outcome.prediction],
@@ -167,14 +165,14 @@ class Messages:
         self.never_ran |= dict.fromkeys(result.never_ran, "")
         self.skipped |= {skip.layer or skip.type: skip.reason for skip in result.skipped}
         if result.error is not None:
-            output.image_error(result.image, result.error, result.hint)
+            output.image_error(result.name, result.error, result.hint)
         if self.outcomes > _TOLD:
             return
         after = " after" if outcome.intervened else ""
         for when, guesses in ((" before", outcome.before), (after, outcome.prediction)):
             if guesses and not result.kept:
                 words = ", ".join(guess.words for guess in guesses)
-                log.info("%s%s: %s", result.image, when, words)
+                log.info("%s%s: %s", result.name, when, words)
         if outcome.intervened:
             words = f"the output cannot be compared: {UNLIKE_OUTPUTS}"
             if outcome.largest_change is not None:
@@ -182,7 +180,7 @@ class Messages:
                 if (count := outcome.nonfinite) > 0:
                     became = "of its values became NaN or infinite, or ceased to be"
                     words += f", and {count} {became}"
-            log.info("%s: %s", result.image, words)
+            log.info("%s: %s", result.name, words)
 
     def conclude(self, result: RunResult, to_look: bool) -> None:
         """Say what gave no picture, what is missing, and on the last line what was written, what
@@ -208,15 +206,15 @@ class Messages:
         if not done:
             return
         line = f"{counted(result.pictures, 'picture')} of {counted(len(done), 'image')}"
-        line += f" in {result.out}"
+        line += f" in {result.root}"
         if kept := sum(image.kept for image in done):
             line += f" ({kept} {'was' if kept == 1 else 'were'} complete before)"
-        if failed := [image.image for image in result.failures]:
+        if failed := [image.name for image in result.failures]:
             names = listed(failed, _NAMED)
             line += f"; {counted(len(failed), 'image')} failed: {names} (see run.json)"
         if to_look:
-            url = ["--single-file", "--out", "maps.html"] if isinstance(result.out, Url) else []
-            again = shlex.join(["featviz", "report", str(result.out), *url, "--open"])
+            url = ["--single-file", "--out", "maps.html"] if isinstance(result.root, Url) else []
+            again = shlex.join(["featviz", "report", str(result.root), *url, "--open"])
             line += f"; to look at them: {again}"
         log.info("%s", line)
 

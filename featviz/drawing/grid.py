@@ -88,11 +88,13 @@ def strips(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None)
         part = np.require(tiles[first:last], requirements=["C", "W"])
         part = part.reshape(*part.shape[:2], -1)
         compiled().lay_tiles(part, columns, *plan.scale, depth, plan.padding, piece)
-        for number in () if stamps is None else stamps.within(first, last):
-            row, column = divmod(number - first, columns)
-            left = plan.padding + column * (plan.tile[1] + plan.padding)
-            here = piece.reshape(len(piece), -1, depth)[row * high :, left : left + plan.tile[1]]
-            stamps.write(number, here[: plan.tile[0]])
+        if stamps is not None:
+            pixels = piece.reshape(len(piece), -1, depth)
+            for number in stamps.within(first, last):
+                row, column = divmod(number - first, columns)
+                left = plan.padding + column * (plan.tile[1] + plan.padding)
+                here = pixels[row * high :, left : left + plan.tile[1]]
+                stamps.write(number, here[: plan.tile[0]])
         rows = -(-(last - first) // columns) * high
         yield piece[:rows] if first else whole[: top + rows]  # the first has the padding above
 

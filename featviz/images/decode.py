@@ -119,8 +119,7 @@ def digest(sample: Sample) -> str:
 def _read(sample: Sample, path: Place) -> bytes:
     with _errors_named(sample, path):
         if not archives.exists(path):
-            is_path = isinstance(path, Path)
-            odd = is_path and (path.is_fifo() or path.is_char_device() or path.is_block_device())
+            odd = isinstance(path, Path) and (path.is_fifo() or path.is_char_device())
             raise ImageError("is no file" + ", but a FIFO or a device" * odd)
         return archives.read(path)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Thread
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from msgspec import structs
@@ -22,7 +22,6 @@ from featviz.drawing.figure import FigurePage, Panel
 from featviz.drawing.picture import to_image
 from featviz.drawing.values import compiled
 from featviz.errors import FeatvizError, ForwardError, ImageError, UsageError
-from featviz.gradients import passes
 from featviz.gradients.options import PAIRED
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.inspection.look import check_files, check_png
@@ -38,11 +37,9 @@ from featviz.options import (
 from featviz.pipeline.prepare import (
     Prepared,
     find_images,
-    ground_of,
     last_map,
     prepare,
     read_input,
-    shown_of,
 )
 from featviz.records import FORMATS, REDUCTIONS, Bytes, Floats, Guess, Outcome, Sample, Site, Skip
 from featviz.rundir.atomic import atomic, reported
@@ -126,7 +123,6 @@ def cam(
     model: ModelOptions | LoadedModel,
     images: Sequence[str],
     options: CamOptions,
-    stdin: BinaryIO | None = None,
 ) -> Iterator[ImageCam]:
     """Draw class activation maps over images, one picture for each.
 
@@ -134,7 +130,6 @@ def cam(
 
     Args:
         images: as for `run`.
-        stdin: where the list of images is read for the argument `-`; None takes the process's own.
 
     Yields:
         Each image when its picture is written.
@@ -159,7 +154,7 @@ def cam(
         inputs=options.inputs,
         passes=PassOptions(PAIRED, maps.target),
     )
-    found = find_images(images, run, stdin)
+    found = find_images(images, run)
     if out is not None:
         if out.suffix.lower() in _OTHER_PICTURES:
             check_png("cam", out)
@@ -168,13 +163,14 @@ def cam(
             raise UsageError(message, "name a folder, or a .png file")
         check_files("cam", _files(found, out).values(), model, found, options.overwrite)
     prepared = prepare(model, found, run)
-    files = {} if out is None else _files_apart(prepared.samples, out)
+    files = {} if out is None else _files(prepared.samples, out)
+    if out is not None:
+        _check_apart(files, out)
     if options.layers is None:
         prepared = replace(prepared, layers=[last_map(prepared)])
     cmap = colormap.resolved(maps.cmap, over=True, reduce=maps.method)
     for sample in prepared.samples:
-        with in_eval_mode(prepared.model.module, gradients=True):
-            result = _explain(prepared, sample, maps.method, structs.replace(draw, cmap=cmap))
+        result = _explain(prepared, sample, maps.method, cmap)
         path = files.get(sample.name)
         if path is not None and result.error is None:
             _write(result, path, cmap)
@@ -201,9 +197,8 @@ def _files(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
     }
 
 
-def _files_apart(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
-    """The same; two images in one file are refused."""
-    files = _files(samples, out)
+def _check_apart(files: dict[str, Path], out: Path) -> None:
+    """Refuse two images in one file."""
     taken: dict[Path, str] = {}
     for name, path in files.items():
         if (other := taken.setdefault(path, name)) != name:
@@ -212,7 +207,6 @@ def _files_apart(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
                 f"--out {quoted(str(out))} would hold {both} in one picture",
                 "name a folder with --out" if _is_picture(out) else "name one of them",
             )
-    return files
 
 
 def _write(result: ImageCam, path: Path, cmap: str) -> None:
@@ -232,33 +226,32 @@ def _write(result: ImageCam, path: Path, cmap: str) -> None:
 # One image
 
 
-def _explain(prepared: Prepared, sample: Sample, method: str, draw: DrawOptions) -> ImageCam:
+def _explain(prepared: Prepared, sample: Sample, method: str, cmap: str) -> ImageCam:
     """Show one image to the model, go back from the target, and draw each layer's map."""
-    preprocess, result = prepared.model.preprocess, ImageCam(sample.name, method)
+    result = ImageCam(sample.name, method)
     scale = normalize.parse_scale(normalize.resolved("auto", reduce=method))
-    draw = structs.replace(draw, reduce="max")  # of the one channel that a class activation map has
+    # of the one channel that a class activation map has
+    draw = structs.replace(prepared.options.draw, cmap=cmap, reduce="max")
     maps: list[LayerCam] = []
     """From the target to the input."""
     try:
-        decoded, args = read_input(sample, preprocess, prepared.options.inputs)
-        book, ground = prepared.hint_book(args), ground_of(preprocess, args)
-        window = preprocess.window(decoded.size)
+        image = read_input(sample, prepared.model.preprocess, prepared.options.inputs)
+        hints, background, shown = prepared.hints(image), image.background(), image.shown()
 
         def take(site: Site, tensor: Tensor, gradient: Tensor) -> None:
             """The sink of the hooks; LayoutError where there are no places, or no gradient."""
-            hints = book.at(site, tensor)
-            output, weights = (layout.to_maps(x, hints)[""] for x in (tensor, gradient))
+            known = hints.at(site, tensor)
+            output, weights = (layout.to_maps(x, known)[""] for x in (tensor, gradient))
             evidence = class_maps.class_map(method, output, weights)
             picture = draw_maps(Maps(output.layout, evidence), draw, scale)
-            laid = to_image(overlay.lay_over(picture, ground, draw, window)).convert("RGB")
+            laid = to_image(overlay.lay_over(picture, background, draw, image.window))
             values = evidence[0].cpu().numpy()
             values = values[0] if len(values) == 1 else values
             limits = picture.limits.shared or (0.0, 0.0)
-            maps.append(LayerCam(site, values, np.asarray(laid), limits))
+            maps.append(LayerCam(site, values, np.asarray(laid.convert("RGB")), limits))
 
-        outcome, recorder = passes.run(
-            prepared.model, prepared.plan, args, book, prepared.layers, passes.paired(take)
-        )
+        with in_eval_mode(prepared.model.module, gradients=True):
+            outcome, recorder = prepared.show(image.args, hints, take)
         if not maps:
             why = [f"layer {quoted(s.layer)} ({s.type}) {s.reason}" for s in recorder.skipped]
             why += [f"layer {quoted(layer.label)} did not run" for layer in recorder.never_ran]
@@ -278,5 +271,5 @@ def _explain(prepared: Prepared, sample: Sample, method: str, draw: DrawOptions)
         outcome=outcome,
         maps=tuple(reversed(maps)),
         skipped=tuple(recorder.skipped),
-        shown=shown_of(preprocess, args),
+        shown=shown,
     )

@@ -28,7 +28,7 @@ from featviz.models.load import LoadedModel, load_model
 from featviz.models.requirements import versions
 from featviz.options import InputOptions, KernelOptions, ModelOptions
 from featviz.pipeline.choose import choose_layers
-from featviz.pipeline.options import check_drawing
+from featviz.pipeline.prepare import check_drawing
 from featviz.records import Floats, Layer, Site, Skip
 from featviz.rundir import destination, lock
 from featviz.rundir.write import ImageFolder, RunDirectory, check_free, manifest_rows

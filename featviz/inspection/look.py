@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Thread
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -20,7 +20,6 @@ from featviz.drawing.page import Overview, OverviewRow, OverviewTile
 from featviz.drawing.picture import MAX_PIXELS, GridPicture, write_png
 from featviz.drawing.values import compiled, to_pixels
 from featviz.errors import FeatvizError, LayoutError, UsageError
-from featviz.gradients import passes
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
 from featviz.images import find
@@ -102,7 +101,8 @@ class LookResult:
 
     path: Path
     model: str
-    image: str
+    name: str
+    """Of the image: its path relative to the argument it came from."""
     input_shape: tuple[int, ...]
     preprocessing: str
     prediction: tuple[Guess, ...]
@@ -113,7 +113,7 @@ class LookResult:
     never_ran: tuple[str, ...]
     shown: Bytes = field(repr=False, compare=False)
     """What the model saw, RGB [H, W, 3]."""
-    picture: Bytes = field(repr=False, compare=False)
+    picture: Bytes = field(repr=False, compare=False, default_factory=lambda: np.empty(0, np.uint8))
     """The page, RGB [H, W, 3]."""
 
     def as_json(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class LookResult:
         return {
             "file": str(self.path),
             "model": self.model,
-            "image": self.image,
+            "image": self.name,
             "input": {"shape": self.input_shape, "preprocessing": self.preprocessing},
             "prediction": [asdict(guess) for guess in self.prediction],
             "layers": [row.as_json() for row in self.layers],
@@ -135,13 +135,11 @@ def look(
     model: ModelOptions | LoadedModel,
     images: Sequence[str],
     options: LookOptions,
-    stdin: BinaryIO | None = None,
 ) -> LookResult:
     """Draw one page: the input, the prediction, and the most telling maps of each layer.
 
     Args:
         images: as for `run`; of several the first one is shown.
-        stdin: where the list of images is read for the argument `-`; None takes the process's own.
 
     Raises:
         FeatvizError: a bad option, no such model, layer or image, nothing that can be drawn, or the
@@ -156,7 +154,7 @@ def look(
         draw=DrawOptions(cmap=options.page.cmap, max_slices=_ALL_SLICES),
         inputs=options.inputs,
     )
-    found = find_images(images, run, stdin)
+    found = find_images(images, run)
     out = options.out or Path(safe_name(f"look-{Path(found[0].name).stem}.png"))
     check_files("look", [out], model, found, options.overwrite)
     prepared = prepare(model, found, run)
@@ -186,10 +184,6 @@ def check_files(
 
     Args:
         overwrite: whether a file that is no picture of the command may go.
-
-    Raises:
-        UsageError: a path is no PNG file, or holds an image or the model.
-        StoreError: something else is there.
     """
     names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     inputs = [*find.files_of(samples), *destination.model_files(*names)]
@@ -200,11 +194,7 @@ def check_files(
 
 
 def check_png(command: str, out: Path) -> None:
-    """Refuse a name of a file that ends otherwise.
-
-    Raises:
-        UsageError: names the one that would do.
-    """
+    """Refuse a name of a file that ends otherwise."""
     if out.suffix.lower() != ".png":
         other = quoted(str(out.with_suffix(".png")))
         raise UsageError(f"--out {quoted(str(out))}: {command} writes PNG", f"--out {other}")
@@ -212,19 +202,18 @@ def check_png(command: str, out: Path) -> None:
 
 def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> LookResult:
     """Show the image to the model, and draw the page."""
-    model, preprocess, sample = prepared.model, prepared.model.preprocess, prepared.samples[0]
-    decoded, args = read_input(sample, preprocess, options.inputs)
     chosen, left_out = list(prepared.layers), []
     if options.layers is None and len(chosen) > MOST_STAGES:  # evenly spread ones stay
         kept = {round(place) for place in np.linspace(0, len(chosen) - 1, MOST_STAGES)}
         left_out = [layer for place, layer in enumerate(chosen) if place not in kept]
         chosen = [layer for place, layer in enumerate(chosen) if place in kept]
-    book = prepared.hint_book(args)
-    sink = _PageSink(Drawer(prepared.options.draw), book, {at.name for at in chosen}, options.page)
-    root = list_layers(model.module)[0]
-    hooked = [*chosen, *([] if root in chosen else [root])]
-    with in_eval_mode(model.module):
-        outcome, recorder = passes.run(model, prepared.plan, args, book, hooked, sink.take)
+    image = read_input(prepared.samples[0], prepared.model.preprocess, options.inputs)
+    hints = prepared.hints(image)
+    sink = _PageSink(prepared, hints, {at.name for at in chosen}, options.page)
+    root = list_layers(prepared.model.module)[0]
+    hooked = chosen if root in chosen else [*chosen, root]
+    with in_eval_mode(prepared.model.module):
+        outcome, recorder = prepared.show(image.args, hints, sink.take, hooked)
     never_ran = tuple(layer.name for layer in recorder.never_ran)
     rows = tuple(replace(row, calls=recorder.calls[row.layer]) for row in sink.rows.values())
     if not rows:
@@ -242,44 +231,37 @@ def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Loo
             log.warning("%s holds %d NaN or infinite values, shown in magenta", where, count)
     if left_out:
         log.info("%d of %d stages; --layers takes others", len(rows), len(rows) + len(left_out))
-    seen = preprocess.shown(args)[0]
-    if args[0].ndim == 5:  # of a clip or a volume the slice in the middle
-        pictures = preprocess.pictures(args[:1])
+    seen = image.preprocess.shown(image.args)[0]
+    if image.args[0].ndim == 5:  # of a clip or a volume the slice in the middle
+        pictures = image.preprocess.pictures(image.args[:1])
         seen = pictures[len(pictures) // 2][0]
     result = LookResult(
         path=out,
         model=name,
-        image=sample.name,
-        input_shape=tuple(args[0].shape),
-        preprocessing=preprocess.words_for(decoded.words),
+        name=prepared.samples[0].name,
+        input_shape=tuple(image.args[0].shape),
+        preprocessing=image.words,
         prediction=outcome.prediction,
         layers=rows,
         left_out=tuple(layer.name for layer in left_out),
         skipped=tuple(recorder.skipped),
         never_ran=never_ran,
         shown=_rgb(to_pixels(seen)),
-        picture=np.empty((0, 0, 3), np.uint8),
     )
-    page = _page(result, sink, options.page)
-    height, width = page.size
-    if max(height, width) > _LONGEST or height * width > MAX_PIXELS:
-        raise UsageError(
-            f"the picture would have {by((width, height))} pixels, which is too many",
-            "--maps shows fewer of each layer, and --layers takes fewer",
-        )
-    return replace(result, picture=page.draw())
+    return replace(result, picture=_page(result, sink, options.page))
 
 
-def _page(result: LookResult, sink: _PageSink, options: PageOptions) -> Overview:
+def _page(result: LookResult, sink: _PageSink, options: PageOptions) -> Bytes:
+    """The page, RGB [H, W, 3]."""
     pictures, outputs = [("input", result.shown)], listed([by(shape) for shape in sink.outputs], 3)
     if sink.picture is not None and not result.prediction:
         pictures.append((f"output {by(sink.outputs[0])}", sink.picture))
         outputs = ""
     steps = re.split(r", (?![^\[(]*[\])])", result.preprocessing)
     which = "vary most" if options.pick == "deviation" else "have the highest mean"
-    return Overview(
+    page = Overview(
         title=result.model,
-        subtitle=f"{result.image}   input {by(result.input_shape)}",
+        subtitle=f"{result.name}   input {by(result.input_shape)}",
         pictures=pictures,
         bars=[(guess.title, guess.probability) for guess in result.prediction],
         remarks=[*([f"output {outputs}", ""] if outputs else []), "preprocessing", *steps],
@@ -287,6 +269,13 @@ def _page(result: LookResult, sink: _PageSink, options: PageOptions) -> Overview
         key=f"of each layer the maps that {which}, one of those that look alike",
         cmap=options.cmap,
     )
+    height, width = page.size
+    if max(height, width) > _LONGEST or height * width > MAX_PIXELS:
+        raise UsageError(
+            f"the picture would have {by((width, height))} pixels, which is too many",
+            "--maps shows fewer of each layer, and --layers takes fewer",
+        )
+    return page.draw()
 
 
 def _rgb(pixels: Bytes) -> Bytes:
@@ -298,9 +287,10 @@ class _PageSink:
     where that is a picture."""
 
     def __init__(
-        self, drawer: Drawer, book: HintBook, wanted: set[str], options: PageOptions
+        self, prepared: Prepared, hints: HintBook, wanted: set[str], options: PageOptions
     ) -> None:
-        self._drawer, self._book, self._wanted, self._options = drawer, book, wanted, options
+        self._drawer, self._hints = Drawer(prepared.options.draw), hints
+        self._wanted, self._options = wanted, options
         self.rows: dict[str, ShownLayer] = {}
         """By name of the layer, in the order in which they ran."""
         self.outputs: list[tuple[int, ...]] = []
@@ -311,26 +301,28 @@ class _PageSink:
     def take(self, site: Site, tensor: Tensor) -> None:
         """Draw the first maps that a layer gives; numbers only where it gives no maps."""
         if not site.layer.name and not tensor.is_nested:
-            self.outputs.append(shape := tuple(tensor.shape))
-            is_picture = len(shape) == 4 and shape[0] == 1 and shape[1] in (1, 3)
-            if is_picture and len(self.outputs) == 1 and min(shape[2:]) >= _SMALLEST_PICTURE:
+            self.outputs.append(tuple(tensor.shape))
+            if len(self.outputs) == 1:
                 self.picture = _as_picture(tensor)
         before = self.rows.get(site.layer.name)
         if site.layer.name not in self._wanted or (before is not None and not before.strip):
             return
-        picture = self._drawer.draw(site, tensor, self._book.at(site, tensor))[""]
+        picture = self._drawer.draw(site, tensor, self._hints.at(site, tensor))[""]
         if before is None or not picture.strip:
             self.rows[site.layer.name] = _telling(site, tensor, picture, self._options)
 
 
 def _as_picture(output: Tensor) -> Bytes | None:
-    """An output [1, C, H, W] as pixels: 0..1 as they are, others from the least to the greatest;
-    None where they are no finite real numbers, or not dense."""
+    """An output [1, C, H, W] of one or three channels as pixels: 0..1 as they are, others from the
+    least to the greatest; None for anything else."""
+    shape = output.shape
+    if len(shape) != 4 or shape[0] != 1 or shape[1] not in (1, 3):
+        return None
     try:
         numbers = to_floats(output.detach())[0]
     except LayoutError:
         return None
-    if not bool(numbers.isfinite().all()):
+    if min(shape[2:]) < _SMALLEST_PICTURE or not bool(numbers.isfinite().all()):
         return None
     low, high = float(numbers.min()), float(numbers.max())
     if low < -0.05 or high > 1.05:
@@ -352,11 +344,10 @@ def _telling(site: Site, tensor: Tensor, picture: GridPicture, options: PageOpti
         tiles = [colors[np.concatenate(list(picture.tiles[:]), axis=1)]]
     else:
         tiles = [colors[picture.tiles[place : place + 1][0]] for place in places]
-    ends = [finite(float(x)) for x in numbers[:, values.MIN]]
-    tops = [finite(float(x)) for x in numbers[:, values.MAX]]
-    ranges: tuple[Span, ...] = tuple((ends[channel], tops[channel]) for channel in channels)
+    least, most = ([finite(float(x)) for x in numbers[:, at]] for at in (values.MIN, values.MAX))
+    ranges: tuple[Span, ...] = tuple((least[channel], most[channel]) for channel in channels)
     if picture.strip:  # one for all numbers together
-        low, high = ([end for end in side if end is not None] for side in (ends, tops))
+        low, high = ([end for end in ends if end is not None] for ends in (least, most))
         ranges = ((min(low, default=None), max(high, default=None)),)
     return ShownLayer(
         layer=site.layer.name,
@@ -421,35 +412,29 @@ def unlike(maps: Bytes, order: Sequence[int], count: int) -> list[int]:
 
 def words_on(row: ShownLayer) -> OverviewRow:
     """A layer's row on the page."""
-    lines = [row.type, by(row.shape)]
-    if row.slice is not None:
-        lines.append(f"middle of {row.slice[1]} slices")
-    if row.one_scale:
-        lines.append("one scale for all")
-    if row.calls > 1:
-        lines.append(f"call 1 of {row.calls}")
-    if row.constant:
-        lines.append(f"{row.constant} of {row.maps} constant")
-    if row.nonfinite:
-        lines.append(f"{row.nonfinite} NaN or infinite")
+    remarks = {
+        f"middle of {row.slice[1] if row.slice else 0} slices": row.slice,
+        "one scale for all": row.one_scale,
+        f"call 1 of {row.calls}": row.calls > 1,
+        f"{row.constant} of {row.maps} constant": row.constant,
+        f"{row.nonfinite} NaN or infinite": row.nonfinite,
+    }
+    lines = [row.type, by(row.shape), *(words for words, holds in remarks.items() if holds)]
     if row.strip:
         low, high = row.ranges[0]
         words = "all equal" if low == high else f"largest at {', '.join(map(str, row.channels))}"
         numbers = f"{counted(row.maps, 'number')}, {words}"
-        tiles = [OverviewTile(numbers, _span(row, 0), row.tiles[0])]
+        tiles = [OverviewTile(numbers, _span(row.ranges[0]), row.tiles[0])]
     else:
         tiles = [
-            OverviewTile(
-                *(str(channel), _span(row, place), row.tiles[place]),
-                [_span(row, place, "…"), _span(row, place, "…", 1)],
-            )
-            for place, channel in enumerate(row.channels)
+            OverviewTile(str(channel), _span(ends), tile, [_span(ends, "…"), _span(ends, "…", 1)])
+            for channel, ends, tile in zip(row.channels, row.ranges, row.tiles, strict=True)
         ]
     return OverviewRow(row.layer or row.type, lines, tiles, row.strip)
 
 
-def _span(row: ShownLayer, place: int, between: str = " … ", digits: int = 2) -> str:
-    low, high = row.ranges[place]
+def _span(ends: Span, between: str = " … ", digits: int = 2) -> str:
+    low, high = ends
     if low is None or high is None:
         return ""
     first, last = _brief(low, digits), _brief(high, digits)

@@ -61,29 +61,18 @@ def digest(spec: str) -> str | None:
     return hashlib.sha256(Path(name).read_bytes()).hexdigest()
 
 
-def check_file(spec: str) -> None:
-    """Refuse `file.py:name` where there is no such file.
-
-    Raises:
-        UsageError: names the file that may be meant.
-    """
-    where = spec.rpartition(":")[0]
-    if not where.endswith(".py") or Path(where).is_file():
-        return
-    message, near = f"no file {where!r} for {spec!r}", misspelt(Path(where))
-    if near is None or near.suffix != ".py":
-        raise UsageError(message, "check the path")
-    meant = f"{near}{spec.removeprefix(where)}"
-    raise UsageError(message, f"did you mean {quoted(meant)}?", replace=(spec, meant))
-
-
 def raised(what: str, error: BaseException) -> LoadError:
     """The error for what the user's code raised."""
     return LoadError(f"{what} {type(error).__name__}: {error}", "-v shows the traceback")
 
 
 def _imported(where: str, spec: str) -> ModuleType:
-    check_file(spec)
+    if where.endswith(".py") and not Path(where).is_file():
+        message, near = f"no file {where!r} for {spec!r}", misspelt(Path(where))
+        if near is None or near.suffix != ".py":
+            raise UsageError(message, "check the path")
+        meant = f"{near}{spec.removeprefix(where)}"
+        raise UsageError(message, f"did you mean {quoted(meant)}?", replace=(spec, meant))
     try:
         if where.endswith(".py"):
             return from_file(Path(where))

@@ -58,8 +58,8 @@ def of_value(value: Any) -> str:
     try:
         pickler.dump(value)
     except Exception:  # a lock, a generator, something that holds itself
-        kind = value if isinstance(value, (FunctionType, type)) else type(value)
-        words = f"{_code(kind)} {_ADDRESS.sub('0x', repr(value))}"
+        named = inspect.isroutine(value) or isinstance(value, type)
+        words = f"{_code(value if named else type(value))} {_ADDRESS.sub('0x', repr(value))}"
         sha256 = hashlib.sha256(words.encode("utf-8", "backslashreplace"))
     return sha256.hexdigest()
 

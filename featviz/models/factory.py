@@ -33,8 +33,9 @@ def load_factory(options: ModelOptions) -> Loaded:
         UsageError: no such file, module or attribute.
         LoadError: the code raised, or gave no nn.Module, or the weights do not fit.
     """
-    check_factory(options)
     path = None if options.weights in (None, "none") else Path(str(options.weights))
+    if path is not None and not path.is_file():
+        raise UsageError(f"no weights file {options.weights!r}", "a factory takes a file, or none")
     hparams: dict[str, Any] = {}
     if options.hparams:
         if path is None:
@@ -52,20 +53,8 @@ def load_factory(options: ModelOptions) -> Loaded:
     if (digest := code.digest(options.spec)) is not None:
         record["code_sha256"] = digest
     name = source_of(options.spec).name(options.spec)
-    digest_of_module = digests.of_module(module)
-    source = {"kind": "factory", "name": name, **record, "parameters": digest_of_module}
-    return Loaded(module, None, source)
-
-
-def check_factory(options: ModelOptions) -> None:
-    """Refuse a file that is not there.
-
-    Raises:
-        UsageError: names what there is.
-    """
-    if options.weights not in (None, "none") and not Path(str(options.weights)).is_file():
-        raise UsageError(f"no weights file {options.weights!r}", "a factory takes a file, or none")
-    code.check_file(options.spec)
+    source = {"kind": "factory", "name": name, **record}
+    return Loaded(module, None, {**source, "parameters": digests.of_module(module)})
 
 
 def unknown_weights(file: str, content: Any) -> LoadError | None:

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
@@ -81,24 +81,17 @@ def choose_preprocess(
     return Preprocess(
         base,
         frames=options.frames if isinstance(_first_convolution(module), nn.Conv3d) else None,
-        inputs=options.inputs
-        or required_arguments(
-            module,
-            {
-                one.name
-                for one in arguments.parse(options.forward_args)
-                if one.value is not arguments.IMAGE
-            },
-        ),
+        inputs=options.inputs or required_arguments(module, options.forward_args),
         guessed=guessed,
         size_guessed=not said and (guessed or base.own_size),
         any_values=options.mean is not None or options.std is not None,
     )
 
 
-def required_arguments(module: nn.Module, given: Collection[str] = ()) -> int:
+def required_arguments(module: nn.Module, forward_args: Sequence[str] = ()) -> int:
     """How many arguments the module's forward cannot do without, beside those that are given; at
     least 1."""
+    given = [one.name for one in arguments.parse(forward_args) if one.value is not arguments.IMAGE]
     needed = [
         p
         for p in inspect.signature(module.forward).parameters.values()

@@ -208,27 +208,25 @@ def load_source(options: ModelOptions) -> Loaded:
 def check_words(options: ModelOptions) -> None:
     """Refuse a MODEL or `arch` that is not there, as far as that is known without torch.
 
+    A name of torchvision's is one of our list of names, or of a function in the files of the
+    torchvision that is installed, which may be a newer one.
+
     Raises:
         UsageError: no such name or file, or options that do not go with it.
     """
     _accepted(options)
+    listed = (Path(__file__).parent / "names.txt").read_text("utf-8").split()
     for spec in filter(None, (options.spec, options.arch)):
         source = source_of(spec, "MODEL" if spec == options.spec else "--arch")
-        if source.kind == "torchvision":
-            _check_builder(spec.removeprefix(source.prefix))
-
-
-def _check_builder(name: str) -> None:
-    """Refuse what is the name of no model of torchvision: of none in our list of names, and of no
-    function in the files of the torchvision that is installed, which may be a newer one."""
-    listed = (Path(__file__).parent / "names.txt").read_text("utf-8").split()
-    found = None if name in listed else find_spec("torchvision")
-    if found is None or found.origin is None:
-        return
-    files = (Path(found.origin).parent / "models").rglob("*.py")
-    named = re.compile(rf"def {re.escape(name)}\(|[\"']{re.escape(name)}[\"']")
-    if not any(named.search(file.read_text("utf-8")) for file in files):
-        raise no_builder(name, listed)
+        name = spec.removeprefix(source.prefix)
+        if source.kind != "torchvision" or name in listed:
+            continue
+        if (found := find_spec("torchvision")) is None or found.origin is None:
+            continue
+        files = (Path(found.origin).parent / "models").rglob("*.py")
+        named = re.compile(rf"def {re.escape(name)}\(|[\"']{re.escape(name)}[\"']")
+        if not any(named.search(file.read_text("utf-8")) for file in files):
+            raise no_builder(name, listed)
 
 
 def no_builder(name: str, names: Sequence[str]) -> UsageError:

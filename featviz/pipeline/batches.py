@@ -51,11 +51,7 @@ class Collector(Protocol):
         """A bug of ours, to tell it from a fault of the model."""
 
     def begin(self, batch: Batch) -> None:
-        """The next tensors come from these images; what was not committed is forgotten.
-
-        Raises:
-            ForwardError: it shows an image to the model, which refuses it.
-        """
+        """The next tensors come from these images; what was not committed is forgotten."""
 
     def commit(self) -> None:
         """The model is through with them: keep what it gave."""
@@ -75,7 +71,7 @@ def batches(
     waiting: list[tuple[int, list[Tensor]]] = []
 
     def read(number: int) -> list[Tensor]:
-        return read_input(samples[number], model.preprocess, inputs)[1]
+        return read_input(samples[number], model.preprocess, inputs).args
 
     readers = readers_for(samples)
     with read_ahead(order, read, readers, max(size, readers)) as ahead:

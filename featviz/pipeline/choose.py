@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -46,16 +46,10 @@ class Probe:
     """Shapes of the tensors that each call of a layer gave."""
     taken: dict[LayerCall, list[list[int]]] = field(default_factory=dict)
     """Shapes of the tensors of floats that each call took, where that was asked for."""
-    calls: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def outputs(self) -> list[tuple[Layer, list[int]]]:
-        """Every tensor that a layer gave, with its shape."""
-        return [(layer, shape) for (layer, _), shapes in self.given.items() for shape in shapes]
 
     def shape(self, layer: Layer) -> list[int] | None:
-        """Shape of the first tensor of the layer's first call."""
-        return next((shape for at, shape in self.outputs if at == layer), None)
+        """Shape of the first tensor that the layer gave."""
+        return next((shapes[0] for (at, _), shapes in self.given.items() if at == layer), None)
 
 
 def probe(
@@ -68,31 +62,22 @@ def probe(
 
     Args:
         kinds: `output`, and `input` where the shapes that layers take are asked for.
-
-    Raises:
-        ForwardError: the model cannot take it.
     """
     ran = Probe()
-    shapes = {"output": ran.given, "input": ran.taken}
 
     def sink(site: Site, tensor: Tensor) -> None:
         if tensor.is_nested or (site.kind == "input" and not tensor.is_floating_point()):
             return  # has no shape, or is a mask
-        of_call = shapes[site.kind].setdefault((site.layer, site.call), [])
-        of_call.append(list(tensor.shape))
+        shapes = ran.given if site.kind == "output" else ran.taken
+        shapes.setdefault((site.layer, site.call), []).append(list(tensor.shape))
 
     with in_eval_mode(model.module), hooked(model.module, layers, sink, kinds) as recorder:
         forward(model.module, [arg.to(model.device) for arg in blank], recorder)
-        ran.calls.update(recorder.calls)
     return ran
 
 
 def functions(model: LoadedModel, blank: Sequence[Tensor]) -> dict[Layer, int]:
-    """The functions that the model's modules call, as layers with the number of their calls.
-
-    Raises:
-        ForwardError: the model cannot take `blank`.
-    """
+    """The functions that the model's modules call, as layers with the number of their calls."""
     args = [arg.to(model.device) for arg in blank]
     with in_eval_mode(model.module), faults(model.module, args):
         return list_functions(model.module, args)
@@ -107,10 +92,6 @@ def choose_layers(
 
     Args:
         tensor_layout: `--tensor-layout` values, which decide what is a map.
-
-    Raises:
-        UsageError: nothing matches; lists the types present, and functions that do the same.
-        ForwardError: no selectors or one for functions, and the model cannot take `blank`.
     """
     if text is None:
         return _first_look(model, blank, tensor_layout)
@@ -177,7 +158,14 @@ def _first_look(
         size = sizes[0] if several else next((size for size in sizes if size is not None), None)
         learned = next(modules[layer.name].parameters(), None) is not None
         calls.append(Ran(layer, size, several, learned))
-    return stages(calls, (height, width)) or vectors(ran.outputs)
+    vectors = {
+        layer
+        for (layer, _), shapes in ran.given.items()
+        for shape in shapes
+        if layer.index and len(shape) == 2 and shape[0] == 1
+    }
+    chosen = _stages(calls, (height, width)) or vectors
+    return sorted(chosen, key=lambda layer: layer.index)
 
 
 ADDS_NOTHING = {
@@ -195,14 +183,14 @@ class Ran:
     size: Size | None
     """Height and width of the first of its outputs that is a map; None where none is, and for the
     head of a detector, which gives something else first."""
-    takes_several: bool = False
+    takes_several: bool
     """Whether it takes maps of several sizes or stages, as the head of a detector does."""
-    learned: bool = True
+    learned: bool
     """Whether it or a module inside it has parameters."""
 
 
-def stages(calls: Sequence[Ran], image: Size) -> list[Layer]:
-    """The first convolution and the end of each stage, in model order.
+def _stages(calls: Sequence[Ran], image: Size) -> set[Layer]:
+    """The first convolution and the end of each stage.
 
     Where the blocks of a model all have one resolution, as those of a ViT, and are most of it, each
     of them is taken.
@@ -224,19 +212,9 @@ def stages(calls: Sequence[Ran], image: Size) -> list[Layer]:
     ]
     chosen = set(convolutions[:1])
     for run, blocks in zip(runs, rows, strict=True):
-        if of_one_size and blocks:
-            chosen |= {*blocks, *seen.behind(blocks, run)}
-        else:
-            chosen |= set(seen.end(run))
-    return sorted(chosen, key=lambda layer: layer.index)
-
-
-def vectors(outputs: Iterable[tuple[Layer, Sequence[int]]]) -> list[Layer]:
-    """The first look at a model without maps: the layers that give vectors."""
-    layers = {
-        layer for layer, shape in outputs if layer.index and len(shape) == 2 and shape[0] == 1
-    }
-    return sorted(layers, key=lambda layer: layer.index)
+        each = of_one_size and blocks
+        chosen |= {*blocks, *seen.behind(blocks, run)} if each else set(seen.end(run))
+    return chosen
 
 
 @dataclass(frozen=True)

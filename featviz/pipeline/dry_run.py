@@ -14,7 +14,6 @@ from featviz.drawing import figure, grid
 from featviz.drawing.class_maps import check_places
 from featviz.drawing.drawer import is_saliency
 from featviz.errors import UsageError
-from featviz.gradients import passes
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout import Maps, to_maps
 from featviz.layout.layouts import LAYOUTS
@@ -55,14 +54,20 @@ class PlannedFile:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a run would write; numbers are for all images together."""
+    """What a run would write."""
 
     images: int
     files: tuple[PlannedFile, ...]
+    """Those of each image."""
     skipped: tuple[tuple[str, str], ...]
     beside: int
     """Number of other files of each image: input.png, stats.npz, manifest.json, raw tensors."""
     beside_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """An estimate of everything in the folders of all images."""
+        return (sum(file.bytes for file in self.files) + self.beside_bytes) * self.images
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -78,24 +83,19 @@ class DryRun:
             "estimated_bytes": self.bytes,
         }
 
-    @property
-    def bytes(self) -> int:
-        """An estimate of everything in the folders of the images."""
-        return (sum(file.bytes for file in self.files) + self.beside_bytes) * self.images
-
     def render(self, as_json: bool) -> str:
         """One JSON document, or a table for people."""
+        total = self.totals
         if as_json:
             files = [asdict(file) for file in self.files]
             skipped = [{"layer": layer, "reason": reason} for layer, reason in self.skipped]
-            return json.dumps({**self.totals, "per_image": files, "skipped": skipped}, indent=1)
+            return json.dumps({**total, "per_image": files, "skipped": skipped}, indent=1)
         rows = [
             f"{f.layer}  {f.file}  {f.maps} maps  {by((f.width, f.height))}"
             f"  ~{f.bytes / 1e3:.0f} kB"
             for f in self.files
         ]
         rows += [f"{layer}  skipped: {reason}" for layer, reason in self.skipped]
-        total = self.totals
         images, pictures, layers = (
             counted(total[f"{one}s"], one) for one in ("image", "file", "layer")
         )
@@ -108,11 +108,7 @@ class DryRun:
 
 
 def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) -> DryRun:
-    """Plan a run without writing anything.
-
-    Raises:
-        FeatvizError: what `run` would raise before it begins.
-    """
+    """Plan a run without writing anything."""
     prepared = prepare(model, find_images(arguments, options), options)
     share = options.shard or Shard()
     return _plan(prepared, len(share.of(prepared.samples)))
@@ -121,11 +117,7 @@ def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) 
 def check_limits(prepared: Prepared, images: int) -> None:
     """Hold what a run of so many images would write against the largest size.
 
-    Where a model takes images in their own size the first one stands for all.
-
-    Raises:
-        UsageError: it would write more than it may.
-    """
+    Where a model takes images in their own size the first one stands for all."""
     most = prepared.options.max_output_size
     if most is not None and (size := _plan(prepared, images).bytes) > most:
         raise UsageError(
@@ -137,31 +129,29 @@ def check_limits(prepared: Prepared, images: int) -> None:
 
 def _plan(prepared: Prepared, images: int) -> DryRun:
     """The files that a run of so many images would write, from a pass on zeros."""
-    loaded, blank, options = prepared.model, prepared.blank, prepared.options
-    book = prepared.hint_book(blank)
+    blank, draw, shown = prepared.blank, prepared.options.draw, prepared.shown
+    hints, inputs = prepared.hint_book(blank), [arg.shape for arg in blank]
     files: list[PlannedFile] = []
-    inputs = [arg.shape for arg in blank]
     beside, size = OWN_FILES, int(blank[0].numel() * BYTES_PER_VALUE)
 
     def sink(site: Site, tensor: Tensor, gradient: Tensor | None = None) -> None:
         nonlocal beside, size
-        parts = to_maps(tensor, book.at(site, tensor))
+        parts = to_maps(tensor, hints.at(site, tensor))
         if gradient is not None:
             check_places(parts[""])
             parts = {"": parts[""]}
-        if options.draw.tensors:
+        if draw.tensors:
             beside += 1
             size += tensor.numel() * 4
         for key, maps in parts.items():
-            files.extend(_planned(site.inside(key), maps, options.draw, prepared.shown))
-            if not key and is_saliency(site, tensor.shape, inputs, options.draw):
-                one = structs.replace(options.draw, reduce="max-abs")
-                files.extend(_planned(site.inside(SALIENCY), maps, one, prepared.shown))
+            files.extend(_planned(site.inside(key), maps, draw, shown))
+            if not key and is_saliency(site, tensor.shape, inputs, draw):
+                one = structs.replace(draw, reduce="max-abs")
+                files.extend(_planned(site.inside(SALIENCY), maps, one, shown))
             size += ROW_BYTES + 4 * len(STAT_COLUMNS) * maps.data.shape[0]
 
-    take = passes.paired(sink) if options.draw.weighs else sink
-    with in_eval_mode(loaded.module, options.passes.gradients):
-        _, recorder = passes.run(loaded, prepared.plan, blank, book, prepared.layers, take)
+    with in_eval_mode(prepared.model.module, prepared.plan.options.gradients):
+        _, recorder = prepared.show(blank, hints, sink)
     skipped = [(skip.layer, skip.reason) for skip in recorder.skipped]
     skipped += [(layer.name, "did not run") for layer in recorder.never_ran]
     return DryRun(images, tuple(files), tuple(skipped), beside, size)

@@ -135,25 +135,22 @@ def shared_cores(jobs: int | None) -> Iterator[Background]:
 def read_ahead(
     items: Iterable[K], read: Callable[[K], T], readers: int = 1, ahead: int = 1
 ) -> Iterator[Iterator[tuple[K, Callable[[], T]]]]:
-    """Each item, with a function that gives what was read of it or raises what `read` raised, and
-    is called once: `readers` threads read it, and the next `ahead` items while the caller is busy.
+    """Each item, with a function that gives what was read of it or raises what `read` raised:
+    `readers` threads read it, and the next `ahead` items while the caller is busy.
 
     Leaving the block waits for what is being read, and drops the rest.
     """
     pool = ThreadPoolExecutor(readers, "featviz-reader")
-    waiting, begun = deque[K](), deque[Future[T]]()
-
-    def load() -> T:
-        return begun.popleft().result()
 
     def each() -> Iterator[tuple[K, Callable[[], T]]]:
+        waiting = deque[tuple[K, Future[T]]]()
         for item in items:
-            waiting.append(item)
-            begun.append(pool.submit(read, item))
+            waiting.append((item, pool.submit(read, item)))
             if len(waiting) > ahead:
-                yield waiting.popleft(), load
-        while waiting:
-            yield waiting.popleft(), load
+                first, future = waiting.popleft()
+                yield first, future.result
+        for first, future in waiting:
+            yield first, future.result
 
     try:
         yield each()

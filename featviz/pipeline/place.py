@@ -13,8 +13,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from featviz.errors import FeatvizError, StoreError
+from featviz.files.urls import Url
 from featviz.options import RunOptions
-from featviz.pipeline.options import check_options
+from featviz.pipeline.prepare import check_options
 from featviz.pipeline.resume import besides
 from featviz.rundir import destination, lock, store
 from featviz.rundir.atomic import reported
@@ -27,15 +28,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def held(options: RunOptions) -> Iterator[None]:
-    """No other process writes into the place of the run, but other shards of it.
-
-    Raises:
-        UsageError: a bad option.
-        StoreError: another process writes into it.
-    """
+    """No other process writes into the place of the run, but other shards of it."""
     check_options(options)
-    url, shard = options.url, options.shard
-    with lock.held(options.out, shard) if url is None else store.held(url, shard):
+    out, shard = options.out, options.shard
+    with store.held(out, shard) if isinstance(out, Url) else lock.held(out, shard):
         yield
 
 
@@ -43,16 +39,17 @@ def together(options: RunOptions) -> AbstractContextManager[None]:
     """Be the only one of several shards that opens the place, or writes run.json."""
     if options.shard is None:
         return nullcontext()
-    return store.among_shards(options.url) if options.url else lock.among_shards(options.out)
+    out = options.out
+    return store.among_shards(out) if isinstance(out, Url) else lock.among_shards(out)
 
 
 @contextmanager
-def place(options: RunOptions) -> Iterator[RunOptions]:
-    """The options with the folder to write into: a hidden one where the run takes the place of
-    another run when it is whole; one for files on their way to a store."""
-    if options.url is not None:
-        with store.temporary(options.url.name) as folder:
-            yield replace(options, out=folder)
+def place(options: RunOptions) -> Iterator[tuple[Path, RunOptions]]:
+    """The folder to write into, and how: a hidden one where the run takes the place of another run
+    when it is whole; one for files on their way to a store."""
+    if isinstance(options.out, Url):
+        with store.temporary(options.out.name) as folder:
+            yield folder, options
         return
     if options.overwrite:
         destination.clear_beside(options.out, destination.RUN)
@@ -60,9 +57,9 @@ def place(options: RunOptions) -> Iterator[RunOptions]:
         fresh = destination.place_beside(options.out) if earlier and earlier.is_complete else None
         if fresh is not None:
             with in_any_case(partial(_replace_run, options, fresh)):
-                yield replace(options, out=fresh, resume=False, overwrite=False)
+                yield fresh, replace(options, resume=False, overwrite=False)
             return
-    yield options
+    yield options.out, options
 
 
 def _replace_run(options: RunOptions, fresh: Path) -> None:

@@ -4,40 +4,69 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import BinaryIO
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from featviz.drawing import values
+from featviz.drawing import colormap, normalize, tensorboard, values
+from featviz.drawing.picture import check_format
 from featviz.errors import ImageError, UsageError
 from featviz.files.remote import Remote
+from featviz.files.urls import Url
+from featviz.gradients import options as gradients
 from featviz.gradients import passes
 from featviz.gradients.passes import PassPlan
+from featviz.hooks.capture import Recorder
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
 from featviz.images import decode, find
 from featviz.images.arrays import Wanted
 from featviz.images.decode import DecodedImage
 from featviz.layout import map_size, to_maps
-from featviz.layout.hints import HintBook
+from featviz.layout.hints import HintBook, parse_override
 from featviz.layout.layouts import LAYOUTS
 from featviz.models.files.torch_files import read_tensor
 from featviz.models.load import LoadedModel, load_model
-from featviz.models.preprocess import Preprocess
-from featviz.options import InputOptions, ModelOptions, RunOptions
+from featviz.models.preprocess import Preprocess, Window
+from featviz.options import DrawOptions, InputOptions, ModelOptions, RunOptions
 from featviz.pipeline.choose import ADDS_NOTHING, choose_layers
-from featviz.pipeline.options import check_options
-from featviz.records import KINDS, PRESETS, Bytes, Layer, Sample, Site
+from featviz.records import KINDS, PRESETS, Bytes, Layer, Outcome, Sample, Site
 
 log = logging.getLogger(__name__)
 
 READERS_OF_STORES = 8
 """Threads that read images of a store, unless the user says otherwise."""
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """An image as the model gets it."""
+
+    picture: DecodedImage
+    args: list[Tensor]
+    """The arguments of the model's forward."""
+    preprocess: Preprocess
+    words: str
+    """How it was prepared."""
+    window: Window | None
+    """Where the image lies in an input that was padded; None where nothing is padded."""
+
+    def shown(self) -> Bytes:
+        """What the model saw, uint8 [H, W, C]: frames and several images side by side."""
+        return values.to_pixels(self.preprocess.shown(self.args)[0])
+
+    def background(self) -> list[Bytes]:
+        """What maps may lie over, uint8 [H, W, 3] each: the first picture that the model saw, or
+        the frames of a clip."""
+        pictures = self.preprocess.pictures(self.args)
+        pictures = pictures if self.preprocess.frames else pictures[:1]
+        pixels = [values.to_pixels(picture[0]) for picture in pictures]
+        return [np.repeat(grey, 3, axis=2) if grey.shape[2] == 1 else grey for grey in pixels]
 
 
 @dataclass(frozen=True)
@@ -53,21 +82,46 @@ class Prepared:
     """Height and width in pixels of the image in the first input, without padding."""
     layers: list[Layer]
     plan: PassPlan
+    books: dict[tuple[int, ...], HintBook] = field(default_factory=dict)
+    """Hints on layouts, by shape of the input; a series has the same for all of its steps."""
 
     def hint_book(self, args: Sequence[Tensor]) -> HintBook:
         """Hints on the layout of each layer's tensors when the model gets these inputs."""
         return HintBook(self.model.module, args[0].shape, self.options.draw.tensor_layout)
 
+    def hints(self, image: ModelInput) -> HintBook:
+        """The hints for images of this shape."""
+        shape = tuple(image.args[0].shape)
+        if shape not in self.books:
+            book = self.hint_book(image.args)
+            if self.books:
+                book.settle_as(next(iter(self.books.values())))
+            self.books[shape] = book
+        return self.books[shape]
+
+    def show(
+        self,
+        args: Sequence[Tensor],
+        hints: HintBook,
+        sink: Callable[..., None],
+        layers: Sequence[Layer] | None = None,
+    ) -> tuple[Outcome, Recorder]:
+        """Show an image to the model, and go back from the target where gradients are wanted.
+
+        Args:
+            sink: takes the site and the tensor of each capture of the layers, and the gradient
+                at the tensor, where class activation maps are drawn.
+            layers: those to capture; None takes those of the run.
+        """
+        take = passes.paired(sink) if self.options.draw.weighs else sink
+        layers = self.layers if layers is None else layers
+        return passes.run(self.model, self.plan, args, hints, layers, take)
+
 
 def prepare(
     model: ModelOptions | LoadedModel, images: Sequence[Sample], options: RunOptions
 ) -> Prepared:
-    """Load the model, group the images that were found as it takes them, choose the layers.
-
-    Raises:
-        FeatvizError: the model cannot be loaded or run, the images do not fit it, or no layer is
-            chosen; nothing was written.
-    """
+    """Load the model, group the images that were found as it takes them, choose the layers."""
     loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
     warn_of_guess(loaded.preprocess)
     samples = grouped(images, loaded.preprocess)
@@ -89,25 +143,15 @@ def warn_of_guess(preprocess: Preprocess) -> None:
         )
 
 
-def find_images(
-    arguments: Sequence[str], options: RunOptions, stdin: BinaryIO | None = None
-) -> list[Sample]:
-    """Check the options and find the images.
-
-    Raises:
-        UsageError: a bad option, or no images.
-    """
+def find_images(arguments: Sequence[str], options: RunOptions) -> list[Sample]:
+    """Check the options and find the images."""
     check_options(options)
-    outside = options.out if options.url is None else None
-    return find.find_samples(arguments, stdin, options.nul_separated, outside)
+    outside = options.out if isinstance(options.out, Path) else None
+    return find.find_samples(arguments, None, options.nul_separated, outside)
 
 
 def grouped(samples: Sequence[Sample], preprocess: Preprocess) -> list[Sample]:
-    """Samples as the model takes them: images, clips, or several images at once.
-
-    Raises:
-        UsageError: images are left over.
-    """
+    """Samples as the model takes them: images, clips, or several images at once."""
     if preprocess.frames is not None:
         samples = find.clips(samples)
     elif preprocess.inputs > 1:
@@ -115,33 +159,14 @@ def grouped(samples: Sequence[Sample], preprocess: Preprocess) -> list[Sample]:
     return find.unnested(samples)
 
 
-def read_input(
-    sample: Sample, preprocess: Preprocess, inputs: InputOptions
-) -> tuple[DecodedImage, list[Tensor]]:
-    """Decode a sample and preprocess it: the picture, and the arguments of the model's forward.
-
-    Raises:
-        ImageError: a file cannot be read, or the frames of a clip differ in size.
-    """
+def read_input(sample: Sample, preprocess: Preprocess, inputs: InputOptions) -> ModelInput:
+    """Decode a sample and preprocess it."""
     wanted = Wanted(
         preprocess.chain.channels, preprocess.frames is not None, preprocess.transform is not None
     )
     picture = decode.decode(sample, inputs.background, preprocess.frames, wanted, read_tensor)
-    return picture, preprocess(picture.images)
-
-
-def shown_of(preprocess: Preprocess, args: Sequence[Tensor]) -> Bytes:
-    """What the model saw, uint8 [H, W, C]: frames and several images side by side."""
-    return values.to_pixels(preprocess.shown(args)[0])
-
-
-def ground_of(preprocess: Preprocess, args: Sequence[Tensor]) -> list[Bytes]:
-    """What maps may lie over, uint8 [H, W, 3] each: the first picture that the model saw, or the
-    frames of a clip."""
-    pictures = preprocess.pictures(args)
-    ground = pictures if preprocess.frames else pictures[:1]
-    pixels = [values.to_pixels(picture[0]) for picture in ground]
-    return [np.repeat(grey, 3, axis=2) if grey.shape[2] == 1 else grey for grey in pixels]
+    words, window = preprocess.words_for(picture.words), preprocess.window(picture.size)
+    return ModelInput(picture, preprocess(picture.images), preprocess, words, window)
 
 
 def readers_for(samples: Sequence[Sample]) -> int:
@@ -166,8 +191,8 @@ def _first_input(
     window, blank = None, preprocess.blank()
     for sample in samples if preprocess.chain.own_size or preprocess.frames is not None else ():
         with suppress(ImageError):
-            picture, args = read_input(sample, preprocess, inputs)
-            window, blank = preprocess.window(picture.size), [torch.zeros_like(a) for a in args]
+            image = read_input(sample, preprocess, inputs)
+            window, blank = image.window, [torch.zeros_like(arg) for arg in image.args]
             break
     return blank, (blank[0].shape[-2], blank[0].shape[-1]) if window is None else window[2:]
 
@@ -180,12 +205,7 @@ def last_map(prepared: Prepared) -> Layer:
     gradients. Behind the last attention of a vision transformer that reads its class token, the
     target depends on no other token, so its last layer is one before that attention. Poolings and
     the like add nothing to the layer before them; a layer inside an attention, or one that runs
-    several times, is taken only where there is no other.
-
-    Raises:
-        UsageError: no layer gives maps, or the target does not fit the output.
-        ForwardError: the model cannot take zeros, or its backward pass fails.
-    """
+    several times, is taken only where there is no other."""
     model, book = prepared.model, prepared.hint_book(prepared.blank)
     order: list[Layer] = []
     """The layers of outputs that are maps with several places, in the order of the pass."""
@@ -221,3 +241,49 @@ def last_map(prepared: Prepared) -> Layer:
         "--layers names one, and --tensor-layout says how to read it; "
         "`featviz layers MODEL` lists them, with shapes",
     )
+
+
+# What the options mean together
+
+
+def board_of(options: RunOptions) -> Path | None:
+    """The folder of TensorBoard's events: in `tensorboard` one for each run."""
+    if options.tensorboard is None:
+        return None
+    run = Path(options.out.name) if isinstance(options.out, Url) else options.out
+    return tensorboard.run_folder(options.tensorboard, run)
+
+
+def check_options(options: RunOptions) -> None:
+    """Refuse bad options of a run before any work."""
+    if options.resume and options.overwrite:
+        raise UsageError("resume and overwrite exclude each other", "give one of them")
+    if options.shard is not None and options.overwrite:
+        raise UsageError(
+            f"overwrite would remove what other shards write, and this is shard {options.shard}",
+            "remove the run first, or name another folder with --out",
+        )
+    if options.overwrite and isinstance(options.out, Url):
+        raise UsageError(
+            f"overwrite is for folders, and out is {options.out}",
+            "name another URL, or remove the run there first (`aws s3 rm --recursive`)",
+        )
+    check_drawing(options.draw, options.tensorboard)
+    decode.check_background(options.inputs.background)
+    gradients.check_options(options.passes, options.draw)
+
+
+def check_drawing(draw: DrawOptions, board: Path | None = None) -> None:
+    """Refuse bad drawing options, those of `grid` and `kernels` as well.
+
+    Args:
+        board: the folder for TensorBoard's events, if there are to be any.
+    """
+    draw.check()
+    for text in draw.tensor_layout:
+        parse_override(text)
+    colormap.check_cmap(draw.cmap)
+    normalize.parse_scale(draw.normalize)
+    check_format(draw.format)
+    if board is not None:
+        tensorboard.require()

@@ -7,32 +7,30 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import structs
 
 from featviz.drawing.tensorboard import EVENTS
 from featviz.errors import ImageError, StoreError
+from featviz.files.urls import Url
 from featviz.images import decode
 from featviz.models.files import checkpoint
 from featviz.models.load import LoadedModel
 from featviz.models.requirements import versions
 from featviz.models.sources import source_of
 from featviz.options import ModelOptions, RunOptions
-from featviz.pipeline.options import board_of
-from featviz.pipeline.prepare import Prepared
+from featviz.pipeline.prepare import Prepared, board_of
 from featviz.records import ImageResult, Outcome, Sample, Shard
 from featviz.rundir import RUN_FILE
 from featviz.rundir.image import read_image
 from featviz.rundir.ownership import holds_run, names_of_images
 from featviz.rundir.read import image_folders, read_json
-from featviz.rundir.schema import GROWING, check_failures, fingerprint
+from featviz.rundir.schema import GROWING, Manifest, check_failures, fingerprint
 from featviz.rundir.store import StoredFolder, StoredRun, temporary
 from featviz.rundir.unlike import differences
 from featviz.rundir.write import ImageFolder, RunDirectory, check_free
 from featviz.text import counted, listed, quoted, safe_way
-
-Folder = TypeVar("Folder", bound=RunDirectory)
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +58,7 @@ class RunDocument:
         """Write run.json, the images in their order, and return those that are missing.
 
         An earlier run or another shard may have left the manifests of other images, or their
-        failures in run.json.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        failures in run.json."""
         others = set(self.names) - self.errors.keys()
         errors: dict[str, str | None] = {}
         with suppress(StoreError, ValueError):
@@ -116,19 +110,14 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
 
 
 def check_destination(model: ModelOptions | LoadedModel, options: RunOptions) -> None:
-    """Say before the model is loaded that `out` cannot be written.
-
-    Raises:
-        StoreError: it holds another run, or something that featviz did not write.
-        UsageError: there is no such model.
-    """
-    if options.url is not None:
+    """Say before the model is loaded that `out` cannot be written."""
+    if isinstance(options.out, Url):
         if not options.resume and options.shard is None:
-            with temporary(options.url.name) as folder:
-                StoredRun(folder, options.url).check_free(*_known(model, options))
+            with temporary(options.out.name) as folder:
+                StoredRun(folder, options.out).check_free(*_known(model, options))
         return
     there = (options.resume or options.shard is not None) and holds_run(options.out)
-    if not there and not (options.resume and complete_folders(options.out)):
+    if not there and not (options.resume and _complete(RunDirectory(options.out))):
         record, certain = _known(model, options)
         check_free(options.out, options.overwrite, record, besides(options), certain)
 
@@ -154,98 +143,74 @@ def besides(options: RunOptions) -> list[Path]:
     return [] if (board := board_of(options)) is None else list(board.glob(EVENTS))
 
 
-def complete_folders(root: Path) -> list[str]:
-    """The folders of a run directory that have an image's manifest, whatever its run.json says."""
-    if not root.is_dir():
-        return []
-    return [way for way, lacks in image_folders(root, {}) if lacks is None]
-
-
-def name_gone(store: RunDirectory, names: Collection[str]) -> None:
-    """Name the complete images that are no longer among the inputs."""
-    known = {safe_way(name) for name in names}
-    there = store.complete if isinstance(store, StoredRun) else complete_folders(store.root)
-    if gone := [quoted(way) for way in there if way not in known]:
-        log.warning("%s: stays, though no longer among the inputs", listed(gone, 3))
-
-
-def open_store(
-    options: RunOptions, record: Mapping[str, Any], fingerprint: str, samples: Sequence[Sample]
+def open_run(
+    folder: Path, options: RunOptions, document: RunDocument, samples: Sequence[Sample]
 ) -> RunDirectory:
     """The run directory: a new one, or with `resume` the one that is there. Where its run.json is
     missing or broken, an image that was drawn in the same way is enough: run.json is written anew.
     A shard joins the run that the others write, if it has none of this shard's images yet.
 
     Args:
-        fingerprint: of the record.
+        folder: the run directory, or for a run in a store the empty folder for files on their way.
         samples: the images of this shard, or of the whole run.
-
-    Raises:
-        StoreError: it holds another run, or something that is none, or cannot be written.
     """
-    out = options.out
-    if (options.resume or options.shard is not None) and holds_run(out):
-        _check_same(read_json(out / RUN_FILE), record, options)
-        return _joined(RunDirectory(out).cleared(), options, samples)
-    for way in complete_folders(out) if options.resume else ():
-        with suppress(StoreError):
-            if read_image(out, way).manifest.fingerprint == fingerprint:
-                log.warning("%s is written anew from the manifests", out / RUN_FILE)
-                return RunDirectory(out).cleared()
-    return RunDirectory.create(out, options.overwrite, record, besides(options))
-
-
-def _joined(folder: Folder, options: RunOptions, samples: Sequence[Sample]) -> Folder:
-    """The run that goes on.
-
-    Raises:
-        StoreError: a shard joins it without `resume`, and has drawn some images before.
-    """
-    done = sum(folder.image(sample.name).is_complete for sample in samples)
-    if done and not options.resume:
-        raise StoreError(
-            f"--out {options.target} holds {counted(done, 'image')} of shard {options.shard}",
-            "--resume goes on with it, --out names another place",
-        )
-    return folder
-
-
-def open_stored(
-    folder: StoredRun,
-    options: RunOptions,
-    record: Mapping[str, Any],
-    fingerprint: str,
-    samples: Sequence[Sample],
-) -> StoredRun:
-    """Begin a run below a URL, or go on with the one that is there: as `open_store`.
-
-    Raises:
-        StoreError: there is another run, or something that is none, or it cannot be written.
-    """
-    before = folder.record()
-    if before is not None and (options.resume or options.shard is not None):
+    record, before = document.record, None
+    stored = StoredRun(folder, options.out) if isinstance(options.out, Url) else None
+    if options.resume or options.shard is not None:
+        there = read_json(folder / RUN_FILE) if stored is None and holds_run(folder) else None
+        before = there if stored is None else stored.record()
+    if before is not None:
         _check_same(before, record, options)
-        return _joined(folder, options, samples)
-    for way in folder.complete if options.resume else ():
+        run = stored or RunDirectory(folder).cleared()
+        done = sum(run.image(sample.name).is_complete for sample in samples)
+        if done and not options.resume:
+            raise StoreError(
+                f"--out {options.out} holds {counted(done, 'image')} of shard {options.shard}",
+                "--resume goes on with it, --out names another place",
+            )
+        return run
+    run = stored or RunDirectory(folder)
+    for way in _complete(run) if options.resume else ():
         with suppress(StoreError):
-            if folder.folder(way).manifest().fingerprint == fingerprint:
-                log.warning("%s/%s is written anew from the manifests", options.target, RUN_FILE)
-                return folder
-    folder.check_free(record, True)
-    return folder
+            if _manifest(run.folder(way)).fingerprint == document.fingerprint:
+                log.warning("%s/%s is written anew from the manifests", options.out, RUN_FILE)
+                return run if stored else run.cleared()
+    if stored is None:
+        return RunDirectory.create(folder, options.overwrite, record, besides(options))
+    stored.check_free(record, True)
+    return stored
+
+
+def _complete(run: RunDirectory) -> list[str]:
+    """The folders that have an image's manifest, whatever run.json says."""
+    if isinstance(run, StoredRun):
+        return run.complete
+    if not run.root.is_dir():
+        return []
+    return [way for way, lacks in image_folders(run.root, {}) if lacks is None]
+
+
+def _manifest(folder: ImageFolder) -> Manifest:
+    """The manifest of a complete image, whose files are there and fit it."""
+    if isinstance(folder, StoredFolder):
+        return folder.manifest()
+    return read_image(folder.root, folder.name).manifest
+
+
+def name_gone(store: RunDirectory, names: Collection[str]) -> None:
+    """Name the complete images that are no longer among the inputs."""
+    known = {safe_way(name) for name in names}
+    if gone := [quoted(way) for way in _complete(store) if way not in known]:
+        log.warning("%s: stays, though no longer among the inputs", listed(gone, 3))
 
 
 def _check_same(before: Mapping[str, Any], record: Mapping[str, Any], options: RunOptions) -> None:
-    """Whether a run that is there is the one that is to go on.
-
-    Raises:
-        StoreError: names the first entry of run.json that differs.
-    """
+    """Whether a run that is there is the one that is to go on."""
     plain = json.loads(json.dumps(record, default=str))
     old = {key: value for key, value in before.items() if key not in GROWING}
     if different := differences(old, plain):
         raise StoreError(
-            f"{'--resume: ' if options.resume else '--out '}{options.target} holds another run; "
+            f"{'--resume: ' if options.resume else '--out '}{options.out} holds another run; "
             f"{different[0]}",
             "give the same model and options, or another --out"
             + (f" (and {len(different) - 1} more differences)" if different[1:] else ""),
@@ -269,18 +234,10 @@ def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult |
     if not folder.is_complete:
         return None
     with suppress(StoreError, ImageError):
-        if isinstance(folder, StoredFolder):
-            manifest = folder.manifest()
-        else:
-            manifest = read_image(folder.root, folder.name).manifest
+        manifest = _manifest(folder)
         if manifest.fingerprint == fingerprint and manifest.image.sha256 == decode.digest(sample):
-            return ImageResult(
-                sample.name,
-                folder.name,
-                tuple(manifest.captures),
-                tuple(manifest.skipped),
-                tuple(manifest.never_ran),
-                outcome=Outcome(tuple(manifest.prediction)),
-                kept=True,
-            )
+            rows, skipped = tuple(manifest.captures), tuple(manifest.skipped)
+            said, idle = Outcome(tuple(manifest.prediction)), tuple(manifest.never_ran)
+            name = folder.name
+            return ImageResult(sample.name, name, rows, skipped, idle, outcome=said, kept=True)
     return None

@@ -165,28 +165,36 @@ class Skip:
 
 @dataclass(frozen=True)
 class ImageResult:
-    """What became of one image; `error` is None for a complete one."""
+    """What became of one image."""
 
-    image: str
+    name: str
+    """Its path relative to the argument it came from; `image-0.png` for one in memory."""
     folder: str
-    captures: tuple[Any, ...] = ()
+    """Its folder, relative to the run directory."""
+    rows: tuple[Any, ...] = ()
     """Of `rundir.schema.Capture`, which stands on a floor above."""
     skipped: tuple[Skip, ...] = ()
+    """What selected layers gave that could not be drawn, each with the reason."""
     never_ran: tuple[str, ...] = ()
+    """Selected layers that did not run."""
     error: str | None = None
+    """What went wrong; None for a complete image."""
     hint: str | None = None
     outcome: Outcome = field(default_factory=Outcome)
+    """What the model said, and what interventions and gradients did."""
     kept: bool = False
-    """It was complete before, and `--resume` left it as it was."""
+    """It was complete before, and `resume` left it as it was."""
 
 
 @dataclass(frozen=True)
 class RunResult:
     """What became of a run."""
 
-    out: Path | Url
-    images: tuple[ImageResult, ...] = field(default=())
+    root: Path | Url
+    """The run directory, or its URL."""
+    images: tuple[ImageResult, ...] = ()
     missing: tuple[str, ...] = ()
+    """Images that were not reached: the run was stopped."""
     interrupted: bool = False
     pictures: int = 0
     whole: bool = True

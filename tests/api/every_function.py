@@ -1,5 +1,5 @@
-"""Every function of the API with the types that a caller has: mypy strict must be content with it,
-and it must run."""
+"""Every function of the API with the types that a caller has: mypy, which CI runs over this file,
+must be content with it, and it must run."""
 
 from __future__ import annotations
 

@@ -48,6 +48,7 @@ SCRIPT = "TorchScript, which takes no hooks.*export that with torch.export"
     [
         *((None, layers, NO_LAYERS, NO_LAYERS) for layers in (5, [5], int, torch.relu, nn.ReLU())),
         *((lambda m, got=got: got, None, NO_MODEL, "not a module") for got in (5, None, nn.Conv2d)),
+        (None, [], "holds no selector", "holds no selector"),
         (torch.jit.script, "Conv2d", SCRIPT, SCRIPT),
         (lambda m: torch.jit.trace(m, SAMPLE), "Conv2d", SCRIPT, SCRIPT),
         (
@@ -70,12 +71,6 @@ def test_what_is_no_model_and_what_selects_no_layers(
     with pytest.raises(UsageError) as refused:
         fv.capture(lent, layers).__enter__()
     assert re.search(of_capture, f"{refused.value.message} {refused.value.hint}")
-
-
-def test_an_empty_list_selects_no_layers(tiny: nn.Module) -> None:
-    """It is no text of selectors."""
-    with pytest.raises(UsageError, match="holds no selector"):
-        fv.capture(tiny, []).__enter__()
 
 
 def test_a_path_is_a_model(tiny_file: Path, picture: Path, tmp_path: Path) -> None:

@@ -232,21 +232,3 @@ def test_contradictions_are_refused_in_the_same_words(
     ):
         with pytest.raises(UsageError, match=re.escape(refused.value.message)):
             call()
-
-
-def test_capture_tells_which_layer_may_be_meant() -> None:
-    """Names that only a number tells apart, in their order."""
-    model = nn.ModuleDict({f"b{n}": nn.ReLU() for n in (10, 2, 1)})
-    with (
-        pytest.raises(UsageError, match="no layer matches 'b3'") as refused,
-        fv.capture(model, "b3"),
-    ):
-        pass
-    assert str(refused.value.hint).startswith("did you mean b1 or b2 or b10? types here: ReLU 3")
-
-
-def test_dir_lists_the_public_names() -> None:
-    """And nothing else."""
-    functions = ["audit", "cam", "capture", "diff", "exemplars", "grid", "kernels", "layers"]
-    more = ["Watcher", "__version__", "look", "report", "run"]
-    assert dir(fv) == sorted([*functions, *more])

@@ -66,13 +66,8 @@ def test_tensors_and_statistics_are_the_models_own(tiny: nn.Module, pixels: np.n
     flat = expected.detach().flatten(2)[0]
     for name, values in {"min": flat.amin(1), "max": flat.amax(1), "mean": flat.mean(1)}.items():
         np.testing.assert_allclose(maps.stats[name], values.numpy(), rtol=1e-4, atol=1e-5)
-    assert (maps.layer, maps.type, maps.kind, maps.call, maps.key) == (
-        "0",
-        "Conv2d",
-        "output",
-        0,
-        "",
-    )
+    told = (maps.layer, maps.type, maps.kind, maps.call, maps.key)
+    assert told == ("0", "Conv2d", "output", 0, "")
     assert (maps.shape, maps.layout, maps.channels) == ((1, 4, 20, 24), "nchw", [0, 1, 2, 3])
     assert fv.run(tiny, image, "Conv2d", **AS_IT_IS).captures[0].tensor is None
 

@@ -39,19 +39,6 @@ def test_the_example_that_uses_every_function_runs(tmp_path: Path) -> None:
         assert short[0] + short[-1] == "<>" and "\n" not in short and len(short) < 200
 
 
-@pytest.mark.slow
-def test_mypy_strict_is_content_with_the_example(tmp_path: Path) -> None:
-    """And not because it sees nothing: a missing argument is an error."""
-    mypy = pytest.importorskip("mypy.api")
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text("import featviz\nfeatviz.audit('m')\n")
-    flags = ["--strict", "--config-file", "", "--cache-dir", str(tmp_path / "cache")]
-    out, _, code = mypy.run([*flags, "--follow-imports=silent", str(EXAMPLE), str(wrong)])
-    assert code == 1 and '"audit"' in out
-    found = {line.split(":")[0] for line in out.splitlines() if ": error:" in line}
-    assert {Path(name).name for name in found} == {"wrong.py"}
-
-
 def test_importing_a_subpackage_leaves_the_function() -> None:
     """`featviz.audit` is the function, whatever was imported before."""
     for name in ("audit", "diff", "exemplars", "report"):

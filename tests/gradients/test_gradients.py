@@ -75,17 +75,16 @@ def test_every_tensor_and_gradient_equals_autograds(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet18", "densenet121", "mobilenet_v3_small", "convnext_tiny"])
+@pytest.mark.parametrize("name", ["resnet18", "densenet121", "convnext_tiny"])
 def test_torchvision_gradients_equal_autograds(name: str, tmp_path: Path) -> None:
-    """The same for the families, every second of them frozen, with a randomly weighted sum."""
+    """The same for the families, one of them frozen, with a randomly weighted sum."""
     torch.manual_seed(1)
-    model = Weighted(models.get_model(name, weights=None), (1, 1000)).requires_grad_(
-        name in ("resnet18", "densenet121")
-    )
-    want = autograd(model, input_of(model, SPHERES, inputs(96)))
+    model = Weighted(models.get_model(name, weights=None), (1, 1000))
+    model.requires_grad_(name != "convnext_tiny")
+    want = autograd(model, input_of(model, SPHERES, inputs(64)))
     want = {key: t for key, t in want.items() if key[1].startswith("grad")}
     options = {"capture": "grad,grad-input", "max_maps": 1, "scale": 1}
-    got = drawn(model, tmp_path / "out", 96, **options)
+    got = drawn(model, tmp_path / "out", 64, **options)
     assert len(want) > 80
     assert_all_close(got, want)
 

@@ -82,7 +82,7 @@ def test_the_images_that_fit_are_shown(featviz: Callable[..., Outcome], box: San
     hostile_rundirs.at("captures.0.grid.nrow", 0)(box.given / "run")
     assert featviz("report", box.given / "run", "--out", box.work / "out").code == 0
     page = (box.work / "out" / "index.html").read_text()
-    assert "b.png" in page and "1 complete of 2, 1 incomplete" in page
+    assert "b.png" in page and "1 complete of 2, <b>1 incomplete</b>" in page
 
 
 def test_a_link_that_takes_a_pictures_place_is_not_merged(

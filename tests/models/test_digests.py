@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import linecache
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
@@ -20,11 +19,11 @@ from runs import make_photos, run_json, tree
 from torch import nn
 
 import featviz as fv
-from featviz.api.lending import Feeding, lent
+from featviz.api.keywords import Feeding
 from featviz.models import digests
 from featviz.models.arguments import UserTransform, from_values
 from featviz.models.code import from_file
-from featviz.models.load import LoadedModel, load_model
+from featviz.models.load import adopt, load_model
 from featviz.options import InputOptions, ModelOptions
 from featviz.rundir.unlike import differences
 
@@ -210,15 +209,14 @@ def edit(code: Path, old: str, new: str) -> None:
 
 
 def test_an_edited_factory_is_another_model(
-    featviz: Run, code: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    featviz: Run, code: Path, photos: Path, tmp_path: Path
 ) -> None:
-    """gelu for relu changes no tensor and no name; as MODEL, as a module and as --arch. run.json
-    has the sha256 of the file, and an address in `extra_repr` is no difference."""
-    monkeypatch.syspath_prepend(code.parent)
+    """gelu for relu changes no tensor and no name; as MODEL and as --arch. run.json has the sha256
+    of the file, and an address in `extra_repr` is no difference."""
     weights = tmp_path / "weights.pth"
     torch.save(load_model(ModelOptions(f"{code}:Net"), InputOptions()).module.state_dict(), weights)
     as_arch = [weights, "--arch", f"{code}:Net"]
-    for index, model in enumerate(([f"{code}:Net"], as_arch, ["user_net:Net"])):
+    for index, model in enumerate(([f"{code}:Net"], as_arch)):
         code.write_text(CODE)
         out = tmp_path / str(index)
         base = ["run", *model, photos, "--layers", "Net", "--out", out, "--resume"]
@@ -228,7 +226,6 @@ def test_an_edited_factory_is_another_model(
         assert "(2 were complete before)" in featviz(*base).err
         before = tree(out)
         edit(code, "F.relu", "F.gelu")
-        sys.modules.pop("user_net", None)
         done = featviz(*base)
         assert done.code == 1 and "holds another run; its model.code_sha256 is" in done.err
         assert tree(out) == before
@@ -288,8 +285,7 @@ def test_a_function_is_told_where_it_is_given(code: Path) -> None:
     code.unlink()
     linecache.clearcache()
     assert UserTransform.of(prepare).code != feeding.transform.code
-    with lent(nn.Conv2d(3, 1, 1), {}, InputOptions(), feeding) as loaded:
-        assert isinstance(loaded, LoadedModel)
+    with feeding.lent(adopt(nn.Conv2d(3, 1, 1), InputOptions()), InputOptions()) as loaded:
         words = f"RGB, transform prepare (sha256 {feeding.transform.code[:16]})"
         assert loaded.preprocess.words == words
 

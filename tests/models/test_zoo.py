@@ -141,16 +141,7 @@ def named_leaves(module: nn.Module) -> dict[str, nn.Module]:
     return {n: m for n, m in module.named_modules() if n and not list(m.children())}
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """What the run directory says of the image."""
-
-    captures: list[dict[str, Any]]
-    skipped: list[dict[str, Any]]
-    never_ran: list[str]
-
-
-def run_all_layers(loaded: LoadedModel, images: list[str], folder: Path) -> Manifest:
+def run_all_layers(loaded: LoadedModel, images: list[str], folder: Path) -> dict[str, Any]:
     """Hook every module, draw as little of each as possible, all into one folder, and read what
     became of it."""
     draw = DrawOptions(scale=1, max_maps=2, max_slices=2, flat=True)
@@ -158,14 +149,14 @@ def run_all_layers(loaded: LoadedModel, images: list[str], folder: Path) -> Mani
     (image,) = result.images
     assert (result.exit_code, image.error) == (0, None)
     home = folder / "out" / image.folder
-    content = json.loads((home / "manifest.json").read_text("utf-8"))
+    content: dict[str, Any] = json.loads((home / "manifest.json").read_text("utf-8"))
     assert all((home / row["file"]).stat().st_size for row in content["captures"])
-    return Manifest(content["captures"], content["skipped"], content["never_ran"])
+    return content
 
 
-def check_nothing_is_lost(module: nn.Module, image: Manifest, count: Count) -> None:
+def check_nothing_is_lost(module: nn.Module, image: dict[str, Any], count: Count) -> None:
     """Each call of each leaf is there once, and what did not run is named."""
-    found, rows = named_leaves(module), [*image.captures, *image.skipped]
+    found, rows = named_leaves(module), [*image["captures"], *image["skipped"]]
     beside = ("class_token", "distillation_token", "register_tokens", "extra_token")
     names = {id(part): name for name, part in found.items()}
     places = dict(module.named_modules(remove_duplicate=False))
@@ -180,11 +171,11 @@ def check_nothing_is_lost(module: nn.Module, image: Manifest, count: Count) -> N
     by_call = Counter((name, call) for name, _, call in calls if in_places[name] == 1)
     assert by_call == Counter({k: n for k, n in count.given.items() if in_places[k[0]] == 1})
     called = {n for n, part in found.items() if type(part).forward is not nn.Module.forward}
-    never_ran = {names[id(places[n])] for n in image.never_ran if id(places.get(n)) in names}
+    never_ran = {names[id(places[n])] for n in image["never_ran"] if id(places.get(n)) in names}
     assert never_ran - set(given) == called - set(count.calls)
-    assert not set(image.never_ran) & {row["layer"] for row in rows}
-    assert all(row["reason"] for row in image.skipped)
-    for row in image.captures:
+    assert not set(image["never_ran"]) & {row["layer"] for row in rows}
+    assert all(row["reason"] for row in image["skipped"])
+    for row in image["captures"]:
         if row["type"].endswith("Head") and len(row["shape"]) == 3:  # rows of boxes are no map
             assert row["layout"] == "sequence", row
         if isinstance(found.get(row["layer"]), nn.Conv2d) and row["layout"] != "windows":

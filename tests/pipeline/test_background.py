@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from threading import get_native_id
 
@@ -27,6 +27,14 @@ def gate() -> Iterator[threading.Event]:
     event = threading.Event()
     yield event
     event.set()
+
+
+def kept_busy(background: Background, gate: threading.Event, size: int = 1) -> Future[bool]:
+    """A task that has its only thread, and waits at the gate."""
+    busy = background.submit(size, lambda: gate.wait(LONG))
+    while not busy.running():
+        time.sleep(0.001)
+    return busy
 
 
 def started(action: Callable[[], object]) -> threading.Event:
@@ -55,9 +63,7 @@ def test_submit_works_where_there_is_no_room(gate: threading.Event) -> None:
         ran.append((number, threading.current_thread() is threading.main_thread()))
 
     with Background(1, 10) as background:
-        first = background.submit(4, lambda: gate.wait(LONG))
-        while not first.running():
-            time.sleep(0.001)
+        kept_busy(background, gate, 4)
         for number in (1, 2):
             background.submit(3, partial(note, number))
         assert ran == []
@@ -80,9 +86,7 @@ def test_whoever_waits_for_a_task_works(gate: threading.Event) -> None:
         return number * 10
 
     with Background(1, 100) as background:
-        busy = background.submit(1, lambda: gate.wait(LONG))
-        while not busy.running():
-            time.sleep(0.001)
+        busy = kept_busy(background, gate)
         futures = [background.submit(1, partial(slow, number)) for number in range(4)]
         assert background.result(futures[2]) == 20 and ran == [0, 1, 2]
         failing = background.submit(1, lambda: 1 // 0)
@@ -101,9 +105,7 @@ def test_an_interrupted_helper_leaves_no_task_without_an_end(gate: threading.Eve
 
     background = Background(1, 100)
     with pytest.raises(KeyboardInterrupt), background:
-        busy = background.submit(1, lambda: gate.wait(LONG))
-        while not busy.running():
-            time.sleep(0.001)
+        busy = kept_busy(background, gate)
         futures = [background.submit(1, work) for work in (interrupted, lambda: None)]
         threading.Timer(SOON, gate.set).start()
         background.result(futures[1])
@@ -150,9 +152,7 @@ def test_cancelled_task_gives_its_bytes_back(gate: threading.Event) -> None:
     """A task that is cancelled before it begins makes room, and is never run."""
     ran: list[int] = []
     with Background(1, 10) as background:
-        busy = background.submit(5, lambda: gate.wait(LONG))
-        while not busy.running():
-            time.sleep(0.001)
+        kept_busy(background, gate, 5)
         waiting = background.submit(5, partial(ran.append, 1))
         assert waiting.cancel()
         assert started(lambda: background.submit(5, partial(ran.append, 2))).wait(LONG)

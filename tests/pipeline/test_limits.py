@@ -21,17 +21,7 @@ Run = Callable[..., Outcome]
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [
-        ("0", 0),
-        ("123", 123),
-        ("500MB", 500_000_000),
-        ("500mb", 500_000_000),
-        ("2G", 2 * 10**9),
-        ("1.5 GB", 1_500_000_000),
-        (" 10 kB ", 10_000),
-        ("1TB", 10**12),
-        ("7B", 7),
-    ],
+    [("0", 0), ("7B", 7), ("500mb", 5e8), ("2G", 2e9), ("1.5 GB", 1.5e9), (" 10 kB ", 10_000)],
 )
 def test_sizes(text: str, size: int) -> None:
     """A number of bytes, or with a unit, which is a power of 1000."""
@@ -45,15 +35,6 @@ def test_no_sizes(text: str) -> None:
     """Neither another unit, nor another form of a number."""
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         parse_bytes(text)
-
-
-def test_a_bad_size_is_a_usage_error(featviz: Run, tiny_file: Path, picture: Path) -> None:
-    """On the command line, with the option's name."""
-    done = featviz("run", tiny_file, picture, "--max-output-size", "5 apples")
-    assert (
-        done.code == 2
-        and "max_output_size=5 apples: expected an amount of bytes, such as 500MB" in done.err
-    )
 
 
 @pytest.mark.parametrize("more", [[], ["--tensors", "npy"]], ids=["pictures", "tensors"])

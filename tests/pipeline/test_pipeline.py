@@ -99,7 +99,7 @@ def family(name: str) -> tuple[nn.Module, dict[str, list[Tensor]]]:
     ("mode", "nrow", "padding", "pad_value"),
     [("map", 8, 2, 0.0), ("layer", 5, 0, 0.0), ("none", 13, 3, 0.7), ("map", 1000, 1, 1.0)],
 )
-@pytest.mark.parametrize("name", ["resnet18", "resnet50", "vgg16", "densenet121"])
+@pytest.mark.parametrize("name", ["resnet18", "densenet121"])
 def test_grids_equal_torchvisions(
     name: str, mode: str, nrow: int, padding: int, pad_value: float, tmp_path: Path
 ) -> None:
@@ -177,21 +177,18 @@ def test_input_png_is_what_the_model_saw(tiny: nn.Module, tmp_path: Path) -> Non
 
 
 def test_same_command_writes_the_same_bytes(tiny: nn.Module, tmp_path: Path) -> None:
-    """Two runs give the same tree, byte for byte; no path of this machine is in it."""
+    """Two runs give the same tree, byte for byte; no path, time or duration is in it."""
     for name in ("a", "b"):
         fv.run(tiny, SCENES, "Conv2d,ReLU", tmp_path / name, tensors="npy", **INPUTS)
     first = tree(tmp_path / "a")
     assert first == tree(tmp_path / "b")
     assert not any(str(tmp_path).encode() in data for data in first.values())
-
-
-def test_run_leaves_threads_and_model_as_they_were(tiny: nn.Module, tmp_path: Path) -> None:
-    """A run in a notebook changes neither torch's threads nor the model's mode."""
-    tiny.train()
-    threads = torch.get_num_threads()
-    fv.run(tiny, SCENES / "spheres.jpg", "Conv2d", tmp_path / "out", **INPUTS)
-    assert (torch.get_num_threads(), tiny.training, tiny[0].training) == (threads, True, True)
-    assert not any(module._forward_hooks for module in tiny.modules())
+    run = json.loads(first["run.json"])
+    assert run["options"]["layers"] == "Conv2d,ReLU" and run["layers"] == ["0", "1"]
+    assert set(run) == {
+        "schema_version", "featviz", "torch", "torchvision", "device", "model", "preprocessing",
+        "layers", "options", "images", "failures",
+    }  # fmt: skip
 
 
 class Odd(nn.Module):
@@ -284,18 +281,6 @@ def test_manifest_says_what_was_limited(tiny: nn.Module, tmp_path: Path) -> None
     assert text["Maps"] == "2 of 4 (--max-maps)"
 
 
-def test_run_json_has_no_duration_or_path(tiny: nn.Module, tmp_path: Path) -> None:
-    """run.json: what ran and with which options, and nothing of when and where."""
-    fv.run(tiny, SCENES / "spheres.jpg", "Conv2d", tmp_path / "out", **INPUTS)
-    run = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert run["options"]["layers"] == "Conv2d"
-    assert run["layers"] == ["0"]
-    assert set(run) == {
-        "schema_version", "featviz", "torch", "torchvision", "device", "model", "preprocessing",
-        "layers", "options", "images", "failures",
-    }  # fmt: skip
-
-
 def test_images_are_read_ahead_once_each(
     tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,11 +296,8 @@ def test_images_are_read_ahead_once_each(
     (tmp_path / "broken.jpg").write_bytes(b"no picture")
     files = [SCENES / "spheres.jpg", tmp_path / "broken.jpg", SCENES / "landscape.jpg"]
     result = fv.run(tiny, files, "Conv2d", tmp_path / "out", **INPUTS)
-    assert [(name, main) for name, main in read] == [
-        ("spheres.jpg", False),
-        ("broken.jpg", False),
-        ("landscape.jpg", False),
-    ]
+    names = ["spheres.jpg", "broken.jpg", "landscape.jpg"]
+    assert read == [(name, False) for name in names]
     assert [image.name for image in result.failures] == ["broken.jpg"]
 
 

@@ -54,19 +54,10 @@ def test_what_is_complete_is_kept_and_the_rest_is_done(
     assert tree(out) == tree(whole)
     assert (out / "00.png" / "manifest.json").stat().st_mtime_ns == before
     lines = [json.loads(line) for line in done.out.splitlines()]
-    assert [(line["image"], line.get("kept")) for line in lines] == [
-        ("00.png", True),
-        ("01.png", True),
-        ("02.png", None),
-        ("03.png", None),
-    ]
+    assert [line["image"] for line in lines] == [f"0{n}.png" for n in range(4)]
+    assert [line.get("kept") for line in lines] == [True, True, None, None]
     assert lines[0]["prediction"] and set(lines[0]) == {*lines[2], "kept"}
-    assert {**lines[2], "image": "", "folder": "", "prediction": 0} == {
-        **{key: lines[0][key] for key in lines[2]},
-        "image": "",
-        "folder": "",
-        "prediction": 0,
-    }
+    assert all(lines[0][key] == lines[2][key] for key in ("files", "skipped", "never_ran"))
 
 
 def test_resume_without_a_run_begins_one(draw: Run, whole: Path, tmp_path: Path) -> None:
@@ -217,7 +208,7 @@ def test_an_image_inside_the_folder_of_another(
     assert tree(tmp_path / "out") == before
 
 
-@pytest.mark.parametrize("jobs", [1, 3, 8])
+@pytest.mark.parametrize("jobs", [1, 8])
 def test_the_same_bytes_whatever_the_number_of_encoders(
     jobs: int, draw: Run, whole: Path, tmp_path: Path
 ) -> None:

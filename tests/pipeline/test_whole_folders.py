@@ -27,7 +27,7 @@ def photos(tmp_path: Path) -> Path:
 # The folder goes away
 
 
-@pytest.mark.parametrize("image", ["00.png", "01.png", "02.png", "04.png"])
+@pytest.mark.parametrize("image", ["00.png", "02.png", "04.png"])
 @pytest.mark.parametrize("how", ["renamed", "removed", "replaced"])
 def test_a_folder_that_goes_away_ends_the_run(
     image: str, how: str, draw: Run, whole: Path, at_image: AtImage

@@ -43,11 +43,7 @@ class Slow(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        *("", "0/2", "3/2", "1", "/", "/2", "1/", "1/0", "a/b", "-1/2", "1/2/3", "1./2"),
-        *("²/4", "1/²", "٣/4", "1/" + "9" * 5000),
-    ],
+    "text", ["", "0/2", "3/2", "1", "/2", "1/", "a/b", "1/2/3", "²/4", "٣/4", "1/" + "9" * 5000]
 )
 def test_no_shards(text: str, featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path) -> None:
     """Named as it is, with an example; digits of other kinds are no numbers."""

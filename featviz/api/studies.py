@@ -1,0 +1,393 @@
+"""`featviz.look`, `cam`, `audit` and `exemplars`: what a model makes of an image, where the
+evidence for a class lies, and what channels do for many images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from featviz.api import showing
+from featviz.api.keywords import (
+    Layers,
+    Model,
+    Picture,
+    Pictures,
+    Room,
+    keywords_of,
+    ordered,
+)
+from featviz.audit.audit import AuditResult
+from featviz.audit.audit import audit as audit_model
+from featviz.audit.output import audit_table
+from featviz.exemplars.exemplars import ExemplarResult, find_exemplars
+from featviz.inspection.cam import ImageCam
+from featviz.inspection.cam import cam as explain
+from featviz.inspection.look import LookResult
+from featviz.inspection.look import look as look_at
+from featviz.options import AuditOptions, CamOptions, ExemplarOptions, LookOptions, ModelOptions
+from featviz.records import REDUCTIONS, Bytes, Floats, Guess
+from featviz.rundir.exemplars import ExemplarChannel, ExemplarLayer
+from featviz.text import by, counted
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class LookPage(LookResult):
+    """One page on what a model makes of an image; shows itself as the picture."""
+
+    out: Path | None = None
+    """The file of the picture; None where none was wanted, and `path` is gone."""
+
+    @property
+    def image(self) -> Image.Image:
+        """The page, mode RGB."""
+        return Image.fromarray(self.picture)
+
+    @property
+    def input(self) -> Image.Image:
+        """What the model saw, un-normalised, mode RGB."""
+        return Image.fromarray(self.shown)
+
+    def __repr__(self) -> str:
+        said = f", {self.prediction[0].words}" if self.prediction else ""
+        return f"<LookPage of {self.name}: {counted(len(self.layers), 'layer')}{said}>"
+
+    def _repr_html_(self) -> str:
+        words = repr(self).strip("<>")
+        return showing.render([showing.figure(lambda: self.image, words, showing.PAGE)])
+
+
+@keywords_of(LookOptions, ModelOptions)
+def look(
+    model: Model,
+    image: Picture,
+    layers: Layers | None = None,
+    out: str | Path | None = None,
+    **options: Any,
+) -> LookPage:
+    """Draw one quick picture of what a model makes of an image, like the command `featviz look`.
+
+    It shows the input, the prediction, and of each layer the maps that tell most.
+
+    Args:
+        model: a MODEL string, or a module, which is given back as it was.
+        image: a path or an image in memory, as for `featviz.run`; of several the first is shown.
+        layers: as for `featviz.run`; None takes at most 10.
+        out: a PNG file for the picture, in place of an earlier picture of look. None writes none.
+
+    Returns:
+        A record with `image` (the picture), `input`, `prediction` and `layers`.
+
+    Raises:
+        FeatvizError: a bad option, no such model, layer or image, nothing that can be drawn, or the
+            file cannot be written.
+
+    Example:
+        >>> import featviz, torch
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+        >>> page = featviz.look(model, torch.rand(3, 16, 16), "Conv2d", size=16, maps=2)
+        >>> page
+        <LookPage of image-0.png: 1 layer>
+        >>> page.image.mode, [row.layer for row in page.layers]
+        ('RGB', ['0'])
+    """
+    order = ordered(LookOptions, model, options, layers, place="look.png", out=out)
+    result = order.given_to(look_at, image)
+    return LookPage(**vars(result), out=None if out is None else result.path)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ClassMap(showing.OnePicture):
+    """The class activation map of one call of a layer, for one image."""
+
+    name: str
+    """Of the image: its path relative to the argument it came from, `image-0.png` in memory."""
+    label: str = field(repr=False)
+    layer: str
+    """Qualified name of the layer; empty for the model itself."""
+    call: int
+    """Which call of the layer, from 0."""
+    method: str
+    """`gradcam`, `layercam`, ..."""
+    target: str
+    """What the map is evidence for: `tabby`, `class 281`, or the target as it was given."""
+    score: float | None
+    """The value of the target."""
+    prediction: tuple[Guess, ...]
+    """The likeliest classes, where the model is a classifier."""
+    file: Path | None
+    """The picture of the image with all of its maps, where `out` was given."""
+    range: tuple[float, float]
+    """The values that are drawn darkest and brightest."""
+    pixels: Bytes = field(repr=False)
+    values: Floats = field(repr=False)
+
+    @property
+    def image(self) -> Image.Image:
+        """The map over what the model saw: RGB, in the size of the input."""
+        return Image.fromarray(self.pixels)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The map's values, float32 [H, W] in the resolution of the layer; [T, H, W] of a clip."""
+        return torch.from_numpy(self.values.copy())
+
+    @property
+    def _evidence(self) -> str:
+        method = REDUCTIONS[self.method].words
+        return f"{self.label}, {by(self.values.shape)}: {method} for {self.target}"
+
+    @property
+    def _words(self) -> str:
+        said = f": {self.prediction[0].words}" if self.prediction else ""
+        return f"{self.name}{said}. {self._evidence}"
+
+    def __repr__(self) -> str:
+        return f"<ClassMap of {self._evidence}>"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ClassMaps:
+    """The class activation maps of images."""
+
+    images: tuple[ImageCam, ...]
+    """What became of each image."""
+
+    @cached_property
+    def maps(self) -> tuple[ClassMap, ...]:
+        """Every map: image by image, in the order in which the layers ran."""
+        return tuple(
+            ClassMap(
+                *(one.image, at.name, at.site.layer.name, at.site.call, one.method, one.target),
+                *(one.outcome.target, one.prediction, one.path, at.limits, at.picture, at.values),
+            )
+            for one in self.images
+            for at in one.maps
+        )
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Why images failed, by their names."""
+        errors = {one.image: one.error for one in self.images}
+        return {name: error.message for name, error in errors.items() if error is not None}
+
+    @property
+    def image(self) -> Image.Image:
+        """The picture of the first map."""
+        return self.maps[0].image
+
+    @property
+    def tensor(self) -> Tensor:
+        """The values of the first map, float32 [H, W]."""
+        return self.maps[0].tensor
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        one = self.images[0]
+        words = f"{REDUCTIONS[one.method].words} of {counted(len(self.images), 'image')}"
+        return f"<ClassMaps, {words}{failed}: {counted(len(self.maps), 'map')}>"
+
+    def _repr_html_(self) -> str:
+        failed = [f"{name} failed: {reason}" for name, reason in self.failures.items()]
+        return showing.gallery(self.maps, ".maps", repr(self).strip("<>"), *failed)
+
+
+@keywords_of(CamOptions, ModelOptions)
+def cam(
+    model: Model,
+    images: Pictures,
+    target: str | None = None,
+    method: str = "gradcam",
+    layers: Layers | None = None,
+    **options: Any,
+) -> ClassMaps:
+    """Show where in images the evidence for a class lies, like the command `featviz cam`.
+
+    Args:
+        model: a MODEL string, or a module, which is given back as it was.
+        images: as for `featviz.run`.
+        target: `"class:281"`, `"class:tabby"`, `"output[out]:mean"`, ... None is the predicted
+            class of each image.
+        method: `"gradcam"`, `"gradcam++"`, `"layercam"` and `"hirescam"` show what speaks for the
+            target, `"xgradcam"` and `"gradxact"` also what speaks against it.
+        layers: as for `featviz.run`. None takes the last layer whose output has places of the image
+            that the target depends on.
+        options: those below; without `out` nothing is written.
+
+    Returns:
+        The maps, with `image` and `tensor` of the first of them.
+
+    Raises:
+        FeatvizError: nothing could be begun, or each of the images failed, the first of them in
+            this way. Why some images failed is in `failures`.
+
+    Example:
+        >>> import featviz, torch
+        >>> head = torch.nn.Flatten(), torch.nn.Linear(784, 2)
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), *head)
+        >>> maps = featviz.cam(net, torch.rand(3, 16, 16), "class:1", "gradxact", size=16)
+        >>> maps
+        <ClassMaps, gradient × activation of 1 image: 1 map>
+        >>> maps.maps[0]
+        <ClassMap of 1, 14×14: gradient × activation for class 1>
+        >>> maps.image.size, maps.tensor.shape
+        ((16, 16), torch.Size([14, 14]))
+    """
+    order = ordered(CamOptions, model, options, layers, target=target, method=method)
+    results = order.given_to(lambda *given: tuple(explain(*given)), images)
+    if not any(one.maps for one in results) and results[0].error is not None:
+        raise results[0].error
+    return ClassMaps(results)
+
+
+@dataclass(frozen=True, repr=False)
+class AuditTable(AuditResult):
+    """What the channels of a model do for images; shows itself as a table."""
+
+    room: Room | None = None
+
+    @cached_property
+    def suspects(self) -> dict[str, Image.Image]:
+        """Pictures of channels that have a finding, by their file in `out`."""
+        files = sorted(self.out.rglob("suspects/*.png"))
+        ways = [file.relative_to(self.out).as_posix() for file in files]
+        return {way: showing.read_picture(self.out, way) for way in ways}
+
+    def __repr__(self) -> str:
+        found = self.document["total"]["findings"].items()
+        words = ", ".join(f"{count} {name}" for name, count in found)
+        if self.verdicts:
+            words += f"; gates: {len(self._broken)} of {len(self.verdicts)} broken"
+        return f"<AuditTable: {words}>"
+
+    def __str__(self) -> str:
+        return "\n".join([str(audit_table(self.document)), *self._broken])
+
+    @property
+    def _broken(self) -> list[str]:
+        return [
+            f"gate {verdict.gate} is broken: {verdict.words}"
+            for verdict in self.verdicts
+            if not verdict.held
+        ]
+
+    def _repr_html_(self) -> str:
+        read = self.suspects.__getitem__
+        ways = list(self.suspects)[: showing.MOST]
+        figures = [showing.figure(partial(read, way), Path(way).stem) for way in ways]
+        seen = counted(self.document["images"]["seen"], "image")
+        lines = [*self._broken, f"{seen} seen; the verdicts hold for these images"]
+        return showing.render(figures, lines, audit_table(self.document))
+
+
+@dataclass(frozen=True, repr=False)
+class ExemplarSheets(ExemplarResult):
+    """The images that excite channels most; shows itself as a gallery."""
+
+    room: Room | None = None
+
+    @property
+    def layers(self) -> tuple[ExemplarLayer, ...]:
+        """The tensors that were looked at; each has `channels`, and they `exemplars`."""
+        return tuple(self.record.layers)
+
+    def sheet(self, layer: ExemplarLayer) -> Image.Image:
+        """The picture of a layer: a row for each channel, the best image first."""
+        return showing.read_picture(self.out, layer.sheet)
+
+    def picture(self, channel: ExemplarChannel) -> Image.Image | None:
+        """The picture of a channel; None where no image excites it."""
+        return None if channel.file is None else showing.read_picture(self.out, channel.file)
+
+    def __repr__(self) -> str:
+        layers, seen = counted(len(self.layers), "layer"), self.record.images.seen
+        return f"<ExemplarSheets of {layers}: {counted(seen, 'image')} seen>"
+
+    def _repr_html_(self) -> str:
+        rows = self.layers[: showing.MOST]
+        side = 2 * showing.SMALL if len(rows) > 1 else showing.LARGE
+        figures = [
+            showing.figure(partial(self.sheet, row), row.layer or row.type, side) for row in rows
+        ]
+        seen = f"{counted(self.record.images.seen, 'image')} seen"
+        return showing.render(figures, [seen], self.table)
+
+
+@keywords_of(AuditOptions, ModelOptions)
+def audit(
+    model: Model,
+    images: Pictures,
+    layers: Layers | None = None,
+    out: str | Path | None = None,
+    **options: Any,
+) -> AuditTable:
+    """Stream images through a model, and find channels that do nothing for them.
+
+    Args:
+        model: a MODEL string or a module, which is given back as it was.
+        images: paths and images in memory, as for `featviz.run`.
+        layers: selectors, a class of modules, or a list of these. None takes all activations.
+        out: the folder of audit.json and the pictures. None leaves nothing behind.
+        options: those below; with `fail_on`, `exit_code` is 4 where a gate is broken.
+
+    Returns:
+        A record with `document`, the content of audit.json, and `verdicts`.
+
+    Raises:
+        FeatvizError: nothing could be begun or written, or not one image went through. Why some
+            failed is in `document["images"]["failures"]`.
+
+    Example:
+        >>> import featviz, torch
+        >>> conv = torch.nn.Conv2d(3, 4, 3)
+        >>> with torch.no_grad():
+        ...     _ = conv.bias.copy_(torch.tensor([9.0, 9.0, 9.0, -9.0]))
+        >>> model = torch.nn.Sequential(conv, torch.nn.ReLU())
+        >>> found = featviz.audit(model, torch.rand(2, 3, 16, 16), size=16)
+        >>> found.document["layers"][0]["findings"]["dead"]
+        [3]
+    """
+    order = ordered(AuditOptions, model, options, layers, place="audit", out=out)
+    return AuditTable(**vars(order.given_to(audit_model, images)), room=order.room)
+
+
+@keywords_of(ExemplarOptions, ModelOptions)
+def exemplars(
+    model: Model,
+    images: Pictures,
+    layers: Layers | None = None,
+    out: str | Path | None = None,
+    **options: Any,
+) -> ExemplarSheets:
+    """Find the images, and the places in them, that excite each channel most.
+
+    Args:
+        model: a MODEL string, or a module, which is given back as it was.
+        images: paths and images in memory, as for `featviz.run`.
+        layers: as for `featviz.run`.
+        out: the folder of the pictures and exemplars.json. None leaves nothing behind.
+
+    Returns:
+        A record with `layers`, `sheet(layer)`, `picture(channel)` and `record`, which is the
+        content of exemplars.json.
+
+    Raises:
+        FeatvizError: nothing could be begun or written, or not one image went through.
+
+    Example:
+        >>> import featviz, torch
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+        >>> dark, light = torch.zeros(3, 8, 8), torch.ones(3, 8, 8)
+        >>> found = featviz.exemplars(model, [dark, light], "Conv2d", top=1, size=8)
+        >>> found
+        <ExemplarSheets of 1 layer: 2 images seen>
+        >>> [len(row.exemplars) for row in found.layers[0].channels]
+        [1, 1, 1, 1]
+    """
+    order = ordered(ExemplarOptions, model, options, layers, place="exemplars", out=out)
+    return ExemplarSheets(**vars(order.given_to(find_exemplars, images)), room=order.room)
