@@ -29,6 +29,7 @@ from featviz.records.results import (
     Guess,
     ImageResult,
     Integers,
+    OnlyIn,
     Outcome,
     RunResult,
     Skip,
