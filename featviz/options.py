@@ -251,7 +251,8 @@ _nul = _input(
 _junit = _write("Write the verdicts as JUnit XML into this file.")
 _layout = _draw(
     "Read tensors in this layout instead of the guessed one: {LAYOUTS}. tokens:14x20+1 names the "
-    "grid of the tokens, behind one other token. Repeatable.",
+    "grid of the tokens, behind one other token; tokens:14x20+1,10 has ten behind it, too. "
+    "Repeatable.",
     "[SELECTORS=]LAYOUT",
 )
 _batch = _limit("Pass up to N images of one shape through the model together.")

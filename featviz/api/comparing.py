@@ -11,22 +11,23 @@ from urllib.parse import quote
 from featviz.api import showing
 from featviz.api.keywords import keywords_of, names_of
 from featviz.api.running import Run
-from featviz.diff import DiffResult, Outputs, compare_runs
+from featviz.diff import Outputs, compare_runs
 from featviz.diff import diff as diff_runs
-from featviz.diff.output import diff_table, verdict_words
+from featviz.diff.output import diff_table
 from featviz.errors import UsageError
 from featviz.files.urls import Url, is_url
 from featviz.options import DiffFiles, DiffThresholds, ReportOptions, no_option, read, read_from
+from featviz.records import Comparison
 from featviz.report import ReportResult, build_report
 from featviz.report.compare import render
 
 
 @dataclass(frozen=True, repr=False)
-class RunDifference(DiffResult):
+class RunDifference(Comparison):
     """How two runs differ; shows itself as a table."""
 
     def __repr__(self) -> str:
-        return f"<RunDifference: {verdict_words(self)}>"
+        return f"<RunDifference: {self.words}>"
 
     def _repr_html_(self) -> str:
         return showing.render(table=diff_table(self))

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from msgspec import structs
-from PIL import Image
 
 from featviz.audit import findings, output
 from featviz.audit.counting import Census
 from featviz.audit.findings import Row, judged_rows
-from featviz.audit.output import SCHEMA_VERSION, SuspectSheet
+from featviz.audit.output import SCHEMA_VERSION, Drawn
 from featviz.audit.plan import AuditPlan, AuditTarget, choose, watching_calls
 from featviz.audit.pruning import find_prunable, verify
-from featviz.errors import CHECK_FAILED, FeatvizError, UsageError
+from featviz.errors import CHECK_FAILED, UsageError
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.images import decode, find
-from featviz.models.load import LoadedModel, load_model
-from featviz.models.requirements import versions
+from featviz.models.load import LoadedModel
 from featviz.options import AuditOptions, InputOptions, ModelOptions
-from featviz.pipeline.batches import Batch, BatchProgress, batches, run_batch
-from featviz.pipeline.prepare import blank_input, grouped, warn_of_guess
+from featviz.pipeline.batches import BatchProgress, Study, begun
+from featviz.pipeline.prepare import blank_input
 from featviz.records import Layer, Sample, Verdict
 from featviz.records.findings import Doubles, Gate, parse_gate
 from featviz.rundir import junit, write
@@ -33,11 +30,7 @@ from featviz.rundir.place import (
     AUDIT,
     JUNIT,
     PRUNING,
-    check_apart,
     check_file,
-    check_free,
-    model_files,
-    replacing,
     writing,
 )
 from featviz.text import listed
@@ -81,26 +74,20 @@ def audit(
         FeatvizError: nothing could be begun, or the results could not be written. What goes wrong
             with one image is in the result instead.
     """
-    decode.check_background(options.inputs.background)
     gates = [parse_gate(text) for text in options.fail_on]
     baseline = None if options.baseline is None else output.read_baseline(options.baseline)
-    samples = find.find_samples(arguments, stdin, options.nul_separated, options.out)
-    besides = _check_places(model, samples, options)
-    with replacing(options.out, AUDIT, besides) as folder:
-        loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
-        warn_of_guess(loaded.preprocess)
-        samples = grouped(samples, loaded.preprocess)
-        found = examine(loaded, samples, options, progress, gates)
-        output.write_files(folder, found.document, found.tables, found.pictures)
-        layers = found.document["layers"]
+    asked = ("--junit", options.junit, JUNIT), ("--prune-out", options.prune_out, PRUNING)
+    files = [(option, path, kind) for option, path, kind in asked if path is not None]
+    with begun(model, arguments, options, AUDIT, stdin, files) as (folder, loaded, samples):
+        document, tables, pictures = examine(loaded, samples, options, progress, gates)
+        output.write_files(folder, document, tables, pictures)
+        layers = document["layers"]
         verdicts = [findings.check(gate, layers) for gate in gates]
         if baseline is not None:
             verdicts.append(findings.worse(layers, baseline))
-            if unknown := findings.incomparable(layers, baseline):
-                log.warning("the baseline lacks %d layers, %s first", len(unknown), unknown[0])
     if options.prune_out is not None:
         check_file(options.prune_out, PRUNING, "--prune-out", options.overwrite)
-        write.write_json(options.prune_out, found.document["prune"])
+        write.write_json(options.prune_out, document["prune"])
     if options.junit is not None:
         if isinstance(model, LoadedModel):
             label = str(model.source.get("name", type(model.module).__name__))
@@ -108,40 +95,7 @@ def audit(
             label = Path(model.spec).name
         with writing(options.junit, JUNIT, "--junit", options.overwrite) as file:
             file.write(junit.document({label: verdicts}))
-    return AuditResult(options.out, found.document, tuple(verdicts))
-
-
-def _check_places(
-    model: ModelOptions | LoadedModel, samples: Sequence[Sample], options: AuditOptions
-) -> list[Path]:
-    """Refuse to write over the images, the model, or what something else made.
-
-    Returns:
-        The files that are written outside of `out`, or may be.
-    """
-    names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    inputs = [*find.files_of(samples), *model_files(*names)]
-    check_apart(options.out, "--out", inputs)
-    files = ("--junit", options.junit, JUNIT), ("--prune-out", options.prune_out, PRUNING)
-    besides = []
-    for option, path, kind in files:
-        if path is not None:
-            check_apart(path, option, inputs)
-            check_file(path, kind, option, options.overwrite)
-            besides.append(path)
-    check_free(options.out, AUDIT, options.overwrite, besides)
-    return besides
-
-
-@dataclass(frozen=True)
-class Examined:
-    """What an audit found."""
-
-    document: Mapping[str, Any]
-    """The content of audit.json, without the pictures."""
-    tables: Mapping[str, Doubles]
-    """The arrays of channels.npz: a call's label to [C, 8]."""
-    pictures: Sequence[tuple[SuspectSheet, Image.Image]]
+    return AuditResult(options.out, document, tuple(verdicts))
 
 
 def examine(
@@ -150,8 +104,12 @@ def examine(
     options: AuditOptions,
     progress: BatchProgress,
     gates: Sequence[Gate] = (),
-) -> Examined:
+) -> tuple[dict[str, Any], dict[str, Doubles], Drawn]:
     """Stream images through a model, count, judge, prove, and draw the suspects.
+
+    Returns:
+        The content of audit.json without the pictures, the arrays of channels.npz (a call's label
+        to [C, 8]), and the pictures.
 
     Raises:
         FeatvizError: nothing to look at, a gate that speaks of nothing, or not one image went
@@ -161,10 +119,7 @@ def examine(
     expected = [findings.expected_row(target, options.thresholds) for target in plan.targets]
     for gate in gates:
         findings.covered(gate, expected)
-    study = _Study(model, samples, plan, options, progress)
-    counted = study.count()
-    rows = judged_rows(plan, counted, options.thresholds)
-    document = study.document(counted, rows)
+    counted, rows, document = _counted(Study(model, samples, options, progress), plan, options)
     _warn(plan, counted, document)
     by_call = {target.spot.call: row["findings"] for target, row in rows.items()}
     sheets = output.choose_suspects(plan, by_call, counted.tallies, options.max_suspects)
@@ -173,93 +128,53 @@ def examine(
     if drawn < every:
         most = f"{output.PER_LAYER} of a layer, and --max-suspects {options.max_suspects} in all"
         log.info("%d of %d suspects are drawn: at most %s", drawn, every, most)
-    tables = {call.label: tally.stats.table() for call, tally in counted.tallies.items()}
-    pictures = output.draw_suspects(model, plan, sheets, samples, options.inputs)
-    return Examined(document, tables, pictures)
+    tables = {call.label: tally.table() for call, tally in counted.tallies.items()}
+    return document, tables, output.draw_suspects(model, plan, sheets, samples, options.inputs)
 
 
-@dataclass
-class _Study:
-    """The images on their way through a model."""
+def _counted(
+    study: Study, plan: AuditPlan, options: AuditOptions
+) -> tuple[Census, dict[AuditTarget, Row], dict[str, Any]]:
+    """Stream all images through the model, and judge; the last is audit.json without the pictures.
 
-    model: LoadedModel
-    samples: Sequence[Sample]
-    plan: AuditPlan
-    options: AuditOptions
-    progress: BatchProgress = lambda image, error, total: None
-    seen: list[int] = field(default_factory=list)
-    failures: dict[int, FeatvizError] = field(default_factory=dict)
-
-    def count(self) -> Census:
-        """Stream all images through the model.
-
-        Raises:
-            FeatvizError: not one image went through.
-        """
-        plan, module = self.plan, self.model.module
-        correlating = self.options.thresholds.redundant_at is not None
-        correlate = frozenset(t.spot.call for t in plan.targets if correlating)
-        counted = Census(plan.spots, correlate, plan.trace.gave.keys())
-        names = frozenset(call.name for call in counted.spots)
-        watched = watching_calls(module, counted.take, names, plan.trace.atoms)
-        with in_eval_mode(module), watched:
-            for batch in self._batches():
-                run_batch(self.model, batch, counted, self._failed, self._passed)
-        if not self.seen:
-            first = next(iter(self.failures.values()))
-            words = f"no image of {len(self.samples)} went through: {first.message}"
-            raise FeatvizError(words, first.hint)
-        return counted
-
-    def document(self, counted: Census, rows: Mapping[AuditTarget, Row]) -> dict[str, Any]:
-        """The content of audit.json, without the pictures."""
-        layers, options, model = list(rows.values()), self.options, self.model
-        skipped = [(skip.layer, skip.reason) for skip in self.plan.skipped]
-        skipped += [(call.label, reason) for call, reason in counted.faults.items()]
-        dead = [(target, row["findings"].get("dead", ())) for target, row in rows.items()]
-        cut = find_prunable(self.plan, dead)
-        proof = None
-        if options.prove:
-            with in_eval_mode(model.module):
-                again = self._batches(sorted(self.seen) if cut.layers else [])
-                proof = verify(model, self.plan, cut, again)
-        failures = [
-            {"image": self.samples[number].name, "error": error.message}
-            for number, error in sorted(self.failures.items())
-        ]
-        limits, inputs = structs.asdict(options.thresholds), structs.asdict(options.inputs)
-        return {
-            **versions(),
-            "device": model.device.type,
-            "model": dict(model.source),
-            "preprocessing": model.preprocess.words,
-            "options": {"layers": options.layers, **limits, **inputs},
-            "images": {
-                "total": len(self.samples),
-                "seen": len(self.seen),
-                "failures": failures,
-            },
-            "layers": layers,
-            "total": findings.totals(layers),
-            "skipped": [{"layer": layer, "reason": reason} for layer, reason in skipped],
-            "never_ran": list(self.plan.never_ran),
-            "prune": dict(cut.layers),
-            "not_prunable": dict(cut.refused),
-            "verify": proof,
-        }
-
-    def _batches(self, numbers: Iterable[int] | None = None) -> Iterable[Batch]:
-        inputs, size = self.options.inputs, self.options.batch_size
-        return batches(self.samples, self.model, inputs, size, self._failed, numbers)
-
-    def _failed(self, number: int, error: FeatvizError) -> None:
-        log.debug("%s failed", self.samples[number].name, exc_info=error)
-        self.failures[number] = error
-        self.progress(self.samples[number].name, error, len(self.samples))
-
-    def _passed(self, number: int) -> None:
-        self.seen.append(number)
-        self.progress(self.samples[number].name, None, len(self.samples))
+    Raises:
+        FeatvizError: not one image went through.
+    """
+    model, limits = study.model, options.thresholds
+    correlating = limits.redundant_at is not None
+    correlate = frozenset(target.spot.call for target in plan.targets if correlating)
+    counted = Census(plan.spots, correlate, plan.trace.gave.keys())
+    names = frozenset(call.name for call in counted.spots)
+    watched = watching_calls(model.module, counted.take, names, plan.trace.atoms)
+    with in_eval_mode(model.module), watched:
+        study.show(counted)
+    rows = judged_rows(plan, counted, limits)
+    dead = [(target, row["findings"].get("dead", ())) for target, row in rows.items()]
+    cut, proof = find_prunable(plan, dead), None
+    if options.prove:
+        with in_eval_mode(model.module):
+            again = study.batches(sorted(study.seen) if cut.layers else [])
+            proof = verify(model, plan, cut, again)
+    skipped = [(skip.layer, skip.reason) for skip in plan.skipped]
+    skipped += [(call.label, reason) for call, reason in counted.faults.items()]
+    asked = {**structs.asdict(limits), **structs.asdict(options.inputs)}
+    document = {
+        **study.about,
+        "options": {"layers": options.layers, **asked},
+        "images": {
+            "total": len(study.samples),
+            "seen": len(study.seen),
+            "failures": [{"image": name, "error": error} for name, _, error in study.failures],
+        },
+        "layers": list(rows.values()),
+        "total": findings.totals(list(rows.values())),
+        "skipped": [{"layer": layer, "reason": reason} for layer, reason in skipped],
+        "never_ran": list(plan.never_ran),
+        "prune": dict(cut.layers),
+        "not_prunable": dict(cut.refused),
+        "verify": proof,
+    }
+    return counted, rows, document
 
 
 def _warn(plan: AuditPlan, counted: Census, document: Mapping[str, Any]) -> None:
@@ -321,9 +236,7 @@ class HealthCheck:
         Raises:
             FeatvizError: not one image went through, or the file cannot be written.
         """
-        study = _Study(model, self._samples, self._plan, self._options)
-        counted = study.count()
-        rows = judged_rows(self._plan, counted, self._options.thresholds)
-        document = study.document(counted, rows)
+        study = Study(model, self._samples, self._options)
+        _, _, document = _counted(study, self._plan, self._options)
         output.write_document(folder, document)
         return document

@@ -27,8 +27,6 @@ from featviz.records.findings import Doubles
 TOP = 4
 """Images kept for each channel: those that excite it most."""
 
-_NO_BOUND = np.empty((0, 0), np.int64)
-
 
 def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
     """A layer's output as [images, channels, positions].
@@ -82,67 +80,6 @@ def statistics(rows: Tensor, activation: Activation) -> tuple[Floats, Integers |
     return numbers.reshape(count, channels, -1), saturated
 
 
-def _column(number: int, doc: str) -> Any:
-    return property(lambda self: self.sums[:, number], doc=doc)
-
-
-@dataclass
-class ChannelStats:
-    """Count, extremes, mean, squared deviations, zeros and more of C channels.
-
-    Extremes, mean and deviations are those of finite values; a channel without any has min inf,
-    max -inf and mean 0.
-    """
-
-    sums: Doubles
-    """[C, 8]; the columns are named below. One array, so that a channel lies in one line of the
-    cache."""
-
-    @classmethod
-    def nothing(cls, channels: int, saturates: bool = False) -> ChannelStats:
-        """Before the first batch."""
-        sums = np.zeros((channels, 8))
-        sums[:, 1:3] = np.inf, -np.inf
-        sums[:, 7] = 0 if saturates else np.nan
-        return cls(sums)
-
-    count = _column(0, "Finite values.")
-    low = _column(1, "The minimum.")
-    high = _column(2, "The maximum.")
-    mean = _column(3, "Of the finite values.")
-    m2 = _column(4, "Sum of squared deviations from the mean.")
-    zeros = _column(5, "How many values are zero.")
-    nonfinite = _column(6, "How many are NaN or infinite.")
-    saturated = _column(7, "How many are at a bound; NaN where the layer has none.")
-
-    def add(self, stats: np.ndarray, positions: int, saturated: Integers | None = None) -> None:
-        """Add one batch, from the statistics of its maps.
-
-        Args:
-            stats: float32 [B, C, 6] in the order of `records.STAT_COLUMNS`.
-            positions: values of one map.
-            saturated: [B, C], how many of them are at a bound.
-        """
-        reached = _NO_BOUND if saturated is None else saturated
-        compiled().add_maps(stats, reached, positions, self.sums)
-
-    values = property(lambda self: self.count + self.nonfinite, doc="All seen, finite or not.")
-
-    def table(self) -> Doubles:
-        """float64 [C, 8]: count (of finite values), min, max, mean, variance, zero_fraction,
-        nonfinite, saturated_fraction. The fractions are of all values, and NaN where the layer
-        cannot saturate or nothing was seen."""
-        nothing = self.count == 0
-        low, high, mean, variance = (
-            np.where(nothing, np.nan, v)
-            for v in (self.low, self.high, self.mean, _ratio(self.m2, self.count))
-        )
-        with np.errstate(invalid="ignore"):
-            zeros, saturated = self.zeros / self.values, self.saturated / self.values
-        columns = (self.count, low, high, mean, variance, zeros, self.nonfinite, saturated)
-        return np.stack(columns, axis=1)
-
-
 @dataclass
 class Covariance:
     """Streamed covariance of C channels over images and positions, float64 [C, C].
@@ -184,29 +121,6 @@ def _ratio(above: Doubles, below: Doubles) -> Doubles:
     return np.asarray(np.divide(above, below, out=np.zeros_like(above), where=below != 0))
 
 
-@dataclass
-class TopImages:
-    """For each of C channels the TOP images with the largest maximum, best first."""
-
-    values: Doubles
-    """The maxima [C, TOP]; a non-finite value counts as inf, and -inf stands for no image."""
-    images: Integers
-    """Numbers of the images, [C, TOP]; -1 for no image."""
-
-    @classmethod
-    def nothing(cls, channels: int) -> TopImages:
-        """Before the first batch."""
-        return cls(np.full((channels, TOP), -np.inf), np.full((channels, TOP), -1))
-
-    def of(self, channel: int) -> list[int]:
-        """The images of one channel, best first; fewer than TOP where fewer were seen."""
-        return [number for number in self.images[channel].tolist() if number >= 0]
-
-    def add(self, images: Integers, stats: np.ndarray) -> None:
-        """Add images [B] by the statistics of their maps, float32 [B, C, 6]."""
-        compiled().add_images(stats, images, self.values, self.images)
-
-
 @dataclass(frozen=True)
 class Measured:
     """What a call gave for a batch, in numbers: those of `statistics` and `Covariance`."""
@@ -219,16 +133,64 @@ class Measured:
 
 @dataclass
 class Tally:
-    """The statistics of one watched call so far."""
+    """What C channels of a watched call gave so far: numbers, and the images that excite each most.
 
-    stats: ChannelStats
-    top: TopImages
+    Extremes, mean and deviations are those of finite values; a channel without any has min inf,
+    max -inf and mean 0.
+    """
+
+    sums: Doubles
+    """[C, 8]: count of finite values, min, max, mean, sum of squared deviations, and how many are
+    zero, not finite, and at a bound (NaN where the layer has none). One array, so that a channel
+    lies in one line of the cache."""
+    best: Doubles
+    """The largest maxima [C, TOP]; a non-finite value counts as inf, -inf stands for no image."""
+    images: Integers
+    """Numbers of their images, [C, TOP], best first; -1 for no image."""
     covariance: Covariance | None = None
 
+    @classmethod
+    def nothing(cls, channels: int, saturates: bool = False) -> Tally:
+        """Before the first batch."""
+        sums = np.zeros((channels, 8))
+        sums[:, 1:3] = np.inf, -np.inf
+        sums[:, 7] = 0 if saturates else np.nan
+        return cls(sums, np.full((channels, TOP), -np.inf), np.full((channels, TOP), -1))
+
+    def add(self, part: Measured, images: Integers) -> None:
+        """Add a batch of these images [B]."""
+        reached = np.empty((0, 0), np.int64) if part.saturated is None else part.saturated
+        compiled().add_maps(part.stats, reached, part.positions, self.sums)
+        compiled().add_images(part.stats, images, self.best, self.images)
+        if part.covariance is not None:
+            so_far = self.covariance
+            self.covariance = so_far.merge(part.covariance) if so_far else part.covariance
+
     @property
-    def channels(self) -> int:
-        """How many channels the call's output has."""
-        return len(self.stats.sums)
+    def values(self) -> Doubles:
+        """How many values of each channel were seen, finite or not."""
+        return np.asarray(self.sums[:, 0] + self.sums[:, 6])
+
+    @property
+    def saturated(self) -> Doubles:
+        """Share of values at a bound."""
+        return np.asarray(self.sums[:, 7] / self.values)
+
+    def top(self, channel: int) -> list[int]:
+        """The images that excite a channel most, best first; TOP at most."""
+        return [number for number in self.images[channel].tolist() if number >= 0]
+
+    def table(self) -> Doubles:
+        """float64 [C, 8]: count (of finite values), min, max, mean, variance, zero_fraction,
+        nonfinite, saturated_fraction. The fractions are of all values, and NaN where the layer
+        cannot saturate or nothing was seen."""
+        table = self.sums.copy()
+        table[:, 4] = _ratio(self.sums[:, 4], self.sums[:, 0])
+        table[self.sums[:, 0] == 0, 1:5] = np.nan
+        with np.errstate(invalid="ignore"):
+            table[:, 5], table[:, 6] = self.sums[:, 5] / self.values, self.sums[:, 6]
+            table[:, 7] = self.saturated
+        return table
 
 
 @dataclass
@@ -258,17 +220,12 @@ class Census:
         for call, part in self._measured:
             channels = part.stats.shape[1]
             if call not in self.tallies:
-                empty = ChannelStats.nothing(channels, part.saturated is not None)
-                self.tallies[call] = Tally(empty, TopImages.nothing(channels))
+                self.tallies[call] = Tally.nothing(channels, part.saturated is not None)
             tally = self.tallies[call]
-            if tally.channels != channels:
-                self.faults[call] = f"has {tally.channels} channels, then {channels}"
+            if len(tally.sums) != channels:
+                self.faults[call] = f"has {len(tally.sums)} channels, then {channels}"
                 continue
-            tally.stats.add(part.stats, part.positions, part.saturated)
-            tally.top.add(self._images, part.stats)
-            if part.covariance is not None:
-                so_far = tally.covariance
-                tally.covariance = so_far.merge(part.covariance) if so_far else part.covariance
+            tally.add(part, self._images)
         self._measured = []
 
     def take(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:

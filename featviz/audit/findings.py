@@ -6,6 +6,7 @@ Gates read the layers of audit.json, whoever wrote it: a mapping with `layer`, `
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ from featviz.text import listed
 if TYPE_CHECKING:
     from featviz.audit.counting import Census
     from featviz.audit.plan import AuditPlan, AuditTarget
+
+log = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
 """One entry of `layers` in audit.json."""
@@ -64,22 +67,20 @@ def judged_rows(plan: AuditPlan, counted: Census, thresholds: Thresholds) -> dic
         call, activation = target.spot.call, target.spot.activation
         if call not in counted.tallies or call in counted.faults:
             continue
-        tally, saturated, ceiling, apoz = counted.tallies[call], None, None, None
-        stats = tally.stats
-        if activation is not None and activation.bounds:
-            saturated = stats.saturated / stats.values
+        tally, ceiling, apoz = counted.tallies[call], None, None
+        saturated = tally.saturated if activation is not None and activation.bounds else None
         if target.dead_at is not None and target.dead_at.call in counted.tallies:
-            behind = counted.tallies[target.dead_at.call].stats
+            behind = counted.tallies[target.dead_at.call]
             # NaN and infinity are not known to stay at zero
-            ceiling = np.where(behind.nonfinite > 0, np.inf, behind.high)
+            ceiling = np.where(behind.sums[:, 6] > 0, np.inf, behind.sums[:, 2])
             # average percentage of zeros, 0..1: H. Hu, R. Peng, Y.-W. Tai, C.-K. Tang, "Network
             # Trimming", arXiv 1607.03250, equation 1, averaged over the channels
-            apoz = float((behind.zeros / behind.values).mean())
+            apoz = float((behind.sums[:, 5] / behind.values).mean())
         correlation = None if tally.covariance is None else tally.covariance.correlation()
-        known = stats.count, stats.low, stats.high, stats.nonfinite
-        evidence = Evidence(*known, saturated, ceiling, correlation)
-        row = _row(target, tally.channels, judge(evidence, thresholds))
-        row |= {"values": int(stats.values.max()), "apoz": apoz}
+        count, low, high, *_, nonfinite, _ = tally.sums.T
+        evidence = Evidence(count, low, high, nonfinite, saturated, ceiling, correlation)
+        row = _row(target, len(tally.sums), judge(evidence, thresholds))
+        row |= {"values": int(tally.values.max()), "apoz": apoz}
         if thresholds.redundant_at is not None:
             row["groups"] = groups(evidence, thresholds)
         rows[target] = row
@@ -181,6 +182,9 @@ def worse(layers: Sequence[Row], baseline: Sequence[Row]) -> Verdict:
     that are new.
     """
     earlier = {layer["label"]: layer["findings"] for layer in baseline}
+    unknown = [str(layer["label"]) for layer in layers if layer["label"] not in earlier]
+    if unknown:
+        log.warning("the baseline lacks %d layers, %s first", len(unknown), unknown[0])
     worsened = []
     for layer in layers:
         for name, now in layer["findings"].items():
@@ -190,9 +194,3 @@ def worse(layers: Sequence[Row], baseline: Sequence[Row]) -> Verdict:
                 words = f"{len(now)} {name}, {len(before)} in the baseline (new: {new})"
                 worsened.append(f"{layer['label']}: {words}")
     return Verdict("baseline", not worsened, "; ".join(worsened) or "nothing got worse")
-
-
-def incomparable(layers: Sequence[Row], baseline: Sequence[Row]) -> list[str]:
-    """Labels of the layers that the baseline has not."""
-    before = {layer["label"] for layer in baseline}
-    return [str(layer["label"]) for layer in layers if layer["label"] not in before]

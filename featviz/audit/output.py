@@ -33,7 +33,7 @@ from featviz.pipeline.batches import batches
 from featviz.records import Call, Sample, TextTable
 from featviz.records.findings import FINDINGS, Doubles
 from featviz.rundir import AUDIT_FILE, write
-from featviz.rundir.schema import MOST_RECORD, Audit, convert
+from featviz.rundir.schema import MOST_RECORD, Audit, check_version, convert
 from featviz.text import printable, quoted, safe_name
 
 SCHEMA_VERSION = 1
@@ -47,15 +47,14 @@ def write_files(
     folder: Path,
     document: Mapping[str, Any],
     tables: Mapping[str, Doubles],
-    pictures: Sequence[tuple[SuspectSheet, Image.Image]],
+    pictures: Drawn,
 ) -> None:
     """audit.json, channels.npz, the chart of APoZ and the pictures of the suspects."""
     drawn = []
     for sheet, picture in pictures:
-        name = f"suspects/{safe_name(sheet.stem)}.png"
-        with write.atomic(folder / name) as file:
+        with write.atomic(folder / sheet.file) as file:
             picture.save(file, "png")
-        drawn.append({**sheet.as_json(), "file": name})
+        drawn.append(sheet.as_json())
     with write.atomic(folder / "channels.npz") as file:
         write.write_arrays(file, tables)
     by_activation = {  # a bar for each activation that gives zeros, however many are judged by it
@@ -94,17 +93,14 @@ def read_baseline(path: Path) -> list[Mapping[str, Any]]:
     """
     try:
         content = read_json(path, MOST_RECORD)
+        check_version(content, SCHEMA_VERSION)
         convert(content, Audit)
-        layers: list[Mapping[str, Any]] = content["layers"]
-        if content["schema_version"] != SCHEMA_VERSION:
-            raise ValueError(f"schema version {content['schema_version']}, not {SCHEMA_VERSION}")
-        for layer in layers:
-            _ = layer["label"], [len(channels) for channels in layer["findings"].values()]
-    except (OSError, FileError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, FileError, ValueError) as error:
         raise UsageError(
             f"--baseline {path} is no audit.json: {quoted(str(error))}",
             "give one that featviz audit wrote",
         ) from error
+    layers: list[Mapping[str, Any]] = content["layers"]
     return layers
 
 
@@ -180,30 +176,21 @@ _TOP, _ROW_HEIGHT = 2 * (_TEXT + _GAP) + _GAP, _TILE + _TEXT + 2 * _GAP
 
 
 @dataclass(frozen=True)
-class Suspect:
-    """A channel with a finding."""
-
-    finding: str
-    channel: int
-    images: tuple[int, ...]
-    """Numbers of the images that excite it most, best first."""
-
-
-@dataclass(frozen=True)
 class SuspectSheet:
     """The suspects of one layer that are drawn."""
 
     target: AuditTarget
-    suspects: tuple[Suspect, ...]
+    suspects: Sequence[tuple[str, int, Sequence[int]]]
+    """Finding, channel, and numbers of the images that excite it most, best first."""
     total: int
     source: Spot
     """The call whose maps are drawn: the layer itself, or for a dead activation what feeds it."""
 
     @property
-    def stem(self) -> str:
-        """Name of its file without the extension."""
-        dead = self.source.call != self.target.spot.call
-        return self.target.spot.call.label + (".dead" if dead else "")
+    def file(self) -> str:
+        """Relative to the folder of the audit."""
+        dead = ".dead" if self.source.call != self.target.spot.call else ""
+        return f"suspects/{safe_name(self.target.spot.call.label + dead)}.png"
 
     @property
     def title(self) -> str:
@@ -221,12 +208,14 @@ class SuspectSheet:
         return {
             "layer": self.target.spot.call.label,
             "shown": self.source.call.label,
-            "channels": [suspect.channel for suspect in self.suspects],
+            "channels": [channel for _, channel, _ in self.suspects],
             "suspects": self.total,
             "rows": [_TOP, _ROW_HEIGHT],
+            "file": self.file,
         }
 
 
+Drawn = list[tuple[SuspectSheet, Image.Image]]
 ChannelMaps = dict[tuple[Call, int, int], np.ndarray]
 """(call, channel, image) to float32 [h, w]."""
 
@@ -249,12 +238,12 @@ def choose_suspects(
             some = [(name, i) for name, i in chosen if (name == "dead") is dead]
             if not some:
                 continue
-            source, top = spot, tallies[spot.call].top
+            source, tally = spot, tallies[spot.call]
             if dead and spot.activation is not None:  # black: what reaches the activation is drawn
                 feeding = traced.nodes[traced.given_by[spot.call]].sources
                 if len(feeding) == 1:
                     source = Spot(traced.nodes[feeding[0]].call, spot.axis)
-            suspects = tuple(Suspect(name, i, tuple(top.of(i))) for name, i in some)
+            suspects = [(name, channel, tally.top(channel)) for name, channel in some]
             left -= len(suspects)
             sheets.append(SuspectSheet(target, suspects, len(every), source))
     return sheets
@@ -266,14 +255,14 @@ def draw_suspects(
     sheets: Sequence[SuspectSheet],
     samples: Sequence[Sample],
     inputs: InputOptions,
-) -> list[tuple[SuspectSheet, Image.Image]]:
+) -> Drawn:
     """Show the images that are needed to the model once more, and draw the sheets."""
     wanted: dict[int, dict[Call, set[tuple[int, int]]]] = {}
     for sheet in sheets:
-        for suspect in sheet.suspects:
-            for number in suspect.images:
+        for _, channel, numbers in sheet.suspects:
+            for number in numbers:
                 at = wanted.setdefault(number, {}).setdefault(sheet.source.call, set())
-                at.add((sheet.source.axis, suspect.channel))
+                at.add((sheet.source.axis, channel))
     maps, images = ChannelMaps(), dict[int, Image.Image]()
     names = frozenset(sheet.source.call.name for sheet in sheets)
     current = 0
@@ -324,40 +313,37 @@ def _compose(
 ) -> Image.Image:
     cell, font = 2 * _TILE + 3 * _GAP, _font()
     widest = max(font.getlength(line) for line in sheet.title.split("\n"))
-    width = _LABEL + max(len(suspect.images) for suspect in sheet.suspects) * cell
+    width = _LABEL + max(len(numbers) for _, _, numbers in sheet.suspects) * cell
     size = max(width, round(widest) + 2 * _GAP), _TOP + len(sheet.suspects) * _ROW_HEIGHT
     picture = Image.new("RGB", size, "white")
     _write(picture, (_GAP, _GAP), sheet.title)
-    for index, suspect in enumerate(sheet.suspects):
+    colors = colormap.colored(_CMAP, 0.0)
+    for index, (finding, channel, numbers) in enumerate(sheet.suspects):
         y = _TOP + index * _ROW_HEIGHT
-        maps = [views.get((sheet.source.call, suspect.channel, n)) for n in suspect.images]
+        maps = [views.get((sheet.source.call, channel, n)) for n in numbers]
         finite = [m[np.isfinite(m)] for m in maps if m is not None]
         values = np.concatenate([np.zeros(1, np.float32), *finite])
         limits = float(values.min()), float(values.max())  # zero among them
-        _write(picture, (_GAP, y), f"channel {suspect.channel}\n{suspect.finding}")
+        _write(picture, (_GAP, y), f"channel {channel}\n{finding}")
         key = y + 3 * (_TEXT + _GAP)
         ramp = Image.fromarray(colormap.ramp(_CMAP)[None])
         picture.paste(ramp.resize((_KEY, _TEXT - 3)), (_GAP, key))
         low, high = (f"{value:.4g}" for value in limits)
         _write(picture, (_GAP, key + _TEXT), low)
         _write(picture, (_GAP + _KEY - round(font.getlength(high)), key + _TEXT), high)
-        for column, (number, drawn) in enumerate(zip(suspect.images, maps, strict=True)):
+        for column, (number, drawn) in enumerate(zip(numbers, maps, strict=True)):
             left = _LABEL + column * cell
             if number in images and drawn is not None:
                 picture.paste(images[number], (left, y))
-                picture.paste(_fitted(_colored(drawn, limits)), (left + _TILE + _GAP, y))
+                ends = ValueLimits.fixed(*limits)
+                levels = to_levels(drawn[None], ends, colors.levels, colors.nonfinite)
+                painted = Image.fromarray(levels[0])
+                painted.putpalette(colors.colors or b"")
+                picture.paste(_fitted(painted.convert("RGB")), (left + _TILE + _GAP, y))
             name = printable(samples[number].name)
             name = name if len(name) <= 28 else "…" + name[-27:]
             _write(picture, (left, y + _TILE + 1), name)
     return picture
-
-
-def _colored(values: np.ndarray, limits: tuple[float, float]) -> Image.Image:
-    colors, ends = colormap.colored(_CMAP, 0.0), ValueLimits.fixed(*limits)
-    painted = to_levels(values[None], ends, colors.levels, colors.nonfinite)
-    image = Image.fromarray(painted[0])
-    image.putpalette(colors.colors or b"")
-    return image.convert("RGB")
 
 
 def _write(picture: Image.Image, at: tuple[int, int], text: str) -> None:

@@ -41,7 +41,7 @@ _CHECKS = {
     "device": "featviz.models.requirements:check_device",
     "background": "featviz.images.decode:check_background",
     "target": "featviz.gradients.targets:parse",
-    "tensor_layout": "featviz.layout.hints:parse_override",
+    "tensor_layout": "featviz.layout.guess:parse_override",
     "ablate": "featviz.gradients.interventions:parse_ablate",
     "edit": "featviz.gradients.interventions:parse_edit",
     "fail_on": "featviz.records.findings:parse_gate",

@@ -1,7 +1,6 @@
 """`diff`: two runs compared. `diff.py` tells the story."""
 
 from featviz.diff.diff import Outputs, compare_runs, diff
-from featviz.diff.output import DiffResult
 from featviz.options import DiffThresholds
 
-__all__ = ["DiffResult", "DiffThresholds", "Outputs", "compare_runs", "diff"]
+__all__ = ["DiffThresholds", "Outputs", "compare_runs", "diff"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from featviz.drawing import colormap
 from featviz.layout.layouts import LAYOUTS
-from featviz.records import STAT_COLUMNS, Bytes, Floats, GridPlan, Place
+from featviz.layout.tokens import BEHIND
+from featviz.records import STAT_COLUMNS, Bytes, Floats, Place
 from featviz.rundir.image import ReadImage, same_content
 from featviz.rundir.schema import Capture
 from featviz.text import by
@@ -23,8 +24,6 @@ _COMPARED = 4
 """Columns of the statistics that are compared, from the first: min, max, mean, std. The count of
 exact zeros is not, because rounding turns a zero into 1e-9."""
 _NONFINITE = STAT_COLUMNS.index("nonfinite")
-_GREYS = 256
-"""Levels of a picture without a palette."""
 _HALF = 0.501
 """How many levels a value may be away from the one drawn: half a level, and float32's rounding when
 it was drawn."""
@@ -55,12 +54,7 @@ class Change:
         one side says little of a layer. 1 where both sides are zero, NaN where only statistics are
         known."""
         known = self.products[~np.isnan(self.products).any(1)]
-        if not len(known):
-            return math.nan
-        dot, base, new = map(float, known.sum(0))
-        if base == 0 or new == 0:
-            return 1.0 if base == new else 0.0
-        return min(1.0, max(-1.0, dot / (math.sqrt(base) * math.sqrt(new))))
+        return float(_cosine(known.sum(0, keepdims=True))[0]) if len(known) else math.nan
 
     def differs(self, tolerance: float) -> np.ndarray:
         """Which channels, bool, have a value beyond the tolerance, or one that is finite on one
@@ -68,10 +62,10 @@ class Change:
         differing: np.ndarray = (self.relative > tolerance) | (self.unlike > 0)
         return differing
 
-    def worst_first(self, among: np.ndarray) -> list[int]:
-        """The channels of a mask [channels], the most changed first."""
-        order = np.lexsort((-self.relative, -self.unlike))
-        return [int(i) for i in order if among[i]]
+
+def worst_first(relative: np.ndarray, unlike: np.ndarray, among: np.ndarray) -> list[int]:
+    """The channels of a mask, the most changed first; all arrays are [channels]."""
+    return [int(i) for i in np.lexsort((-relative, -unlike)) if among[i]]
 
 
 @dataclass(frozen=True)
@@ -109,8 +103,6 @@ class Values:
     """The tensor's channels that the rows stand for."""
     slack: np.ndarray
     """[channels]: how far each value may be off; 0 where the values are exact."""
-    hidden: np.ndarray | None = None
-    """[channels, N]: which values a label covers, where it can be told; None where none is."""
 
     def only(self, ids: Sequence[int]) -> Values:
         """The rows of some of the channels."""
@@ -118,8 +110,7 @@ class Values:
             return self
         place = {channel: i for i, channel in enumerate(self.ids)}
         rows = [place[channel] for channel in ids]
-        hidden = None if self.hidden is None else self.hidden[rows]
-        return Values(self.data[rows], tuple(ids), self.slack[rows], hidden)
+        return Values(self.data[rows], tuple(ids), self.slack[rows])
 
 
 def map_shape(row: Capture) -> tuple[int, int, int]:
@@ -131,15 +122,15 @@ def map_shape(row: Capture) -> tuple[int, int, int]:
 
 
 def is_part(row: Capture) -> bool:
-    """Whether a row's vector is only a part of the kept tensor: a token in front of the grid."""
+    """Whether a row's vector is only a part of the kept tensor: a token beside the grid."""
     return row.layout == "vector" and row.maps * math.prod(map_shape(row)) != math.prod(row.shape)
 
 
-def from_tensor(array: np.ndarray, row: Capture) -> Values | None:
+def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> Values | None:
     """Read the values of each channel from a kept tensor, in the order of the maps where
     `Layout.in_map_order` says so.
 
-    Tokens in front of a grid are left out: they have rows of their own.
+    Tokens beside a grid are left out, `behind` of them behind it: they have rows of their own.
 
     Returns:
         None where the layout does not make the manifest's channels of this shape.
@@ -154,14 +145,14 @@ def from_tensor(array: np.ndarray, row: Capture) -> Values | None:
     count = math.prod(map_shape(row))
     if len(data) != row.maps or data.shape[1] < count:
         return None
-    return Values(data[:, data.shape[1] - count :], tuple(range(row.maps)), np.zeros(row.maps))
+    end = data.shape[1] - behind
+    return Values(data[:, end - count : end], tuple(range(row.maps)), np.zeros(row.maps))
 
 
 def from_picture(
     levels: Bytes, palette: Bytes | None, row: Capture, stats: Floats
 ) -> Values | None:
-    """Read the values behind a grid's pixels, each within half a level; NaN where not finite, and
-    anything where a label covers them.
+    """Read the values behind a grid's pixels, each within half a level; NaN where not finite.
 
     A level stands for low + level / (levels - 1) · (high - low), where low and high are the
     channel's own minimum and maximum or the range of the manifest.
@@ -173,46 +164,34 @@ def from_picture(
 
     Returns:
         None where the picture has not the size that the manifest says, shows no channels, or has a
-        palette that featviz does not write.
+        palette that featviz does not write, or only under labels, which cover values.
     """
     channels = tuple(row.channels) if row.channels else tuple(range(row.maps))
     plan = row.plan
-    count = _GREYS if palette is None else _level_count(palette)
+    count = 256 if palette is None else 254  # and two for padding and what is not finite
     if row.constant is not None and row.constant[0] > 1:
         return None  # another picture may show only some of the slices
+    ours = palette is None or (len(palette) == 256 and (palette[-1] == colormap.MAGENTA).all())
     fits = levels.shape == (plan.height, plan.width) and plan.maps == len(channels) * row.side
-    if count is None or not fits:
+    if not (ours and fits):
         return None
-    drawn = _to_tiles(levels, plan).reshape(len(channels), -1)
-    own = stats[list(channels)].astype(np.float64)
-    ends = (own[:, _MIN], own[:, _MAX]) if row.range is None else row.range
-    low, high = (np.nan_to_num(np.full(len(own), np.nan if end is None else end)) for end in ends)
-    step = (high - low) / (count - 1)
-    data = low[:, None] + drawn * step[:, None]
-    beyond = np.int16(count + 1)  # of a grey picture 257 and no byte, which numpy 2.1.0 dies of
-    data[drawn == beyond] = np.nan
-    if row.constant is not None:
-        data = data.repeat(math.prod(map_shape(row)), axis=1)
-    hidden = np.broadcast_to(drawn > beyond, data.shape)
-    return Values(data, channels, step * _HALF, hidden if hidden.any() else None)
-
-
-def _level_count(palette: Bytes) -> int | None:
-    """How many levels a palette has: its last magenta stands for what is not finite, and the
-    padding lies between it and the levels; the ink of labels may follow (`colormap.colored`). None
-    where there is no magenta in such a place."""
-    magenta = np.flatnonzero((palette == colormap.MAGENTA).all(1))
-    return int(magenta[-1]) - 1 if len(magenta) and magenta[-1] > 2 else None
-
-
-def _to_tiles(levels: Bytes, plan: GridPlan) -> Bytes:
-    """Cut a picture into its maps [maps, h, w], without title, padding and enlargement."""
     (height, width), (down, across), padding = plan.tile, plan.scale, plan.padding
     slots = levels[padding:, padding:].reshape(
         plan.rows, height + padding, plan.columns, width + padding
     )
     slots = slots[:, :height:down, :, :width:across].swapaxes(1, 2)
-    return slots.reshape(plan.rows * plan.columns, *plan.map_size)[: plan.maps]
+    tiles = slots.reshape(plan.rows * plan.columns, *plan.map_size)[: plan.maps]
+    drawn = tiles.reshape(len(channels), -1)
+    own = stats[list(channels)].astype(np.float64)
+    ends = (own[:, _MIN], own[:, _MAX]) if row.range is None else row.range
+    low, high = (np.nan_to_num(np.full(len(own), np.nan if end is None else end)) for end in ends)
+    step = (high - low) / (count - 1)
+    data = low[:, None] + drawn * step[:, None]
+    if palette is not None:
+        data[drawn == 255] = np.nan
+    if row.constant is not None:
+        data = data.repeat(math.prod(map_shape(row)), axis=1)
+    return Values(data, channels, step * _HALF)
 
 
 @dataclass(frozen=True)
@@ -261,7 +240,9 @@ class ImagePair:
         sides = []
         for image, row in zip((self.base, self.new), self.rows(place), strict=True):
             array = image.tensor(row)
-            values = None if array is None else from_tensor(array, row)
+            part = image.captures.get(place._replace(key=f"{place.key}.{BEHIND}".lstrip(".")))
+            behind = 0 if part is None else math.prod(map_shape(part))
+            values = None if array is None else from_tensor(array, row, behind)
             if values is None:
                 return None
             sides.append(values)
@@ -288,12 +269,7 @@ class ImagePair:
         ids = [i for i in base.ids if i in set(new.ids)]
         if not ids or base.data.shape[1] != new.data.shape[1]:
             return None
-        base, new = base.only(ids), new.only(ids)
-        masks = [values.hidden for values in (base, new) if values.hidden is not None]
-        if masks:  # both are NaN where a label covers one of them
-            hidden = np.logical_or.reduce(masks)
-            base, new = (replace(v, data=np.where(hidden, np.nan, v.data)) for v in (base, new))
-        return base, new
+        return base.only(ids), new.only(ids)
 
 
 def measure(images: ImagePair, place: Place, tolerance: float) -> Finding:
@@ -375,7 +351,11 @@ def compare(
         rows = slice(start, start + step)
         old, now = base[rows].astype(np.float64), new[rows].astype(np.float64)
         difference, relative, unlike = _differences(old, now, scale, slack[rows])
-        cosine, products = _cosine(old, now, scale)
+        finite = np.isfinite(old) & np.isfinite(now)
+        one, two = (np.where(finite, side, 0.0) / (scale or 1.0) for side in (old, now))
+        pairs = (one, two), (one, one), (two, two)
+        products = np.stack([np.einsum("ij,ij->i", *pair) for pair in pairs], axis=1)
+        cosine = _cosine(products) if base.shape[1] > 1 else np.full(len(old), np.nan)
         largest = abs(difference).max(1), abs(relative).max(1)
         parts.append((*largest, cosine, unlike.sum(1), products))
     return Change(*(np.concatenate(column) for column in zip(*parts, strict=True)))
@@ -423,22 +403,9 @@ def _differences(
     return difference, ratio, unlike
 
 
-def _cosine(base: np.ndarray, new: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """The cosine of each pair of rows, and their products in units of `scale`; the largest value of
-    each row is made 1 first, so that no square overflows."""
-    finite = np.isfinite(base) & np.isfinite(new)
-    base, new = np.where(finite, base, 0.0), np.where(finite, new, 0.0)
-    one, other = (np.abs(rows).max(1, keepdims=True) for rows in (base, new))
-    one, other = np.where(one > 0, one, 1.0), np.where(other > 0, other, 1.0)
-    base, new = base / one, new / other
-    dot = np.einsum("ij,ij->i", base, new)
-    lengths = [np.linalg.norm(rows, axis=1) for rows in (base, new)]
-    norms = lengths[0] * lengths[1]
-    cosine = np.zeros(len(base))
-    cosine[~base.any(1) & ~new.any(1)] = 1.0
-    np.divide(dot, norms, out=cosine, where=norms > 0)
-    if base.shape[1] == 1:
-        cosine[:] = np.nan
-    one, other = one[:, 0] / (scale or 1.0), other[:, 0] / (scale or 1.0)
-    products = (dot * one * other, (lengths[0] * one) ** 2, (lengths[1] * other) ** 2)
-    return cosine.clip(-1.0, 1.0), np.stack(products, axis=1)
+def _cosine(products: np.ndarray) -> np.ndarray:
+    """Cosine similarities from `Change.products`."""
+    dot, base, new = products.T
+    norms = np.sqrt(base) * np.sqrt(new)
+    alike = np.where(base == new, 1.0, 0.0)
+    return np.asarray(np.divide(dot, norms, out=alike, where=norms > 0).clip(-1.0, 1.0))

@@ -12,11 +12,10 @@ import numpy as np
 
 from featviz.diff import output
 from featviz.diff.compare import Finding, ImagePair, measure
-from featviz.diff.output import DiffResult, LayerFindings, OnlyIn
 from featviz.errors import CompareError, UsageError
 from featviz.files.urls import Url
 from featviz.options import DiffFiles, DiffThresholds
-from featviz.records import Comparison, Place
+from featviz.records import Comparison, OnlyIn, Place
 from featviz.rundir import DIFF_FILE, junit
 from featviz.rundir.atomic import atomic
 from featviz.rundir.image import DamagedError, ReadImage
@@ -65,19 +64,15 @@ class Outputs(DiffFiles, frozen=True):
         return self.html.with_name(f"{self.html.stem}-maps")
 
     @property
-    def kinds(self) -> list[tuple[str, Path | None, FileKind]]:
-        """The option, place and kind of each single file."""
-        return [("--html", self.html, PAGE), ("--junit", self.junit, JUNIT)]
-
-    @property
-    def files(self) -> list[Path]:
-        """The files that were asked for by name; they may be inside the folder."""
-        return [path for path in (self.html, self.junit) if path is not None]
+    def files(self) -> list[tuple[str, Path, FileKind]]:
+        """The option, place and kind of each single file; they may be inside the folder."""
+        asked = ("--html", self.html, PAGE), ("--junit", self.junit, JUNIT)
+        return [(option, path, kind) for option, path, kind in asked if path is not None]
 
 
 def diff(
     base: Path | Url, new: Path | Url, thresholds: DiffThresholds, outputs: Outputs
-) -> DiffResult:
+) -> Comparison:
     """Compare two run directories, here or in object stores.
 
     Raises:
@@ -105,22 +100,19 @@ def compare_runs(base: ReadRun, new: ReadRun) -> Comparison:
     Raises:
         CompareError: the runs cannot be compared.
     """
-    return output.comparison(_diff(base, new, DiffThresholds(), Outputs()))
+    return _diff(base, new, DiffThresholds(), Outputs())
 
 
 def _check_outputs(outputs: Outputs, inputs: Sequence[Path]) -> None:
-    options = ("--out", outputs.folder), ("--html", outputs.html), ("--junit", outputs.junit)
-    for option, path in options:
-        if path is not None:
-            check_apart(path, option, inputs)
-    for option, path, kind in outputs.kinds:
-        if path is not None:
-            check_file(path, kind, option, outputs.overwrite)
+    for option, path, kind in outputs.files:
+        check_apart(path, option, inputs)
+        check_file(path, kind, option, outputs.overwrite)
     if outputs.folder is not None:
-        check_free(outputs.folder, DIFF, True, outputs.files)
+        check_apart(outputs.folder, "--out", inputs)
+        check_free(outputs.folder, DIFF, True, [path for _, path, _ in outputs.files])
 
 
-def _diff(base: ReadRun, new: ReadRun, thresholds: DiffThresholds, outputs: Outputs) -> DiffResult:
+def _diff(base: ReadRun, new: ReadRun, thresholds: DiffThresholds, outputs: Outputs) -> Comparison:
     images, _ = _in_both(base, new)
     damage = _check_alike(base, new, images)
     findings: dict[str, list[Finding]] = {}
@@ -136,12 +128,12 @@ def _diff(base: ReadRun, new: ReadRun, thresholds: DiffThresholds, outputs: Outp
     layers: dict[Place, list[Finding]] = {place: [] for place in order}
     for finding in (finding for name in images for finding in findings[name]):
         layers[finding.place].append(finding)
-    result = DiffResult(
+    result = Comparison(
         base.place,
         new.place,
         thresholds,
         images,
-        tuple(LayerFindings(tuple(group)) for group in layers.values() if group),
+        tuple(output.summed_up(group) for group in layers.values() if group),
         _only_in(base, new, images),
         _only_in(new, base, images),
         {"base": tuple(base.left_out), "new": tuple(new.left_out)},
@@ -194,7 +186,7 @@ def _check_alike(base: ReadRun, new: ReadRun, images: Iterable[str]) -> list[Dam
         CompareError: the runs differ in one of these; names it.
     """
     damage: list[DamagedError] = []
-    for reason in _unlike(base, new, images, damage):
+    for reason in _unlike(base, new, [(base.images[n], new.images[n]) for n in images], damage):
         raise CompareError(
             f"these runs cannot be compared: {reason}",
             "run both with the same images, preprocessing and --normalize",
@@ -203,16 +195,17 @@ def _check_alike(base: ReadRun, new: ReadRun, images: Iterable[str]) -> list[Dam
 
 
 def _unlike(
-    base: ReadRun, new: ReadRun, images: Iterable[str], damage: list[DamagedError]
+    base: ReadRun,
+    new: ReadRun,
+    pairs: Sequence[tuple[ReadImage, ReadImage]],
+    damage: list[DamagedError],
 ) -> Iterator[str]:
-    """Why runs cannot be compared, one reason after the other."""
     for name, what in (("preprocessing", "preprocessing"), ("normalize", "scale mode")):
         old, now = (
             run.record.get(name, (run.record.get("options") or {}).get(name)) for run in (base, new)
         )
         if old != now:
             yield f"the {what} is {old!r} in BASE and {now!r} in NEW"
-    pairs = [(base.images[name], new.images[name]) for name in images]
     other = [a.name for a, b in pairs if a.manifest.image.sha256 != b.manifest.image.sha256]
     if other:
         yield f"{_few(other)} is another file in NEW (its sha256 differs)"
@@ -225,13 +218,12 @@ def _unlike(
             words = f"{one.preprocessing!r} in BASE and {two.preprocessing!r} in NEW"
             yield f"the preprocessing of {a.name} is {words}"
         try:
-            pixels = a.shown(), b.shown()
+            old, now = a.shown(), b.shown()
         except DamagedError as error:
             damage.append(error)
             continue
         # resizing varies by one level between machines
-        same_size = pixels[0].shape == pixels[1].shape
-        if not same_size or np.abs(pixels[0].astype(np.int16) - pixels[1]).max(initial=0) > 1:
+        if old.shape != now.shape or np.abs(old.astype(np.int16) - now).max(initial=0) > 1:
             yield f"what the model saw of {a.name} (input.png) has other pixels in NEW"
 
 
@@ -244,17 +236,16 @@ def _only_in(one: ReadRun, other: ReadRun, images: Iterable[str]) -> OnlyIn:
     places: dict[tuple[Place, str], str] = {}
     for name in images:
         there = other.images[name]
+        ran = dict.fromkeys(there.manifest.never_ran, "never ran")
+        skipped = {(s.layer, s.kind, s.call): s.reason for s in reversed(there.manifest.skipped)}
         for place, row in one.images[name].captures.items():
-            if place not in there.captures:
-                places.setdefault((place, row.type), _why_missing(there, place))
+            if place in there.captures:
+                continue
+            reason = ran.get(place.layer, "not there")
+            if (skip := skipped.get(place[:3])) is not None:
+                reason = f"skipped: {skip}"
+            places.setdefault((place, row.type), reason)
     return OnlyIn(lacking, places)
-
-
-def _why_missing(image: ReadImage, place: Place) -> str:
-    for skip in image.manifest.skipped:
-        if (skip.layer, skip.kind, skip.call) == (place.layer, place.kind, place.call):
-            return f"skipped: {skip.reason}"
-    return "never ran" if place.layer in image.manifest.never_ran else "not there"
 
 
 def _few(names: Iterable[str]) -> str:
@@ -270,23 +261,23 @@ def _without(side: str, run: ReadRun, damage: Sequence[DamagedError]) -> ReadRun
     return replace(run, images=left, damaged={**run.damaged, **broken})
 
 
-def _write(result: DiffResult, base: ReadRun, new: ReadRun, outputs: Outputs) -> DiffResult:
+def _write(result: Comparison, base: ReadRun, new: ReadRun, outputs: Outputs) -> Comparison:
     """Draw the maps, then write the files that were asked for."""
-    page = None
+    texts: dict[FileKind, bytes] = {}
     if outputs.folder is not None:
-        with replacing(outputs.folder, DIFF, outputs.files) as fresh:
-            result = replace(result, maps=tuple(output.draw(result.layers, base, new, fresh)))
+        besides = [path for _, path, _ in outputs.files]
+        with replacing(outputs.folder, DIFF, besides) as fresh:
+            result = replace(result, layers=output.draw(result.layers, base, new, fresh))
             if outputs.html and outputs.render:
-                found, where = output.comparison(result), (outputs.html, outputs.folder)
-                page, beside = outputs.render(found, base, new, *where)
+                page, beside = outputs.render(result, base, new, outputs.html, outputs.folder)
+                texts[PAGE] = page.encode("utf-8", "replace")
                 for name, text in beside.items():
                     with atomic(fresh / name) as file:
                         file.write(text.encode("utf-8", "replace"))
             write_record(fresh, DIFF_FILE, output.as_json(result))
-    verdicts = junit.document({str(result.new): output.verdicts(result)}, "diff")
-    texts = None if page is None else page.encode("utf-8", "replace"), verdicts
-    for (option, path, kind), content in zip(outputs.kinds, texts, strict=True):
-        if path is not None and content is not None:
+    texts[JUNIT] = junit.document({str(result.new): output.verdicts(result)}, "diff")
+    for option, path, kind in outputs.files:
+        if kind in texts:
             with writing(path, kind, option, outputs.overwrite) as file:
-                file.write(content)
+                file.write(texts[kind])
     return result

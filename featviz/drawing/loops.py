@@ -304,7 +304,7 @@ def blend(levels, over, ground, share, mixed):
 @loop()
 @no_type_check
 def add_maps(stats, saturated, positions, sums):
-    """Add the statistics of maps [B, C, 6] to `ChannelStats.sums`, one map after the other.
+    """Add the statistics of maps [B, C, 6] to `Tally.sums`, one map after the other.
 
     Args:
         saturated: [B, C]; empty where nothing saturates.
@@ -332,7 +332,7 @@ def add_maps(stats, saturated, positions, sums):
 @loop()
 @no_type_check
 def add_images(stats, images, values, numbers):
-    """Insert images [B], by the maxima of their maps [B, C, 6], into those of `TopImages`: before
+    """Insert images [B], by the maxima of their maps [B, C, 6], into those of a `Tally`: before
     smaller values, and before later images of the same value."""
     for b in range(stats.shape[0]):
         for c in range(stats.shape[1]):

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from msgspec import structs
 from torch import Tensor
 
-from featviz.errors import FeatvizError, UsageError
-from featviz.exemplars.collect import (
-    ExemplarCollector,
-    ExemplarPlan,
-    Top,
-    plan_targets,
-)
+from featviz.errors import UsageError
+from featviz.exemplars.collect import ExemplarCollector, ExemplarPlan, plan_targets
 from featviz.exemplars.pictures import Cutter, ExemplarGroup, sheet_path
 from featviz.exemplars.receptive import ReceptiveFields
 from featviz.files.urls import Remote
 from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.images import find
-from featviz.images.decode import check_background
-from featviz.models.load import LoadedModel, load_model
-from featviz.models.requirements import versions
+from featviz.models.load import LoadedModel
 from featviz.options import ExemplarOptions, ModelOptions
-from featviz.pipeline.batches import BatchProgress, batches, run_batch
+from featviz.pipeline.batches import BatchProgress, Study, begun
 from featviz.pipeline.choose import choose_layers
-from featviz.pipeline.prepare import blank_input, grouped, warn_of_guess
-from featviz.records import Layer, Sample, Site, TextTable
+from featviz.pipeline.prepare import blank_input
+from featviz.records import Sample, TextTable
 from featviz.rundir import EXEMPLARS_FILE, write
-from featviz.rundir.place import EXEMPLARS, check_apart, check_free, model_files, replacing
+from featviz.rundir.place import EXEMPLARS
 from featviz.rundir.studies import (
     SCHEMA_VERSION,
     ExemplarChannel,
@@ -46,12 +37,8 @@ from featviz.rundir.studies import (
 )
 from featviz.text import by, listed
 
-log = logging.getLogger(__name__)
-
 _NAMED = 3
 """Layers that a warning names; exemplars.json has them all."""
-
-Tops = dict[tuple[Site, str | None], Top]
 
 
 @dataclass(frozen=True)
@@ -98,16 +85,7 @@ def find_exemplars(
         FeatvizError: nothing could be begun, not one image went through, or the results could not
             be written. What goes wrong with one image is in the result instead.
     """
-    check_background(options.inputs.background)
-    found = find.find_samples(arguments, stdin, options.nul_separated, options.out)
-    names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    inputs = [*find.files_of(found), *model_files(*names)]
-    check_apart(options.out, "--out", inputs)
-    check_free(options.out, EXEMPLARS, options.overwrite)
-    with replacing(options.out, EXEMPLARS) as folder:
-        loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
-        warn_of_guess(loaded.preprocess)
-        samples = grouped(found, loaded.preprocess)
+    with begun(model, arguments, options, EXEMPLARS, stdin) as (folder, loaded, samples):
         blank = blank_input(loaded, samples, options.inputs)
         layers = choose_layers(loaded, options.layers, blank)
         plan = plan_targets(loaded, layers, blank)
@@ -118,54 +96,15 @@ def find_exemplars(
                 f"none of the {len(layers)} selected layers gives a tensor with channels",
                 listed(reasons, _NAMED, "; "),
             )
-        visit = _Visit(loaded, samples, options, progress)
-        visit.look(plan, layers)
-        record = _write(folder, visit, plan, blank)
-    return ExemplarResult(options.out, record)
-
-
-@dataclass
-class _Visit:
-    """The images on their way through the model."""
-
-    model: LoadedModel
-    samples: Sequence[Sample]
-    options: ExemplarOptions
-    progress: BatchProgress
-    tops: Tops = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-    seen: int = 0
-    failures: dict[int, FeatvizError] = field(default_factory=dict)
-
-    def look(self, plan: ExemplarPlan, layers: Sequence[Layer]) -> None:
-        """Stream the images through the model.
-
-        Raises:
-            FeatvizError: not one image went through.
-        """
-        choice, inputs = self.options.choice, self.options.inputs
-        classes = [class_of(sample) if choice.per_class else None for sample in self.samples]
-        collector = ExemplarCollector(self.model, plan, classes, choice.pick, choice.top)
-        size = self.options.batch_size
-        module = self.model.module
+        choice, study = options.choice, Study(loaded, samples, options, progress)
+        classes = [class_of(sample) if choice.per_class else None for sample in samples]
+        collector = ExemplarCollector(loaded, plan, classes, choice.pick, choice.top)
+        module = loaded.module
         with in_eval_mode(module), hooked(module, layers, collector.take) as recorder:
             collector.recorder = recorder
-            for batch in batches(self.samples, self.model, inputs, size, self._failed):
-                run_batch(self.model, batch, collector, self._failed, self._passed)
-        self.tops, self.skipped = collector.tops, {**plan.skipped, **collector.skipped}
-        if not self.seen and self.failures:
-            first = next(iter(self.failures.values()))
-            words = f"no image of {len(self.samples)} went through: {first.message}"
-            raise FeatvizError(words, first.hint)
-
-    def _failed(self, number: int, error: FeatvizError) -> None:
-        log.debug("%s failed", self.samples[number].name, exc_info=error)
-        self.failures[number] = error
-        self.progress(self.samples[number].name, error, len(self.samples))
-
-    def _passed(self, number: int) -> None:
-        self.seen += 1
-        self.progress(self.samples[number].name, None, len(self.samples))
+            study.show(collector)
+        record = _write(folder, study, options, plan, collector, blank)
+    return ExemplarResult(options.out, record)
 
 
 def class_of(sample: Sample) -> str:
@@ -177,9 +116,14 @@ def class_of(sample: Sample) -> str:
 
 
 def _write(
-    folder: Path, visit: _Visit, plan: ExemplarPlan, blank: Sequence[Tensor]
+    folder: Path,
+    study: Study,
+    options: ExemplarOptions,
+    plan: ExemplarPlan,
+    found: ExemplarCollector,
+    blank: Sequence[Tensor],
 ) -> ExemplarRecord:
-    model, options = visit.model, visit.options
+    model = study.model
     fields = ReceptiveFields(model, list(plan.targets.values()), blank)
     groups = []
     for target in plan.targets.values():
@@ -187,22 +131,15 @@ def _write(
         channels = [ExemplarChannel(channel, None, []) for channel in range(target.channels)]
         place = (site.layer.name, site.layer.type, site.layer.index, site.call, site.key)
         shape, layout = list(target.shape), target.layout
-        for number, name in enumerate(sorted({name for _, name in visit.tops}, key=str)):
+        for number, name in enumerate(sorted({name for _, name in found.tops}, key=str)):
             row = ExemplarLayer(*place, name, shape, layout, view, "", channels)
             row = replace(row, sheet=sheet_path(row, number))
-            groups.append(ExemplarGroup(target, visit.tops[site, name], row))
+            groups.append(ExemplarGroup(target, found.tops[site, name], row))
     kept = {tuple(blank[0].shape): fields}
-    cutter = Cutter(model, visit.samples, options.inputs, groups, kept)
-    rows = cutter.draw(folder, options.choice.pick, visit.seen)
-    failures = [
-        FailedImage(visit.samples[number].name, number, error.message)
-        for number, error in sorted(visit.failures.items())
-    ]
-    about: dict[str, Any] = {
-        **versions(),
-        "device": model.device.type,
-        "model": dict(model.source),
-        "preprocessing": model.preprocess.words,
+    cutter = Cutter(model, study.samples, options.inputs, groups, kept)
+    rows = cutter.draw(folder, options.choice.pick, len(study.seen))
+    about = {
+        **study.about,
         "options": {
             "layers": options.layers,
             "top": options.choice.top,
@@ -211,11 +148,13 @@ def _write(
             **structs.asdict(options.inputs),
         },
     }
+    skipped = {**plan.skipped, **found.skipped}
+    failures = [FailedImage(*failure) for failure in study.failures]
     record = ExemplarRecord(
         SCHEMA_VERSION,
         **about,
-        images=ImagesSeen(len(visit.samples), visit.seen, failures),
-        skipped=[LeftOut(layer, reason) for layer, reason in sorted(visit.skipped.items())],
+        images=ImagesSeen(len(study.samples), len(study.seen), failures),
+        skipped=[LeftOut(layer, reason) for layer, reason in sorted(skipped.items())],
         never_ran=list(plan.never_ran),
         layers=rows,
     )

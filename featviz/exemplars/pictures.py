@@ -4,7 +4,7 @@ picture of each channel, and a sheet of all channels of a layer."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, sqrt
@@ -93,71 +93,45 @@ class Cutter:
             by: `max` or `mean`.
             images: how many were seen.
         """
-        rows, channels = [], list[ExemplarChannel]()
-        for chunk in self._chunks():
-            crops = self._crops(chunk)
-            for number, channel in chunk:
-                group = self.groups[number]
-                if channel == 0:
-                    channels, lines = [], _title(group.row, by, images)
-                    room = max(1, min(group.top.values.shape[1], len(self.samples)))
-                    sheet = Sheet(lines, len(group.top.values), room)
-                ranks = np.flatnonzero(group.top.is_image[channel]).tolist()
-                tiles = [crops.get((number, channel, rank), _nothing()) for rank in ranks]
-                found = [
-                    self._exemplar(group.top, channel, rank, box)
-                    for rank, (box, _) in zip(ranks, tiles, strict=True)
-                ]
-                cut, path = [tile for _, tile in tiles], None
-                if found:
-                    path = f"{group.row.sheet.removesuffix('.png')}/c{channel:05d}.png"
-                    title = (f"{_name(group.row)}, channel {channel}", lines[-1])
-                    texts = [(one.value, one.image) for one in found]
-                    _save(folder / path, draw_channel(title, cut, texts, room))
-                sheet.add(channel, cut, [one.value for one in found])
-                channels.append(ExemplarChannel(channel, path, found))
-                if channel == len(group.top.values) - 1:
-                    _save(folder / group.row.sheet, sheet.picture)
-                    rows.append(replace(group.row, channels=channels))
-        return rows
+        return [self._draw(group, folder, _title(group.row, by, images)) for group in self.groups]
 
-    def _chunks(self) -> Iterator[list[tuple[int, int]]]:
-        """Groups and channels, as many at a time as there is room for tiles."""
-        chunk: list[tuple[int, int]] = []
-        held = 0
-        for number, group in enumerate(self.groups):
-            for channel, count in enumerate(group.top.is_image.sum(1).tolist()):
-                if chunk and held + count > _MOST_TILES:
-                    yield chunk
-                    chunk, held = [], 0
-                chunk.append((number, channel))
-                held += count
-        yield chunk
-
-    def _exemplar(self, top: Top, channel: int, rank: int, box: Box | None) -> Exemplar:
-        row, column, *size = top.places[channel, rank].tolist()
-        image = int(top.images[channel, rank])
-        return Exemplar(
-            self.samples[image].name,
-            image,
-            float(str(top.values[channel, rank])),
-            None if row < 0 else [row, column],
-            None if row < 0 else size,
-            None if box is None else list(box),
-        )
+    def _draw(self, group: ExemplarGroup, folder: Path, lines: Sequence[str]) -> ExemplarLayer:
+        top, count = group.top, len(group.top.values)
+        room = max(1, min(top.values.shape[1], len(self.samples)))
+        sheet, channels, step = Sheet(lines, count, room), [], max(1, _MOST_TILES // room)
+        for channel in range(count):
+            if channel % step == 0:
+                crops = self._crops(group, range(channel, min(count, channel + step)))
+            ranks = np.flatnonzero(top.is_image[channel]).tolist()
+            tiles = [crops.get((channel, rank), _nothing()) for rank in ranks]
+            found = []
+            for rank, (box, _) in zip(ranks, tiles, strict=True):
+                row, column, *size = top.places[channel, rank].tolist()
+                number, value = int(top.images[channel, rank]), top.values[channel, rank]
+                place = None if row < 0 else [row, column], None if row < 0 else size
+                edges = None if box is None else list(box)
+                name = self.samples[number].name
+                found.append(Exemplar(name, number, float(str(value)), *place, edges))
+            shown, path = [tile for _, tile in tiles], None
+            if found:
+                path = f"{group.row.sheet.removesuffix('.png')}/c{channel:05d}.png"
+                title = (f"{_name(group.row)}, channel {channel}", lines[-1])
+                texts = [(one.value, one.image) for one in found]
+                _save(folder / path, draw_channel(title, shown, texts, room))
+            sheet.add(channel, shown, [one.value for one in found])
+            channels.append(ExemplarChannel(channel, path, found))
+        _save(folder / group.row.sheet, sheet.picture)
+        return replace(group.row, channels=channels)
 
     def _crops(
-        self, chunk: Sequence[tuple[int, int]]
-    ) -> dict[tuple[int, int, int], tuple[Box | None, Image.Image]]:
-        """By group, channel and rank: what the unit sees, and the tile of it."""
-        wanted: dict[int, list[tuple[int, int, int]]] = {}
-        for number, channel in chunk:
-            top = self.groups[number].top
+        self, group: ExemplarGroup, channels: range
+    ) -> dict[tuple[int, int], tuple[Box | None, Image.Image]]:
+        """By channel and rank: what the unit sees, and the tile of it."""
+        top, wanted = group.top, dict[int, list[tuple[int, int]]]()
+        for channel in channels:
             for rank in np.flatnonzero(top.is_image[channel]).tolist():
-                wanted.setdefault(int(top.images[channel, rank]), []).append(
-                    (number, channel, rank)
-                )
-        crops: dict[tuple[int, int, int], tuple[Box | None, Image.Image]] = {}
+                wanted.setdefault(int(top.images[channel, rank]), []).append((channel, rank))
+        crops: dict[tuple[int, int], tuple[Box | None, Image.Image]] = {}
 
         def vanished(number: int, error: FeatvizError) -> None:
             log.warning("%s cannot be read again: %s", self.samples[number].name, error.message)
@@ -166,9 +140,8 @@ class Cutter:
             pixels = to_pixels(self.model.preprocess.shown(batch.inputs)[0])
             grey = pixels.shape[2] == 1
             picture = Image.fromarray(pixels[..., 0] if grey else pixels).convert("RGB")
-            for number, channel, rank in wanted[batch.images[0]]:
-                group = self.groups[number]
-                place = group.top.places[channel, rank].tolist()
+            for at in wanted[batch.images[0]]:
+                place = top.places[at].tolist()
                 box: Box | None = (0, 0, *picture.size)
                 if place[0] < 0:
                     tile = cut(picture, box, picture.size[::-1])
@@ -176,7 +149,7 @@ class Cutter:
                     fields = self._fields_of(batch.inputs)
                     box = fields.box(group.target, *place[:2])
                     tile = cut(picture, box, fields.size(group.target), place)
-                crops[number, channel, rank] = box, tile
+                crops[at] = box, tile
         return crops
 
     def _fields_of(self, args: Sequence[Tensor]) -> ReceptiveFields:

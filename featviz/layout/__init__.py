@@ -6,17 +6,18 @@ reason instead.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from featviz.errors import LayoutError
-from featviz.layout.guess import channel_axis, check_layout, map_size, recognise
+from featviz.layout.guess import channel_axis, map_size, recognise
 from featviz.layout.layouts import LAYOUTS, Form, Maps
 from featviz.records import Hints
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Maps", "channel_axis", "check_layout", "map_size", "recognise", "to_floats", "to_maps"]
+__all__ = ["Maps", "channel_axis", "map_size", "recognise", "to_floats", "to_maps"]
 
 
 def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
@@ -32,18 +33,23 @@ def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
     values = to_floats(tensor)
     form = recognise(list(values.shape), hints or Hints())
     maps = Maps(form.layout, LAYOUTS[form.layout].to_maps(values, form))
-    return {"": maps, **_tokens_before_grid(values, form)}
+    return {"": maps, **_tokens_beside_grid(values, form)}
 
 
-def _tokens_before_grid(tensor: Tensor, form: Form) -> dict[str, Maps]:
-    """The tokens in front of the grid by name: each is a vector, several of a name its rows."""
+def _tokens_beside_grid(tensor: Tensor, form: Form) -> dict[str, Maps]:
+    """The tokens before and behind the grid by name: each is a vector, several of a name its
+    rows."""
     axis = LAYOUTS[form.layout].token_axis
     if form.grid is None or axis is None:
         return {}
-    prefix, vectors = form.grid.prefix, {}
+    places, vectors = defaultdict[str, list[int]](list), {}
+    for place, name in enumerate(form.grid.prefix):
+        places[name].append(place)
+    for place, name in enumerate(form.grid.suffix, -len(form.grid.suffix)):
+        places[name].append(place)
     tokens = tensor.movedim(axis, 1)[0]
-    for name in dict.fromkeys(prefix):
-        rows = tokens[[place for place, other in enumerate(prefix) if other == name]].flatten(1)
+    for name, at in places.items():
+        rows = tokens[at].flatten(1)
         vectors[name] = Maps("vector", LAYOUTS["vector"].to_maps(rows, Form("vector")))
     return vectors
 

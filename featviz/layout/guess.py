@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from featviz.errors import LayoutError
+from featviz.errors import LayoutError, UsageError
+from featviz.hooks import selectors
 from featviz.layout.layouts import CHOICES, LAYOUTS, Form
 from featviz.layout.tokens import (
+    BEFORE,
+    BEHIND,
     TokenGrid,
-    channel_of_windows,
     channels_of_pieces,
-    count_windows,
     find_grid,
     is_of_patches,
     parse_grid,
-    size_of_windowed,
 )
 from featviz.records import Hints, Origin
 from featviz.text import quoted
@@ -44,7 +44,7 @@ def recognise(shape: Sequence[int], hints: Hints) -> Form:
     if hints.layout is not None:
         return _as_asked(shape, hints)
     guess = _BY_DIMENSIONS.get(len(shape))
-    form = _windowed(shape, hints) or (guess(shape, hints) if guess is not None else None)
+    form = guess(shape, hints) if guess is not None else None
     if hints.origin is not None:
         form = decide(shape, hints, hints.origin, form)
     if form is None and len(shape) == 3 and hints.input_size is not None:
@@ -76,28 +76,43 @@ def channel_axis(shape: Sequence[int], hints: Hints) -> int | None:
     except LayoutError:
         return None
     if form.origin is not None:
-        return channels_of_pieces(shape, form.origin)
-    if form.windows is not None:
-        return channel_of_windows(shape, form.windows)
+        channels = channels_of_pieces(shape, form.origin)
+        return channels[0] if len(channels) == 1 else None
     return LAYOUTS[form.layout].channel_axis
 
 
-def check_layout(text: str) -> None:
-    """Check a value of `--tensor-layout`: `nhwc`, `tokens`, `tokens:14x20+1`.
+def parse_override(text: str) -> tuple[list[selectors.Selector] | None, str]:
+    """Read a value of `--tensor-layout`, `LAYOUT` or `SELECTORS=LAYOUT`, into selectors, None for
+    all layers, and a layout: `nhwc`, `tokens`, `tokens:14x20+1`.
+
+    A selector must match a layer without knowing the others, so it takes no index.
 
     Raises:
-        LayoutError: there is no such layout.
+        UsageError: there is no such layout, or a selector cannot be read.
     """
-    name, colon, numbers = text.partition(":")
+    layers, equals, asked = text.rpartition("=")
+    name, colon, numbers = asked.partition(":")
     layout = LAYOUTS.get(name)
-    if layout is None or not layout.is_choice or (colon and layout.token_axis is None):
-        names = ", ".join(choice.name for choice in CHOICES)
-        raise LayoutError(
-            f"{quoted(repr(text))} is no layout",
-            f"one of {names}; with a grid, tokens:14x20 or tokens:14x20+1",
-        )
-    if colon:
-        parse_grid(numbers)
+    try:
+        if layout is None or not layout.is_choice or (colon and layout.token_axis is None):
+            names = ", ".join(choice.name for choice in CHOICES)
+            raise LayoutError(
+                f"{quoted(repr(asked))} is no layout",
+                f"one of {names}; with a grid, tokens:14x20 or tokens:14x20+1",
+            )
+        if colon:
+            parse_grid(numbers)
+        chosen = selectors.parse(layers) if equals else None
+        if indexed := [one.text for one in chosen or () if one.index is not None]:
+            raise UsageError(
+                f"selector {indexed[0]!r} takes no index here",
+                "name the layers, for example layer1.*",
+            )
+    except (LayoutError, UsageError) as error:
+        raise UsageError(
+            f"--tensor-layout {quoted(repr(text))}: {error.message}", error.hint
+        ) from None
+    return chosen, asked
 
 
 def _as_asked(shape: Sequence[int], hints: Hints) -> Form:
@@ -128,8 +143,6 @@ def _three(shape: Sequence[int], hints: Hints) -> Form | None:
         return Form("vector")
     if hints.channels == "first":
         return _tokens(shape, hints, "ncl")
-    if hints.unrolled is not None:
-        return _unrolled(shape[1], hints, hints.unrolled)
     if hints.attention and not hints.features_last and shape[1] == shape[2]:
         return Form("attention")
     names = ("tokens", "ncl") if shape[2] >= _FEW_TOKENS else ("tokens",)
@@ -200,25 +213,6 @@ def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Form | None:
     return next(iter(of_patches + forms), None)
 
 
-def _unrolled(length: int, hints: Hints, last: tuple[int, int]) -> Form | None:
-    grid = find_grid(length, hints)
-    count, rest = divmod(length, last[0] * last[1])
-    times = 2 ** (count.bit_length() // 2)
-    if grid is None or rest or (grid.height, grid.width) != (last[0] * times, last[1] * times):
-        return None
-    return Form("tokens", grid, unrolled=last)
-
-
-def _windowed(shape: Sequence[int], hints: Hints) -> Form | None:
-    """Windows in a block that cuts them: [n, a·b, C], [n, a, b, C], [n, C, a, b], or with the axes
-    that the block names."""
-    cut, size = hints.windows, hints.input_size
-    if cut is None or size is None or not (number := count_windows(shape, cut)):
-        return None
-    sides = size_of_windowed(number, cut, size)
-    return None if sides is None else Form("windows", TokenGrid(*sides), cut)
-
-
 _BY_AXES = {
     (3, (1,)): "tokens",
     (3, (2,)): "ncl",
@@ -236,28 +230,22 @@ def decide(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form | Non
     """The layout of a tensor whose origin is known; a guess stands where it claims nothing else.
 
     Args:
-        guess: what the shape and the model's blocks suggest; None where nothing does.
+        guess: what the shape suggests; None where it does not.
     """
-    if guess is not None and (
-        guess.layout == "windows"
-        or guess.unrolled is not None
-        or (LAYOUTS[guess.layout].token_axis is not None and hints.tokens)
-    ):
-        return (
-            guess  # the model's modules say how the tensor lies, or that so many tokens are mixed
-        )
-    has_rows = len(shape) == 3 or (len(shape) == 4 and shape[0] == 1)
-    if origin.weights and min(shape[-2:]) > 1 and has_rows:
+    if guess is not None and LAYOUTS[guess.layout].token_axis is not None and hints.tokens:
+        return guess  # the model's modules say that so many tokens are mixed
+    weighs_places = {len(shape) - 2, len(shape) - 1} <= {*origin.axes}  # along both axes
+    if origin.weights and min(shape[-2:]) > 1 and not weighs_places:
         return Form("attention")
-    form = _on_grid(shape, hints, origin)
+    form, pieces = _on_grid(shape, hints, origin), _in_pieces(shape, origin)
     if guess is not None and guess.layout == "attention" and len(shape) == 4:
         # a square map with as many rows as there are tokens only looks like their weights
-        return form if form is not None and form.layout in ("nchw", "nhwc") else guess
+        is_map = form is not None and form.layout in ("nchw", "nhwc")
+        return form if is_map else pieces or guess
     if guess is not None and not _is_claim(shape, hints, guess):
-        return guess
-    form = form or _in_pieces(shape, origin)
-    if form is not None:
-        return form
+        return (form or pieces or guess) if _is_folded(shape, hints, origin, guess) else guess
+    if (found := form or pieces) is not None:
+        return found
     if guess is not None and guess.layout in ("batch", "ncthw", "nthwc"):
         return guess
     return Form("sequence") if len(shape) in (3, 4) else guess
@@ -265,7 +253,8 @@ def decide(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form | Non
 
 def decides(shape: Sequence[int], hints: Hints, origin: Origin) -> bool:
     """Whether the layout of a tensor may depend on its origin."""
-    in_pieces = origin.grid is not None and (shape[0] > 1 or len(shape) > 4)
+    sides = tuple(shape[1:3]), tuple(shape[2:4])
+    in_pieces = origin.grid is not None and (shape[0] > 1 or origin.grid[1:] not in sides)
     return len(shape) == 3 or origin.weights or in_pieces or hints.attention
 
 
@@ -277,30 +266,49 @@ def _is_claim(shape: Sequence[int], hints: Hints, guess: Form) -> bool:
     return is_tokens or averaged or of_clip or guess.layout in ("batch", "sequence")
 
 
+def _is_folded(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form) -> bool:
+    """Whether the rows and columns of a guess are none of the map's, in whatever order."""
+    axes, places, grid = LAYOUTS[guess.layout].spatial_axes, origin.places, origin.grid
+    if axes is None or places is None or grid is None or bool((places < 0).any()):
+        return False
+    sides = [shape[axis] for axis in axes]
+    if hints.attention and len(origin.axes) == 1 and sides[0] == sides[1]:
+        return False  # scores of queries and keys
+    if origin.axes != tuple(axis for axis in axes if shape[axis] > 1):
+        return True
+    rows, columns = divmod(places.reshape(sides), grid[2])
+    return bool((rows != rows[:, :1]).any() or (columns != columns[:1]).any())
+
+
 def _on_grid(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
-    """Tokens and maps of one image whose places go row by row, behind tokens of the model's own."""
+    """Tokens and maps of one image whose places go row by row, between the model's own tokens."""
     name = _BY_AXES.get((len(shape), origin.axes))
     places, grid = origin.places, origin.grid
     if name is None or places is None or grid is None or shape[0] != 1:
         return None
     time, height, width = grid
-    before = len(places) - time * height * width
-    own, on_grid = places[:before], places[before:]
-    if bool((own >= 0).any()) or bool((on_grid[1:] <= on_grid[:-1]).any()):
+    known = (places >= 0).nonzero()[0]
+    before, behind = int(known[0]), len(places) - 1 - int(known[-1])
+    on_grid = places[known]
+    gaps = len(known) != len(places) - before - behind
+    if gaps or bool((on_grid[1:] <= on_grid[:-1]).any()):
         return None
     if LAYOUTS[name].token_axis is None:
-        return Form(name) if time == 1 and not before else None
-    names = hints.prefix[:before] if before <= len(hints.prefix) else ("extra_token",) * before
-    return Form(name, TokenGrid(height, width, time, names))
+        return Form(name) if time == 1 and not before + behind else None
+    names = hints.prefix[:before] if before <= len(hints.prefix) else (BEFORE,) * before
+    return Form(name, TokenGrid(height, width, time, names, (BEHIND,) * behind))
 
 
 def _in_pieces(shape: Sequence[int], origin: Origin) -> Form | None:
-    """Pieces of a map in whatever order, with channels along one axis."""
+    """Pieces of a map in whatever order, with channels along one axis, heads along another."""
     if origin.grid is None or origin.places is None or len(shape) < 3:
         return None
     time, height, width = origin.grid
     left = [i for i in range(len(shape)) if i not in origin.axes and shape[i] > 1]
     beside = len(origin.axes) == 1 and bool((origin.places < 0).any())
-    if time > 1 or beside or left not in ([1], [len(shape) - 1]):
+    last = len(shape) - 1
+    heads = left == [1, last] and last == 3 and shape[2] != shape[3]  # else weights of windows
+    folded = not left and len(origin.axes) > 1
+    if time > 1 or beside or not (heads or folded or left in ([1], [last])):
         return None
     return Form("windows", TokenGrid(height, width), origin=origin)

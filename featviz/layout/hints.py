@@ -1,9 +1,8 @@
 """Hints at the layout of each layer's tensors: read from the model's modules, overridden by
 `--tensor-layout`, with what was followed in a forward pass.
 
-Only the model knows whether the first token stands for a class, and only the block that cut a map
-into windows knows how they lie. Attributes are read by the names under which torchvision and timm
-keep them; a module that has none gives no hint.
+Only the model knows whether the first token stands for a class. Parameters and modules are known by
+the names under which torchvision and timm keep them; a module that has none gives no hint.
 """
 
 from __future__ import annotations
@@ -12,20 +11,18 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from math import ceil, prod
+from math import ceil
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from featviz.errors import LayoutError, UsageError
 from featviz.hooks import selectors
 from featviz.hooks.functions import watching
 from featviz.hooks.layers import list_layers
 from featviz.layout import guess
 from featviz.layout.follow import Tracer
 from featviz.layout.views import Views
-from featviz.records import KINDS, Hints, Layer, Origin, Site, Windows
-from featviz.text import quoted
+from featviz.records import KINDS, Hints, Layer, Origin, Site
 
 _PREFIX_TOKENS = {
     "class_token": re.compile(r"(cls|class)(_?(token|embedding|embed))?"),
@@ -72,7 +69,7 @@ class HintBook:
         """
         self.input_shape = tuple(input_shape)
         self._by_module = read_hints(model, self.input_shape)
-        self._overrides = [parse_override(text) for text in overrides]
+        self._overrides = [guess.parse_override(text) for text in overrides]
         self._by_layer: dict[str, Hints] = {}
         self._tracer: Tracer | None = None
         self.is_traced = False
@@ -158,30 +155,6 @@ class HintBook:
         return self._by_module.get(layer.owner, Hints())
 
 
-def parse_override(text: str) -> tuple[list[selectors.Selector] | None, str]:
-    """Read `LAYOUT` or `SELECTORS=LAYOUT` into selectors, None for all layers, and a layout.
-
-    A selector must match a layer without knowing the others, so it takes no index.
-
-    Raises:
-        UsageError: there is no such layout, or a selector cannot be read.
-    """
-    layers, equals, name = text.rpartition("=")
-    try:
-        guess.check_layout(name)
-        chosen = selectors.parse(layers) if equals else None
-        if indexed := [one.text for one in chosen or () if one.index is not None]:
-            raise UsageError(
-                f"selector {indexed[0]!r} takes no index here",
-                "name the layers, for example layer1.*",
-            )
-    except (LayoutError, UsageError) as error:
-        raise UsageError(
-            f"--tensor-layout {quoted(repr(text))}: {error.message}", error.hint
-        ) from None
-    return chosen, name
-
-
 # From modules
 
 
@@ -203,7 +176,6 @@ def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hint
         prefix=_prefix(model),
         tokens=None if _detector(model) is None else 0,  # heads return rows of boxes, [1, N, 4]
     )
-    cuts, unrolled = _read_windows(model), _unrolled(getattr(model, "unroll", None))
     by_name: dict[str, Hints] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         parent, _, child = name.rpartition(".")
@@ -216,10 +188,8 @@ def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hint
         is_attention = "Attention" in kind or any(word in child for word in _ATTENTION)
         by_name[name] = replace(
             above,
-            windows=cuts[name],
             attention=above.attention or is_attention,
             tokens=None if name == "backbone" else _mixed(name, module) or above.tokens,
-            unrolled=unrolled if name in ("unroll", "blocks") else above.unrolled,
             channels=channels,
             features_last=kind.endswith(_FEATURES_LAST),
         )
@@ -263,72 +233,3 @@ def _mixed(name: str, module: nn.Module) -> int | None:
         return None
     first = next((m for m in module.modules() if isinstance(m, nn.Linear)), None)
     return None if first is None else first.in_features
-
-
-def _unrolled(unroll: Any) -> tuple[int, int] | None:
-    """Height and width of the grid that is left after the last pooling, where a model holds tokens
-    in the order in which they are pooled, as Hiera's blocks do; else None."""
-    size, schedule = (getattr(unroll, key, None) for key in ("size", "schedule"))
-    if size is None or schedule is None or len(size) != 2:
-        return None
-    high, wide = (size[i] // prod(strides[i] for strides in schedule) for i in (0, 1))
-    return high, wide
-
-
-# Windows
-
-
-def _read_windows(model: nn.Module) -> dict[str, Windows | None]:
-    """How the output of each module is cut into windows, if it is, by qualified name."""
-    inside: dict[str, Windows | None] = {}
-    by_name: dict[str, Windows | None] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        parent, _, child = name.rpartition(".")
-        is_bias = "rel_pos" in child or "cpb" in child  # for places in a window; sees no map
-        inherited = inside.get(parent) if name and not is_bias else None
-        block = model.get_submodule(parent) if name else model
-        attribute, axes = _CHILDREN.get((type(block).__name__, child), ("", ""))
-        size = _pair(getattr(block, attribute, None)) if attribute else None
-        by_name[name] = inherited if size is None else Windows(size, axes=axes)
-        cut, outer = _cut_by(module), by_name[name]
-        if cut and outer and cut.size == outer.size and not hasattr(module, "shift_size"):
-            cut = replace(cut, shift=outer.shift)  # the attention in Swin's block lacks it
-        inside[name] = cut or outer
-    return by_name
-
-
-def _cut_by(module: nn.Module) -> Windows | None:
-    """How the layers inside a module see their map, where its attributes say so."""
-    kind, p, g = (getattr(module, name, None) for name in ("partition_type", "p", "g"))
-    if kind in ("grid", "window") and isinstance(p, int) and isinstance(g, int):
-        is_grid = kind == "grid"  # torchvision's MaxViT
-        return Windows((g, g) if is_grid else (p, p), strided=is_grid, axes="1nsc")
-    size, block = (getattr(module, f"partition_{name}", None) for name in ("size", "block"))
-    if (size := _pair(size)) is not None and isinstance(block, bool):  # timm's
-        return Windows(size, strided=not block)
-    # timm's Swin (all versions), and others that keep their `window_size` in this way
-    size = _pair(getattr(module, "window_size", None))
-    shift = _pair(getattr(module, "shift_size", 0))
-    return None if size is None or shift is None else Windows(size, shift=shift)
-
-
-_CHILDREN = {
-    # torchvision's MaxViT cuts neighbouring windows for its grid, and then swaps two axes
-    ("PartitionAttentionLayer", "partition_op"): ("p", "1nsc"),
-    ("PartitionAttentionLayer", "departition_swap"): ("p", "1nsc"),
-    ("NestLevel", "transformer_encoder"): ("block_size", "1nsc"),
-    ("MobileVitBlock", "transformer"): ("patch_size", "snc"),
-    ("MobileVitBlock", "norm"): ("patch_size", "snc"),
-    ("MobileVitV2Block", "transformer"): ("patch_size", "1csn"),
-    ("MobileVitV2Block", "norm"): ("patch_size", "1csn"),
-}
-"""Children that alone see the windows of their block, by the class of the block and their name: the
-attribute in which the block keeps the windows' sides, and the axes of the tensor."""
-
-
-def _pair(value: Any) -> tuple[int, int] | None:
-    """Two whole numbers, or one for both; None for anything else."""
-    sides = value if isinstance(value, (tuple, list)) else [value] * 2
-    if isinstance(value, bool) or not all(isinstance(side, int) for side in sides):
-        return None
-    return (sides[0], sides[-1]) if len(sides) in (1, 2) else None

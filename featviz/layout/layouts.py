@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from featviz.layout.tokens import TokenGrid, join_pieces, join_windows, reroll
-from featviz.records import Origin, Windows
+from featviz.layout.tokens import TokenGrid, join_pieces
+from featviz.records import Origin
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,13 +25,9 @@ class Form:
     layout: str
     """A name of `LAYOUTS`."""
     grid: TokenGrid | None = None
-    """The grid that tokens or windows make; None for other layouts."""
-    windows: Windows | None = None
+    """The grid that tokens or pieces make; None for other layouts."""
     origin: Origin | None = None
-    """The places of pieces of a map, where they were followed and no block tells them."""
-    unrolled: tuple[int, int] | None = None
-    """Height and width of the grid that is left after all pooling, where tokens stand in the order
-    of their pooling."""
+    """The places of pieces of a map."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +81,8 @@ class Layout:
     def channels_first(self, array: np.ndarray, channels: int) -> np.ndarray:
         """Turn an array of this layout into [channels, N], without knowing the model.
 
-        N counts the values of each channel in the order of `to_maps`; those of tokens in front of
-        a grid come first.
+        N counts the values of each channel in the order of `to_maps`; those of tokens beside
+        a grid lie where they lie.
 
         Args:
             array: a tensor as the layer gave it, with as many axes as `dimensions` says.
@@ -108,25 +104,28 @@ def _axis_first(array: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _on_grid(channels: Tensor, form: Form) -> Tensor:
-    """[D, T] to maps, without the tokens in front of the grid."""
+    """[D, T] to maps, without the tokens beside the grid."""
     grid = form.grid
     assert grid is not None
-    tokens = channels[:, len(grid.prefix) :].contiguous()
-    if form.unrolled is not None:
-        tokens = reroll(tokens, form.unrolled)
+    tokens = channels[:, len(grid.prefix) : channels.shape[1] - len(grid.suffix)].contiguous()
     return tokens.view(len(tokens), grid.time, grid.height, grid.width)
 
 
 def _windows(tensor: Tensor, form: Form) -> Tensor:
     """Put windows back into the map from which they were cut."""
-    if form.origin is not None:
-        return join_pieces(tensor, form.origin)[:, None]
-    assert form.grid is not None and form.windows is not None
-    return join_windows(tensor, form.windows, form.grid)[:, None]
+    assert form.origin is not None
+    return join_pieces(tensor, form.origin)[:, None]
+
+
+def _rows_of_windows(array: np.ndarray, channels: int) -> np.ndarray:
+    """Channels are along the last axis, the second one, or (heads of tokens) both."""
+    if channels in (array.shape[-1], array.shape[1]):
+        return _axis_first(array, -1 if array.shape[-1] == channels else 1)
+    return array.swapaxes(0, 1).swapaxes(1, -1).reshape(channels, -1)
 
 
 def _attention(tensor: Tensor, form: Form) -> Tensor:
-    """A map for each head, with a row for each query and a column for each key."""
+    """A map for each head (of each window), with a row for each query, a column for each key."""
     if _has_heads_last(tensor.shape):
         return tensor[0].permute(2, 0, 1).contiguous()[:, None]
     return tensor.reshape(-1, 1, *tensor.shape[-2:])
@@ -134,7 +133,7 @@ def _attention(tensor: Tensor, form: Form) -> Tensor:
 
 def _has_heads_last(shape: Sequence[int]) -> bool:
     """Whether weights are [1, T, T, heads]."""
-    return len(shape) == 4 and shape[1] == shape[2] != shape[3]
+    return len(shape) == 4 and shape[0] == 1 and shape[1] == shape[2] != shape[3]
 
 
 def _rows_of_attention(array: np.ndarray, channels: int) -> np.ndarray:
@@ -211,11 +210,12 @@ _ALL = (
     ),
     Layout(
         "attention",
-        "[1, heads, T, T]",
+        "[N, heads, T, T]",
         "a matrix for each head: a row for each query, a column for each key",
-        (3, 4),
+        (3, 4, 5),
         _attention,
         _rows_of_attention,
+        allows_many=True,
         aligned=False,
     ),
     Layout(
@@ -274,7 +274,7 @@ _ALL = (
         "pieces of a map for each channel, put back into their places",
         (3, 4, 5, 6),
         _windows,  # [n, C, a, b], or the channels last
-        lambda array, channels: _axis_first(array, -1 if array.shape[-1] == channels else 1),
+        _rows_of_windows,
         allows_many=True,
         in_map_order=False,
         is_choice=False,

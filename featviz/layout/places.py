@@ -235,12 +235,22 @@ def renamed_axes(table: Tensor, letters: str, output: str) -> Tensor:
 
 
 def _reduced(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
-    """A mean or a sum over axes along which the places do not change."""
+    """A mean or a sum over axes along which the places do not change, or one over patches."""
     dims = call.argument(1, "dim")
     dims = [dims] if isinstance(dims, int) else dims
-    if not dims or any(varies(table, dim % table.ndim) for dim in dims):
+    if not dims:
         return None
-    return table.amax(list(dims), keepdim=table.ndim == call.result.ndim)
+    keep = table.ndim == call.result.ndim
+    if any(varies(table, dim) for dim in dims):
+        still = [axis for axis in range(table.ndim) if not varies(table, axis)]
+        for axis in still:
+            table = table.narrow(axis, 0, 1)
+        coarser = maps.coarser(table.movedim(dims[0], -1)) if len(dims) == 1 else None
+        if coarser is None:
+            return None
+        coarser = coarser.movedim(-1, dims[0])
+        return (coarser if keep else coarser.squeeze(dims[0])).expand(call.result.shape)
+    return table.amax(list(dims), keepdim=keep)
 
 
 def _moved(move: Callable[..., Any], maps: SourceMaps, table: Tensor, call: FollowedCall) -> Any:

@@ -1,21 +1,39 @@
-"""Any number of images through a model, batch by batch; images are read ahead by threads."""
+"""Any number of images through a model, batch by batch, for `audit` and `exemplars`; threads read
+ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
 
 import torch
 from torch import Tensor
 
 from featviz.errors import FeatvizError, ForwardError, ImageError
 from featviz.hooks.forward import forward
-from featviz.models.load import LoadedModel
-from featviz.options import InputOptions
+from featviz.images import find
+from featviz.images.decode import check_background
+from featviz.models.load import LoadedModel, load_model
+from featviz.models.requirements import versions
+from featviz.options import AuditOptions, ExemplarOptions, InputOptions, ModelOptions
 from featviz.pipeline.encoders import read_ahead
-from featviz.pipeline.prepare import read_input, readers_for
+from featviz.pipeline.prepare import grouped, read_input, readers_for, warn_of_guess
 from featviz.records import Sample
+from featviz.rundir.place import (
+    FileKind,
+    ResultKind,
+    check_apart,
+    check_file,
+    check_free,
+    model_files,
+    replacing,
+)
+
+log = logging.getLogger(__name__)
 
 Failed = Callable[[int, FeatvizError], None]
 """Called with the number of an image that failed."""
@@ -80,34 +98,112 @@ def batches(
             yield _together(waiting)
 
 
-def run_batch(
-    model: LoadedModel,
-    batch: Batch,
-    collector: Collector,
-    failed: Failed,
-    seen: Callable[[int], None],
-) -> None:
-    """Show a batch to the model; where that fails, its images one by one, to find the guilty."""
-    try:
-        collector.begin(batch)
-        forward(model.module, [arg.to(model.device) for arg in batch.inputs])
-    except ForwardError as error:
-        if collector.fault is not None:
-            raise collector.fault from None
-        if len(batch.images) == 1:
-            failed(batch.images[0], error)
-            return
-        for at, number in enumerate(batch.images):
-            alone = Batch((number,), [arg[at : at + 1] for arg in batch.inputs])
-            run_batch(model, alone, collector, failed, seen)
-    else:
-        collector.commit()
-        for number in batch.images:
-            seen(number)
-
-
 def _together(samples: Sequence[tuple[int, list[Tensor]]]) -> Batch:
     if len(samples) == 1:  # a copy of an input takes as long as some layers
         return Batch((samples[0][0],), samples[0][1])
     inputs = [torch.cat(args) for args in zip(*(args for _, args in samples), strict=True)]
     return Batch(tuple(number for number, _ in samples), inputs)
+
+
+@contextmanager
+def begun(
+    model: ModelOptions | LoadedModel,
+    arguments: Sequence[str],
+    options: AuditOptions | ExemplarOptions,
+    kind: ResultKind,
+    stdin: BinaryIO | None,
+    files: Collection[tuple[str, Path, FileKind]] = (),
+) -> Iterator[tuple[Path, LoadedModel, list[Sample]]]:
+    """A folder to write into, which takes the place of `--out` if the block succeeds; the model and
+    the images. Whatever would be written over is looked at before the model is loaded.
+
+    Args:
+        files: option, place and kind of what is written outside of the folder.
+
+    Raises:
+        FeatvizError: there is no image, no such model, or something else is in the way.
+    """
+    check_background(options.inputs.background)
+    samples = find.find_samples(arguments, stdin, options.nul_separated, options.out)
+    names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
+    inputs = [*find.files_of(samples), *model_files(*names)]
+    check_apart(options.out, "--out", inputs)
+    for option, path, what in files:
+        check_apart(path, option, inputs)
+        check_file(path, what, option, options.overwrite)
+    besides = [path for _, path, _ in files]
+    check_free(options.out, kind, options.overwrite, besides)
+    with replacing(options.out, kind, besides) as folder:
+        loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
+        warn_of_guess(loaded.preprocess)
+        yield folder, loaded, list(grouped(samples, loaded.preprocess))
+
+
+@dataclass
+class Study:
+    """Images on their way through a model, for a result that speaks of all of them together."""
+
+    model: LoadedModel
+    samples: Sequence[Sample]
+    options: AuditOptions | ExemplarOptions
+    progress: BatchProgress = lambda image, error, total: None
+    seen: list[int] = field(default_factory=list)
+    errors: dict[int, FeatvizError] = field(default_factory=dict)
+
+    def show(self, collector: Collector) -> None:
+        """Show all images to the model, whose hooks fill the collector.
+
+        Raises:
+            FeatvizError: not one image went through.
+        """
+        for batch in self.batches():
+            self._show(batch, collector)
+        if not self.seen and self.errors:
+            first = next(iter(self.errors.values()))
+            words = f"no image of {len(self.samples)} went through: {first.message}"
+            raise FeatvizError(words, first.hint)
+
+    def batches(self, numbers: Iterable[int] | None = None) -> Iterator[Batch]:
+        """All images, or those of these numbers."""
+        inputs, size = self.options.inputs, self.options.batch_size
+        return batches(self.samples, self.model, inputs, size, self._failed, numbers)
+
+    def _show(self, batch: Batch, collector: Collector) -> None:
+        """Show a batch; where that fails, its images one by one, to find the guilty."""
+        try:
+            collector.begin(batch)
+            forward(self.model.module, [arg.to(self.model.device) for arg in batch.inputs])
+        except ForwardError as error:
+            if collector.fault is not None:
+                raise collector.fault from None
+            if len(batch.images) == 1:
+                self._failed(batch.images[0], error)
+                return
+            for at, number in enumerate(batch.images):
+                self._show(Batch((number,), [a[at : at + 1] for a in batch.inputs]), collector)
+        else:
+            collector.commit()
+            for number in batch.images:
+                self.seen.append(number)
+                self.progress(self.samples[number].name, None, len(self.samples))
+
+    def _failed(self, number: int, error: FeatvizError) -> None:
+        log.debug("%s failed", self.samples[number].name, exc_info=error)
+        self.errors[number] = error
+        self.progress(self.samples[number].name, error, len(self.samples))
+
+    @property
+    def failures(self) -> list[tuple[str, int, str]]:
+        """Name, number and error of each image that did not go through."""
+        named = sorted(self.errors.items())
+        return [(self.samples[number].name, number, error.message) for number, error in named]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a record says of the versions, the device, the model and its preprocessing."""
+        return {
+            **versions(),
+            "device": self.model.device.type,
+            "model": dict(self.model.source),
+            "preprocessing": self.model.preprocess.words,
+        }

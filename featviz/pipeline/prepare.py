@@ -27,7 +27,8 @@ from featviz.images import decode, find
 from featviz.images.arrays import Wanted
 from featviz.images.decode import DecodedImage
 from featviz.layout import map_size, to_maps
-from featviz.layout.hints import HintBook, parse_override
+from featviz.layout.guess import parse_override
+from featviz.layout.hints import HintBook
 from featviz.layout.layouts import LAYOUTS
 from featviz.models.files.torch_files import read_tensor
 from featviz.models.load import LoadedModel, load_model

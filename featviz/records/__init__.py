@@ -16,7 +16,7 @@ from featviz.records.choices import (
     is_signed,
 )
 from featviz.records.findings import RECTIFIERS, Activation, Call, Part, Role, Verdict
-from featviz.records.layers import Hints, Layer, Origin, Place, Raster, Sample, Shard, Site, Windows
+from featviz.records.layers import Hints, Layer, Origin, Place, Raster, Sample, Shard, Site
 from featviz.records.results import (
     STAT_COLUMNS,
     UNLIKE_OUTPUTS,
@@ -29,6 +29,7 @@ from featviz.records.results import (
     Guess,
     ImageResult,
     Integers,
+    OnlyIn,
     Outcome,
     RunResult,
     Skip,

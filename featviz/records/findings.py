@@ -123,10 +123,6 @@ class ChannelFinding:
     """A channel that has one of these findings has not this one as well."""
 
 
-def _dead(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
-    return None if evidence.ceiling is None else evidence.ceiling <= thresholds.eps
-
-
 def _constant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
     import numpy as np
 
@@ -134,14 +130,6 @@ def _constant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
     with np.errstate(invalid="ignore"):
         flat = evidence.high - evidence.low <= np.maximum(thresholds.eps, _ROUNDING * size)
     return np.asarray(flat & (evidence.count > 1))
-
-
-def _saturated(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
-    return None if evidence.saturated is None else evidence.saturated > thresholds.saturated_at
-
-
-def _nonfinite(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
-    return evidence.nonfinite.astype(bool)
 
 
 def _redundant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
@@ -169,7 +157,7 @@ FINDINGS: dict[str, ChannelFinding] = {
             name="dead",
             definition="never above --eps behind a ReLU or ReLU6; of a layer before one, behind "
             "the activation that follows",
-            rule=_dead,
+            rule=lambda seen, t: None if seen.ceiling is None else seen.ceiling <= t.eps,
             severity=1,
             gate="dead>5%",
             remedy="dead is judged at a ReLU or ReLU6; constant suits other activations",
@@ -186,7 +174,9 @@ FINDINGS: dict[str, ChannelFinding] = {
             name="saturated",
             definition="at the bound of ReLU6, Sigmoid, Tanh, Hardsigmoid or Hardtanh for more "
             "than --saturated-at of its values",
-            rule=_saturated,
+            rule=lambda seen, t: (
+                None if seen.saturated is None else seen.saturated > t.saturated_at
+            ),
             severity=2,
             gate="saturated>10%",
             remedy="it is judged at ReLU6, Sigmoid, Tanh, Hardsigmoid and Hardtanh",
@@ -194,7 +184,7 @@ FINDINGS: dict[str, ChannelFinding] = {
         ChannelFinding(
             name="nonfinite",
             definition="NaN or infinite somewhere; such a channel is judged for nothing else",
-            rule=_nonfinite,
+            rule=lambda seen, t: seen.nonfinite.astype(bool),
             severity=0,
             gate="nonfinite>0",
             yields_to=(),

@@ -101,21 +101,6 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Windows:
-    """How a block cuts a map into windows before attention."""
-
-    size: tuple[int, int]
-    """Height and width of a window, in tokens."""
-    strided: bool = False
-    """A window takes every n-th token of the map (MaxViT's grid attention), not neighbours."""
-    axes: str = ""
-    """How a tensor of windows stands, where not in one of the usual ways: a letter for each axis, n
-    the windows, s the places in a window, c the channels, 1 the image."""
-    shift: tuple[int, int] = (0, 0)
-    """Tokens by which the map was rolled up and to the left before it was cut (Swin)."""
-
-
-@dataclass(frozen=True)
 class Origin:
     """What one tensor is made of, followed through the model's functions from the image on."""
 
@@ -143,8 +128,6 @@ class Hints:
     """Height and width in pixels of the patches that become tokens, where the model cuts such."""
     prefix: tuple[str, ...] = ()
     """Names of the tokens in front of the grid, in their order: `class_token`, ..."""
-    windows: Windows | None = None
-    """How the windows are cut, inside a block that cuts windows; else None."""
     attention: bool = False
     """Whether the layer is an attention, or inside one."""
     features_last: bool = False
@@ -152,9 +135,6 @@ class Hints:
     it gives is no attention, even where there are as many numbers as tokens."""
     tokens: int | None = None
     """The only number of tokens that there can be; 0 where there are none."""
-    unrolled: tuple[int, int] | None = None
-    """Height and width of the grid that is left when tokens that stand in the order of their
-    pooling have all been pooled (Hiera)."""
     channels: Literal["first", "last"] | None = None
     """Where a layer has its channels, if that is certain: behind the batch in torch's own
     convolutions, normalisations and poolings."""

@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
+from featviz.errors import CHECK_FAILED
 from featviz.files.urls import Url
 from featviz.records.layers import Place
-from featviz.text import percent, printable
+from featviz.text import counted, percent, printable
 
 if TYPE_CHECKING:  # completion of a shell imports this, and has no time for numpy
     import numpy as np
     from numpy.typing import NDArray
-if TYPE_CHECKING:  # as in results.py
-    import numpy as np
 
+    from featviz.options import DiffThresholds
 
 Bytes: TypeAlias = "NDArray[np.uint8]"
 Floats: TypeAlias = "NDArray[np.float32]"
@@ -247,38 +247,178 @@ class DifferenceMap:
 
 @dataclass(frozen=True)
 class ComparedLayer:
-    """One place of the model in both runs."""
+    """One place of the model in both runs, over all images."""
 
     place: Place
-    label: str
     type: str
+    """Class name of the layer."""
+    index: int
+    by: Sequence[str]
+    """What its tensors were compared by: `tensors`, `statistics and pixels`, `statistics`."""
+    reason: str | None
+    """Why it could not be compared, in the first image where it could not."""
+    images: Mapping[str, Mapping[str, float | None]]
+    """By image: how many channels are `differing`, and `absolute`, `relative` and `cosine`."""
     differing: int
     """Channels that differ in some image, and how many there are."""
     total: int
-    severity: float
-    """The largest relative difference, 0..1; 1 where shapes or finite values differ."""
-    words: Sequence[tuple[str, str]]
+    channel_images: tuple[int, int]
+    """The same, with each channel counted in each image."""
+    channels: Mapping[str, np.ndarray]
+    """`absolute`, `relative`, `cosine` and `unlike`, as in `diff.compare.Change`: the worst of each
+    channel over the images that could be compared, of the channels that all of these have."""
+    cosine: float
+    """The smallest of a whole tensor, over the images in which the layer differs; NaN where only
+    statistics are known."""
+    most_changed: Sequence[int]
+    """The channels that differ most, of those that all images have."""
     image: str
+    """The image in which the layer differs most; of equals the first."""
+    severity: float
+    """The largest relative difference there, 0..1; 1 where shapes or finite values differ."""
     change: np.ndarray
-    """[channels]: the largest relative difference of each in that image, 0..1."""
-    difference: DifferenceMap | None
+    """[channels]: the largest relative difference of each there, 0..1."""
+    changed: Sequence[int]
+    """The channels that differ there, the most changed first."""
+    difference: DifferenceMap | None = None
+
+    @property
+    def label(self) -> str:
+        """`layer1.0.conv1`; the class name for the model itself."""
+        return self.place.layer or self.type
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """A row of a table, by heading."""
+        row = {"layer": self.label, "type": self.type, "tensor": self.place.stem}
+        differing = sum(bool(numbers["differing"]) for numbers in self.images.values())
+        row["images"] = f"{differing}/{len(self.images)}"
+        row["channels"] = f"{self.differing:,}/{self.total:,}"
+        if self.reason is not None:
+            return (
+                row
+                | dict.fromkeys(("absolute", "relative", "cosine"), "")
+                | {
+                    "most changed": self.reason,
+                    "by": "",
+                }
+            )
+        lost = self.channels["unlike"].max()
+        return row | {
+            "absolute": f"{self.channels['absolute'].max():.3g}"
+            + (f" ({lost} not finite)" if lost else ""),
+            "relative": f"{self.channels['relative'].max():.3g}",
+            "cosine": f"{self.cosine:.6f}" if math.isfinite(self.cosine) else "",
+            "most changed": ", ".join(map(str, self.most_changed)),
+            "by": " or ".join(self.by),
+        }
+
+    @property
+    def words(self) -> list[tuple[str, str]]:
+        """What the page says of it: the cells behind its name that hold something."""
+        return [(heading, cell) for heading, cell in list(self.cells.items())[3:] if cell]
+
+
+@dataclass(frozen=True)
+class OnlyIn:
+    """The images and layers that one run has and the other has not."""
+
+    images: Mapping[str, str]
+    """What became of each image, by name, in the other run."""
+    places: Mapping[tuple[Place, str], str]
+    """What became of each (place, type of the layer) in the other run."""
+
+    @property
+    def words(self) -> list[str]:
+        """A line for each."""
+        images = [f"image {name} ({reason})" for name, reason in self.images.items()]
+        return images + [
+            f"layer {place.layer or type} {place.stem} ({reason})"
+            for (place, type), reason in self.places.items()
+        ]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs."""
+    """Two runs compared."""
 
-    equal: bool
-    words: str
-    layers: Sequence[ComparedLayer]
+    base: Path | Url
+    new: Path | Url
+    asked: DiffThresholds
+    images: tuple[str, ...]
+    layers: tuple[ComparedLayer, ...]
     """Those of both runs, in the order in which the model came to them."""
-    lists: Mapping[str, Sequence[str]]
-    """What only one run has, or has in part, under titles."""
+    only_in_base: OnlyIn
+    only_in_new: OnlyIn
+    incomplete: Mapping[str, Sequence[str]]
+    """Names of images that are left out as incomplete, under `base` and `new`."""
+
+    @property
+    def differing(self) -> tuple[ComparedLayer, ...]:
+        """The layers that differ."""
+        return tuple(layer for layer in self.layers if layer.differing)
 
     @property
     def first(self) -> ComparedLayer | None:
         """The first layer that diverges."""
-        return next((layer for layer in self.layers if layer.differing), None)
+        return next(iter(self.differing), None)
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        """How many channels of all layers differ in some image, and how many there are."""
+        return sum(one.differing for one in self.layers), sum(one.total for one in self.layers)
+
+    @property
+    def channel_images(self) -> tuple[int, int]:
+        """The same, with each channel counted in each image."""
+        counts = [layer.channel_images for layer in self.layers]
+        return sum(differing for differing, _ in counts), sum(total for _, total in counts)
+
+    @property
+    def ratio(self) -> float:
+        """Share of channels that differ, each counted in each image."""
+        differing, total = self.channel_images
+        return differing / total if total else 0.0
+
+    @property
+    def within(self) -> bool:
+        """Whether no more channels differ than the thresholds allow."""
+        return self.ratio <= self.asked.max_diff_ratio
+
+    @property
+    def equal(self) -> bool:
+        """Whether the runs are equal, as far as the thresholds ask."""
+        added = self.only_in_new.words and not self.asked.ignore_added
+        return self.within and not self.only_in_base.words and not added
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 4 where the runs differ."""
+        return 0 if self.equal else CHECK_FAILED
+
+    @property
+    def words(self) -> str:
+        """The whole result in a line."""
+        differing, total = self.channels
+        where = "" if self.first is None else f", first at {self.first.label} ({self.first.type})"
+        tensors, images = counted(len(self.layers), "tensor"), counted(len(self.images), "image")
+        share = f"{self.ratio:.2%}"
+        if len(self.images) > 1:
+            some, every = self.channel_images
+            share = f"{some:,} of {every:,} counted in each image, {share}"
+        return (
+            f"{'equal' if self.equal else 'different'}: {tensors} of {images} compared, "
+            f"{differing:,} of {counted(total, 'channel')} differ ({share}){where}"
+        )
+
+    @property
+    def lists(self) -> dict[str, Sequence[str]]:
+        """What only one run has, or has in part, under titles."""
+        return {
+            "Only in BASE": self.only_in_base.words,
+            "Only in NEW": self.only_in_new.words,
+            **{f"Incomplete in {side.upper()}": names for side, names in self.incomplete.items()},
+        }
 
 
 class TextTable(NamedTuple):

@@ -134,7 +134,7 @@ def test_diff_takes_runs_and_folders(tiny: nn.Module, photos: Path, tmp_path: Pa
     assert fv.diff(before, tmp_path / "kept").equal and fv.diff(str(kept.out), before).equal
     changed = fv.diff(before, after)
     assert not changed.equal and changed.first is not None
-    assert (changed.first.label, changed.first.most_changed()) == ("0", [2])
+    assert (changed.first.label, changed.first.most_changed) == ("0", [2])
     assert ">Conv2d<" in changed._repr_html_() and "first at 0 (Conv2d)" in repr(changed)
     with pytest.raises(UsageError, match=r"tolerance=2: expected a number from 0 to 1"):
         fv.diff(before, after, tolerance=2)

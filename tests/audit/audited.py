@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import planted
 import torch
 from conftest import Outcome
 from PIL import Image
@@ -19,7 +18,7 @@ from featviz.audit.audit import audit
 from featviz.models.load import LoadedModel, adopt
 from featviz.options import AuditOptions, InputOptions
 
-PLANTED = Path(planted.__file__)
+PLANTED = Path(__file__).with_name("planted.py")
 PLAIN = InputOptions(size=(12, 10), mean=(0.0,) * 3, std=(1.0,) * 3)
 COLOURS = ("--size", "12x10", "--mean", "0,0,0", "--std", "1,1,1")
 Run = Callable[..., Outcome]

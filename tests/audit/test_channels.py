@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from featviz.audit import counting, findings, plan
-from featviz.audit.counting import TOP, ChannelStats, Covariance, TopImages
+from featviz.audit.counting import TOP, Covariance, Measured, Tally
 from featviz.errors import LayoutError
 from featviz.options import Thresholds
 from featviz.records import RECTIFIERS, Activation
@@ -195,11 +195,11 @@ def test_added_maps_are_one_channel(kind: str, batch: int) -> None:
     values = _rows(kind, 9 * 49)
     images = values.reshape(11, 9, 49).transpose(1, 0, 2).copy()
     clip = Activation(bounds=(0.25,))
-    added = ChannelStats.nothing(11, saturates=True)
+    added = Tally.nothing(11, saturates=True)
     for start in range(0, 9, batch):
         part = torch.from_numpy(images[start : start + batch])
         numbers, saturated = counting.statistics(part, clip)
-        added.add(numbers, 49, saturated)
+        added.add(Measured(numbers, 49, saturated, None), np.arange(len(part)))
     expected = _expected(values)
     table = added.table()
     finite = np.isfinite(values).sum(1)
@@ -219,21 +219,21 @@ def test_images_are_ranked_as_by_a_stable_sort(batch: int) -> None:
     numbers = np.zeros((20, 40, 6), np.float32)
     numbers[..., 1] = generator.integers(-2, 4, (20, 40))
     numbers[..., 5] = generator.random((20, 40)) < 0.05
-    top = TopImages.nothing(40)
+    top = Tally.nothing(40)
     order = generator.permutation(20)
     for start in range(0, 20, batch):
         images = order[start : start + batch]
-        top.add(images, numbers[images])
+        top.add(Measured(numbers[images], 1, None, None), images)
     maxima = np.where(numbers[..., 5] > 0, np.inf, numbers[..., 1])
     best = np.argsort(-maxima, axis=0, kind="stable")[:TOP].T
     np.testing.assert_array_equal(top.images, best)
-    np.testing.assert_array_equal(top.values, np.take_along_axis(maxima.T, best, 1))
+    np.testing.assert_array_equal(top.best, np.take_along_axis(maxima.T, best, 1))
 
 
 def test_fewer_images_than_places_are_named() -> None:
     """Of two images two are named, best first."""
     numbers = np.zeros((2, 1, 6), np.float32)
     numbers[:, 0, 1] = -5, -3
-    top = TopImages.nothing(1)
-    top.add(np.array([8, 9]), numbers)
-    assert top.of(0) == [9, 8]
+    tally = Tally.nothing(1)
+    tally.add(Measured(numbers, 1, None, None), np.array([8, 9]))
+    assert tally.top(0) == [9, 8]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +22,7 @@ from featviz.diff.compare import (
     from_picture,
     from_tensor,
     is_part,
+    map_shape,
     no_change,
     scale_of,
 )
@@ -28,7 +30,7 @@ from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import describe, encode
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
-from featviz.records import Hints, Layer, Site, Windows
+from featviz.records import Hints, Layer, Origin, Site
 from featviz.rundir.schema import Capture
 
 NUMBERS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0])
@@ -151,6 +153,13 @@ def pixels_of(picture: Image.Image) -> tuple[np.ndarray, np.ndarray | None]:
     return np.asarray(picture), None if colors is None else np.reshape(colors, (-1, 3))
 
 
+PIECES = Origin(
+    grid=(1, 4, 6),
+    axes=(0, 1),
+    places=np.arange(24).reshape(2, 2, 3, 2).swapaxes(1, 2).flatten(),
+)
+"""6 windows of 2 × 2 places."""
+
 SHAPES: dict[str, tuple[tuple[int, ...], Hints]] = {
     "nchw": ((1, 5, 6, 9), Hints()),
     "nhwc": ((1, 6, 9, 5), Hints(layout="nhwc")),
@@ -165,7 +174,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], Hints]] = {
     "batch": ((3, 5, 6, 9), Hints(layout="batch")),
     "ncthw": ((1, 5, 3, 6, 9), Hints(layout="ncthw")),
     "nthwc": ((1, 3, 6, 9, 5), Hints(layout="nthwc")),
-    "windows": ((6, 4, 5), Hints(input_size=(16, 24), windows=Windows((2, 2)))),
+    "windows": ((6, 4, 5), Hints(origin=PIECES)),
 }
 
 
@@ -182,6 +191,16 @@ def test_kept_tensors_have_the_channels_of_the_manifest(name: str) -> None:
     np.testing.assert_array_equal(values.data.min(1), stats[:, 0])
     np.testing.assert_array_equal(values.data.max(1), stats[:, 1])
     np.testing.assert_allclose(values.data.mean(1), stats[:, 2], atol=1e-6)
+
+
+def test_tokens_behind_a_grid_are_left_out() -> None:
+    """Least and largest value of each channel are those of the places."""
+    tensor = torch.randn(1, 58, 7, generator=torch.Generator().manual_seed(0))
+    rows = captured(tensor, Hints(layout="tokens:6x9+1,3"))
+    behind = math.prod(map_shape(rows["token_behind"][0]))
+    values = from_tensor(tensor.numpy(), rows[""][0], behind)
+    assert values is not None
+    np.testing.assert_array_equal(values.data.min(1), rows[""][2][:, 0])
 
 
 @pytest.mark.parametrize(
@@ -235,34 +254,30 @@ def test_pictures_show_what_is_not_finite() -> None:
     np.testing.assert_array_equal(found.data[3], 7.0)
 
 
-@pytest.mark.parametrize("cmap", ["viridis", "cool"])  # cool ends in magenta itself
-@pytest.mark.parametrize("labels", [False, True])
-def test_the_palette_tells_how_many_levels_there_are(cmap: str, labels: bool) -> None:
-    """Black and white labels take two; beside them values are within half a level all the same."""
+def test_a_colormap_that_ends_in_magenta_hides_nothing() -> None:
+    """Cool's last colour is that of what is not finite."""
     tensor = torch.randn(1, 3, 24, 24, generator=torch.Generator().manual_seed(0))
     tensor[0, 1, 20, 20] = torch.nan
-    row, picture, stats = captured(tensor, Hints(), cmap=cmap, labels=labels, scale=1)[""]
+    row, picture, stats = captured(tensor, Hints(), cmap="cool")[""]
     found = from_picture(*pixels_of(picture), row, stats)
     assert found is not None
-    assert found.slack is not None
-    assert (found.hidden is not None) is labels
-    seen = ~found.hidden if found.hidden is not None else np.ones(found.data.shape, bool)
-    assert seen.mean() > 0.8
     exact = tensor[0].flatten(1).numpy()
-    np.testing.assert_array_equal(np.isnan(found.data)[seen], np.isnan(exact)[seen])
-    off = np.nan_to_num(abs(found.data - exact))
-    assert (off <= found.slack[:, None])[seen].all()
-    levels = 252 if labels else 254
-    np.testing.assert_allclose(found.slack, 0.501 * (stats[:, 1] - stats[:, 0]) / (levels - 1))
+    np.testing.assert_array_equal(np.isnan(found.data), np.isnan(exact))
+    assert (np.nan_to_num(abs(found.data - exact)) <= found.slack[:, None]).all()
+    np.testing.assert_allclose(found.slack, 0.501 * (stats[:, 1] - stats[:, 0]) / 253)
 
 
 def test_a_palette_that_is_not_ours_gives_nothing() -> None:
-    """Its levels stand for no values."""
+    """Its levels stand for no values; nor do those of a palette with the ink of labels."""
     row, picture, stats = captured(torch.randn(1, 3, 6, 9), Hints(), cmap="viridis")[""]
     pixels, palette = pixels_of(picture)
     assert palette is not None
     assert from_picture(pixels, palette[:-1], row, stats) is None
     assert from_picture(pixels, palette[:0], row, stats) is None
+    row, picture, stats = captured(torch.randn(1, 3, 24, 24), Hints(), cmap="viridis", labels=True)[
+        ""
+    ]
+    assert from_picture(*pixels_of(picture), row, stats) is None
 
 
 def test_class_tokens_are_apart() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import forked
@@ -11,9 +10,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-
-from featviz.records import Place
-from featviz.rundir.read import read_run
 
 from .changed_network import CHANGED, CLI, Run, documented, drawn, layer_of, nan_bias, one_weight
 
@@ -74,30 +70,6 @@ def test_numbers_of_kept_tensors(featviz: CLI, run: Run) -> None:
         np.testing.assert_allclose(found["absolute"], np.max(absolute, 0), rtol=1e-12)
         np.testing.assert_allclose(found["relative"], np.max(relative, 0), rtol=1e-6)
         np.testing.assert_allclose(found["cosine"], np.min(cosine, 0), rtol=1e-12)
-
-
-def test_numbers_of_pixels_are_near_those_of_tensors(featviz: CLI, run: Run) -> None:
-    """Without kept tensors a difference is never told larger, and at most a level smaller."""
-    kept = [run("base", "--tensors", "npy"), run("new", "--tensors", "npy", change=one_weight)]
-    plain = [run("base2"), run("new2", change=one_weight)]
-    (_, by_tensors), (_, by_pixels) = (documented(featviz, *pair) for pair in (kept, plain))
-    level = 2 * read_range(kept[0], "2") / 255
-    for name in ("2", "3"):
-        exact, found = (
-            np.array(layer_of(d, name)["channels"]["absolute"]) for d in (by_tensors, by_pixels)
-        )
-        assert (found <= exact + 1e-6).all()
-        assert (found >= exact - level).all()
-        assert found[CHANGED] > 0
-
-
-def read_range(root: Path, layer: str) -> float:
-    """The largest span of a channel's map in a layer."""
-    stats = [
-        image.stats()[Place(layer, "output", 0, "").stats_key]
-        for image in read_run(root).images.values()
-    ]
-    return float(max((own[:, 1] - own[:, 0]).max() for own in stats))
 
 
 def test_tolerance_is_a_share_of_value_and_layer(featviz: CLI, run: Run) -> None:
@@ -171,45 +143,13 @@ def make(change=0.0):
 """
 
 
-ONE_RELU = """
-import torch
-from torch import nn
-
-class Unit(nn.Module):
-    def __init__(self, relu):
-        super().__init__()
-        self.conv, self.relu = nn.Conv2d(3, 3, 3), relu
-
-    def forward(self, x):
-        return self.relu(self.conv(x))
-
-def make(change=0.0):
-    torch.manual_seed(0)
-    relu = nn.ReLU()
-    model = nn.Sequential(Unit(relu), Unit(relu), Unit(relu))
-    with torch.no_grad():
-        model[1].conv.bias += change
-    return model
-"""
-
-
-@pytest.mark.parametrize(
-    ("net", "layers", "rows"),
-    [
-        (SHARED_RELU, "*", "conv1 relu *conv2 *relu.call1 *Block"),
-        (ONE_RELU, "ReLU", "0.relu *1.relu *2.relu"),
-    ],
-    ids=["first", "places"],
-)
-def test_the_first_layer_is_the_first_that_ran(
-    net: str, layers: str, rows: str, featviz: CLI, photos: Path, tmp_path: Path
-) -> None:
+def test_the_first_layer_is_the_first_that_ran(featviz: CLI, photos: Path, tmp_path: Path) -> None:
     """A block and its shared ReLU stand before the changed convolution in named_modules(), and
-    ran after it; a ReLU of three callers differs from the one behind the change on."""
-    (tmp_path / "net.py").write_text(net)
+    ran after it."""
+    (tmp_path / "net.py").write_text(SHARED_RELU)
     for name, change in (("base", "0.0"), ("new", "0.1")):
         done = featviz(
-            "run", f"{tmp_path / 'net.py'}:make", photos, "--size", "32", "--layers", layers,
+            "run", f"{tmp_path / 'net.py'}:make", photos, "--size", "32", "--layers", "*",
             "--model-arg", f"change={change}", "--out", tmp_path / name, "-q",
         )  # fmt: skip
         assert done.code == 0, done.err
@@ -220,8 +160,8 @@ def test_the_first_layer_is_the_first_that_ran(
         + (f".call{row['call']}" if row["call"] else "")
         for row in document["layers"]
     ]
-    assert " ".join(found) == rows
-    assert rows.split("*")[1].strip() == document["first_divergence"]["layer"]
+    assert found == ["conv1", "relu", "*conv2", "*relu.call1", "*Block"]
+    assert document["first_divergence"]["layer"] == "conv2"
 
 
 @pytest.mark.parametrize("kept", [(), ("--tensors", "npy")], ids=["pixels", "tensors"])
@@ -247,34 +187,6 @@ def test_nan_beside_a_change(featviz: CLI, run: Run) -> None:
 
     _, document = documented(featviz, run("nan", change=nan_bias), run("both", change=both))
     assert layer_of(document, "2")["most_changed"] == [0]
-
-
-def lost_pixels(model: nn.Sequential) -> None:
-    """Change a weight, and make the last convolution infinite wherever its input is positive."""
-    one_weight(model)
-    model[4].weight[0] *= torch.inf
-
-
-@pytest.mark.parametrize("change", [one_weight, nan_bias, lost_pixels])
-def test_labelled_pictures_tell_what_tensors_tell(
-    featviz: CLI, run: Run, change: Callable[[nn.Sequential], None]
-) -> None:
-    """Within a level of 252: labels take two colours, and what they cover counts for nothing."""
-    options = ("--labels", "--cmap", "viridis")
-    base, new = run("base", *options), run("new", *options, change=change)
-    kept = run("kept", "--tensors", "npy"), run("kept-new", "--tensors", "npy", change=change)
-    drawn, exact = (documented(featviz, *pair)[1] for pair in ((base, new), kept))
-    spans: dict[str, float] = {}
-    for root in (base, new):
-        for grid in (grid for image in read_run(root).images.values() for grid in image.grids):
-            span = float(np.nanmax(grid.stats[:, 1] - grid.stats[:, 0], initial=0))
-            spans[grid.capture.label] = max(span, spans.get(grid.capture.label, 0.0))
-    for pixels, tensors in zip(drawn["layers"], exact["layers"], strict=True):
-        level = spans[pixels["layer"]] / 251
-        a, b = (np.array(one["channels"]["absolute"]) for one in (pixels, tensors))
-        np.testing.assert_allclose(a, b, rtol=0, atol=level)
-        a, b = (np.array(one["channels"]["unlike"]) for one in (pixels, tensors))
-        np.testing.assert_array_equal(a, b)
 
 
 def test_labels_are_no_difference(featviz: CLI, run: Run) -> None:

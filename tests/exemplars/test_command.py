@@ -246,7 +246,6 @@ def test_interrupted_it_leaves_the_old_results(
         ("--pick", "median", "median"),
         ("--batch-size", 0, "batch_size=0"),
         ("--background", "nope", "is no colour"),
-        ("--shard", "1/2", "exemplars takes no --shard"),
         ("--layers", "Conv9d", "no layer matches"),
     ],
 )

@@ -195,7 +195,7 @@ COMPUTED: dict[str, Callable[[], nn.Module]] = {
 }
 """Nets whose layer `last` the functions tell all of."""
 
-HEIGHT, WIDTH = 20, 17
+HEIGHT, WIDTH = 16, 13
 LONG = ("mirrored", "padding", "same", "channels last", "corners", "bilinear")
 """Those whose gradients take longest."""
 Boxes = dict[tuple[int, int], tuple[int, int, int, int] | None]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from hostile_harness import TITLE, Attack, Sandbox
-from hostile_images import encoded, tarred, zipped
+from hostile_images import encoded, zipped
 from hostile_nodes import LINEAR, around, call, everywhere, named, surroundings
 from torch import nn
 from torchvision import models
@@ -179,8 +179,6 @@ NO_CHECKPOINTS = {
     ),
     "ONNX": (b"\x08\x07\x12\x07pytorch", "it is an ONNX model"),
     "gzip": (gzip.compress(WHOLE), "it is a gzip archive; unpack it first"),
-    "tar that begins like a pickle": (tarred(("\x80\x02].", b"x")), "it is a tar archive"),
-    "zeros": (bytes(4096), UNKNOWN),
     "zip of something else": (
         zipped(("readme.txt", b"hello"), packed=False),
         "it is a zip archive that is no checkpoint",
@@ -194,35 +192,20 @@ NO_CHECKPOINTS = {
         pickle.dumps(WEIGHTS),
         f"{PICKLE} (UnpicklingError: Unsupported operand",
     ),
-    "pickle.dump of protocol 0": (pickle.dumps(WEIGHTS, protocol=0), UNKNOWN),
     "module without a field of its class": (
         saved_bytes(nn.LSTM(3, 4)).replace(b"_flat_weights_names", b"_flat_weights_other"),
         "holds a broken LSTM: it lacks parts",
     ),
 }
 CHANGED: dict[str, tuple[Maker, str]] = {
-    "zip without a tensor's data": (
-        written(WHOLE.replace(b"data/0", b"data/1")),
-        "cannot be loaded",
-    ),
-    "empty pickle": (_rezipped(**{"data.pkl": b""}), f"{PICKLE} (EOFError)"),
     "pickle with a strange reference": (
         _rezipped(**{"data.pkl": b"\x80\x02K\x01Q."}),
         f"{PICKLE} (AssertionError",
-    ),
-    "byte order of its own": (
-        _rezipped(byteorder=b"middle"),
-        "cannot be loaded: Unknown endianness type: middle",
     ),
     "more elements than bytes": (
         _lying(b"K\x10t", b"M\x10\x27t"),
         "cannot be loaded: record size (64 bytes) does not match",
     ),
-    "size beyond the storage": (
-        _lying(b"K\x10\x85", b"J\xff\xff\xff\x7f\x85"),
-        "cannot be loaded: Trying to resize storage",
-    ),
-    "negative offset": (_lying(b"QK\x00", b"QJ\xff\xff\xff\xff"), "cannot be loaded: "),
     "storage of no type": (
         _lying(b"torch\nFloatStorage", b"collections\nCounter"),
         f"{PICKLE} (AttributeError",
@@ -236,14 +219,6 @@ SAFETENSORS: dict[str, tuple[Maker, str]] = {
     "safetensors cut": (_safetensors({"weight": _tensor()}, bytes(32)), HEADER),
     "safetensors header of terabytes": (_safetensors({"w": _tensor()}, length=2**39), HEADER),
     "safetensors header 100,000 deep": (_safetensors(b'{"w":' + b"[" * 100_000), HEADER),
-    "safetensors overlapping": (
-        _safetensors({"a": _tensor(), "b": _tensor()}),
-        f"{HEADER}invalid offset",
-    ),
-    "safetensors of no dtype": (
-        _safetensors({"weight": _tensor("F31")}),
-        f"{HEADER}invalid JSON",
-    ),
     "safetensors of too many": (
         _safetensors({"w": _tensor(shape=(2**40, 2**40))}),
         f"{HEADER}overflow",
@@ -253,17 +228,10 @@ SAFETENSORS: dict[str, tuple[Maker, str]] = {
 SHARDS: dict[str, tuple[Maker, str]] = {
     "shard outside": (_shard("../../etc/passwd"), "names passwd, which is not beside it"),
     "shard missing": (_shard("1.safetensors"), "names 1.safetensors, which is not beside it"),
-    "shard number": (_shard(7), "names 7, which is not beside it"),
-    "shard with a NUL": (_shard("a\0b"), "names a\\x00b, which is not"),
     "shard of two lines": (_shard("a\nerror: b"), "names a\\nerror: b, which is not"),
-    "shard with a long name": (_shard("a" * 5000), "aaa…, which is not beside it"),
     "shard that is an index": (
         _shard("b.index.json", **{"b.index.json": b'{"weight_map": {}}'}),
         "names b.index.json, which is not beside it",
-    ),
-    "shard that is a list": (
-        _shard("a.pth", **{"a.pth": saved_bytes([1, 2])}),
-        "names a.pth, which holds no dict of tensors",
     ),
     "shard that is text": (
         _shard("a.pth", **{"a.pth": b"words"}),
@@ -271,25 +239,18 @@ SHARDS: dict[str, tuple[Maker, str]] = {
     ),
     "shards of nothing": (index_of_shards({"weight_map": {}}), NOTHING),
     "shards without end": (index_of_shards(b"[" * 100_000), NO_INDEX),
-    "shards not in UTF-8": (index_of_shards(b"\xff\xfe{}"), NO_INDEX),
 }
 CONTENTS: dict[str, tuple[Callable[[], object], str]] = {
-    "None": (lambda: None, "holds no weights: a NoneType"),
     "empty dict": (dict, NOTHING),
     "dict of numbers": (
         lambda: {"epoch": 3, "loss": 0.5},
         "holds no weights: keys 'epoch', 'loss'",
     ),
-    "dict with long keys": (lambda: {"k" * 100_000: 1}, "holds no weights: keys 'kkk"),
     "dict within itself": (_itself, "holds no weights: keys 'epoch', 'model', 'state_dict'"),
     "dict within itself 400 times": (_mesh, "holds no weights: keys 'state_dict'"),
     "module without its fields": (
         lambda: nn.Linear.__new__(nn.Linear),
         "holds a broken Linear: it lacks parts",
-    ),
-    "module with numbers for parameters": (
-        module_with_state(_parameters=5),
-        "holds a broken Conv2d: it lacks parts",
     ),
     "module with numbers for hooks": (
         module_with_state(_forward_hooks=5),
@@ -348,11 +309,8 @@ def _config(content: Any) -> Maker:
 
 CONFIGS: dict[str, Maker] = {
     "that is a FIFO": other(os.mkfifo, "config.json"),
-    "that is a device": other(device, "config.json"),
-    "100,000 deep": _config(b'{"a":' + b"[" * 100_000),
     "whose architecture sets a terminal's title": _config({"architecture": TITLE}),
     "whose architecture is a path": _config({"architecture": "../../secret/id_secret"}),
-    "whose architecture is on a hub": _config({"architecture": "hf-hub:evil/model"}),
 }
 """What may lie beside honest weights."""
 

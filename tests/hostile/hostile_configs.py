@@ -1,4 +1,4 @@
-"""Hostile values in TOML files."""
+"""Hostile values in TOML files, in baselines and on the command line."""
 
 from __future__ import annotations
 
@@ -11,114 +11,75 @@ from hostile_harness import TITLE, Attack, Sandbox
 from hostile_rundirs import place
 
 _TITLE = TITLE.encode("unicode_escape").decode().replace("\\x", "\\u00")
-TEXTS: dict[str, bytes] = {
+REFUSED: dict[str, bytes] = {
     "100,000 brackets": b"layers = " + b"[" * 100_000,
+    "no UTF-8": b"layers = '\xff\xfe'",
+    "an unknown table": b"[runn]\nnrow = 2",
+    "a share of superscripts": "shard = '²/4'".encode(),
+}
+TEXTS: dict[str, bytes] = {
+    **REFUSED,
     "5,000 tables inside one another": b"a" + b".a" * 5_000 + b" = 1",
     "a number of 10,000 digits": b"nrow = " + b"9" * 10_000,
-    "a number of 10**400": b"pad-value = 1e400",
-    "no UTF-8": b"layers = '\xff\xfe'",
     "40 MB": b"# " + b"x" * 40_000_000,
-    "an unknown table": b"[runn]\nnrow = 2",
-    "a table of the program's": b"[featviz]\nnrow = 2",
-    "an unknown key": b"[run]\nnroww = 2",
     "a key that sets a terminal's title": f'"a{_TITLE}" = 1'.encode(),
     "a value that sets a terminal's title": f'layers = "a{_TITLE}"'.encode(),
-    "a table for a value": b"[run.layers]\na = 1",
-    "text for a number": b"nrow = 'many'",
     "a scale of 10**9": b"scale = 1000000000",
-    "10**9 threads": b"jobs = 1000000000",
-    "a share of superscripts": "shard = '²/4'".encode(),
     "a regular expression that does not end": b"layers = 're:(a+)+$'",
     "an index of 10**30": b"layers = 'Conv2d#" + b"9" * 30 + b"'",
-    "a format of no kind": b"format = 'gif'",
-    "a colormap of no kind": b"cmap = '../../secret'",
-    "20,000 keys": b"\n".join(b"k%d = 1" % n for n in range(20_000)),
     "a list for the output": b"out = ['a', 'b']",
-    "a config in a config": b"config = 'c.toml'",
     "a NUL in a path": b'out = "a\\u0000b"',
 }
-REFUSED = {
-    "100,000 brackets",
-    "no UTF-8",
-    "an unknown table",
-    "a table of the program's",
-    "an unknown key",
-    "a share of superscripts",
-    "a format of no kind",
-    "text for a number",
-}
-LINES = [
-    "run --config {given}/c.toml {given}/net.pth {given}/photos --out out{n}",
-    "run --config {given}/c.toml {given}/net.pth {given}/photos --out out{n} --dry-run",
-]
-OTHER_LINES = [
-    *LINES,
-    "layers --config {given}/c.toml {given}/net.pth",
-    "audit --config {given}/c.toml {given}/net.pth {given}/photos --out out{n}",
-    "diff --config {given}/c.toml {given}/run {given}/other --out out{n}",
-    "merge --config {given}/c.toml {given}/run {given}/other --out out{n}",
-]
-
-
-def _given(name: str, make: Callable[[Path], object]) -> Callable[[Sandbox], None]:
-    def both(box: Sandbox) -> None:
-        place(box)
-        make(box.given / name)
-
-    return both
-
-
-def _holds(data: bytes) -> Callable[[Path], object]:
-    return lambda path: path.write_bytes(data)
-
-
 FILES: dict[str, Callable[[Path], object]] = {
     "a FIFO": os.mkfifo,
     "a device": lambda path: path.symlink_to("/dev/zero"),
-    "a folder": Path.mkdir,
     "a secret": lambda path: path.symlink_to("../secret/id_secret"),
+}
+BASELINES: dict[str, bytes] = {
+    "100,000 levels": b"[" * 100_000,
+    "numbers of 1e400": b'{"schema_version": 1, "layers": [{"findings": {"dead": [1e400]}}]}',
 }
 ARGUMENTS: dict[str, list[str]] = {
     "a size of 5,000 digits": ["--size", "9" * 5_000],
-    "an index of 5,000 digits": ["--layers", f"Conv2d#{'9' * 5_000}"],
-    "a board of 300 letters": ["--tensorboard", "n" * 300],
     "an amount of bytes of 400 digits": ["--max-output-size", "9" * 400],
     "a selector that is a title": ["--layers", f"a{TITLE}"],
-    "a selector of 100,000 commas": ["--layers", "," * 100_000],
     "a model argument that is code": ["--model-arg", f"a=__import__('os').mkdir('{MARKER}')"],
-    "a model argument 5,000 deep": ["--model-arg", f"a={'(' * 5000}"],
     "a target of no class": ["--target", f"class:{TITLE}"],
 }
 """Values that a CI job may take from outside and put on the command line."""
+RUN = "run --config {given}/c.toml {given}/net.pth {given}/photos --out out{n}"
+AUDIT = "audit {given}/net.pth {given}/photos --out out{n}"
+READING = [
+    RUN,
+    "layers --config {given}/c.toml {given}/net.pth",
+    "diff --config {given}/c.toml {given}/run {given}/other --out out{n}",
+]
 
-BASELINES: dict[str, Callable[[Path], object]] = {
-    "100,000 levels": _holds(b"[" * 100_000),
-    "numbers of 1e400": _holds(
-        b'{"schema_version": 1, "layers": [{"label": "0", "findings": {"dead": [1e400]}}]}'
-    ),
-    "labels that are lists": _holds(
-        b'{"schema_version": 1, "layers": [{"label": [0], "findings": {}}]}'
-    ),
-    "a FIFO": FILES["a FIFO"],
-    "a device": FILES["a device"],
-}
-"""What `--baseline` may name."""
+
+def _given(name: str, content: bytes | Callable[[Path], object]) -> Callable[[Sandbox], None]:
+    """The honest runs, and a file of this content, or made so."""
+
+    def make(box: Sandbox) -> None:
+        place(box)
+        path = box.given / name
+        path.write_bytes(content) if isinstance(content, bytes) else content(path)
+
+    return make
 
 
 def all_attacks() -> Iterator[Attack]:
     """All of this file."""
     for name, data in TEXTS.items():
         expect = "refused" if name in REFUSED else "any"
-        yield Attack(f"toml: {name}", _given("c.toml", _holds(data)), LINES, expect)
+        yield Attack(f"toml: {name}", _given("c.toml", data), [RUN, f"{RUN} --dry-run"], expect)
     for name, make in FILES.items():
-        yield Attack(f"toml: {name}", _given("c.toml", make), OTHER_LINES, "refused")
-    line = f"layers {'n' * 300}.pth"
-    yield Attack("argument: a model of 300 letters", place, [line], "refused")
-    for name, make in BASELINES.items():
-        line = "audit {given}/net.pth {given}/photos --baseline {given}/old.json --out out{n}"
-        yield Attack(f"baseline: {name}", _given("old.json", make), [line], "refused")
+        yield Attack(f"toml: {name}", _given("c.toml", make), READING, "refused")
+    for name, content in {**BASELINES, **FILES}.items():
+        line = f"{AUDIT} --baseline {{given}}/old.json"
+        yield Attack(f"baseline: {name}", _given("old.json", content), [line], "refused")
     for name, words in ARGUMENTS.items():
         line = ["run", "{given}/net.pth", "{given}/photos", "--out", "out{n}", *words]
         yield Attack(f"argument: {name}", place, [line])
-    good = _holds(b"[run]\nnrow = 2\nlayers = ['Conv2d', 'ReLU']\n[audit]\neps = 0.5\n")
-    yield Attack("control: an honest TOML file", _given("c.toml", good), LINES, "good")
+    yield Attack("argument: 300 letters", place, [f"layers {'n' * 300}.pth"], "refused")
+    good = b"[run]\nnrow = 2\nlayers = ['Conv2d', 'ReLU']\n[audit]\neps = 0.5\n"
+    yield Attack("control: an honest TOML file", _given("c.toml", good), [RUN], "good")

@@ -58,49 +58,25 @@ def secret_pixels() -> np.ndarray:
     return np.random.default_rng(20240229).integers(0, 256, (64, 96), dtype=np.uint8)
 
 
-@dataclass(frozen=True)
 class Sandbox:
-    """The folders of one input."""
+    """The folders of one input.
 
-    root: Path
+    `given` holds it; `work` is the current folder of the command line, the only one that it may
+    write by default. `secret` is a file of somebody else's (beside it the same as a picture and an
+    array), `bystander` one that must stay as it is, and `marker` what a payload makes if it runs.
+    """
 
-    @property
-    def given(self) -> Path:
-        """Where the input is."""
-        return self.root / "given"
-
-    @property
-    def work(self) -> Path:
-        """The current folder of the command line; the only one that it may write, by default."""
-        return self.root / "work"
-
-    @property
-    def secret(self) -> Path:
-        """A file of somebody else's; beside it the same as a picture, an array and a folder."""
-        return self.root / "secret" / "id_secret"
-
-    @property
-    def bystander(self) -> Path:
-        """A file that must stay as it is."""
-        return self.root / "bystander" / "notes.txt"
-
-    @property
-    def marker(self) -> Path:
-        """What a payload makes if it runs."""
-        return self.root / MARKER
-
-    @classmethod
-    def make(cls, root: Path) -> Sandbox:
-        """An empty sandbox."""
-        box = cls(root.resolve())
-        for folder in (box.given, box.work, box.secret.parent, box.bystander.parent):
+    def __init__(self, root: Path) -> None:
+        self.root = root = root.resolve()
+        self.given, self.work, self.marker = root / "given", root / "work", root / MARKER
+        self.secret, self.bystander = root / "secret/id_secret", root / "bystander/notes.txt"
+        for folder in (self.given, self.work, self.secret.parent, self.bystander.parent):
             folder.mkdir(parents=True)
-        box.secret.write_text(SECRET)
-        box.bystander.write_text("mine")
+        self.secret.write_text(SECRET)
+        self.bystander.write_text("mine")
         for name in ("id_secret.png", "output.png"):
-            Image.fromarray(secret_pixels()).save(box.secret.with_name(name))
-        np.save(box.secret.with_suffix(".npy"), np.frombuffer(SECRET.encode(), np.uint8))
-        return box
+            Image.fromarray(secret_pixels()).save(self.secret.with_name(name))
+        np.save(self.secret.with_suffix(".npy"), np.frombuffer(SECRET.encode(), np.uint8))
 
     def filled(self, word: str) -> str:
         """A word of a command line, with `{given}` and `{root}` in it replaced."""
@@ -140,44 +116,16 @@ class Outcome:
     violations: str
 
 
-class Worker:
-    """The other process; started at the first request."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def ask(self, **request: Any) -> list[Outcome]:
-        """Run command lines in a fresh child."""
-        if self._process is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="hostile-")
-            self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "hostile_worker.py")],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=_environment(Path(self._folder.name).resolve()),
-            )
-            assert self._process.stdout and self._process.stdout.readline() == "ready\n"
-            atexit.register(self._process.communicate, timeout=30)
-        assert self._process.stdin and self._process.stdout and self._folder
-        request["writable"] += [os.path.realpath(self._folder.name), os.devnull]
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return [Outcome(**found) for found in json.loads(self._process.stdout.readline())]
-
-
-SHARED = Worker()
-"""One for all test modules: it takes seconds to start."""
-
-
-def _environment(home: Path) -> dict[str, str]:
+@functools.cache
+def worker() -> tuple[subprocess.Popen[str], str]:
+    """The other process, one for all test modules: it takes seconds to start; and its home."""
+    folder = tempfile.TemporaryDirectory(prefix="hostile-")
+    home = Path(folder.name).resolve()
     (home / "tmp").mkdir()
     left = ("COV", "PYTORCH_NVML")  # Lightning sets the latter, and torch then opens a library
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(left)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(left)}
     path = os.pathsep.join([str(HERE.parent.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
-    return {
-        **kept,
+    environment |= {
         "PYTHONPATH": path,
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONWARNINGS": "ignore",
@@ -190,6 +138,22 @@ def _environment(home: Path) -> dict[str, str]:
         "MALLOC_ARENA_MAX": "2",
         "COLUMNS": "200",
     }
+    command, pipe = [sys.executable, str(HERE / "hostile_worker.py")], subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+    assert process.stdout and process.stdout.readline() == "ready\n"
+    atexit.register(folder.cleanup)
+    atexit.register(process.communicate, timeout=30)
+    return process, str(home)
+
+
+def ask(**request: Any) -> list[Outcome]:
+    """Run command lines in a fresh child."""
+    process, home = worker()
+    assert process.stdin and process.stdout
+    request["writable"] += [home, os.devnull]
+    process.stdin.write(json.dumps(request) + "\n")
+    process.stdin.flush()
+    return [Outcome(**found) for found in json.loads(process.stdout.readline())]
 
 
 # One attack -----------------------------------------------------------------------------------
@@ -203,7 +167,7 @@ def attempt(attack: Attack, box: Sandbox, seconds: float = SECONDS, cpu: int = 0
         [box.filled(word.replace("{n}", str(n))) for word in line] for n, line in enumerate(lines)
     ]
     before = snapshot(box.root)
-    outcomes = SHARED.ask(
+    outcomes = ask(
         commands=lines,
         cwd=str(box.work),
         sandbox=str(box.root),

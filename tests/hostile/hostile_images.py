@@ -80,9 +80,6 @@ LOOKS: dict[str, tuple[bytes, str]] = {
 }
 """Contents of files under the name of a PNG, and what the message says that each looks like."""
 IMAGES: dict[str, Callable[[], bytes]] = {
-    "a stub of GRIB": lambda: b"GRIB" + bytes(3) + b"\1" + bytes(50),
-    "XBM source": lambda: b"#define x_width 24\n#define x_height 20\nstatic char x[] = {\n0x00};",
-    "a PPM of 10**9 columns": lambda: b"P6 1000000000 1000000000 255\n" + bytes(100),
     "a PNG of 60,000 by 60,000": giant_png,
     "a PNG with a gigabyte of text": text_bomb_png,
     "an animated PNG that says 2**31 - 1 frames": lambda: _png(
@@ -90,22 +87,11 @@ IMAGES: dict[str, Callable[[], bytes]] = {
         (b"fcTL", struct.pack(">IIIIIHHBB", 0, 24, 20, 0, 0, 1, 1, 0, 0)),
         (b"IDAT", zlib.compress(bytes(20 * 73))),
     ),
-    "a PNG of 60,000 chunks": lambda: _png(*[(b"abCd", b"")] * 60_000),
     "a PNG with an ICC bomb": lambda: _png((b"iCCP", b"x\0\0" + zlib.compress(bytes(200_000_000)))),
-    "half of a JPEG": lambda: encoded("JPEG")[:300],
-    "a JPEG of 65,500 by 65,500": lambda: encoded("JPEG").replace(
-        b"\xff\xc0\x00\x11\x08\x00\x14\x00\x18", b"\xff\xc0\x00\x11\x08\xff\xdc\xff\xdc"
-    ),
-    "a JPEG with broken EXIF": lambda: encoded("JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff"),
     "a TIFF whose directories go in a circle": lambda: _tiff((256, 24), follows=8),
     "a TIFF of 60,000 by 60,000": lambda: _tiff(
         *((256, 60_000), (257, 60_000), (258, 8), (259, 1), (262, 1), (273, 8), (279, 2**31))
     ),
-    "a BMP of a negative size": lambda: (
-        encoded("BMP")[:18] + struct.pack("<ii", -24, -(2**31)) + encoded("BMP")[26:]
-    ),
-    "an ICO of ICOs": lambda: b"\0\0\1\0\xff\xff" + bytes(40),
-    "nothing": lambda: b"",
 }
 
 ON_IMAGE = [
@@ -172,17 +158,13 @@ def _sized(size: bytes) -> bytes:
 LINK = "../secret/id_secret.png"
 ARCHIVES: dict[str, Callable[[], bytes]] = {
     "a link out of a tar": lambda: tarred(("a.png", b""), type=tarfile.SYMTYPE, linkname=LINK),
-    "a hard link out of a tar": lambda: tarred(("a.png", b""), type=tarfile.LNKTYPE, linkname=LINK),
     "a sparse member of a tar": lambda: tarred(("a.png", b""), type=tarfile.GNUTYPE_SPARSE),
     "10 GB in a tar that are not there": lambda: _sized(b"12000000000\0"),
     "a negative size in a tar": lambda: _sized(b"\xff" * 12),
     "300 MB of zeros in a tar.gz": lambda: igzip.compress(tarred(("a.png", bytes(300_000_000)))),
-    "half of a tar.gz": lambda: tarred(("a.png", png()), mode="w:gz")[:500],
     "300 MB of zeros in a zip": lambda: zipped(("a.png", bytes(300_000_000))),
     "two members of one name in a zip": lambda: zipped(("a.png", png()), ("a.png", b"x")),
     "20,000 members of a zip": lambda: zipped(*((f"{n}.txt", b"") for n in range(20_000))),
-    "a zip in a zip": lambda: zipped(("b.zip", zipped(("a.png", png())))),
-    "an empty zip": lambda: b"",
     "a zip of 2**32 members": lambda: b"PK\5\6" + b"\xff" * 18,
 }
 
@@ -206,7 +188,6 @@ FOLDERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a FIFO among photos": ("b.png", os.mkfifo),
     "a device among photos": ("b.png", lambda path: path.symlink_to("/dev/zero")),
     "a folder called like a photo": ("b.png", Path.mkdir),
-    "a link to itself": ("b.png", lambda path: path.symlink_to("b.png")),
     "a folder that links to itself": ("loop", lambda path: path.symlink_to(path.parent)),
     "a FIFO called like a tar": ("x.tar", os.mkfifo),
     "a name that is no UTF-8": ("b\udcff.png", _picture),
@@ -214,7 +195,6 @@ FOLDERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a name of two lines": ("b\nerror: x.png", _picture),
     "a name like an option": ("--overwrite.png", _picture),
     "a folder called run.json": ("run.json/b.png", _picture),
-    "a folder called manifest.json": ("manifest.json/b.png", _picture),
 }
 """What lies beside an honest photo, and how it is made."""
 

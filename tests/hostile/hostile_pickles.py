@@ -32,7 +32,6 @@ from hostile_nodes import (
     relu,
     shell,
     state_of,
-    storage,
     system_call,
     wrapped,
 )
@@ -134,10 +133,6 @@ CALLS: dict[str, tuple[Make, str]] = {
     "a class beside the file": (lambda b: new(named(f"{MARKER}_trap:Net")), NAMED),
     "an import on sight": (lambda b: named("antigravity:fly"), NAMED),
     "an import by torch": (_called("torch._utils:_import_dotted_name", "antigravity.fly"), NAMED),
-    "a numpy object array": (
-        _called("numpy.core.multiarray:_reconstruct", named("numpy:ndarray"), (0,), "b"),
-        NAMED,
-    ),
     "a name that sets a terminal's title": (_called(f"os:{TITLE}"), "needs os.\\x1b]0;"),
     **{f"the name {name!a}": (_called(name), NAMED) for name in NAMES},
     # hole 1.1, and its relatives
@@ -156,10 +151,6 @@ CALLS: dict[str, tuple[Make, str]] = {
         KEPT,
     ),
     "a partial, called": (lambda b: call(partial(LINEAR, 30000, 30000)), "is broken"),
-    "a partial of a partial": (
-        _called("functools:partial", partial(LINEAR)),
-        "a functools.partial of something",
-    ),
     "an enumeration of other values": (_called("timm.layers.format:Format", "wild"), "wild"),
 }
 """Names, calls and constructors: what is attempted, and what the line says that refuses it."""
@@ -179,10 +170,6 @@ STATES: dict[str, tuple[Make, str]] = {
         )
         for name in METHODS
     },
-    "forward is replaced by a function": (
-        lambda b: relu(forward=named(BOX_IOU)),
-        f"{REPLACES} forward",
-    ),
     "forward is another module's": (
         lambda b: relu(forward=call(named("builtins:getattr"), relu(), "forward")),
         f"{REPLACES} forward",
@@ -203,10 +190,6 @@ STATES: dict[str, tuple[Make, str]] = {
         lambda b: relu(f=built(partial(LINEAR), (named("_codecs:encode"), ("x",), {}, None))),
         "keeps partial, which could be called",
     ),
-    "a constructor kept in a list": (
-        lambda b: relu(a=[{"b": (named("builtins:bytearray"),)}]),
-        "keeps bytearray, which could be called",
-    ),
     "hooks of a tensor": (
         lambda b: {"w": _parameter({}, ordered(x=named(BOX_IOU)))},
         "holds a tensor with hooks",
@@ -217,13 +200,11 @@ STATES: dict[str, tuple[Make, str]] = {
     ),
     "a module is its own child": (_own_child, BROKEN),
     "a dict's method hides a child": (_hidden_child, f"{REPLACES} forward"),
-    "a child is a number": (lambda b: relu(_modules={"a": 5}), BROKEN),
     "a child's name is half a letter": (
         lambda b: relu(_modules={"\ud800": relu()}),
         "with a module of an impossible name",
     ),
     "a parameter is a module": (lambda b: relu(_parameters={"a": relu()}), BROKEN),
-    "no state at all": (lambda b: new(named(CONV)), BROKEN),
     "a convolution without its settings": (lambda b: module(CONV, groups=1), BROKEN),
     "a weight of 2**40 floats with stride 0": (
         lambda b: {"w": floats((2**20, 2**20), (0, 0))},
@@ -232,10 +213,6 @@ STATES: dict[str, tuple[Make, str]] = {
     "a storage of another record": (
         lambda b: {"w": floats((16,), (1,), key="../../secret/id_secret")},
         "cannot be loaded",
-    ),
-    "a reference to a class": (
-        lambda b: storage("module", named(RELU), "f", "import os"),
-        "before torch 1.6",
     ),
 }
 """States of modules and tensors that mean no good."""
@@ -296,7 +273,6 @@ DISGUISES: dict[str, Callable[[Sandbox], bytes]] = {
         f"the format before torch 1.6, {name}": lambda b, make=make: legacy(dumped(make(b)))
         for name, make in {
             "os.system": system_call,
-            "a class that reads YAML": CALLS["a class that reads YAML"][0],
             "__setstate__": STATES["__setstate__ is replaced, then called"][0],
         }.items()
     },

@@ -30,14 +30,12 @@ READING = [
     "report {given}/run --single-file --out page{n}.html",
     "report {given}/other --compare {given}/run --out out{n}",
     "sheet {given}/run --layer 0 --out sheet{n}.png",
-    "sheet {given}/run --layer 1 --transpose --out sheet{n}.png",
     "diff {given}/other {given}/run --html page{n}.html --junit junit{n}.xml",
-    "diff {given}/run {given}/other --out out{n}",
     "merge {given}/run {given}/other --out out{n}",
 ]
-LEFT_OUT = (0, 0, 0, 0, 0, 4, 4, 1)
+LEFT_OUT = (0, 0, 0, 0, 4, 1)
 """Exit codes of these where an image does not fit: the other one is shown, merge alone refuses."""
-REFUSED = (1,) * 8
+REFUSED = (1,) * 6
 """Where run.json does not fit."""
 RESUMING = [
     ["run", "{given}/net.pth", "{given}/photos", *DRAWING, "--out", "{given}/run", "--resume"]
@@ -58,7 +56,7 @@ def honest() -> dict[str, bytes]:
             Image.fromarray(noise).save(box.given / "photos" / name)
 
     with tempfile.TemporaryDirectory() as folder:
-        box = Sandbox.make(Path(folder) / "box")
+        box = Sandbox(Path(folder) / "box")
         line = [word for word in RESUMING[0] if word != "--resume"]
         assert attempt(Attack("", make, [line], "good", may_change=("given/run",)), box) == []
         files = [path for path in box.given.rglob("*") if path.is_file()]
@@ -190,53 +188,33 @@ GRID, FILE = "captures.0.grid", "captures.0.file"
 INSIDE = "expected a file inside the image's folder"
 FIELDS: list[tuple[str, Any, str]] = [
     (f"{GRID}.nrow", 0, "captures[0].grid.nrow is 0, expected 1 or more"),
-    (f"{GRID}.nrow", 10**18, "grid.nrow is 1000000000000000000, expected 2147483647"),
     (f"{GRID}.nrow", 10**4000, "captures[0].grid.nrow is "),
     (f"{GRID}.nrow", 4, "output.png has 96×64 pixels, by its manifest.json 190×33"),
-    (f"{GRID}.scale", 0, "captures[0].grid.scale is 0, expected 1 or more"),
     (f"{GRID}.scale", 99, "grid.scale is 99, expected no more than the tile"),
     (f"{GRID}.tile", [2**31 - 1] * 2, "expected a picture of at most 2147483647"),
-    (f"{GRID}.tile", [-29, 45], "captures[0].grid.tile[0] is -29, expected 1 or more"),
     (f"{GRID}.padding", 1e308, "captures[0].grid.padding is 1e+308, expected"),
     (f"{GRID}.padding", KeyError, "captures[0].grid.padding is missing"),
-    (GRID, [], "captures[0].grid is [], expected an object"),
     ("captures.0.maps", 10**9, "captures[0].maps is 1000000000, expected 16777216"),
     ("captures.0.maps", True, "captures[0].maps is true, expected a whole number"),
     ("captures.0.maps", 3, f"{KEY} is float32 [4, 6], expected float32 [3"),
-    ("captures.0.normalize", ["map"], 'normalize is ["map"], expected text'),
-    ("captures.0.range", [1], "captures[0].range is [1], expected 2 or more"),
     ("captures.0.range", [1e308, -1e308], ""),
     ("captures.0.min", 1e400, "JSON has no number Infinity"),
-    ("captures.0.zero_fraction", 7, "captures[0].zero_fraction is 7, expected"),
-    ("captures.0.mean", {}, "captures[0].mean is {}, expected a number or null"),
     ("captures.0.shape", [10**18] * 4, "expected 9007199254740992 or less"),
-    ("captures.0.index", 10**30, "captures[0].index is 1000000000000000000000000000000, expected"),
-    ("captures.0.channels", [MARKUP], "captures[0].channels[0] is "),
     ("captures.0.channels", [0] * 40_000, "expected each channel once"),
     ("captures.0.channels", [0, 4], "channels is 4, expected less than maps (4"),
-    ("captures.0.channels", [], "captures[0].channels is [], expected 1 or more"),
     ("captures.0.steps", [1], "steps is 1, expected less than slices (1)"),
     ("captures.0.constant", [1, 2], "expected 3 or more entries"),
     ("captures.0.slices", [4, 2], "expected no more drawn than there are"),
     ("captures.0.collapsed", {"1": [99]}, "expected less than maps (4)"),
     ("captures.0.reduce", "pca", "by its manifest.json 96×33"),
-    ("captures.0.overlay", 9, "captures[0].overlay is 9, expected 1 or less"),
-    ("captures.0.layer", None, "captures[0].layer is null, expected text"),
     ("captures.0.layer", "x" * 5000, "expected 4096 or less characters"),
     ("captures.1.layer", "0", "captures[1] is the same tensor as captures[0]"),
     ("captures", KeyError, "a.png/manifest.json: captures is missing"),
-    ("skipped", [{"layer": "x"}], "skipped[0].type is missing"),
-    ("never_ran", [1], "never_ran[0] is 1, expected text"),
-    ("image.path", "", 'image.path is "", expected 1 or more characters'),
     ("image.path", "b.png", "image.path is \"b.png\", expected 'a.png'"),
     ("image.path", "../../../x", "a.png"),
     ("image.size", {"width": 10**30, "height": 10**30}, "a.png"),
-    ("input.shape", [[[1]]], "input.shape[0][0] is [1], expected a whole number"),
     ("input.shape", [1, 3, 9, 9], "input.png has 45×29 pixels, by its manifest"),
-    ("prediction", [{"index": 0, "name": 3}], "prediction[0].name is 3, expected text"),
-    ("schema_version", 999, "has schema version 999, this featviz reads 2"),
     ("schema_version", 1, "has schema version 1, this featviz reads 2"),
-    ("fingerprint", 5, "fingerprint is 5, expected text"),
     (FILE, "{root}/secret/id_secret.png", INSIDE),
     *(
         (FILE, path, INSIDE)
@@ -252,7 +230,6 @@ FIELDS: list[tuple[str, Any, str]] = [
     ("captures.0.tensor", "../../../secret/id_secret.npy", "captures[0].tensor is "),
     ("captures.0.tensor", "stats.npz", "expected a name that ends in .npy"),
     ("captures.0.tensor", "x.npy", "a.png/x.npy is missing"),
-    ("captures.0.figure", "../../../secret/id_secret.png", "captures[0].figure is "),
     *(
         (where, FORGED, "")
         for where in (
@@ -269,22 +246,15 @@ FIELDS: list[tuple[str, Any, str]] = [
 """Where in a manifest, what stands there, and what is said of it: nothing if it may be shown."""
 
 RECORDS: list[tuple[str, Any, str]] = [
-    ("failures", 5, "run.json: failures is 5, expected a list"),
     ("failures", [{"image": FORGED, "error": FORGED}], ""),
-    ("images", [], "run.json: images is [], expected an object"),
     ("images.total", -1, "images.total is -1, expected 0 or more"),
-    ("images.total", 10**30, "images.total is 1000000000000000000000000000000, expected"),
     ("images.complete", [FORGED], ""),
     ("images.complete", ["../../x", "x" * 10**5], ""),
     ("images.complete", [["a"]], "images.complete[0] is "),
     ("options", {"normalize": [1], "layers": {}}, ""),
     ("layers", [FORGED], ""),
-    ("layers", 5, "run.json: layers is 5, expected a list"),
     ("model", {"kind": FORGED, "file": FORGED, "arch": 5}, ""),
-    ("preprocessing", FORGED, ""),
-    ("device", FORGED, ""),
     ("featviz", FORGED, ""),
-    ("kind", "kernels", "holds kernels, not the feature maps of a run"),
     ("kind", TITLE, r"holds \x1b]0;featviz_hostile\x07"),
     ("schema_version", 999, "has schema version 999, this featviz reads 2"),
 ]
@@ -293,11 +263,7 @@ RECORDS: list[tuple[str, Any, str]] = [
 JSONS: dict[str, tuple[bytes, str]] = {
     "no JSON": (b"\x89PNG", "cannot be read: "),
     "100,000 levels": (b'{"captures": ' + b"[" * 100_000, "more than 100 levels"),
-    "a number of 10,000 digits": (b'{"schema_version": ' + b"9" * 10_000 + b"}", "digits"),
     "NaN": (b'{"schema_version": NaN}', "JSON has no number NaN"),
-    "a list": (b"[]", "its schema_version is None"),
-    "the same key twice": (b'{"schema_version": 2, "schema_version": 2}', "is missing"),
-    "a lone surrogate": (b'{"schema_version": 2, "image": {"path": "\\ud800"}}', "is missing"),
 }
 
 NO_FILE, LINKED = "it is no regular file", "is a symbolic link"
@@ -330,14 +296,12 @@ FILES: dict[str, tuple[Change, str]] = {
     "an image's folder is a link to a whole one": (link("a.png", "../other/a.png"), ""),
     "a folder that links to the run": (link("loop", "."), ""),
     "a folder that links to the root": (link("all", "/"), ""),
-    "300 folders inside one another": (other("d/" * 300, lambda p: p.mkdir(parents=True)), ""),
     "one picture, 1,000 times": (_repeated, "too few for the maps"),
     "a picture of 60,000 by 60,000": (
         raw(PICTURE, giant_png),
         "output.png has 60000×60000 pixels, by its manifest.json 96×64",
     ),
     "a picture with a gigabyte of text": (raw(PICTURE, lambda: text_bomb_png(96, 64)), ""),
-    "a page for a picture": (raw(PICTURE, MARKUP.encode()), "no PNG"),
     "PostScript for a picture": (raw(PICTURE, EPS), "no PNG"),
     "an input of another size": (
         raw(INPUT, lambda: encoded("PNG", (9, 9))),
@@ -351,15 +315,11 @@ FILES: dict[str, tuple[Change, str]] = {
         stats(lambda: npy(np.zeros((MEMORY // 24 + 5_000_000, 6), np.float32)), packed=True),
         "stats.npz has more than the ",
     ),
-    "large statistics": (raw(STATS, bytes(10**6)), "stats.npz has more than the "),
     "code in a header": (
         stats(header(f"__import__('os').mkdir('{MARKER}')") + bytes(96)),
         "its header is not as numpy writes it",
     ),
     "a header of 9,000 brackets": (stats(header("(" * 9_000)), "its header is not as numpy"),
-    "a header of a power": (stats(_shape("(9**9**9, 6)")), "its header is not as numpy"),
-    "a shape without numbers": (stats(_shape("(999999999, 6)")), "it has 0 bytes, not those of"),
-    "objects": (stats(_shape("(4, 6)", "|O") + pickle.dumps(Evil())), "Python objects"),
     "statistics that are a pickle": (raw(STATS, pickle.dumps(Evil())), "too few for the maps"),
     "20,000 arrays": (
         raw(STATS, lambda: zipped(*((f"x{n}.npy", b"") for n in range(20_000)), packed=False)),
@@ -386,20 +346,17 @@ def _tensors(content: bytes) -> Change:
 
 TENSORS: dict[str, bytes] = {
     "a pickle": npy(np.array([Evil()], object)),
-    "code": header(f"__import__('os').mkdir('{MARKER}')"),
     "a shape beyond all": _shape("(1, 4, 29, 99999999999999999)"),
 }
 """What only `diff` reads."""
 
 ROW = {"label": FORGED, "type": FORGED, "channels": 4, "findings": {"dead": [0]}}
 AUDITS: dict[str, tuple[bytes | Any, str]] = {
-    "a list": ([], "the document is [], expected an object"),
     "text for a number": ({"images": {"seen": FORGED}, "layers": []}, "images.seen is "),
     "text for a channel": (
         {"images": {"seen": 1}, "layers": [{**ROW, "findings": {"x": ["</"]}}]},
         "layers[0].findings[...][0], expected a whole number",
     ),
-    "numbers": ({"schema_version": 1, "layers": 5, "images": 5}, "expected "),
     "10,000 levels": (b"[" * 10_000, "more than 100 levels"),
     "a FIFO": (other("audit.json", os.mkfifo), NO_FILE),
     "a link to a secret": (link("audit.json", SECRET), "audit.json"),
@@ -466,7 +423,7 @@ def all_attacks() -> Iterator[Attack]:
         yield Attack(f"resumed rundir: {name}", make, RESUMING, may_change=("given/run",))
     for name, data in TENSORS.items():
         words = "a.png/001_0/output.npy cannot be read: "
-        yield Attack(f"tensor: {name}", changed(_tensors(data)), READING[5:7], (4, 4), words)
+        yield Attack(f"tensor: {name}", changed(_tensors(data)), READING[4:5], (4,), words)
     for name, (content, words) in AUDITS.items():
         change = content
         if not callable(content):

@@ -27,7 +27,7 @@ SLOW = ["loops"]
 def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
     """The harness names the fault, and what the fault would have done is not done."""
     _, place, words = FAULTS[name]
-    box = Sandbox.make(tmp_path / "box")
+    box = Sandbox(tmp_path / "box")
     attack = Attack(name, _innocent, [["plant", name, *place.split()]])
     faults = attempt(attack, box, seconds=1 if name == "waits" else 20, cpu=1)
     assert any(words in fault for fault in faults), faults
@@ -37,7 +37,7 @@ def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
 def test_honest_work_is_let_through(tmp_path: Path) -> None:
     """A call that writes where it may, and ends well, has no fault."""
     attack = Attack("well", _innocent, ["plant well", "--version"], "good")
-    assert attempt(attack, Sandbox.make(tmp_path / "box")) == []
+    assert attempt(attack, Sandbox(tmp_path / "box")) == []
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_what_was_expected_must_come(
     """An input that is taken though it should not be is a fault, and so are the reverse, another
     exit code and other words."""
     attack = Attack("", _innocent, [line], expect, words)
-    assert any(fault in found for found in attempt(attack, Sandbox.make(tmp_path / "box")))
+    assert any(fault in found for found in attempt(attack, Sandbox(tmp_path / "box")))
 
 
 @pytest.mark.parametrize("name", ARMED)
@@ -63,7 +63,7 @@ def test_hostile_files_are_armed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loaded without care they leave the marker: the corpus can fail."""
-    box = Sandbox.make(tmp_path / "box")
+    box = Sandbox(tmp_path / "box")
     surroundings(box, "model.pth")
     monkeypatch.syspath_prepend(box.given)
     (box.given / "model.pth").write_bytes(ARMED[name](box))

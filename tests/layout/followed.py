@@ -28,14 +28,16 @@ class Seen:
 
 
 def followed(
-    model: nn.Module, height: int, width: int, trace: bool = True
+    model: nn.Module, height: int, width: int, trace: bool = True, image: Tensor | None = None
 ) -> dict[tuple[str, str], Seen]:
-    """Everything that can be drawn of a random image, by (layer, key); raises where one cannot.
+    """All that can be drawn of an image, a random one by default, by (layer, key); raises where one
+    cannot.
 
     Args:
         trace: whether the image is followed through the model.
     """
-    image = torch.randn(1, 3, height, width, generator=torch.Generator().manual_seed(1))
+    if image is None:
+        image = torch.randn(1, 3, height, width, generator=torch.Generator().manual_seed(1))
     layers, book = list_layers(model), HintBook(model, image.shape)
     drawn: dict[tuple[str, str], layout.Maps] = {}
     clones: dict[tuple[str, str], Tensor] = {}

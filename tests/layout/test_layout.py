@@ -18,10 +18,11 @@ from torch import Tensor
 import featviz as fv
 from featviz import layout
 from featviz import layout as wing
-from featviz.errors import LayoutError
+from featviz.errors import LayoutError, UsageError
+from featviz.layout.guess import parse_override
 from featviz.layout.layouts import CHOICES, LAYOUTS, Form, Layout
 from featviz.layout.tokens import TokenGrid
-from featviz.records import Hints, Windows
+from featviz.records import Hints, Origin
 
 
 def test_nchw_is_the_permuted_view() -> None:
@@ -154,9 +155,11 @@ def example(shape: str) -> Tensor:
     return torch.randn(sizes, generator=torch.Generator().manual_seed(0))
 
 
-def form(layout: Layout) -> Form:
-    """All that any layout may need to know of the example."""
-    return Form(layout.name, TokenGrid(4, 6), Windows((2, 2)))
+def form(layout: Layout, shape: str) -> Form:
+    """All that any layout may need to know of the example; windows are 2 × 2."""
+    places = np.arange(24).reshape(2, 2, 3, 2).swapaxes(1, 2).flatten()
+    axes = tuple(i for i, axis in enumerate(shape.strip("[]").split(", ")) if axis != "C")
+    return Form(layout.name, TokenGrid(4, 6), Origin(grid=(1, 4, 6), axes=axes, places=places))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +168,7 @@ def form(layout: Layout) -> Form:
 def test_arrays_are_read_as_tensors_are_drawn(layout: Layout, shape: str) -> None:
     """`channels_first` gives each channel the values of its map, in their order if it says so."""
     tensor = example(shape)
-    maps = layout.to_maps(tensor, form(layout))
+    maps = layout.to_maps(tensor, form(layout, shape))
     assert maps.ndim == 4
     assert tensor.ndim in layout.dimensions
     rows, drawn = layout.channels_first(tensor.numpy(), len(maps)), maps.flatten(1).numpy()
@@ -178,7 +181,7 @@ def test_arrays_are_read_as_tensors_are_drawn(layout: Layout, shape: str) -> Non
 def test_axes_are_those_of_the_maps(layout: Layout) -> None:
     """The axes of channels, of height and width, and of tokens have the sizes of what is drawn."""
     tensor = example(layout.shape)
-    maps = layout.to_maps(tensor, form(layout))
+    maps = layout.to_maps(tensor, form(layout, layout.shape))
     if layout.channel_axis is not None:
         assert tensor.shape[layout.channel_axis] == len(maps)
     if layout.spatial_axes is not None:
@@ -192,7 +195,7 @@ def test_axes_are_those_of_the_maps(layout: Layout) -> None:
 def test_each_choice_can_be_asked_for(layout: Layout) -> None:
     """`--tensor-layout` takes the name, and draws the tensor so."""
     hints = Hints(layout=layout.name + (":4x6" if layout.token_axis is not None else ""))
-    wing.check_layout(str(hints.layout))
+    assert parse_override(str(hints.layout)) == (None, hints.layout)
     maps = wing.to_maps(example(layout.shape), hints)[""]
     assert (maps.layout, maps.strip) == (layout.name, layout.strip)
 
@@ -218,15 +221,15 @@ def test_help_and_readme_name_every_choice(featviz: Callable[..., Outcome]) -> N
 
 
 def test_an_unknown_name_is_answered_with_all_names() -> None:
-    """The hint lists the choices; `windows` is none, because only a model's block explains them."""
+    """The hint lists the choices; `windows` is none, since only a forward pass explains them."""
     for name in ("nope", "windows", "nchw:2x2"):
-        with pytest.raises(LayoutError, match="is no layout") as caught:
-            wing.check_layout(name)
+        with pytest.raises(UsageError, match="is no layout") as caught:
+            parse_override(name)
         assert ", ".join(layout.name for layout in CHOICES) in str(caught.value.hint)
 
 
-def test_the_table_needs_neither_torch_nor_numpy() -> None:
-    """Help, reports and diff read it without them."""
-    code = "import sys, featviz.layout.layouts as _; print({'torch', 'numpy'} & set(sys.modules))"
+def test_the_table_and_the_option_need_neither_torch_nor_numpy() -> None:
+    """Help, reports and diff read the table, and a mistake in the option is refused at once."""
+    code = "import sys, featviz.layout.guess as _; print({'torch', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -296,3 +296,86 @@ def test_each_shape_is_followed_once_and_only_where_it_matters(
         done = fv.run(model, images, layers, out, preset="none")
         assert not done.failures
         assert len(entered) == times
+
+
+class Detector(nn.Module):
+    """Patches between a class token and three tokens of their own, as YOLOS has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.last = nn.Conv2d(3, 8, 4, 4), nn.Identity()
+        self.cls_token = nn.Parameter(torch.randn(1, 1, 8))
+        self.detection_tokens = nn.Parameter(torch.randn(1, 3, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        return self.last(torch.cat([self.cls_token, x, self.detection_tokens], 1))
+
+
+@pytest.mark.parametrize("options", [{}, {"tensor_layout": "last=tokens:4x6+1,3"}])
+def test_tokens_may_stand_behind_the_grid(options: dict[str, str], tmp_path: Path) -> None:
+    """The follower finds them, and the option names them; each of the three is a row."""
+    _, found = look(Detector(), save(tmp_path, 16, 24), "last", (16, 24), **options)
+    before = "class_token" if not options else "extra_token"
+    assert {key: row["shape"] for (_, _, key), row in found.items()}.keys() == {
+        "",
+        before,
+        "token_behind",
+    }
+    assert found["last", 0, ""]["grid"]["tile"] == [4, 6]
+    assert found["last", 0, "token_behind"]["range"] is not None
+
+
+class UnfoldedAttention(nn.Module):
+    """[1, C, 4, N], the places in a patch by patches, as in Hugging Face's MobileViTV2; and
+    windows whose tokens have heads, with the weights of each window."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole, self.folded, self.attn_q = nn.Conv2d(3, 6, 2, 2), nn.Identity(), nn.Identity()
+        self.attn_drop = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.whole(x)
+        cut = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 1, 3, 5, 2, 4)
+        x = self.folded(cut.reshape(1, 6, 4, -1))
+        windows = cut.flatten(4).permute(4, 0, 2, 3, 1).reshape(-1, 4, 2, 3).transpose(1, 2)
+        q = self.attn_q(windows)  # [windows, 2 heads, 4 tokens, 3]
+        return self.attn_drop((q @ q.transpose(-2, -1)).softmax(-1)) @ q + x.sum() * 0
+
+
+def test_unfolded_maps_and_heads_of_windows_are_put_back() -> None:
+    """Their pictures are that of the whole map, to the bit; weights are a matrix for each head of
+    each window."""
+    seen = followed(UnfoldedAttention(), 12, 20)
+    whole = seen["whole", ""].tensor[0]
+    for name in ("folded", "attn_q"):
+        assert seen[name, ""].layout == "windows"
+        assert torch.equal(seen[name, ""].maps, whole), name
+    weights = seen["attn_drop", ""]
+    assert (weights.layout, weights.maps.shape) == ("attention", (30, 4, 4))
+    assert torch.equal(weights.maps.flatten(), weights.tensor.flatten())
+
+
+class Pyramid(nn.Module):
+    """Tokens of two maps in one row, as in the pixel decoder of Mask2Former."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine, self.coarse, self.last = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 2, 2), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = [fine := self.fine(x), self.coarse(fine)]
+        return self.last(torch.cat([one.flatten(2) for one in maps], 2).transpose(1, 2))
+
+
+def test_tokens_of_several_maps_are_rows() -> None:
+    """16 × 16 and 8 × 8 places in one row are no grid, whatever their number."""
+    assert followed(Pyramid(), 64, 64)["last", ""].layout == "sequence"
+
+
+def test_images_of_another_shape_are_followed_where_places_decide() -> None:
+    """An unfolded map is put back in the second size, too."""
+    images = [torch.rand(3, 12, 20), torch.rand(3, 20, 12)]
+    run = fv.run(UnfoldedAttention(), images, "folded", preset="none")
+    assert [maps.row.layout for maps in run.captures] == ["windows", "windows"]

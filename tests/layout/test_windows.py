@@ -1,4 +1,4 @@
-"""Windows and reordered tokens are put back where the model itself puts them, or took them from.
+"""Windows and reordered tokens are put back where the model itself puts them.
 
 Each model holds a layer that sees a map cut into pieces and one that sees the map whole, with the
 same values: their pictures must be the same, to the bit.
@@ -8,47 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ramps import PATCH, look, positions, save
-from tiles import assert_drawn, raw
+from followed import followed
 from timm import create_model
 from timm.models.davit import DaVit
 from timm.models.hiera import Hiera
 from timm.models.nest import Nest
 from timm.models.swin_transformer import SwinTransformer
-from torch import Tensor, nn
-from torchvision import models
+from torch import nn
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.models.maxvit import MaxVit
 
 from featviz import layout
-from featviz.hooks.capture import hooked
-from featviz.hooks.eval_mode import in_eval_mode
-from featviz.hooks.layers import list_layers
-from featviz.layout.hints import HintBook, read_hints
-from featviz.records import Hints, Layer, Site, Windows
+from featviz.layout.hints import read_hints
+from featviz.records import Hints
 
 Pairs = list[tuple[str, str]]
-
-
-def maps_of(model: nn.Module, size: tuple[int, int]) -> dict[str, tuple[str, Tensor]]:
-    """Layout and maps [C, S, H, W] of the first call of each layer."""
-    image = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(1))
-    book = HintBook(model, image.shape)
-    found: dict[str, tuple[str, Tensor]] = {}
-
-    def sink(site: Site, tensor: Tensor) -> None:
-        if site.call == 0 and not site.key:
-            maps = layout.to_maps(tensor, book.of(site.layer))[""]
-            found[site.layer.name] = (maps.layout, maps.data.clone())
-
-    with in_eval_mode(model), hooked(model, list_layers(model), sink):
-        model(image)
-    return found
 
 
 def swin() -> tuple[nn.Module, Pairs]:
@@ -138,28 +116,9 @@ def test_pieces_are_put_together_as_the_model_does(name: str) -> None:
     build, size = MODELS[name]
     torch.manual_seed(0)
     model, pairs = build()
-    found = maps_of(model, size)
+    found = followed(model, *size)
     for cut, whole in pairs:
-        assert torch.equal(found[cut][1], found[whole][1]), (cut, whole)
-
-
-@pytest.mark.parametrize(
-    ("shape", "windows", "axis"),
-    [
-        ([16, 9, 7], Windows((3, 3)), 2),
-        ([16, 3, 3, 7], Windows((3, 3)), 3),
-        ([16, 7, 3, 3], Windows((3, 3)), 1),
-        ([1, 16, 9, 7], Windows((3, 3), axes="1nsc"), 3),
-        ([9, 16, 7], Windows((3, 3), axes="snc"), 2),
-        ([1, 7, 9, 16], Windows((3, 3), axes="1csn"), 1),
-    ],
-)
-def test_channels_of_windows_are_found(shape: list[int], windows: Windows, axis: int) -> None:
-    """In whatever order windows, their places and channels stand."""
-    hints = Hints(input_size=(48, 48), windows=windows)
-    assert layout.recognise(shape, hints).layout == "windows"
-    assert layout.channel_axis(shape, hints) == axis
-    assert layout.to_maps(torch.zeros(shape), hints)[""].data.shape == (7, 1, 12, 12)
+        assert torch.equal(found[cut, ""].maps, found[whole, ""].maps), (cut, whole)
 
 
 def test_pooled_tokens_stand_as_hiera_itself_puts_them() -> None:
@@ -169,15 +128,8 @@ def test_pooled_tokens_stand_as_hiera_itself_puts_them() -> None:
     image = torch.randn(1, 3, 64, 96)
     with torch.no_grad():
         wanted = model.forward_intermediates(image, intermediates_only=True, output_fmt="NCHW")
-    book = HintBook(model, image.shape)
-    maps: list[Tensor] = []
-
-    def sink(site: Site, tensor: Tensor) -> None:
-        maps.append(layout.to_maps(tensor, book.of(site.layer))[""].data[:, 0].clone())
-
-    blocks = [at for at in list_layers(model) if at.type == "HieraBlock"]
-    with in_eval_mode(model), hooked(model, blocks, sink):
-        model(image)
+    seen = followed(model, 64, 96, image=image)
+    maps = [seen[f"blocks.{number}", ""].maps for number in range(4)]
     assert [tuple(m.shape[1:]) for m in maps] == [(16, 24), (8, 12), (4, 6), (2, 3)]
     for have, want in zip(maps, wanted, strict=True):
         assert torch.equal(have, want[0])
@@ -246,8 +198,6 @@ def test_heads_of_detectors_have_no_tokens_their_backbones_may() -> None:
 @pytest.mark.parametrize(
     ("shape", "hints", "name"),
     [
-        ([1, 64, 64, 96], Hints(windows=Windows((8, 8))), "nhwc"),
-        ([1, 16, 49, 49], Hints(windows=Windows((7, 7)), attention=True), "attention"),
         ([1, 320, 320, 4], Hints(attention=True, input_size=(256, 320)), "attention"),
         ([1, 8, 1025, 19], Hints(), "heads"),
         ([1, 512, 1, 26], Hints(), "nchw"),
@@ -276,116 +226,3 @@ def test_heads_last_weights_are_drawn_head_by_head() -> None:
     weights = torch.rand(1, 3, 320, 320)
     last = layout.to_maps(weights.permute(0, 2, 3, 1), hints)[""].data
     assert torch.equal(last, layout.to_maps(weights, hints)[""].data)
-
-
-class Cut(nn.Module):
-    """Coordinates of patches [1, 4, H, W], shown to a layer that cuts windows."""
-
-    def __init__(self, layer: nn.Module, channels_last: bool = False) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 4, PATCH, PATCH, bias=False)
-        colours = torch.eye(3)[[0, 1, 2, 0]][:, :, None, None]
-        self.stem.weight = nn.Parameter(colours.repeat(1, 1, PATCH, PATCH) / PATCH**2)
-        self.layer, self.channels_last = layer, channels_last
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        return self.layer(x.permute(0, 2, 3, 1) if self.channels_last else x)
-
-
-def coordinates(height: int, width: int) -> Tensor:
-    """What Cut's stem gives: the maps [4, height, width]."""
-    return positions(height, width)[[0, 1, 2, 0]].float()
-
-
-def keep_coordinates(module: nn.Module) -> None:
-    """Linears copy their input (the first of them, and as often as there is room), norms do
-    nothing: what a layer gives is then where it stands."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear):
-            copies = torch.eye(part.in_features).repeat(
-                -(-part.out_features // part.in_features), 1
-            )
-            part.weight = nn.Parameter(copies[: part.out_features])
-            part.bias = None if part.bias is None else nn.Parameter(part.bias * 0)
-        elif isinstance(part, nn.LayerNorm):
-            part.forward = lambda x: x * 1  # type: ignore[method-assign]
-
-
-def window_layer_of_torchvision(kind: str, size: tuple[int, int]) -> nn.Module:
-    """MaxViT's attention over windows of 7, or over grids of 7, that adds nothing."""
-    layer = models.maxvit.PartitionAttentionLayer(
-        4, 2, 7, kind, size, 2, nn.GELU, nn.LayerNorm, 0.0, 0.0, 0.0
-    )
-    keep_coordinates(layer)
-    for last in (layer.attn_layer[1].merge, layer.mlp_layer[3]):
-        last.weight = nn.Parameter(last.weight * 0)
-    return layer
-
-
-@pytest.mark.parametrize(
-    ("kind", "size"), [("window", (28, 28)), ("window", (28, 42)), ("grid", (28, 28))], ids=str
-)
-def test_windows_of_torchvisions_maxvit_lie_where_they_were_cut(
-    kind: str, size: tuple[int, int], tmp_path: Path
-) -> None:
-    """The picture of every layer between partition and departition is that of the coordinates;
-    for a grid before the axes are swapped, after that, and after they are swapped back."""
-    sides = (size[0] * PATCH, size[1] * PATCH)
-    model = Cut(window_layer_of_torchvision(kind, size))
-    folder, found = look(model, save(tmp_path, *sides), "*", sides)
-    seen = {name: row for (name, _, key), row in found.items() if not key}
-    inside = ["partition_op", "partition_swap", "attn_layer.0", "mlp_layer.0", "mlp_layer.1"]
-    inside += ["attn_layer.1.to_qkv", "departition_swap"]
-    for name in inside:
-        row = seen[f"layer.{name}"]
-        assert row["layout"] == "windows" and row["grid"]["tile"] == list(size), name
-        times = row["maps"] // 4
-        assert_drawn(folder, row, coordinates(*size).repeat(times, 1, 1))
-    assert seen["layer.departition_op"]["layout"] == "nchw"
-    assert_drawn(folder, seen["layer.departition_op"], coordinates(*size))
-
-
-def small_swin() -> nn.Module:
-    """timm's Swin, small: maps of 28 × 42 and 14 × 21, windows of 7, every second block shifted."""
-    swin_transformer = pytest.importorskip("timm.models.swin_transformer")
-    torch.manual_seed(0)
-    model: nn.Module = swin_transformer.SwinTransformer(
-        img_size=(112, 168), window_size=7, embed_dim=8, depths=(2, 2), num_heads=(2, 2)
-    )
-    return model.eval()
-
-
-def test_windows_of_timms_swin_are_put_and_rolled_back(tmp_path: Path) -> None:
-    """In plain and in shifted blocks the picture is timm's own window_reverse and roll."""
-    model = small_swin()
-    from timm.models.swin_transformer import window_reverse
-
-    layers = "WindowAttention,*.attn.qkv,*.attn.proj,SwinTransformerBlock,*.norm1"
-    folder, found = look(model, save(tmp_path, 112, 168), layers, (112, 168), tensors="npy")
-    shifted = 0
-    for (name, _, _), row in found.items():
-        tensor = raw(folder, row)
-        if ".attn" not in name:
-            assert (row["layout"], tensor.ndim) == ("nhwc", 4)
-            assert_drawn(folder, row, tensor[0].permute(2, 0, 1))
-            continue
-        block = model.get_submodule(name.partition(".attn")[0])
-        high, wide = block.input_resolution
-        back = window_reverse(tensor.view(-1, 7, 7, tensor.shape[-1]), (7, 7), high, wide)
-        back = torch.roll(back, block.shift_size, (1, 2))
-        shifted += any(block.shift_size)
-        assert row["layout"] == "windows"
-        assert_drawn(folder, row, back[0].permute(2, 0, 1))
-    assert (len(found), shifted) == (4 * 5, 2 * 3)
-
-
-def test_hints_are_the_same_under_every_name_of_a_shared_block() -> None:
-    """A block that is used twice is told to be windowed by either name."""
-    layer = window_layer_of_torchvision("window", (28, 28))
-    model = Cut(layer)
-    model.again = layer  # type: ignore[assignment]
-    book = HintBook(model, (1, 3, 112, 112))
-    for name in ("layer", "again"):
-        hints = book.of(Layer(0, f"{name}.attn_layer.0", "LayerNorm"))
-        assert layout.map_size([1, 16, 49, 4], hints) == ("windows", 28, 28)

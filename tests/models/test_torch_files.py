@@ -44,7 +44,7 @@ ATTACKS = {**hostile_pickles.CALLS, **hostile_pickles.STATES}
 @pytest.fixture
 def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
     """Where a file is and where its payload would leave a marker; there is no network."""
-    made = Sandbox.make(tmp_path / "box")
+    made = Sandbox(tmp_path / "box")
     monkeypatch.chdir(made.work)
     recipe = (
         "activation: open('marker', 'w')\nnc: 1\nbackbone: [[-1, 1, nn.Identity, []]]\nhead: []\n"
