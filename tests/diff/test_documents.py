@@ -17,6 +17,7 @@ from matplotlib import colormaps
 from report.markup import Markup
 from rundirs import Drawn, write_run
 
+from featviz import __version__
 from featviz.rundir import REPORT_ASSETS
 
 from .changed_network import CHANGED, CLI, Run, documented, drawn, nan_bias, one_weight
@@ -126,6 +127,9 @@ def test_the_folder_of_the_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
     featviz("diff", base, new, "--html", html)
     assert len(list(maps.glob("*.png"))) == 3
     written = json.loads((maps / "diff.json").read_text("utf-8"))
+    files, version = written.pop("files"), written.pop("featviz")
+    assert sorted(files) == sorted(p.name for p in maps.iterdir() if p.name != "diff.json")
+    assert version == __version__
     assert written == documented(featviz, base, new, "--html", html)[1]
     assert featviz("diff", base, base, "--html", html).code == 0
     assert [path.name for path in sorted(maps.iterdir())] == sorted(
