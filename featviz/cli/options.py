@@ -77,6 +77,7 @@ def command(
     json: str = "one JSON document",
     help: str | None = None,
     but: Collection[str] = (),
+    check: Callable[[Given], object] | None = None,
     **defaults: Any,
 ) -> Callable[[Callable[[Given], int]], Command]:
     """Make a command of a function that takes what was given and returns an exit code.
@@ -87,6 +88,7 @@ def command(
         json: what --json prints on stdout.
         help: by default the function's documentation.
         but: fields that are no options of this command.
+        check: refuses options that cannot go together, before torch is imported.
         **defaults: of this command, where they are not those of the record.
     """
     options = {name: one for kind in records for name, one in every_option(kind).items()}
@@ -108,7 +110,7 @@ def command(
 
     def decorate(function: Callable[[Given], int]) -> Command:
         def run(**values: Any) -> int:
-            return function(_given(click.get_current_context(), values))
+            return function(_given(click.get_current_context(), values, check))
 
         words = (help or str(function.__doc__)).replace("{MODEL}", MODEL_HELP)
         return Command(function.__name__, params=params, callback=run, help=words)
@@ -184,7 +186,9 @@ MODEL = click.Argument(["model"], required=False, metavar="MODEL", shell_complet
 IMAGES = click.Argument(["images"], nargs=-1, metavar="IMAGE...", shell_complete=_paths)
 
 
-def _given(ctx: click.Context, values: dict[str, Any]) -> Given:
+def _given(
+    ctx: click.Context, values: dict[str, Any], check: Callable[[Given], object] | None
+) -> Given:
     """What a command line gave; a MODEL or IMAGE that is not there is refused before torch is
     imported.
 
@@ -209,5 +213,8 @@ def _given(ctx: click.Context, values: dict[str, Any]) -> Given:
     source = Given(values).record(ModelOptions, **own)
     check_words(source)
     check_arguments(images)
+    given = Given(values, source, images)
+    if check is not None:
+        check(given)
     require_torch(alone=True)
-    return Given(values, source, images)
+    return given

@@ -35,9 +35,19 @@ _NAMED = 3
 """Layers without a picture that are named on stderr; the manifests name them all."""
 
 
+def _passes(given: Given) -> PassOptions:
+    """What is captured and changed, checked beside what is drawn of it."""
+    draw = given.record(DrawOptions)
+    passes = for_drawing(given.record(PassOptions), draw, given["seed"])
+    draw.check()
+    check_options(passes, draw)
+    return passes
+
+
 @command(
     *(RunOptions, ModelOptions),
     arguments=[MODEL, IMAGES],
+    check=_passes,
     flags=[
         open_flag("Build the HTML gallery of --report, and open it in the browser."),
         flag("Build an HTML report of the run at its end.", "--report", group=OUTPUT),
@@ -90,14 +100,10 @@ def run(given: Given) -> int:
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130
     interrupted, 141 stdout closed.
     """
-    draw = given.record(DrawOptions)
-    passes = for_drawing(given.record(PassOptions), draw, given["seed"])
-    draw.check()
-    check_options(passes, draw)
     from featviz import pipeline
     from featviz.pipeline import dry_run, share
 
-    options = given.record(RunOptions, passes=passes)
+    options = given.record(RunOptions, passes=_passes(given))
     wanted = next((f"--{name}" for name in ("report", "open") if given[name]), None)
     if wanted and isinstance(options.out, Url):
         raise UsageError(f"{wanted} needs a folder, and --out URL leaves none", "leave it out")

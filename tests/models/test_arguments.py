@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli.outcomes import Run, refused
+from cli.outcomes import Run
 from PIL import Image
+from runs import refused
 from torch import nn
 
 import featviz as package
@@ -153,7 +154,7 @@ def test_layers_and_audit_pass_them_too(
     [
         (["foo=1"], "forward_args foo: forward of Conditional takes x, t, ids, mask"),
         (["t"], "forward_args t is not NAME=VALUE"),
-        (["t=open('x')"], r"forward_args t=open\('x'\) is no value"),
+        (["t=open('x')"], "forward_args t=open('x') is no value"),
         (["t=zeros:1:complex"], "forward_args t=zeros:1:complex is no value"),
         (["t=none.npy"], "forward_args t: none.npy is no file"),
         (["t=bad.npy"], "forward_args t: bad.npy cannot be read: it is no array"),

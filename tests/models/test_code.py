@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from cli.outcomes import Run, refused
+from cli.outcomes import Run
 from conftest import Outcome
+from runs import refused
 from torch import nn
 
 from featviz.errors import FeatvizError, LoadError, UsageError
@@ -257,7 +258,7 @@ def test_the_error_shows_the_command_to_go_on_with(
     """The command in the hint, run as it stands, draws the model."""
     arguments = ("run", script / "net.pth", picture, "--out", tmp_path / "my maps")
     outcome = featviz(*arguments)
-    refused(outcome, 1, r"net\.pth needs __main__\.Net, which could run any code; nothing was")
+    refused(outcome, 1, "net.pth needs __main__.Net, which could run any code; nothing was")
     words = outcome.err.splitlines()[1]
     assert words.endswith(
         f"featviz run {script}/net.pth {picture} --out '{tmp_path}/my maps' --trust"

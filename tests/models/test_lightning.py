@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from cli.outcomes import Run, refused
+from cli.outcomes import Run
+from runs import refused
 from torch import Tensor, nn
 
 from featviz.errors import LoadError, UsageError

@@ -138,7 +138,8 @@ def save_arrays(root: Path) -> None:
     np.save(root / "volume.npy", random.random((24, 12, 16)).astype("f4"))
     np.save(root / "volume4.npy", random.random((4, 6, 12, 16)).astype("f4"))
     np.save(root / "mask.npy", np.ones((1, 1, 1, 1), "f4"))
-    small = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 5)).eval()
+    parts = (nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    small = nn.Sequential(*parts).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quantised = torch.ao.quantization.quantize_dynamic(small, {nn.Linear})
