@@ -106,7 +106,8 @@ def build_report(
             url = options.compare if isinstance(options.compare, Url) else None
             runs.append(replace(read_run(other), url=url))
         views = _views(runs, options, judge)
-        gc.freeze()  # the search for cycles of templates passes the records over
+        gc.freeze()  # the search for cycles of templates passes the records over,
+        gc.collect()  # and what else the process holds does not delay it
         try:
             page, written = _write(partial(pages.render, views), runs[0].root, options)
         finally:
