@@ -32,6 +32,8 @@ class Page:
         """Load a page of the folder; its name may end in a query and a fragment."""
         self.browser.get("about:blank")  # a fragment of the page that is open would load nothing
         self.browser.get(f"{(self.run / 'report').as_uri()}/{name}")
+        if self.scripts:  # before its first picture a page gets no keys
+            self.until("return performance.getEntriesByType('paint').length > 0")
         return self
 
     def settle(self) -> None:
