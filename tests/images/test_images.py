@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +15,6 @@ from featviz.errors import ImageError, UsageError
 from featviz.images import decode, find
 from featviz.images.arrays import Wanted
 from featviz.records import Raster, Sample
-
-
-@pytest.fixture
-def heard(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """caplog hears featviz even after the command line kept its messages to itself."""
-    logger = logging.getLogger("featviz")
-    propagate, logger.propagate = logger.propagate, True
-    yield caplog
-    logger.propagate = propagate
 
 
 @pytest.fixture
@@ -204,14 +193,14 @@ def test_palette_and_one_bit_files(tmp_path: Path, scene: np.ndarray) -> None:
     assert np.array_equal(decoded(tmp_path / "bits.png"), bits * 255)
 
 
-def test_first_frame_of_an_animation(tmp_path: Path, heard: pytest.LogCaptureFixture) -> None:
+def test_first_frame_of_an_animation(tmp_path: Path, messages: pytest.LogCaptureFixture) -> None:
     """Of an animated GIF the first frame is taken, and a warning says how many there are."""
     path = tmp_path / "moving.gif"
     frames = [Image.new("RGB", (4, 4), color) for color in ("red", "lime", "blue")]
     frames[0].save(path, save_all=True, append_images=frames[1:])
     assert (decoded(path) == (255, 0, 0)).all()
-    assert [r.levelname for r in heard.records] == ["WARNING"]
-    assert "moving.gif has 3 frames; the first is taken" in heard.text
+    assert [r.levelname for r in messages.records] == ["WARNING"]
+    assert "moving.gif has 3 frames; the first is taken" in messages.text
 
 
 def broken(kind: str, path: Path) -> None:
@@ -224,7 +213,7 @@ def broken(kind: str, path: Path) -> None:
     format = "jpeg" if kind == "truncated jpeg" else "png"
     Image.fromarray(noise).save(data, format)
     whole = data.getvalue()
-    contents = {"empty": b"", "text": b"not an image\n", "header": whole[:20], "missing": None}
+    contents = {"empty": b"", "header": whole[:20], "missing": None}
     content = contents.get(kind, whole[: len(whole) // 2])
     if content is not None:
         path.write_bytes(content)
@@ -237,7 +226,6 @@ def broken(kind: str, path: Path) -> None:
         ("truncated jpeg", "cannot be read: .*truncated"),
         ("header", "cannot be read|no image"),
         ("empty", "is empty"),
-        ("text", "is no image that featviz reads: it looks like text"),
         ("folder", "is no file"),
         ("missing", "is no file"),
     ],
@@ -248,13 +236,6 @@ def test_broken_file_is_named(tmp_path: Path, kind: str, message: str) -> None:
     broken(kind, path)
     with pytest.raises(ImageError, match=rf"fine\.png.*({message})"):
         decoded(path)
-
-
-def test_unknown_background_is_a_usage_error() -> None:
-    """A background that is no colour is refused before any work."""
-    decode.check_background("#808080")
-    with pytest.raises(UsageError, match="--background 'blak' is no colour"):
-        decode.check_background("blak")
 
 
 # Samples
@@ -312,18 +293,12 @@ def test_glob_names_are_relative_to_its_fixed_part(tree: Path) -> None:
     assert names(str(tree / "in" / "b" / "*.png")) == ["2.png"]
 
 
-@pytest.mark.parametrize(
-    ("stdin", "nul"),
-    [
-        (b"in/a.png\nin/b.png\n", False),
-        (b"in/a.png\r\n\r\nin/b.png", False),
-        (b"in/a.png\0in/b.png\0", True),
-    ],
-)
-def test_list_on_stdin(tree: Path, stdin: bytes, nul: bool) -> None:
+@pytest.mark.parametrize("nul", [True, False])
+def test_list_on_stdin(tree: Path, nul: bool) -> None:
     """`-` reads paths, one a line or NUL-separated, in their order among the arguments."""
     touch("in/a.png", "in/b.png", "c.png")
-    assert names("c.png", "-", stdin=stdin, nul=nul) == ["c.png", "a.png", "b.png"]
+    stdin = b"in/b.png\0in/a.png\0" if nul else b"in/b.png\r\n\nin/a.png"
+    assert names("c.png", "-", stdin=stdin, nul=nul) == ["c.png", "b.png", "a.png"]
     listed = b" a .png \0b\n\xff.png" if nul else b" a .png \nb\xff.png"  # all belongs to a name
     found = find.find_samples(["-"], io.BytesIO(listed), nul)
     assert [os.fsencode(sample.path) for sample in found] == listed.split(b"\0" if nul else b"\n")
@@ -367,20 +342,10 @@ def test_same_file_named_twice_is_one_sample(tree: Path) -> None:
     assert names("in/b.png", "in", "in/*.png", "./in/a.png", "link.png") == ["b.png", "a.png"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere.png"], "no image 'nowhere.png': no such file or folder"),
-        (["in/*.png"], r"no image matches 'in/\*\.png'"),
-        (["empty"], "no images in folder 'empty'"),
-        (["-"], "stdin lists no images"),
-    ],
-)
-def test_nothing_there_is_a_usage_error(tree: Path, arguments: list[str], message: str) -> None:
-    """An argument that gives no image is named."""
-    touch("empty/notes.txt", "in/only.jpg")
-    with pytest.raises(UsageError, match=message):
-        names(*arguments, stdin=b"\n\n")
+def test_a_list_of_nothing() -> None:
+    """Only blank lines are a usage error."""
+    with pytest.raises(UsageError, match="stdin lists no images"):
+        names("-", stdin=b"\n\n")
 
 
 def test_a_suffix_is_that_of_a_format_that_is_read() -> None:
