@@ -6,9 +6,11 @@ import hashlib
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hostile_images import encoded
 from PIL import Image
 
 from featviz.errors import ImageError, UsageError
@@ -60,45 +62,20 @@ def test_exif_orientation(tmp_path: Path, scene: np.ndarray, orientation: int) -
     assert np.array_equal(decoded(path), upright)
 
 
-def transparent(mode: str) -> tuple[Image.Image, dict[str, object]]:
-    """A picture [4, 4] whose upper half is a hidden green (or grey 90), and how to save it."""
-    shape = (4, 4, 4)
-    rgba = np.full(shape, (40, 40, 40, 255), np.uint8)
-    rgba[:2] = (0, 200, 0, 0)
-    opaque, hidden = Image.fromarray(rgba[..., :3]), (0, 200, 0)
-    if mode == "RGBA":
-        return Image.fromarray(rgba), {}
-    if mode == "LA":
-        grey = np.full((4, 4, 2), (40, 255), np.uint8)
-        grey[:2] = (90, 0)
-        return Image.fromarray(grey, "LA"), {}
-    if mode == "L":
-        return Image.fromarray(np.repeat([[90], [90], [40], [40]], 4, 1).astype(np.uint8)), {
-            "transparency": 90
-        }
-    if mode == "P":
-        indexed = opaque.quantize(2)
-        return indexed, {"transparency": indexed.getpixel((0, 0))}
-    return opaque, {"transparency": hidden}
-
-
-@pytest.mark.filterwarnings("ignore:'mode' parameter is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB", "L"])
-@pytest.mark.parametrize(
-    ("background", "color"),
-    [("white", (255, 255, 255)), ("#ff8000", (255, 128, 0)), ("red", (255, 0, 0))],
-)
-def test_transparency_shows_the_background(
-    tmp_path: Path, mode: str, background: str, color: tuple[int, int, int]
-) -> None:
+def test_transparency_shows_the_background(tmp_path: Path, mode: str) -> None:
     """Colours hidden under alpha or a transparent colour do not show."""
-    image, options = transparent(mode)
-    image.save(tmp_path / "hidden.png", **options)
-    picture = decode.decode(Sample("h", (tmp_path / "hidden.png",)), background=background).images[
-        0
-    ]
+    rgba = np.full((4, 4, 4), (40, 40, 40, 255), np.uint8)
+    rgba[:2] = (0, 200, 0, 0)
+    if mode in ("RGBA", "LA"):
+        Image.fromarray(rgba).convert(mode).save(tmp_path / "hidden.png")
+    else:
+        opaque = Image.fromarray(rgba[..., :3])
+        image = opaque.quantize(2) if mode == "P" else opaque.convert(mode)
+        image.save(tmp_path / "hidden.png", transparency=image.getpixel((0, 0)))
+    (picture,) = decode.decode(Sample("h", (tmp_path / "hidden.png",)), background="#ff8000").images
     pixels = np.asarray(picture.convert("RGB"))
-    assert (pixels[:2] == color).all()
+    assert (pixels[:2] == (255, 128, 0)).all()
     assert (pixels[2:] == 40).all()
     Image.new("RGBA", (2, 2), (200, 0, 100, 51)).save(tmp_path / "half.png")  # is mixed
     mixed = decoded(tmp_path / "half.png", background="black").astype(int)
@@ -203,37 +180,21 @@ def test_first_frame_of_an_animation(tmp_path: Path, messages: pytest.LogCapture
     assert "moving.gif has 3 frames; the first is taken" in messages.text
 
 
-def broken(kind: str, path: Path) -> None:
-    """Make a file that only looks like an image."""
-    if kind == "folder":
-        path.mkdir()
-        return
-    data = io.BytesIO()
-    noise = np.random.default_rng(0).integers(0, 256, (50, 50, 3), dtype=np.uint8)
-    format = "jpeg" if kind == "truncated jpeg" else "png"
-    Image.fromarray(noise).save(data, format)
-    whole = data.getvalue()
-    contents = {"empty": b"", "header": whole[:20], "missing": None}
-    content = contents.get(kind, whole[: len(whole) // 2])
-    if content is not None:
-        path.write_bytes(content)
-
-
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("content", "message"),
     [
-        ("truncated png", "cannot be read: .*truncated"),
-        ("truncated jpeg", "cannot be read: .*truncated"),
-        ("header", "cannot be read|no image"),
-        ("empty", "is empty"),
-        ("folder", "is no file"),
-        ("missing", "is no file"),
+        (encoded("PNG", (50, 50))[:4000], "cannot be read: .*truncated"),
+        (encoded("JPEG", (50, 50))[:1500], "cannot be read: .*truncated"),
+        (encoded("PNG")[:20], "cannot be read|no image"),
+        (b"", "is empty"),
+        (Path.mkdir, "is no file"),
+        (lambda path: None, "is no file"),
     ],
 )
-def test_broken_file_is_named(tmp_path: Path, kind: str, message: str) -> None:
+def test_broken_file_is_named(tmp_path: Path, content: Any, message: str) -> None:
     """What cannot be read is an ImageError that names the file, never another exception."""
     path = tmp_path / "fine.png"
-    broken(kind, path)
+    path.write_bytes(content) if isinstance(content, bytes) else content(path)
     with pytest.raises(ImageError, match=rf"fine\.png.*({message})"):
         decoded(path)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import socket
 import sys
@@ -122,9 +121,8 @@ def test_a_fixed_size_is_named(picture: Path, tmp_path: Path, featviz: Callable[
 # Weights -------------------------------------------------------------------------------------
 
 
-def test_random_weights_are_timms_under_the_seed(caplog: Any, monkeypatch: Any) -> None:
+def test_random_weights_are_timms_under_the_seed(messages: pytest.LogCaptureFixture) -> None:
     """--weights none --seed 3 gives what timm.create_model gives after that seed, and says so."""
-    monkeypatch.setattr(logging.getLogger("featviz"), "propagate", True)
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
     found = load(f"timm:{SMALL}", weights="none", seed=3)
@@ -132,7 +130,7 @@ def test_random_weights_are_timms_under_the_seed(caplog: Any, monkeypatch: Any) 
     torch.manual_seed(3)
     assert same(found.module, timm.create_model(SMALL))
     assert found.source == {"kind": "timm", "name": SMALL, "weights": "none", "seed": 3}
-    assert "test_resnet has random weights (--weights none, --seed 3)" in caplog.text
+    assert "test_resnet has random weights (--weights none, --seed 3)" in messages.text
 
 
 @pytest.mark.parametrize(
@@ -205,14 +203,13 @@ def test_weights_fetched_before_need_no_network(
 
 
 def test_another_number_of_classes_is_told(
-    own: nn.Module, tmp_path: Path, caplog: Any, monkeypatch: Any
+    own: nn.Module, tmp_path: Path, messages: pytest.LogCaptureFixture
 ) -> None:
     """num_classes=7 with pretrained weights leaves a random classifier; it says so."""
-    monkeypatch.setattr(logging.getLogger("featviz"), "propagate", True)
     _cached(tmp_path, f"{SMALL}.r160_in1k", own.state_dict())
     found = load(f"timm:{SMALL}", model_args={"num_classes": 7}).module
     assert torch.equal(found.conv1[0].weight, own.conv1[0].weight)
-    assert "is random: its weights have 1000 classes, not 7" in caplog.text
+    assert "is random: its weights have 1000 classes, not 7" in messages.text
 
 
 def test_weights_that_cannot_be_downloaded(

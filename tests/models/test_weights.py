@@ -65,7 +65,8 @@ def test_weights_load_without_arch_however_they_are_wrapped(
     """The architecture, its classes and every weight are found (traps 22 to 24)."""
     path = tmp_path / "weights.pth"
     torch.save(WRAPPINGS[wrapping](dict(small.state_dict())), path)
-    loaded = load_model(ModelOptions(str(path)), InputOptions())
+    with uninitialised():
+        loaded = load_model(ModelOptions(str(path)), InputOptions())
     assert (loaded.source["arch"], loaded.source["num_classes"]) == ("shufflenet_v2_x0_5", 7)
     assert "resize shorter side to 256" in loaded.preprocess.words
     for key, value in small.state_dict().items():
