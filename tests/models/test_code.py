@@ -130,10 +130,7 @@ def test_factories_that_fail(
 
 @pytest.mark.parametrize(
     ("code", "message"),
-    [
-        ("import user_not_there", "No module named 'user_not_there'"),
-        ("def make(:", "SyntaxError"),
-    ],
+    [("import user_not_there", "No module named 'user_not_there'"), ("def make(:", "SyntaxError")],
 )
 def test_factory_files_that_cannot_be_imported(code: str, message: str, tmp_path: Path) -> None:
     """An error while importing is the file's, and is passed on in one line."""

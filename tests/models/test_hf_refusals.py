@@ -173,13 +173,13 @@ def test_a_config_that_leads_elsewhere(
 ) -> None:
     """Folders, files and hubs that a config names stay closed, through timm, too."""
     _secret(tmp_path)
-    honest = json.dumps(change).replace("{secret}", str(tmp_path / "secret"))
-    shutil.copytree(saved / family, tmp_path / "given")
-    fields = {**json.loads((tmp_path / "given" / "config.json").read_text()), **json.loads(honest)}
-    (tmp_path / "given" / "config.json").write_text(json.dumps(fields))
+    change = json.loads(json.dumps(change).replace("{secret}", str(tmp_path / "secret")))
+    given = shutil.copytree(saved / family, tmp_path / "given")
+    config = {**json.loads((given / "config.json").read_text()), **change}
+    (given / "config.json").write_text(json.dumps(config))
     watched()
     with pytest.raises(LoadError, match=words) as caught:
-        load(tmp_path / "given")
+        load(given)
     assert "\n" not in caught.value.message and not watched()
 
 
@@ -202,11 +202,10 @@ def test_a_config_whose_values_are_not_used(
     _secret(tmp_path)
     given = shutil.copytree(saved / "vit", tmp_path / "given")
     for name in ("modeling_vit.py", "chat_template.jinja", "adapter_config.json", "tokenizer.json"):
-        shutil.copy(tmp_path / "secret" / "code.py", tmp_path / "given" / name)
+        shutil.copy(tmp_path / "secret" / "code.py", given / name)
     for name in ("generation_config.json", "pytorch_model.bin", "adapter_model.safetensors"):
-        os.mkfifo(tmp_path / "given" / name)
-    fields = {**json.loads((given / "config.json").read_text()), **IGNORED}
-    (given / "config.json").write_text(json.dumps(fields))
+        os.mkfifo(given / name)
+    edit(given, **IGNORED)
     expected = theirs(saved / "vit").state_dict()
     watched()
     module = load(given)

@@ -111,9 +111,8 @@ def test_a_fixed_size_is_named(picture: Path, tmp_path: Path, featviz: Callable[
     failed = featviz(*common, "--layers", "Conv2d", "--out", tmp_path / "a")
     assert failed.code == 1
     assert "PatchEmbed): Input height (96) doesn't match model (224)" in failed.err
-    done = featviz(
-        "layers", *common[1:2], *common[3:], "--model-arg", "dynamic_img_size=True", "--json"
-    )
+    more = ("--model-arg", "dynamic_img_size=True", "--json")
+    done = featviz("layers", *common[1:2], *common[3:], *more)
     rows = {row["name"]: row for row in json.loads(done.out)["layers"]}
     assert rows["patch_embed"]["output_shape"] == [1, 6, 4, 192]
 
@@ -153,8 +152,7 @@ def test_a_file_of_weights(
     assert found.preprocess.blank()[0].shape == (1, 3, 160, 160)
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", SMALL, "test_efficientnet"])
-@pytest.mark.slow
+@pytest.mark.parametrize("name", ["test_vit", SMALL, "test_efficientnet"])
 def test_the_file_says_how_many_classes_and_channels(name: str, tmp_path: Path) -> None:
     """Fine-tuned weights of 7 classes for grey images need no --model-arg."""
     tuned = timm.create_model(name, num_classes=7, in_chans=1)
@@ -164,7 +162,6 @@ def test_the_file_says_how_many_classes_and_channels(name: str, tmp_path: Path) 
     assert (found.source["num_classes"], found.preprocess.chain.channels) == (7, 1)
 
 
-@pytest.mark.slow
 def test_config_json_beside_the_file_names_the_model(
     own: nn.Module, tmp_path: Path, featviz: Callable[..., Any]
 ) -> None:
