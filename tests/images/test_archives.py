@@ -6,7 +6,6 @@ import bz2
 import gzip
 import io
 import json
-import logging
 import lzma
 import os
 import shutil
@@ -17,12 +16,11 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Outcome
-from hostile_images import LOOKS, png
+from hostile_images import LOOKS, png, tarred, zipped
 from PIL import Image
 from runs import SMALL, complete, make_photos, tree
 
@@ -36,14 +34,6 @@ def tar_header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.type = size, kind
     return info.tobuf(tarfile.GNU_FORMAT)
-
-
-def compressed_zeros(opener: Callable[..., Any], path: Path, head: bytes, size: int) -> None:
-    """A compressed file: `head`, and `size` zeros."""
-    with opener(path, "wb") as file:
-        file.write(head)
-        for _ in range(size >> 20):
-            file.write(bytes(2**20))
 
 
 Run = Callable[..., Outcome]
@@ -107,8 +97,6 @@ def test_one_image_of_an_archive(name: str, photos: Path) -> None:
     assert names(archive, spellings[0]) == names(archive)
     with pytest.raises(UsageError, match=r"no image '.*p\..*::a/x\.png': nothing in the archive"):
         names(f"{archive}::a/x.png")
-    with pytest.raises(UsageError, match=r"no archive '.*q\.tar' for '.*q\.tar::a\.png'"):
-        names(f"{archive.parent}/q.tar::a.png")
     shutil.copy(photos / "a" / "00.png", photos / "x::y.png")  # no archive
     assert "x::y.png" in names(photos) and names(photos / "x::y.png") == ["x::y.png"]
 
@@ -152,29 +140,10 @@ def test_a_compressed_tar_is_not_unpacked_from_its_start_for_each_image(
     assert len(samples) == 45 and listed >= 1 and len(starts) == listed + 1
 
 
-def make_tar(path: Path, members: dict[str, bytes | str]) -> Path:
-    """A tar of such members, in order; a str is the target of a symbolic link."""
-    with tarfile.open(path, "w") as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name.rstrip("!"))
-            if isinstance(content, str):
-                info.type, info.linkname = tarfile.SYMTYPE, content
-                tar.addfile(info)
-            else:
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-    return path
-
-
-def test_hostile_names_stay_inside_the_run(
-    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
-) -> None:
+def test_hostile_names_stay_inside_the_run(featviz: Run, tiny_file: Path, tmp_path: Path) -> None:
     """`..`, absolute names and backslashes become names of folders inside the run directory."""
-    png = [(photos / "a" / f"0{i}.png").read_bytes() for i in range(3)]
-    archive = make_tar(
-        tmp_path / "x.tar",
-        {"../../up.png": png[0], "/etc/absolute.png": png[1], "a\\..\\b.png": png[2]},
-    )
+    archive, given = tmp_path / "x.tar", ("../../up.png", "/etc/absolute.png", "a\\..\\b.png")
+    archive.write_bytes(tarred(*((name, png()) for name in given)))
     assert names(archive) == ["up.png", "etc/absolute.png", "a/b.png"]
     inside = tmp_path / "deep" / "deep" / "deep"
     before = tree(tmp_path)
@@ -185,28 +154,23 @@ def test_hostile_names_stay_inside_the_run(
     } == before
 
 
-def test_names_that_become_alike_are_told_apart(photos: Path, tmp_path: Path) -> None:
+def test_names_that_become_alike_are_told_apart(tmp_path: Path) -> None:
     """`../a.png` beside `a.png`; `a.png` in two archives; nothing is lost."""
-    content = (photos / "a" / "00.png").read_bytes()
-    one = make_tar(tmp_path / "one.tar", {"../a.png": content, "a.png": content})
-    two = make_tar(tmp_path / "two.tar", {"a.png": content})
+    one, two = tmp_path / "one.tar", tmp_path / "two.tar"
+    one.write_bytes(tarred(("../a.png", png()), ("a.png", png())))
+    two.write_bytes(tarred(("a.png", png())))
     assert len(set(names(one))) == 2 and all(".." not in name for name in names(one))
     assert names(f"{one}::a.png", two) == ["one.tar/a.png", "two.tar/a.png"]
 
 
-@pytest.mark.parametrize("kind", ["tar", "zip"])
+@pytest.mark.parametrize("pack", [tarred, zipped])
 def test_of_two_members_with_one_name_the_later_counts(
-    kind: str, photos: Path, tmp_path: Path
+    pack: Callable[..., bytes], tmp_path: Path
 ) -> None:
     """As when the archive is unpacked."""
-    old, new = ((photos / "a" / f"0{i}.png").read_bytes() for i in (0, 1))
-    path = tmp_path / f"x.{kind}"
-    if kind == "tar":
-        make_tar(path, {"a.png": old, "b.png": old, "a.png!": new})
-    else:
-        with zipfile.ZipFile(path, "w") as archive, pytest.warns(UserWarning, match="Duplicate"):
-            for name, content in (("a.png", old), ("b.png", old), ("a.png", new)):
-                archive.writestr(name, content)
+    old, new = png(), png((9, 9))
+    path = tmp_path / ("x.tar" if pack is tarred else "x.zip")
+    path.write_bytes(pack(("a.png", old), ("b.png", old), ("a.png", new)))
     assert sorted(names(path)) == ["a.png", "b.png"]
     assert archives.read(Path(f"{path}::a.png")) == new
 
@@ -217,7 +181,7 @@ def test_hidden_files_are_no_images(kind: str, photos: Path, tmp_path: Path) -> 
     says what is there instead."""
     for name in ("__MACOSX/a/._00.png", ".hidden.png", ".cache/x.png", "notes.txt"):
         (photos / name).parent.mkdir(parents=True, exist_ok=True)
-        (photos / name).write_bytes((photos / "a" / "00.png").read_bytes())
+        (photos / name).write_bytes(png())
     path = packed(photos, f"x.{kind}")
     assert sorted(names(path)) == ["a/00.png", "a/01.png", "a/02.png", "b/c/00.png", "b/c/01.png"]
     assert names(f"{path}::.hidden.png") == [".hidden.png"]
@@ -263,23 +227,15 @@ def test_an_encrypted_zip_says_so(photos: Path, tmp_path: Path) -> None:
         decode.decode(find.find_samples([str(path)])[0])
 
 
-def _cut(content: bytes) -> bytes:
-    return content[: len(content) // 2]
-
-
-def _spoilt(content: bytes) -> bytes:
-    half = len(content) // 2 // 512 * 512
-    return content[:half] + b"\xa5" * 2000 + content[half + 2000 :]
-
-
-@pytest.mark.parametrize("damage", [_cut, _spoilt, lambda content: b"no archive"])
+@pytest.mark.parametrize("damage", ["cut", "spoilt", "no archive"])
 @pytest.mark.parametrize("name", KINDS[:-1])
-def test_a_damaged_archive_loses_nothing_silently(
-    name: str, damage: Callable[[bytes], bytes], photos: Path
-) -> None:
+def test_a_damaged_archive_loses_nothing_silently(name: str, damage: str, photos: Path) -> None:
     """Refused in one line, or the images that cannot be read are errors; never fewer images."""
     path = packed(photos, name)
-    path.write_bytes(damage(path.read_bytes()))
+    content = path.read_bytes()
+    half = len(content) // 2 // 512 * 512
+    spoilt = content[:half] + b"\xa5" * 2000 + content[half + 2000 :]
+    path.write_bytes({"cut": content[:half], "spoilt": spoilt}.get(damage, damage.encode()))
     try:
         samples = find.find_samples([str(path)])
     except UsageError as error:
@@ -296,11 +252,10 @@ def test_a_damaged_archive_loses_nothing_silently(
     assert readable < 5 or name.endswith(".tar")
 
 
-def test_a_tar_with_a_spoilt_header_in_its_midst(photos: Path, tmp_path: Path) -> None:
+def test_a_tar_with_a_spoilt_header_in_its_midst(tmp_path: Path) -> None:
     """tarfile takes it for the end; featviz does not."""
-    content = (photos / "a" / "00.png").read_bytes()
-    path = make_tar(tmp_path / "x.tar", {"a.png": content, "b.png": content})
-    data = bytearray(path.read_bytes())
+    path = tmp_path / "x.tar"
+    data = bytearray(tarred(("a.png", png()), ("b.png", png())))
     second = data.index(b"b.png")
     data[second + 150] ^= 0xFF
     path.write_bytes(data)
@@ -387,17 +342,14 @@ def test_a_file_without_end_is_no_picture(tmp_path: Path) -> None:
         decode.decode(Sample("huge.png", (path,)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("opener", "name"), [(gzip.open, "b.tar.gz"), (bz2.open, "b.tar.bz2")], ids=["gz", "bz2"]
-)
+@pytest.mark.parametrize(("packer", "ending"), [(gzip, "gz"), (bz2, "bz2")])
 def test_a_compressed_tar_that_never_ends(
-    opener: Callable[..., Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    packer: ModuleType, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a tar unpacks to is bounded by its own size; the listing stops there."""
-    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 2**23)
-    path = tmp_path / name
-    compressed_zeros(opener, path, tar_header("a.png", 2**34), 2**26)
+    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 2**22)
+    path = tmp_path / f"b.tar.{ending}"
+    path.write_bytes(packer.compress(tar_header("a.png", 2**34) + bytes(2**24)))
     assert path.stat().st_size < 100_000
     with pytest.raises(UsageError, match=r"cannot be read: it unpacks to more than \d+ bytes"):
         find.find_samples([str(path)])
@@ -426,13 +378,12 @@ def test_a_million_members_in_a_few_bytes(tmp_path: Path, monkeypatch: pytest.Mo
         find.find_samples([str(path)])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_a_zip_that_lies_about_its_sizes(method: int, tmp_path: Path) -> None:
     """A member gives no more than it says, however much its data unpacks to."""
     path = tmp_path / "x.zip"
     with zipfile.ZipFile(path, "w", method) as packed:
-        packed.writestr("a.png", bytes(2**26))
+        packed.writestr("a.png", bytes(2**22))
     data = bytearray(path.read_bytes())
     for signature, offset in ((b"PK\3\4", 22), (b"PK\1\2", 24)):
         at = data.index(signature) + offset
@@ -444,21 +395,17 @@ def test_a_zip_that_lies_about_its_sizes(method: int, tmp_path: Path) -> None:
 
 
 def test_links_and_devices_in_a_tar_are_no_images(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, messages: pytest.LogCaptureFixture
 ) -> None:
     """Neither followed nor made; hard links, FIFOs and devices as little as symbolic links, of
     which a warning tells the number."""
-    monkeypatch.setattr(logging.getLogger("featviz"), "propagate", True)
-    content = png()
     path = tmp_path / "x.tar"
     kinds = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE)
-    with tarfile.open(path, "w") as tar:
+    path.write_bytes(tarred(("good.png", png())))
+    with tarfile.open(path, "a") as tar:
         for number, kind in enumerate(kinds):
             info = tarfile.TarInfo(f"{number}.png")
             info.type, info.linkname = kind, "/etc/passwd"
             tar.addfile(info)
-        info = tarfile.TarInfo("good.png")
-        info.size = len(content)
-        tar.addfile(info, io.BytesIO(content))
-    assert [sample.name for sample in find.find_samples([str(path)])] == ["good.png"]
-    assert "x.tar: 2 links are left out" in caplog.text
+    assert names(path) == ["good.png"]
+    assert "x.tar: 2 links are left out" in messages.text

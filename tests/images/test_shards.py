@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
-import tarfile
-import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +11,7 @@ from threading import Barrier
 
 import pytest
 from conftest import Outcome
+from hostile_images import png, tarred, zipped
 from runs import SMALL, complete, make_photos, run_json, tree
 from web_server import Visit, WebServer, file_of, serving
 
@@ -26,26 +24,22 @@ from featviz.text import expand_braces
 Run = Callable[..., Outcome]
 
 
-def write_shards(folder: Path, shards: int, samples: int) -> Path:
-    """`s-000.tar`, `s-001.tar`, ... of numbered samples: a picture, a label, and a text."""
-    folder.mkdir(parents=True)
-    pictures = make_photos(folder / "pictures", shards * samples)
-    for shard in range(shards):
-        with tarfile.open(folder / f"s-{shard:03d}.tar", "w") as tar:
-            for number in range(shard * samples, (shard + 1) * samples):
-                picture = (pictures / f"{number:02d}.png").read_bytes()
-                parts = {"png": picture, "cls": b"%d" % number, "json": b"{}"}
-                for suffix, content in parts.items():
-                    info = tarfile.TarInfo(f"train/{number:06d}.{suffix}")
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
-    return folder
-
-
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    """Four shards of two samples each."""
-    return write_shards(tmp_path / "shards", 4, 2)
+    """`s-000.tar` to `s-003.tar` of two samples each: a picture, a label, and a text."""
+    pictures = sorted(make_photos(tmp_path / "shards" / "pictures", 8).iterdir())
+    for shard in range(4):
+        members = [
+            (f"train/{number:06d}.{ending}", content)
+            for number in (2 * shard, 2 * shard + 1)
+            for ending, content in (
+                ("png", pictures[number].read_bytes()),
+                ("cls", b"%d" % number),
+                ("json", b"{}"),
+            )
+        ]
+        (tmp_path / "shards" / f"s-{shard:03d}.tar").write_bytes(tarred(*members))
+    return tmp_path / "shards"
 
 
 @pytest.fixture
@@ -142,19 +136,12 @@ def test_readers_that_open_an_archive_at_once_do_not_disturb_each_other(
     server: WebServer, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     """Four threads, each of which finds the archive closed, and waits for each of its blocks."""
-    packed = io.BytesIO((server.root / "s-000.tar").read_bytes())
-    with tarfile.open(fileobj=packed) as tar:
-        pictures = {m.name: m for m in tar.getmembers() if m.name.endswith(".png")}
-        content = {name: tar.extractfile(m).read() for name, m in pictures.items()}
-    place = server.root / f"packed.{ending}"
-    if ending == "zip":
-        with zipfile.ZipFile(place, "w") as archive:
-            for name, data in content.items():
-                archive.writestr(name, data)
-    else:
-        place.write_bytes(
-            packed.getvalue() if ending == "tar" else gzip.compress(packed.getvalue())
-        )
+    content = [png((18, 16)), png((24, 20))]
+    pack = zipped if ending == "zip" else tarred
+    packed = pack(*((f"{number}.png", data) for number, data in enumerate(content)))
+    if ending == "tar.gz":
+        packed = gzip.compress(packed)
+    (server.root / f"packed.{ending}").write_bytes(packed)
     monkeypatch.setattr(urls, "_BLOCK", 256)
     paths = [path for s in find.find_samples([f"{server.url}packed.{ending}"]) for path in s.paths]
     assert len(paths) == len(content) == 2
@@ -168,7 +155,7 @@ def test_readers_that_open_an_archive_at_once_do_not_disturb_each_other(
         return archives.read(path)
 
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(read, range(4))) == [*content.values()] * 2
+        assert list(pool.map(read, range(4))) == content * 2
 
 
 def test_a_block_that_the_server_does_not_give_is_asked_for_again(

@@ -171,11 +171,7 @@ def test_a_bucket_that_fails_is_asked_again(
 
 
 def test_a_list_on_stdin_has_urls(
-    featviz: Run,
-    tiny_file: Path,
-    photos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file:// URL is the file on this machine, beside plain paths; percent signs are read."""
     urls = [f"file://{photos}", f"file://{photos}/sub%20dir/00.png"]

@@ -81,7 +81,6 @@ def test_a_fault_that_passes_is_not_seen(fault: Callable[[Visit], None], server:
     ("fault", "words"),
     [
         (unavailable, "cannot be read: the server answers 503 Service Unavailable"),
-        (silent, "cannot be read: the store did not answer in time"),
         (truncated, "cannot be read"),
         (redirected("file:///etc/passwd"), "cannot be read"),
         (redirected("simplecache::file:///etc/passwd"), "cannot be read"),

@@ -47,15 +47,6 @@ def _detr() -> Any:
     )
 
 
-def _dpt() -> Any:
-    return transformers.DPTConfig(
-        **{**VIT, "num_hidden_layers": 4},
-        backbone_out_indices=[0, 1, 2, 3],
-        neck_hidden_sizes=[8, 8, 16, 16],
-        fusion_hidden_size=16,
-    )
-
-
 def _sam() -> Any:
     vision = {
         **VIT,
@@ -79,7 +70,6 @@ def _sam() -> Any:
 
 MODELS: dict[str, tuple[str, Callable[[], Any]]] = {
     "vit": ("ViTForImageClassification", lambda: transformers.ViTConfig(**VIT, id2label=NAMES)),
-    "deit": ("DeiTForImageClassification", lambda: transformers.DeiTConfig(**VIT, id2label=NAMES)),
     "dinov2": ("Dinov2Model", lambda: transformers.Dinov2Config(**{**VIT, "mlp_ratio": 2})),
     "clip": (
         "CLIPModel",
@@ -95,7 +85,6 @@ MODELS: dict[str, tuple[str, Callable[[], Any]]] = {
             image_size=32, patch_size=2, embed_dim=8, depths=[1, 2], num_heads=[2, 2], window_size=4
         ),
     ),
-    "beit": ("BeitForImageClassification", lambda: transformers.BeitConfig(**VIT, id2label=NAMES)),
     "convnext": (
         "ConvNextForImageClassification",
         lambda: transformers.ConvNextConfig(**STAGES, image_size=32, id2label=NAMES),
@@ -111,40 +100,23 @@ MODELS: dict[str, tuple[str, Callable[[], Any]]] = {
         ),
     ),
     "detr": ("DetrForObjectDetection", _detr),
-    "dpt": ("DPTForDepthEstimation", _dpt),
     "sam": ("SamModel", _sam),
-    "mobilevit": (
-        "MobileViTForImageClassification",
-        lambda: transformers.MobileViTConfig(
-            image_size=64,
-            hidden_sizes=[16, 24, 32],
-            neck_hidden_sizes=[8, 8, 16, 16, 24, 32, 64],
-            id2label=NAMES,
-        ),
-    ),
 }
 """The families: the class, and how a tiny configuration of it is made."""
 
 PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("ViTImageProcessor", {"size": {"height": 32, "width": 32}}),
-    "deit": (
-        "DeiTImageProcessor",
-        {"size": {"height": 36, "width": 36}, "crop_size": {"height": 32, "width": 32}},
-    ),
     "dinov2": ("BitImageProcessor", {"size": {"shortest_edge": 36}, "crop_size": 32}),
     "clip": ("CLIPImageProcessor", {"size": {"shortest_edge": 32}, "crop_size": 32}),
     "siglip": ("SiglipImageProcessor", {"size": {"height": 32, "width": 32}}),
     "swin": ("ViTImageProcessor", {"size": {"height": 32, "width": 32}}),
-    "beit": ("BeitImageProcessor", {"size": {"height": 32, "width": 32}}),
     "convnext": ("ConvNextImageProcessor", {"size": {"shortest_edge": 32}}),
     "segformer": ("SegformerImageProcessor", {"size": {"height": 64, "width": 64}}),
     "detr": ("DetrImageProcessor", {"size": {"shortest_edge": 64, "longest_edge": 80}}),
-    "dpt": ("DPTImageProcessor", {"size": {"height": 32, "width": 32}}),
     "sam": (
         "SamImageProcessor",
         {"size": {"longest_edge": 32}, "pad_size": {"height": 32, "width": 32}},
     ),
-    "mobilevit": ("MobileViTImageProcessor", {"size": {"shortest_edge": 64}, "crop_size": 64}),
 }
 """Their image processors, for images of the tiny models' sizes."""
 

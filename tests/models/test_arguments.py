@@ -82,8 +82,6 @@ def drawn(featviz: Run, code: Path, picture: Path, net: str, *given: str) -> tup
 
 
 def picture_values(picture: Path) -> torch.Tensor:
-    from PIL import Image
-
     pixels = np.asarray(Image.open(picture).convert("RGB"))
     return torch.from_numpy(pixels.astype("f4") / 255).permute(2, 0, 1)[None]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
 import runpy
 import shutil
 import sys
@@ -102,40 +103,34 @@ def test_model_arguments_are_python_literals_else_strings(text: str, value: obje
 
 
 @pytest.mark.parametrize(
-    ("attribute", "kind", "message"),
+    ("attribute", "arguments", "kind", "message"),
     [
-        ("wrong", LoadError, "gave a dict, not an nn.Module"),
-        ("broken", LoadError, "raised ValueError: no such width"),
-        ("number", LoadError, "is a int, not a factory"),
-        ("maek", UsageError, "there is no 'maek'"),
+        ("wrong", {}, LoadError, "gave a dict, not an nn.Module"),
+        ("broken", {}, LoadError, "raised ValueError: no such width"),
+        ("number", {}, LoadError, "is a int, not a factory"),
+        ("maek", {}, UsageError, "there is no 'maek'"),
+        ("make", {"blocks": 2}, UsageError, "blocks: make takes no such argument; it takes width$"),
+        ("make", {"widht": 2}, UsageError, r"; did you mean width\?$"),
     ],
 )
 def test_factories_that_fail(
-    attribute: str, kind: type[FeatvizError], message: str, factory_file: Path
+    attribute: str,
+    arguments: dict[str, Any],
+    kind: type[FeatvizError],
+    message: str,
+    factory_file: Path,
 ) -> None:
-    """What the user's code did is named in one line; the exit code tells usage from failure."""
-    with pytest.raises(kind, match=message) as caught:
-        load(f"{factory_file}:{attribute}")
+    """What the user's code did is named in one line; the exit code tells usage from failure. A
+    wrong --model-arg gets the nearest argument, else all that there are."""
+    with pytest.raises(kind) as caught:
+        load(f"{factory_file}:{attribute}", model_args=arguments)
     assert type(caught.value) is kind
-
-
-def test_arguments_that_a_factory_does_not_take(factory_file: Path) -> None:
-    """A wrong --model-arg is named, with the nearest argument, else with all that there are."""
-    with pytest.raises(UsageError, match="--model-arg blocks: make takes no such argument") as far:
-        load(f"{factory_file}:make", model_args={"blocks": 2})
-    assert far.value.hint == "it takes width"
-    with pytest.raises(UsageError) as close:
-        load(f"{factory_file}:make", model_args={"widht": 2})
-    assert close.value.hint == "did you mean width?"
+    assert re.search(message, f"{caught.value.message}; {caught.value.hint}")
 
 
 @pytest.mark.parametrize(
     ("code", "message"),
-    [
-        ("1 / 0", "ZeroDivisionError: division by zero"),
-        ("import user_not_there", "No module named 'user_not_there'"),
-        ("def make(:", "SyntaxError"),
-    ],
+    [("import user_not_there", "No module named 'user_not_there'"), ("def make(:", "SyntaxError")],
 )
 def test_factory_files_that_cannot_be_imported(code: str, message: str, tmp_path: Path) -> None:
     """An error while importing is the file's, and is passed on in one line."""
@@ -168,7 +163,7 @@ def test_a_failed_import_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "user_half.py"
     path.write_text("import torch\nmake = torch.nn.ReLU\n1 / 0\n")
     before, modules = list(sys.path), set(sys.modules)
-    with pytest.raises(LoadError, match="division by zero"):
+    with pytest.raises(LoadError, match=r"_half\.py failed.*ZeroDivisionError: division by zero"):
         load(f"{path}:make")
     assert sys.path == before
     assert set(sys.modules) == modules

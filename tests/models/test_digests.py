@@ -203,52 +203,36 @@ def photos(tmp_path: Path) -> Path:
     return make_photos(tmp_path / "photos", 2)
 
 
-def edit(code: Path, old: str, new: str) -> None:
-    assert CODE.count(old) == 1
-    code.write_text(CODE.replace(old, new))
-
-
-def test_an_edited_factory_is_another_model(
-    featviz: Run, code: Path, photos: Path, tmp_path: Path
+@pytest.mark.parametrize("given", ["MODEL", "--arch", "--transform"])
+def test_edited_code_is_another_run(
+    given: str, featviz: Run, tiny_file: Path, code: Path, photos: Path, tmp_path: Path
 ) -> None:
-    """gelu for relu changes no tensor and no name; as MODEL and as --arch. run.json has the sha256
-    of the file, and an address in `extra_repr` is no difference."""
-    weights = tmp_path / "weights.pth"
-    torch.save(load_model(ModelOptions(f"{code}:Net"), InputOptions()).module.state_dict(), weights)
-    as_arch = [weights, "--arch", f"{code}:Net"]
-    for index, model in enumerate(([f"{code}:Net"], as_arch)):
-        code.write_text(CODE)
-        out = tmp_path / str(index)
-        base = ["run", *model, photos, "--layers", "Net", "--out", out, "--resume"]
-        assert featviz(*base).code == 0
-        expected = hashlib.sha256(CODE.encode()).hexdigest()
-        assert run_json(out)["model"]["code_sha256"] == expected
-        assert "(2 were complete before)" in featviz(*base).err
-        before = tree(out)
-        edit(code, "F.relu", "F.gelu")
-        done = featviz(*base)
-        assert done.code == 1 and "holds another run; its model.code_sha256 is" in done.err
-        assert tree(out) == before
-
-
-def test_an_edited_transform_is_another_run(
-    featviz: Run, tiny_file: Path, code: Path, photos: Path, tmp_path: Path
-) -> None:
-    """Its file's sha256 stands in the words of the preprocessing, which are refused."""
-    base = ["run", tiny_file, photos, "--layers", "0", "--out", tmp_path / "out"]
-    base += ["--transform", f"{code}:prepare", "--resume"]
+    """gelu for relu changes no tensor and no name. run.json has the sha256 of the model's file, and
+    the words of the preprocessing that of the transform's; an address in `extra_repr` is no
+    difference."""
+    words, out = [f"{code}:Net"], tmp_path / "out"
+    if given == "--arch":
+        module = load_model(ModelOptions(f"{code}:Net"), InputOptions()).module
+        torch.save(module.state_dict(), tmp_path / "weights.pth")
+        words = [tmp_path / "weights.pth", "--arch", *words]
+    if given == "--transform":
+        words = [tiny_file, "--transform", f"{code}:prepare"]
+    base = ["run", *words, photos, "--layers", "Conv2d", "--out", out, "--resume"]
     assert featviz(*base).code == 0
-    digest = hashlib.sha256(CODE.encode()).hexdigest()[:16]
-    words = run_json(tmp_path / "out")["preprocessing"]
-    assert words == f"RGB, transform user_net.py:prepare (sha256 {digest})"
     assert "(2 were complete before)" in featviz(*base).err
-    before = tree(tmp_path / "out")
-    edit(code, "/ 255", "/ 10")
+    record, before = run_json(out), tree(out)
+    code.write_text(CODE.replace("F.relu", "F.gelu").replace("/ 255", "/ 10"))
     done = featviz(*base)
-    assert done.code == 1 and "holds another run; its preprocessing is" in done.err
-    edited = hashlib.sha256(code.read_bytes()).hexdigest()[:16]
-    assert all(f"(sha256 {one})" in done.err for one in (digest, edited))
-    assert tree(tmp_path / "out") == before
+    old, new = (hashlib.sha256(text).hexdigest() for text in (CODE.encode(), code.read_bytes()))
+    if given == "--transform":
+        of = "preprocessing"
+        assert record[of] == f"RGB, transform user_net.py:prepare (sha256 {old[:16]})"
+        assert all(f"(sha256 {one[:16]})" in done.err for one in (old, new))
+    else:
+        of = "model.code_sha256"
+        assert record["model"]["code_sha256"] == old != new
+    assert done.code == 1 and f"holds another run; its {of} is" in done.err
+    assert tree(out) == before
 
 
 def test_settings_of_a_module_and_a_transform_from_python(photos: Path, tmp_path: Path) -> None:

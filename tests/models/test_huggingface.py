@@ -16,6 +16,7 @@ import pytest
 import torch
 from conftest import Outcome
 from PIL import Image
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from featviz import run
@@ -212,10 +213,6 @@ def test_targets_read_the_logits(
 
 def test_partial_weights(folders: Callable[[str], Path], tmp_path: Path) -> None:
     """What is missing is an error, and with --partial random by --seed, with a warning."""
-    from safetensors.torch import save_file
-
-    from featviz.errors import LoadError
-
     folder = folders("vit")
     tensors = {
         k: v.contiguous() for k, v in theirs(folder).state_dict().items() if "class" not in k

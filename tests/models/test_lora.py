@@ -96,14 +96,12 @@ def test_the_base_model_may_have_weights_of_its_own(tmp_path: Path) -> None:
 def test_a_header_that_begins_as_a_pickle_does(tmp_path: Path) -> None:
     """A safetensors header of 640 bytes begins with the first two bytes of a pickle."""
     path = tmp_path / "weights.safetensors"
-    heads = (_head(path, length) for length in range(500, 700))
-    assert b"\x80\x02" in heads
+    for length in range(500, 700):
+        save_file({"x" * length: torch.zeros(1)}, path)
+        if path.read_bytes().startswith(b"\x80\x02"):
+            break
+    assert path.read_bytes().startswith(b"\x80\x02")
     assert sniff.sniff(path) == sniff.SAFETENSORS
-
-
-def _head(path: Path, length: int) -> bytes:
-    save_file({"x" * length: torch.zeros(1)}, path)
-    return path.read_bytes()[:2]
 
 
 LINEAR = {k: v for k, v in FACTORS.items() if k.startswith("block")}

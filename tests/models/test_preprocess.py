@@ -25,8 +25,6 @@ from featviz.models.presets import Letterbox, choose_preprocess, first_channels
 from featviz.options import INTERPOLATIONS, InputOptions
 from featviz.records import PRESETS, Raster
 
-pytestmark = pytest.mark.usefixtures("imports_undone")
-
 RGB, GREY = nn.Conv2d(3, 2, 1), nn.Conv2d(1, 2, 1)
 RESNET = models.ResNet18_Weights.IMAGENET1K_V1
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -267,14 +265,6 @@ def test_undo_is_the_inverse_of_normalising(options: dict[str, Any]) -> None:
     assert torch.equal(tensor, before)
 
 
-RGB = nn.Conv2d(3, 2, 1)
-
-
-def smooth_noise(width: int, height: int) -> Image.Image:
-    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
-    return Image.fromarray(pixels).resize((width * 2, height * 2))
-
-
 def theirs(name: str, image: Image.Image) -> Tensor:
     """The input as the library prepares it that the preset is taken from: [3, H, W]."""
     if name == "imagenet":
@@ -290,10 +280,10 @@ def theirs(name: str, image: Image.Image) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore:The transform `ToTensor")
 @pytest.mark.parametrize("name", ["imagenet", "clip", "inception"])
-@pytest.mark.parametrize("size", [(200, 300), (150, 90)])
+@pytest.mark.parametrize("size", [(400, 600), (300, 180)])
 def test_a_preset_is_its_librarys_preprocessing(name: str, size: tuple[int, int]) -> None:
     """Pixel for pixel, also for a model whose weights say otherwise."""
-    image = smooth_noise(*size)
+    image = noise(*size)
     entry = ResNet50_Weights.IMAGENET1K_V2
     ours = choose_preprocess(RGB, entry, InputOptions(preset=name)).tensor(image)
     torch.testing.assert_close(ours[0], theirs(name, image), atol=1e-6, rtol=0)
@@ -301,7 +291,7 @@ def test_a_preset_is_its_librarys_preprocessing(name: str, size: tuple[int, int]
 
 def test_none_leaves_the_image_as_it_is() -> None:
     """Its own size, values 0..1; grey for a model of one channel."""
-    image = smooth_noise(30, 20)
+    image = noise(60, 40)
     values = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 255
     chosen = choose_preprocess(RGB, ResNet18_Weights.DEFAULT, InputOptions(preset="none"))
     torch.testing.assert_close(chosen.tensor(image), values)
@@ -349,19 +339,11 @@ def test_other_options_and_a_model_of_one_size_change_a_preset() -> None:
     assert choose_preprocess(transformer, None, options).blank()[0].shape == (1, 3, 96, 96)
 
 
-CODE = """
-from torch import nn
-def make():
-    return nn.Sequential(nn.Conv2d(3, 2, 1))
-"""
-
-
 def test_the_guess_is_said_once_and_only_where_images_are_used(
-    featviz: Run, picture: Path, tmp_path: Path
+    featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path
 ) -> None:
     """`run`, its --dry-run and `audit` say it once; `layers` does not."""
-    (tmp_path / "user_net.py").write_text(CODE)
-    model, out = f"{tmp_path}/user_net.py:make", tmp_path / "out"
+    model, out = tiny_file, tmp_path / "out"
     others = "clip, inception, yolo, none"
     said = f"warning: preprocessing is a guess, --preset imagenet (others: {others}; "
     assert "preprocessing is a guess" not in featviz("layers", model).err

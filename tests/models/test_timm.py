@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import socket
 import sys
@@ -112,9 +111,8 @@ def test_a_fixed_size_is_named(picture: Path, tmp_path: Path, featviz: Callable[
     failed = featviz(*common, "--layers", "Conv2d", "--out", tmp_path / "a")
     assert failed.code == 1
     assert "PatchEmbed): Input height (96) doesn't match model (224)" in failed.err
-    done = featviz(
-        "layers", *common[1:2], *common[3:], "--model-arg", "dynamic_img_size=True", "--json"
-    )
+    more = ("--model-arg", "dynamic_img_size=True", "--json")
+    done = featviz("layers", *common[1:2], *common[3:], *more)
     rows = {row["name"]: row for row in json.loads(done.out)["layers"]}
     assert rows["patch_embed"]["output_shape"] == [1, 6, 4, 192]
 
@@ -122,9 +120,8 @@ def test_a_fixed_size_is_named(picture: Path, tmp_path: Path, featviz: Callable[
 # Weights -------------------------------------------------------------------------------------
 
 
-def test_random_weights_are_timms_under_the_seed(caplog: Any, monkeypatch: Any) -> None:
+def test_random_weights_are_timms_under_the_seed(messages: pytest.LogCaptureFixture) -> None:
     """--weights none --seed 3 gives what timm.create_model gives after that seed, and says so."""
-    monkeypatch.setattr(logging.getLogger("featviz"), "propagate", True)
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
     found = load(f"timm:{SMALL}", weights="none", seed=3)
@@ -132,7 +129,7 @@ def test_random_weights_are_timms_under_the_seed(caplog: Any, monkeypatch: Any) 
     torch.manual_seed(3)
     assert same(found.module, timm.create_model(SMALL))
     assert found.source == {"kind": "timm", "name": SMALL, "weights": "none", "seed": 3}
-    assert "test_resnet has random weights (--weights none, --seed 3)" in caplog.text
+    assert "test_resnet has random weights (--weights none, --seed 3)" in messages.text
 
 
 @pytest.mark.parametrize(
@@ -155,8 +152,7 @@ def test_a_file_of_weights(
     assert found.preprocess.blank()[0].shape == (1, 3, 160, 160)
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", SMALL, "test_efficientnet"])
-@pytest.mark.slow
+@pytest.mark.parametrize("name", ["test_vit", SMALL, "test_efficientnet"])
 def test_the_file_says_how_many_classes_and_channels(name: str, tmp_path: Path) -> None:
     """Fine-tuned weights of 7 classes for grey images need no --model-arg."""
     tuned = timm.create_model(name, num_classes=7, in_chans=1)
@@ -166,7 +162,6 @@ def test_the_file_says_how_many_classes_and_channels(name: str, tmp_path: Path) 
     assert (found.source["num_classes"], found.preprocess.chain.channels) == (7, 1)
 
 
-@pytest.mark.slow
 def test_config_json_beside_the_file_names_the_model(
     own: nn.Module, tmp_path: Path, featviz: Callable[..., Any]
 ) -> None:
@@ -205,14 +200,13 @@ def test_weights_fetched_before_need_no_network(
 
 
 def test_another_number_of_classes_is_told(
-    own: nn.Module, tmp_path: Path, caplog: Any, monkeypatch: Any
+    own: nn.Module, tmp_path: Path, messages: pytest.LogCaptureFixture
 ) -> None:
     """num_classes=7 with pretrained weights leaves a random classifier; it says so."""
-    monkeypatch.setattr(logging.getLogger("featviz"), "propagate", True)
     _cached(tmp_path, f"{SMALL}.r160_in1k", own.state_dict())
     found = load(f"timm:{SMALL}", model_args={"num_classes": 7}).module
     assert torch.equal(found.conv1[0].weight, own.conv1[0].weight)
-    assert "is random: its weights have 1000 classes, not 7" in caplog.text
+    assert "is random: its weights have 1000 classes, not 7" in messages.text
 
 
 def test_weights_that_cannot_be_downloaded(

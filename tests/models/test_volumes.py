@@ -134,7 +134,6 @@ def test_a_volume_stands_alone_among_others(
     assert found == ["a.npy", "b.npy"]
 
 
-@pytest.mark.slow
 def test_a_picture_of_channels_is_no_volume(
     featviz: Callable[..., Outcome], code: Path, tmp_path: Path
 ) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
+import gzip
 import json
+import runpy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -65,7 +65,8 @@ def test_weights_load_without_arch_however_they_are_wrapped(
     """The architecture, its classes and every weight are found (traps 22 to 24)."""
     path = tmp_path / "weights.pth"
     torch.save(WRAPPINGS[wrapping](dict(small.state_dict())), path)
-    loaded = load_model(ModelOptions(str(path)), InputOptions())
+    with uninitialised():
+        loaded = load_model(ModelOptions(str(path)), InputOptions())
     assert (loaded.source["arch"], loaded.source["num_classes"]) == ("shufflenet_v2_x0_5", 7)
     assert "resize shorter side to 256" in loaded.preprocess.words
     for key, value in small.state_dict().items():
@@ -222,23 +223,8 @@ class _Stranger(nn.Module):
     """A class that no list has."""
 
 
-def make_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make", ROOT / "scripts/make_architectures.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 TWINS = {"fasterrcnn_mobilenet_v3_large_320_fpn": "fasterrcnn_mobilenet_v3_large_fpn"}
 """Two builders of the same shapes; float and quantised ones are told by their names."""
-
-
-def built(name: str, classes: int) -> State:
-    options = nothing_fetched(name)
-    options |= {} if name.startswith("raft") else {"num_classes": classes}
-    with uninitialised(), on_meta(name):
-        return dict(models.get_model(name, **options).state_dict())
 
 
 @pytest.mark.slow
@@ -246,7 +232,10 @@ def built(name: str, classes: int) -> State:
 def test_every_torchvision_builder_is_found_from_its_state_dict(name: str) -> None:
     """With 1000 and with 7 classes; twins may answer for each other."""
     for classes in (1000, 7):
-        known = identify(Unwrapped(built(name, classes)))
+        options = {} if name.startswith("raft") else {"num_classes": classes}
+        with uninitialised(), on_meta(name):
+            module = models.get_model(name, **nothing_fetched(name), **options)
+        known = identify(Unwrapped(dict(module.state_dict())))
         plain = name.removeprefix("quantized_")
         assert known.name in (plain, TWINS.get(plain)) or name in known.names, known.words
         assert known.num_classes == (None if name.startswith("raft") else classes)
@@ -255,15 +244,12 @@ def test_every_torchvision_builder_is_found_from_its_state_dict(name: str) -> No
 @pytest.mark.slow
 def test_index_is_that_of_the_installed_torchvision(tmp_path: Path) -> None:
     """The shipped index has every builder, and a few made anew are the same."""
-    import gzip
-
     shipped = json.loads(gzip.decompress(INDEX.read_bytes()))
     assert sorted(shipped) == sorted(models.list_models())
     assert INDEX.with_name("names.txt").read_text("utf-8").split() == models.list_models()
-    script = make_script()
+    entry = runpy.run_path(str(ROOT / "scripts" / "make_architectures.py"))["entry"]
     for name in ("resnet18", "ssd300_vgg16", "vit_b_16", "deeplabv3_resnet50", "r3d_18"):
-        entry = json.loads(json.dumps(script.entry(name)))
-        assert shipped[name] == entry
+        assert shipped[name] == json.loads(json.dumps(entry(name)))
 
 
 @pytest.mark.slow

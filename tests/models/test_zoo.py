@@ -71,12 +71,6 @@ CASES = {
 QUICK = {"squeezenet1_1", "shufflenet_v2_x0_5"}
 
 
-def case_of(name: str) -> Case:
-    name = name.removeprefix("quantized_")
-    fitting = [prefix for prefix in CASES if name.startswith(prefix)]
-    return CASES[max(fitting, key=len)] if fitting else Case()
-
-
 def random_weights(module: nn.Module) -> dict[str, Tensor]:
     """A state dict of random weights."""
     generator = torch.Generator().manual_seed(0)
@@ -215,7 +209,7 @@ def marked(names: Iterable[str], quick: set[str]) -> list[Any]:
 @pytest.mark.parametrize("name", marked(RUN, QUICK))
 def test_no_leaf_of_torchvision_is_lost(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """From a bare state dict, without --arch: each call of each leaf is drawn or has a reason."""
-    case = case_of(name)
+    case = next((case for start, case in CASES.items() if name.startswith(start)), Case())
     inputs = InputOptions(size=case.size, frames=case.frames or 1)
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
