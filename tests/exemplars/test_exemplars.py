@@ -90,7 +90,7 @@ def test_a_search_over_all_tensors_finds_the_same(
     for row in content["layers"]:
         maps = kept[row["layer"], row["call"]]
         if row["layer"] == "conv1":  # whose output the ReLU overwrites
-            net.relu.inplace = False  # type: ignore[union-attr]
+            net.relu.inplace = False
             maps = stored(net, noise)["conv1", 0]
         for channel in row["channels"]:
             expected = best(maps, channel["channel"], 5, by)
@@ -158,7 +158,7 @@ def test_of_an_image_that_fails_on_the_way_nothing_stays(
         return out
 
     net = Net(way, first=nn.Conv2d(3, 1, 1, bias=False))
-    net.first.weight.data[:] = torch.tensor([1.0, 0, 0])[:, None, None]  # type: ignore[operator, union-attr]
+    net.first.weight.data[:] = torch.tensor([1.0, 0, 0])[:, None, None]
     options = replace(OPTIONS, layers="first", batch_size=size)
     content = found(net, noise, tmp_path / "out", options, top=20, pick="mean")
     reds = [
