@@ -35,17 +35,12 @@ def loaded(module: nn.Module, inputs: InputOptions = PLAIN) -> LoadedModel:
 
 
 def document(module: nn.Module, images: object, tmp_path: Path, **asked: Any) -> dict[str, Any]:
-    """audit.json of a module."""
     out = tmp_path / "audit"
     shutil.rmtree(out, ignore_errors=True)
     options = AuditOptions(inputs=PLAIN, out=out, **asked)
     audit(loaded(module), [str(images)], options)
     content: dict[str, Any] = json.loads((out / "audit.json").read_text())
     return content
-
-
-def names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def found(content: dict[str, Any]) -> dict[str, dict[str, list[int]]]:

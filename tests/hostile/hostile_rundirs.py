@@ -215,7 +215,6 @@ FIELDS: list[tuple[str, Any, str]] = [
             *("file:///etc/passwd", "https://evil.example/x.png", "", ".."),
         )
     ),
-    (FILE, "javascript:alert(1)", INSIDE),
     (FILE, "manifest.json", "expected a name that ends in .png or .webp or .jp"),
     (FILE, "x" * 4000 + ".png", "cannot be read: File name too long"),
     ("captures.0.tensor", "../../../secret/id_secret.npy", "captures[0].tensor is "),
