@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from conftest import Outcome
+from networks import Net
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -34,7 +35,6 @@ def loaded(module: nn.Module, inputs: InputOptions = PLAIN) -> LoadedModel:
 
 
 def document(module: nn.Module, images: object, tmp_path: Path, **asked: Any) -> dict[str, Any]:
-    """audit.json of a module."""
     out = tmp_path / "audit"
     shutil.rmtree(out, ignore_errors=True)
     options = AuditOptions(inputs=PLAIN, out=out, **asked)
@@ -43,37 +43,33 @@ def document(module: nn.Module, images: object, tmp_path: Path, **asked: Any) ->
     return content
 
 
-def names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
 def found(content: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
     return {row["label"]: row["findings"] for row in content["layers"]}
 
 
-class Block(nn.Module):
-    """A residual block that shares its ReLU, as in ResNet-18."""
+def residual() -> Any:
+    """A block that shares its ReLU, as in ResNet-18, between two convolutions; GELU is last."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.conv2, self.bn2 = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.relu = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def way(self: Any, x: Tensor) -> Tensor:
         out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
         out += x
         return self.relu(out)
 
+    convs = {f"conv{n}": nn.Conv2d(4, 4, 3, padding=1) for n in (1, 2)}
+    norms = {f"bn{n}": nn.BatchNorm2d(4) for n in (1, 2)}
+    block = Net(way, **convs, **norms, relu=nn.ReLU(inplace=True))
+    return Net(
+        lambda self, x: F.gelu(self.late(self.block(self.stem(x)))),
+        stem=nn.Conv2d(3, 4, 1), block=block, late=nn.Conv2d(4, 2, 1),
+    )  # fmt: skip
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.block = nn.Conv2d(3, 4, 1), Block()
-        self.late = nn.Conv2d(4, 2, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(self.late(self.block(self.stem(x))))
+def filled(conv: nn.Conv2d, weights: Tensor, biases: list[float]) -> nn.Conv2d:
+    """A convolution of one pixel with these weights [C_out, C_in]."""
+    with torch.no_grad():
+        conv.weight.copy_(weights[:, :, None, None])
+        conv.bias.copy_(torch.tensor(biases))
+    return conv
 
 
 def wake(layer: nn.Module) -> None:

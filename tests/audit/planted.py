@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -28,9 +26,6 @@ class Planted(nn.Module):
         if way == "modules":
             self.act2 = nn.ReLU6()
         torch.manual_seed(3)
-        self.plant()
-
-    def plant(self) -> None:
         red, green, blue = torch.eye(3)
         nothing = torch.zeros(3)
         weights = [nothing, nothing, red, 2 * red, blue, red, green, blue]
@@ -44,19 +39,15 @@ class Planted(nn.Module):
             self.conv2.bias.zero_()
             self.conv2.bias[0] = 1
 
-    def first(self) -> Callable[[Tensor], Tensor]:
-        ways: dict[str, Callable[[Tensor], Tensor]] = {
-            "functional": F.relu6,
-            "functional in place": lambda x: F.relu6(x, inplace=True),
-        }
-        return ways.get(self.way) or self.act
-
-    def second(self) -> Callable[[Tensor], Tensor]:
-        return self.act2 if self.way == "modules" else self.first()
+    def activated(self, x: Tensor) -> Tensor:
+        if self.way.startswith("functional"):
+            return F.relu6(x, inplace=self.way == "functional in place")
+        return self.act(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.first()(self.bn(self.conv1(x)))
-        x = self.second()(self.conv2(x))
+        x = self.activated(self.bn(self.conv1(x)))
+        x = self.conv2(x)
+        x = self.act2(x) if self.way == "modules" else self.activated(x)
         return self.head(x.mean((2, 3)))
 
 

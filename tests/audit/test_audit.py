@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from networks import Net
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,7 +23,7 @@ from featviz.options import AuditOptions, InputOptions, Thresholds
 from featviz.pipeline.batches import batches as read_batches
 
 from . import planted
-from .audited import PLAIN, Residual, document, found, kill, loaded, solid, wake
+from .audited import PLAIN, document, filled, found, kill, loaded, residual, solid, wake
 
 LABELS = {
     "modules": ("act", "act2"),
@@ -62,10 +64,7 @@ def test_convolutions_are_judged_at_the_activation_that_follows(
 
 def test_dead_on_one_image_and_alive_on_another_is_not_dead(tmp_path: Path) -> None:
     """A channel that only bright images excite is dead for dark ones alone."""
-    conv = nn.Conv2d(3, 2, 1)
-    with torch.no_grad():
-        conv.weight.copy_(torch.tensor([[1.0, 0, 0], [1, 0, 0]])[:, :, None, None])
-        conv.bias.copy_(torch.tensor([-0.5, -2.0]))
+    conv = filled(nn.Conv2d(3, 2, 1), torch.tensor([[1.0, 0, 0], [1, 0, 0]]), [-0.5, -2.0])
     model = nn.Sequential(conv, nn.ReLU())
     both = tmp_path / "both"
     both.mkdir()
@@ -77,7 +76,7 @@ def test_dead_on_one_image_and_alive_on_another_is_not_dead(tmp_path: Path) -> N
 
 def test_where_no_activation_follows_dead_is_refused(noise: Path, tmp_path: Path) -> None:
     """Before an addition, before GELU and before nothing: no verdict, with the reason."""
-    content = document(Residual(), noise, tmp_path, layers="Conv2d")
+    content = document(residual(), noise, tmp_path, layers="Conv2d")
     rows = {row["label"]: row for row in content["layers"]}
     reasons = {label: row["not_judged"].get("dead") for label, row in rows.items()}
     assert reasons == {
@@ -94,29 +93,22 @@ def test_where_no_activation_follows_dead_is_refused(noise: Path, tmp_path: Path
 
 def test_functions_are_named_by_the_module_that_calls_them(noise: Path, tmp_path: Path) -> None:
     """`fn:gelu` of the model itself; a selector takes them."""
-    content = document(Residual(), noise, tmp_path)
+    content = document(residual(), noise, tmp_path)
     assert [row["label"] for row in content["layers"]] == [
         "block.relu", "block.relu.call1", "fn:gelu",
     ]  # fmt: skip
-    assert list(found(document(Residual(), noise, tmp_path, layers="fn:gelu"))) == ["fn:gelu"]
+    assert list(found(document(residual(), noise, tmp_path, layers="fn:gelu"))) == ["fn:gelu"]
 
 
 def test_a_shared_activation_is_judged_in_each_place(noise: Path, tmp_path: Path) -> None:
     """One ReLU of two callers: a channel that is dead behind one lives behind the other."""
 
-    class Unit(nn.Module):
-        def __init__(self, bias: list[float], relu: nn.Module) -> None:
-            super().__init__()
-            self.conv, self.relu = nn.Conv2d(3, 3, 1), relu
-            with torch.no_grad():
-                self.conv.weight.copy_(torch.eye(3)[:, :, None, None])
-                self.conv.bias.copy_(torch.tensor(bias))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.relu(self.conv(x))
+    def unit(bias: list[float], relu: nn.Module) -> nn.Module:
+        conv = filled(nn.Conv2d(3, 3, 1), torch.eye(3), bias)
+        return Net(lambda self, x: self.relu(self.conv(x)), conv=conv, relu=relu)
 
     relu = nn.ReLU()
-    model = nn.Sequential(Unit([0, -2, 0], relu), Unit([0, 2, -2], relu))
+    model = nn.Sequential(unit([0, -2, 0], relu), unit([0, 2, -2], relu))
     content = document(model, noise, tmp_path)
     dead = {label: findings.get("dead") for label, findings in found(content).items()}
     assert dead == {"0.relu": [1], "1.relu": [2]}
@@ -165,30 +157,21 @@ def test_each_activation_is_asked_its_own_question(
     activation: nn.Module, bias: float, finding: str | None, noise: Path, tmp_path: Path
 ) -> None:
     """Sigmoid saturates, SiLU goes constant, ReLU dies; one that varies has no finding."""
-    conv = nn.Conv2d(3, 1, 1)
-    with torch.no_grad():
-        conv.weight.fill_(0.5)
-        conv.bias.fill_(bias)
+    conv = filled(nn.Conv2d(3, 1, 1), torch.tensor([[0.5] * 3]), [bias])
     own = found(document(nn.Sequential(conv, activation), noise, tmp_path))["1"]
     assert {name for name, channels in own.items() if channels} == ({finding} - {None})
 
 
 def test_channels_last_is_told_by_the_layer_before(tmp_path: Path) -> None:
     """Linear gives [B, 12, 10, 8]: channels last, although 10 × 8 has the input's proportions."""
-
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.relu = nn.Linear(3, 8), nn.ReLU()
-            wake(self.linear)
-            kill(self.linear, [5, 7])
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.relu(self.linear(x.permute(0, 2, 3, 1)))
-
-    path = tmp_path / "x.png"
+    linear, path = nn.Linear(3, 8), tmp_path / "x.png"
+    wake(linear)
+    kill(linear, [5, 7])
     Image.effect_noise((12, 12), 90).convert("RGB").save(path)
-    content = document(Last(), path, tmp_path)
+    last = Net(
+        lambda self, x: self.relu(self.linear(x.permute(0, 2, 3, 1))), linear=linear, relu=nn.ReLU()
+    )
+    content = document(last, path, tmp_path)
     assert content["layers"][0]["channels"] == 8
     assert content["prune"] == {"linear": [5, 7]}
 
@@ -246,19 +229,11 @@ def test_the_model_is_given_back_as_it_was(noise: Path, tmp_path: Path) -> None:
 
 def test_no_layers_at_all_and_none_that_ran(noise: Path, tmp_path: Path) -> None:
     """Both are usage errors that say what there is."""
-
-    class Idle(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.spare = nn.ReLU()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * 2
-
+    idle = Net(lambda self, x: x * 2, spare=nn.ReLU())
     with pytest.raises(UsageError, match="neither activations nor convolutions"):
-        document(Idle(), noise, tmp_path)
+        document(idle, noise, tmp_path)
     with pytest.raises(UsageError) as error:
-        document(Idle(), noise, tmp_path, layers="ReLU")
+        document(idle, noise, tmp_path, layers="ReLU")
     assert "spare never ran" in str(error.value.hint)
 
 
@@ -295,19 +270,13 @@ def test_what_has_no_channels_is_named_and_not_counted(tmp_path: Path) -> None:
     """A detector's scores [1, classes, anchors] have no axis of channels that is known: anchors do
     not count as saturated channels, and the maps before them are audited."""
 
-    class Detector(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.act, self.scores = nn.Conv2d(3, 11, 3), nn.ReLU(), nn.Sigmoid()
+    def way(self: Any, x: Tensor) -> Tensor:
+        x = self.act(self.conv(x))
+        rows = torch.cat([x.flatten(2), x.flatten(2)[..., :17]], 2)
+        return self.scores(rows * 1000)
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.act(self.conv(x))
-            rows = torch.cat([x.flatten(2), x.flatten(2)[..., :17]], 2)
-            scores: Tensor = self.scores(rows * 1000)
-            return scores
-
-    image = solid(tmp_path / "red.png", (255, 0, 0))
-    content = document(Detector(), image, tmp_path)
+    detector = Net(way, conv=nn.Conv2d(3, 11, 3), act=nn.ReLU(), scores=nn.Sigmoid())
+    content = document(detector, solid(tmp_path / "red.png", (255, 0, 0)), tmp_path)
     assert [(row["layer"], row["channels"]) for row in content["layers"]] == [("act", 11)]
     (skipped,) = content["skipped"]
     assert skipped["layer"] == "scores"
@@ -317,20 +286,13 @@ def test_what_has_no_channels_is_named_and_not_counted(tmp_path: Path) -> None:
 def test_maps_and_tokens_without_a_known_maker_are_counted_by_their_layout(tmp_path: Path) -> None:
     """Where no layer before says which axis counts channels, the layout of the output does."""
 
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.maps, self.last, self.tokens = nn.Sigmoid(), nn.Sigmoid(), nn.Sigmoid()
+    def way(self: Any, x: Tensor) -> Tensor:
+        wide = torch.cat([x, x], 1) * 1.0
+        self.maps(wide)
+        self.last(wide.permute(0, 2, 3, 1) * 1.0)
+        return self.tokens(wide.flatten(2).transpose(1, 2) * 1.0)
 
-        def forward(self, x: Tensor) -> Tensor:
-            wide = torch.cat([x, x], 1) * 1.0
-            self.maps(wide)
-            self.last(wide.permute(0, 2, 3, 1) * 1.0)
-            tokens: Tensor = self.tokens(wide.flatten(2).transpose(1, 2) * 1.0)
-            return tokens
-
-    image = solid(tmp_path / "red.png", (255, 0, 0))
-    content = document(Mixed(), image, tmp_path)
-    assert {row["layer"]: row["channels"] for row in content["layers"]} == {
-        "maps": 6, "last": 6, "tokens": 6,
-    }  # fmt: skip
+    names = ("maps", "last", "tokens")
+    mixed = Net(way, **{name: nn.Sigmoid() for name in names})
+    content = document(mixed, solid(tmp_path / "red.png", (255, 0, 0)), tmp_path)
+    assert {row["layer"]: row["channels"] for row in content["layers"]} == dict.fromkeys(names, 6)

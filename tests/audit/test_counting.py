@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from networks import Net
 from PIL import Image
 from torch import nn
 
@@ -69,18 +70,8 @@ def test_reading_stops_with_the_caller(noise: Path) -> None:
 
 def test_a_call_whose_channels_change_is_named(tmp_path: Path, noise: Path) -> None:
     """Before they merge or after, a call with other channels than before is skipped, with both."""
-
-    class Fickle(nn.Module):
-        """Gives as many channels as the first pixel says."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.relu = nn.ReLU()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            bright = bool(x[0, 0, 0, 0] > 0.5)
-            return self.relu(x if bright else x[:, :2])
-
-    skipped = document(Fickle(), noise, tmp_path)["skipped"]
+    # as many channels as the first pixel says
+    fickle = Net(lambda self, x: self.relu(x if x[0, 0, 0, 0] > 0.5 else x[:, :2]), relu=nn.ReLU())
+    skipped = document(fickle, noise, tmp_path)["skipped"]
     assert [entry["layer"] for entry in skipped] == ["relu"]
     assert "channels, then" in skipped[0]["reason"]

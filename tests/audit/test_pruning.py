@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from networks import Net
 from PIL import Image
 from torch import Tensor, nn
 
 from featviz.options import Thresholds
 
-from .audited import Residual, document, found, kill, loaded, solid, wake
+from .audited import document, filled, found, kill, loaded, residual, solid, wake
 
 
 def test_prune_names_the_layer_that_makes_each_dead_channel(noise: Path, tmp_path: Path) -> None:
     """Behind BatchNorm and a shared ReLU it is conv1; behind an addition it is nobody's alone."""
-    model = Residual()
+    model = residual()
     wake(model.block.conv1)
     kill(model.block.conv1, [1, 3])
     wake(model.block.bn2)
@@ -66,96 +68,61 @@ def test_verification_sees_a_channel_that_matters(noise: Path, tmp_path: Path) -
     assert content["verify"]["largest_change"] == pytest.approx(float(expected), rel=1e-5)
 
 
-class SpoiledByCutting(nn.Module):
-    """Divides by a channel that holds 0.001 everywhere."""
+def test_verification_counts_values_that_become_infinite(noise: Path, tmp_path: Path) -> None:
+    """An output that becomes infinite has its shape still: the change of the others is given."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.relu = nn.Conv2d(3, 2, 1), nn.ReLU()
-        with torch.no_grad():
-            self.conv.weight.zero_()
-            self.conv.bias.copy_(torch.tensor([1e-3, 1.0]))
-
-    def forward(self, x: Tensor) -> Tensor:
+    def way(self: Any, x: Tensor) -> Tensor:
         y = self.relu(self.conv(x))
         return torch.stack([(y[:, 1] / y[:, 0]).mean((1, 2)), y[:, 1].mean((1, 2))], 1)
 
-
-def test_verification_counts_values_that_become_infinite(noise: Path, tmp_path: Path) -> None:
-    """An output that becomes infinite has its shape still: the change of the others is given."""
-    content = document(
-        SpoiledByCutting(), noise, tmp_path, prove=True, thresholds=Thresholds(eps=0.01)
-    )
+    conv = filled(nn.Conv2d(3, 2, 1), torch.zeros(2, 3), [1e-3, 1.0])
+    divided = Net(way, conv=conv, relu=nn.ReLU())
+    content = document(divided, noise, tmp_path, prove=True, thresholds=Thresholds(eps=0.01))
     assert content["prune"] == {"conv": [0]}
     assert content["verify"] == {"channels": 1, "images": 6, "largest_change": 0.0, "nonfinite": 6}
-
-
-class Twice(nn.Module):
-    """One convolution that runs twice, with a ReLU behind each call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.relu = nn.Conv2d(3, 3, 1), nn.ReLU()
-        with torch.no_grad():
-            self.conv.weight.copy_(torch.eye(3)[:, :, None, None])
-            self.conv.weight[1, 1] = -1
-            self.conv.bias.copy_(torch.tensor([-0.9, 0.0, -2.0]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.relu(self.conv(self.relu(self.conv(x)) - 1))
 
 
 def test_a_layer_that_runs_twice_loses_what_is_dead_both_times(tmp_path: Path) -> None:
     """Channel 1 dies at the first call only, channel 0 at the second only, channel 2 at both."""
     bright = solid(tmp_path / "bright.png", (255, 255, 255))
-    content = document(Twice(), bright, tmp_path)
+    conv = filled(nn.Conv2d(3, 3, 1), torch.diag(torch.tensor([1.0, -1, 1])), [-0.9, 0.0, -2.0])
+    twice = Net(
+        lambda self, x: self.relu(self.conv(self.relu(self.conv(x)) - 1)), conv=conv, relu=nn.ReLU()
+    )
+    content = document(twice, bright, tmp_path)
     dead = {label: own["dead"] for label, own in found(content).items()}
     assert dead == {"relu": [1, 2], "relu.call1": [0, 2]}
     assert content["prune"] == {"conv": [2]}
-
-
-class Forked(nn.Module):
-    """One convolution that runs twice, with a ReLU behind its first call only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.relu = nn.Conv2d(3, 3, 1), nn.ReLU()
-        wake(self.conv)
-        kill(self.conv, [1])
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(self.relu(self.conv(x)))
 
 
 def test_a_layer_whose_other_call_is_used_as_it_is_loses_nothing(
     noise: Path, tmp_path: Path
 ) -> None:
     """Its dead channel is -3 in the output of the second call: cutting it out would show."""
-    content = document(Forked(), noise, tmp_path)
+    conv = nn.Conv2d(3, 3, 1)
+    wake(conv)
+    kill(conv, [1])
+    forked = Net(lambda self, x: self.conv(self.relu(self.conv(x))), conv=conv, relu=nn.ReLU())
+    content = document(forked, noise, tmp_path)
     assert found(content)["relu"]["dead"] == [1]
     assert content["prune"] == {}
 
 
-class Mixed(nn.Module):
-    """What a chain from a convolution to its ReLU must not hold, for pruning to be safe."""
+def test_channels_that_others_depend_on_are_not_pruned(noise: Path, tmp_path: Path) -> None:
+    """GroupNorm mixes channels, and b's own output is used beside its ReLU."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.norm = nn.Conv2d(3, 4, 1), nn.GroupNorm(1, 4)
-        self.b, self.relu = nn.Conv2d(3, 4, 1), nn.ReLU()
-        with torch.no_grad():
-            self.norm.bias.fill_(5.0)[1] = -100
-        wake(self.b)
-        kill(self.b, [2])
-
-    def forward(self, x: Tensor) -> Tensor:
+    def way(self: Any, x: Tensor) -> Tensor:
         raw = self.b(x)
         return self.relu(self.norm(self.a(x))) + self.relu(raw) + raw
 
-
-def test_channels_that_others_depend_on_are_not_pruned(noise: Path, tmp_path: Path) -> None:
-    """GroupNorm mixes channels, and b's own output is used beside its ReLU."""
-    content = document(Mixed(), noise, tmp_path)
+    norm, b = nn.GroupNorm(1, 4), nn.Conv2d(3, 4, 1)
+    wake(norm)
+    with torch.no_grad():
+        norm.bias[1] = -100
+    wake(b)
+    kill(b, [2])
+    mixed = Net(way, a=nn.Conv2d(3, 4, 1), norm=norm, b=b, relu=nn.ReLU())
+    content = document(mixed, noise, tmp_path)
     assert {label: own["dead"] for label, own in found(content).items()} == {
         "relu": [1], "relu.call1": [2],
     }  # fmt: skip

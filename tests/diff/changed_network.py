@@ -37,7 +37,6 @@ def unchanged(model: nn.Sequential) -> None:
 
 
 def saved(path: Path, change: Callable[[nn.Sequential], None] = unchanged) -> Path:
-    """The network in a file, after a change."""
     model = network()
     with torch.no_grad():
         change(model)
@@ -46,12 +45,10 @@ def saved(path: Path, change: Callable[[nn.Sequential], None] = unchanged) -> Pa
 
 
 def one_weight(model: nn.Sequential, by: float = 0.02) -> None:
-    """Change one of the 576 weights of the middle convolution."""
     model[2].weight[CHANGED, 3, 1, 1] += by
 
 
 def nan_bias(model: nn.Sequential) -> None:
-    """Make one channel of the middle convolution NaN."""
     model[2].bias[CHANGED] = float("nan")
 
 
@@ -66,7 +63,6 @@ def documented(featviz: CLI, *arguments: object) -> tuple[int, dict[str, Any]]:
 
 
 def layer_of(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """A layer of the document."""
     return next(layer for layer in document["layers"] if layer["layer"] == name)
 
 

@@ -25,7 +25,7 @@ from featviz.diff.compare import (
     map_shape,
     no_change,
     scale_of,
-)
+)  # fmt: skip
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import describe, encode
 from featviz.layout.layouts import LAYOUTS
@@ -153,11 +153,8 @@ def pixels_of(picture: Image.Image) -> tuple[np.ndarray, np.ndarray | None]:
     return np.asarray(picture), None if colors is None else np.reshape(colors, (-1, 3))
 
 
-PIECES = Origin(
-    grid=(1, 4, 6),
-    axes=(0, 1),
-    places=np.arange(24).reshape(2, 2, 3, 2).swapaxes(1, 2).flatten(),
-)
+PLACES = np.arange(24).reshape(2, 2, 3, 2).swapaxes(1, 2).flatten()
+PIECES = Origin(grid=(1, 4, 6), axes=(0, 1), places=PLACES)
 """6 windows of 2 × 2 places."""
 
 SHAPES: dict[str, tuple[tuple[int, ...], Hints]] = {
@@ -186,7 +183,6 @@ def test_kept_tensors_have_the_channels_of_the_manifest(name: str) -> None:
     row, _, stats = captured(tensor, hints)[""]
     assert not is_part(row)
     values = from_tensor(tensor.numpy(), row)
-    assert values is not None
     assert values.ids == tuple(range(row.maps))
     np.testing.assert_array_equal(values.data.min(1), stats[:, 0])
     np.testing.assert_array_equal(values.data.max(1), stats[:, 1])
@@ -199,25 +195,19 @@ def test_tokens_behind_a_grid_are_left_out() -> None:
     rows = captured(tensor, Hints(layout="tokens:6x9+1,3"))
     behind = math.prod(map_shape(rows["token_behind"][0]))
     values = from_tensor(tensor.numpy(), rows[""][0], behind)
-    assert values is not None
     np.testing.assert_array_equal(values.data.min(1), rows[""][2][:, 0])
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"cmap": "viridis"},
-        {"normalize": "layer"},
-        {"normalize": "symmetric", "cmap": "coolwarm"},
-        {"normalize": "range:-5,5"},
-        {"scale": 3, "padding": 0, "nrow": 2},
-        {"scale": 1, "padding": 5, "pad_value": 1.0},
-        {"max_maps": 3, "pick": "top"},
+        {}, {"cmap": "viridis"}, {"normalize": "layer"}, {"normalize": "range:-5,5"},
+        {"normalize": "symmetric", "cmap": "coolwarm"}, {"scale": 3, "padding": 0, "nrow": 2},
+        {"scale": 1, "padding": 5, "pad_value": 1.0}, {"max_maps": 3, "pick": "top"},
         {"max_slices": 2},
     ],
     ids=str,
-)
+)  # fmt: skip
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "windows"])
 def test_pictures_give_values_back_within_half_a_level(name: str, options: dict[str, Any]) -> None:
     """Of the drawn channels and slices, in the order of the maps."""
@@ -226,9 +216,6 @@ def test_pictures_give_values_back_within_half_a_level(name: str, options: dict[
     row, picture, stats = captured(tensor, hints, **options)[""]
     found = from_picture(*pixels_of(picture), row, stats)
     kept = from_tensor(tensor.numpy(), row)
-    assert found is not None
-    assert found.slack is not None
-    assert kept is not None
     assert found.ids == (tuple(row.channels) if row.channels else tuple(range(row.maps)))
     held = row.slices[1] if row.slices else 1
     exact = kept.only(found.ids).data.reshape(len(found.ids), held, -1)[:, row.beside]
@@ -248,7 +235,6 @@ def test_pictures_show_what_is_not_finite() -> None:
     tensor[0, 3] = 7.0
     row, picture, stats = captured(tensor, Hints())[""]
     found = from_picture(*pixels_of(picture), row, stats)
-    assert found is not None
     expected = ~torch.isfinite(tensor[0]).flatten(1).numpy()
     np.testing.assert_array_equal(np.isnan(found.data), expected)
     np.testing.assert_array_equal(found.data[3], 7.0)
@@ -260,7 +246,6 @@ def test_a_colormap_that_ends_in_magenta_hides_nothing() -> None:
     tensor[0, 1, 20, 20] = torch.nan
     row, picture, stats = captured(tensor, Hints(), cmap="cool")[""]
     found = from_picture(*pixels_of(picture), row, stats)
-    assert found is not None
     exact = tensor[0].flatten(1).numpy()
     np.testing.assert_array_equal(np.isnan(found.data), np.isnan(exact))
     assert (np.nan_to_num(abs(found.data - exact)) <= found.slack[:, None]).all()
@@ -274,9 +259,8 @@ def test_a_palette_that_is_not_ours_gives_nothing() -> None:
     assert palette is not None
     assert from_picture(pixels, palette[:-1], row, stats) is None
     assert from_picture(pixels, palette[:0], row, stats) is None
-    row, picture, stats = captured(torch.randn(1, 3, 24, 24), Hints(), cmap="viridis", labels=True)[
-        ""
-    ]
+    labelled = captured(torch.randn(1, 3, 24, 24), Hints(), cmap="viridis", labels=True)
+    row, picture, stats = labelled[""]
     assert from_picture(*pixels_of(picture), row, stats) is None
 
 
@@ -287,7 +271,6 @@ def test_class_tokens_are_apart() -> None:
     found = captured(tensor, Hints(input_size=(96, 144), prefix=("class_token",)))
     assert [is_part(row) for row, _, _ in found.values()] == [False, True]
     values = from_tensor(tensor.numpy(), found[""][0])
-    assert values is not None
     np.testing.assert_array_equal(values.data, tensor[0, 1:].T)
 
 

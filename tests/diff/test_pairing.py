@@ -14,29 +14,23 @@ from rundirs import summed_anew
 from .changed_network import CLI, SMALL, Run, documented, one_weight, saved
 
 
-def test_added_and_removed_layers(featviz: CLI, run: Run) -> None:
-    """A layer that only one side has is a difference; --ignore-added excuses those of NEW."""
-    less, more = run("less", "--layers", "!ReLU"), run("more")
-    code, document = documented(featviz, less, more)
-    assert code == 4
-    assert [row["layer"] for row in document["only_in_new"]["layers"]] == ["1", "3"]
-    assert document["only_in_base"] == {"images": {}, "layers": []}
-    assert featviz("diff", less, more, "--ignore-added").code == 0
-    done = featviz("diff", more, less, "--ignore-added")
-    assert done.code == 4
-    assert "only in BASE: layer 1 output (not there)" in done.out
-
-
-@pytest.mark.slow
-def test_added_and_removed_images(featviz: CLI, run: Run, photos: Path) -> None:
-    """The same for images, whose fate in the other run is told."""
-    both, one = run("both"), run("one", images=photos / "a.png")
-    code, document = documented(featviz, one, both)
-    assert code == 4
-    assert document["images"] == ["a.png"]
-    assert document["only_in_new"]["images"] == {"b.png": "not there"}
-    assert featviz("diff", one, both, "--ignore-added").code == 0
-    assert featviz("diff", both, one, "--ignore-added").code == 4
+def test_added_and_removed_layers_and_images(featviz: CLI, run: Run, photos: Path) -> None:
+    """What only one side has is a difference; --ignore-added excuses that of NEW."""
+    more = run("more")
+    convs, one = run("convs", "--layers", "!ReLU"), run("one", images=photos / "a.png")
+    for less, layers, images, words in (
+        (convs, ["1", "3"], {}, "layer 1 output (not there)"),
+        (one, [], {"b.png": "not there"}, "image b.png (not there)"),
+    ):
+        code, document = documented(featviz, less, more)
+        added = document["only_in_new"]
+        assert code == 4 and [row["layer"] for row in added["layers"]] == layers
+        assert added["images"] == images
+        assert document["images"] == [x for x in ("a.png", "b.png") if x not in images]
+        assert document["only_in_base"] == {"images": {}, "layers": []}
+        assert featviz("diff", less, more, "--ignore-added").code == 0
+        done = featviz("diff", more, less, "--ignore-added")
+        assert done.code == 4 and f"only in BASE: {words}" in done.out
 
 
 def test_a_failed_image_is_missing_with_its_reason(
@@ -89,25 +83,24 @@ def test_another_input_is_refused(featviz: CLI, run: Run, tmp_path: Path) -> Non
     pixels[:20, :, 3] = 0
     Image.fromarray(pixels).save(tmp_path / "clear.png")
     base = run("white", images=tmp_path / "clear.png")
-    done = featviz(
-        "diff", base, run("black", "--background", "black", images=tmp_path / "clear.png")
-    )
-    assert done.code == 1
-    assert "what the model saw of clear.png (input.png) has other pixels in NEW" in done.err
+    new = run("black", "--background", "black", images=tmp_path / "clear.png")
+    done = featviz("diff", base, new)
+    words = "what the model saw of clear.png (input.png) has other pixels in NEW"
+    assert done.code == 1 and words in done.err
 
 
 def test_runs_without_a_common_image_or_layer_are_refused(
     featviz: CLI, run: Run, photos: Path
 ) -> None:
     """There is nothing to compare, which is not the same as equal."""
-    a, b = (run(name, images=photos / f"{name}.png") for name in "ab")
-    done = featviz("diff", a, b)
-    assert done.code == 1
-    assert "no image is in both runs: BASE has a.png, NEW has b.png" in done.err
-    convs, relus = run("convs", "--layers", "!ReLU"), run("relus", "--layers", "!Conv2d")
-    done = featviz("diff", convs, relus)
-    assert done.code == 1
-    assert "no layer is in both runs: BASE has 0, 2, 4, NEW has 1, 3" in done.err
+    images = [run(name, images=photos / f"{name}.png") for name in "ab"]
+    layers = [run("convs", "--layers", "!ReLU"), run("relus", "--layers", "!Conv2d")]
+    for pair, words in (
+        (images, "no image is in both runs: BASE has a.png, NEW has b.png"),
+        (layers, "no layer is in both runs: BASE has 0, 2, 4, NEW has 1, 3"),
+    ):
+        done = featviz("diff", *pair)
+        assert done.code == 1 and words in done.err
 
 
 def test_incomplete_images_are_named(featviz: CLI, run: Run) -> None:

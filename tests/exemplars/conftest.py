@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from networks import Net
 from PIL import Image
 from torch import nn
 
@@ -37,38 +39,28 @@ def noise(tmp_path: Path) -> Path:
 def net() -> nn.Module:
     """Whole weights, so that sums are exact in any order: a ReLU that runs twice, a pooling, a
     dead channel, and a vector at the end."""
-    return WholeNumbers().eval()
+    return whole_numbers()
 
 
-class WholeNumbers(nn.Module):
-    """Convolution, ReLU, pooling, convolution, the same ReLU, sums."""
+def whole_numbers() -> nn.Module:
+    generator = torch.Generator().manual_seed(2)
+    convs = nn.Conv2d(3, 5, 3, padding=1), nn.Conv2d(5, 4, 3, stride=2)
+    for module in (*convs, head := nn.Linear(4, 3)):
+        weights = torch.randint(-2, 3, module.weight.shape, generator=generator)
+        module.weight.data, module.bias.data = weights.float(), torch.zeros(len(weights))
+    convs[0].weight.data[3] = -1  # dead behind the ReLU
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(3, 5, 3, padding=1), nn.Conv2d(5, 4, 3, stride=2)
-        self.relu, self.pool = nn.ReLU(inplace=True), nn.MaxPool2d(2)
-        self.head = nn.Linear(4, 3)
-        generator = torch.Generator().manual_seed(2)
-        for module in (self.conv1, self.conv2, self.head):
-            weights = torch.randint(-2, 3, module.weight.shape, generator=generator)
-            module.weight.data, module.bias.data = weights.float(), torch.zeros(len(weights))
-        self.conv1.weight.data[3] = -1  # dead behind the ReLU
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def way(self: Any, x: torch.Tensor) -> torch.Tensor:
         x = self.pool(self.relu(self.conv1(x)))
         return self.head(self.relu(self.conv2(x)).amax((2, 3)))
+
+    parts = {"conv1": convs[0], "conv2": convs[1], "relu": nn.ReLU(inplace=True)}
+    return Net(way, **parts, pool=nn.MaxPool2d(2), head=head).eval()
 
 
 @pytest.fixture
 def net_file(net: nn.Module, tmp_path: Path) -> Path:
     """The network as a factory in a file of its own."""
     path = tmp_path / "whole_numbers.py"
-    root = str(Path(__file__).parents[2])
-    lines = [
-        "import sys",
-        f"sys.path.insert(0, {root!r})",
-        "from tests.exemplars.conftest import WholeNumbers",
-        "make = lambda: WholeNumbers().eval()",
-    ]
-    path.write_text("\n".join(lines))
+    path.write_text("from exemplars.conftest import whole_numbers as make\n")
     return path

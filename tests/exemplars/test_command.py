@@ -135,8 +135,7 @@ def test_json_on_stdout_is_the_file(featviz: Run, lights: Path, reds: Path, tmp_
     assert str(tmp_path) not in (out / EXEMPLARS_FILE).read_text()
     (row,) = content["layers"]
     names = [row["sheet"], *(channel["file"] for channel in row["channels"]), EXEMPLARS_FILE]
-    there = sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file())
-    assert sorted(names) == there
+    assert sorted(names) == sorted(tree(out))
 
 
 def test_a_broken_image_among_fifty(featviz: Run, lights: Path, tmp_path: Path) -> None:
@@ -149,17 +148,17 @@ def test_a_broken_image_among_fifty(featviz: Run, lights: Path, tmp_path: Path) 
     done = featviz(*base, "--out", tmp_path / "with")
     assert done.code == 3 and "49 images seen" in done.err
     assert "error: 17.png is no image" in done.err
-    content = json.loads((tmp_path / "with" / EXEMPLARS_FILE).read_text())
-    assert [one["image"] for one in content["images"]["failures"]] == ["17.png"]
     (tmp_path / "photos" / "17.png").unlink()
     assert featviz(*base, "--out", tmp_path / "without").code == 0
-    other = json.loads((tmp_path / "without" / EXEMPLARS_FILE).read_text())
-    for row, same in zip(
-        content["layers"][0]["channels"], other["layers"][0]["channels"], strict=True
-    ):
-        assert [(e["image"], e["value"], e["box"]) for e in row["exemplars"]] == [
-            (e["image"], e["value"], e["box"]) for e in same["exemplars"]
-        ]
+    content, other = (
+        json.loads((tmp_path / name / EXEMPLARS_FILE).read_text()) for name in ("with", "without")
+    )
+    assert [one["image"] for one in content["images"]["failures"]] == ["17.png"]
+    shown, same = (
+        [[(e["image"], e["value"], e["box"]) for e in row["exemplars"]] for row in rows]
+        for rows in (one["layers"][0]["channels"] for one in (content, other))
+    )
+    assert shown == same
 
 
 def test_an_image_that_vanishes_before_it_is_drawn(
@@ -227,14 +226,14 @@ def test_interrupted_it_leaves_the_old_results(
     out = tmp_path / "out"
     call = ["exemplars", lights, reds, "--layers", "0", *PLAIN, "--out", out, "--overwrite"]
     assert featviz(*call).code == 0
-    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    before = tree(out)
 
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pictures, "draw_channel", interrupt)
     assert featviz(*call).code == 130
-    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+    assert tree(out) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["lights.pth", "out", "reds"]
 
 
@@ -276,15 +275,7 @@ def test_names_with_control_characters_and_classes_with_odd_names(
     assert all((tmp_path / "out" / sheet).is_file() for sheet in sheets)
 
 
-Run = Callable[..., Outcome]
 LAYERS = ("--layers", "Conv2d,ReLU,Linear", "--top", "4")
-
-
-def look(featviz: Run, net_file: Path, noise: Path, out: Path, *more: object) -> Path:
-    """Exemplars of the network of whole numbers."""
-    done = featviz("exemplars", f"{net_file}:make", noise, *LAYERS, *PLAIN, "--out", out, *more)
-    assert done.code in (0, 3), done.err
-    return out
 
 
 @pytest.mark.parametrize("more", [(), ("--per-class",), ("--pick", "mean")])
@@ -292,9 +283,10 @@ def test_batches_of_any_size_give_the_same_bytes(
     more: tuple[str, ...], featviz: Run, net_file: Path, noise: Path, tmp_path: Path
 ) -> None:
     """1, 4, and more than there are images; every file is equal."""
-    sizes = (1, 4, 50)
-    trees = [
-        tree(look(featviz, net_file, noise, tmp_path / str(n), "--batch-size", n, *more))
-        for n in sizes
-    ]
+    trees = []
+    for n in ("1", "4", "50"):
+        words = (f"{net_file}:make", noise, *LAYERS, *PLAIN, "--batch-size", n, *more)
+        done = featviz("exemplars", *words, "--out", tmp_path / n)
+        assert done.code == 0, done.err
+        trees.append(tree(tmp_path / n))
     assert trees[0] == trees[1] == trees[2] and len(trees[0]) > 20

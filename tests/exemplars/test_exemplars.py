@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from networks import Net
 from PIL import Image
 from torch import Tensor, nn
 
@@ -88,25 +89,14 @@ def test_a_search_over_all_tensors_finds_the_same(
     assert labels == [("conv1", 0), ("relu", 0), ("conv2", 0), ("relu", 1), ("head", 0)]
     for row in content["layers"]:
         maps = kept[row["layer"], row["call"]]
-        if row["layer"] == "conv1":
-            maps = stored(Unchanged(net), noise)["net.conv1", 0]
+        if row["layer"] == "conv1":  # whose output the ReLU overwrites
+            net.relu.inplace = False
+            maps = stored(net, noise)["conv1", 0]
         for channel in row["channels"]:
             expected = best(maps, channel["channel"], 5, by)
             got = [(e["number"], e["value"], e["place"]) for e in channel["exemplars"]]
             assert [one[::2] for one in got] == [one[::2] for one in expected]
             np.testing.assert_allclose([e[1] for e in got], [e[1] for e in expected], rtol=1e-6)
-
-
-class Unchanged(nn.Module):
-    """The network whose ReLU leaves its input alone, so that a stored tensor stays."""
-
-    def __init__(self, net: Any) -> None:
-        super().__init__()
-        net.relu.inplace = False
-        self.net = net
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
 
 
 def test_boxes_and_names_are_those_of_the_image(
@@ -137,20 +127,15 @@ def test_boxes_and_names_are_those_of_the_image(
 def test_nan_and_infinities_excite_nothing(noise: Path, tmp_path: Path) -> None:
     """The largest finite value counts; a channel without one has no exemplars and no picture."""
 
-    class Holes(nn.Module):
+    def way(self: Any, x: Tensor) -> Tensor:
         """The image three times: with holes where it is brightest, as NaN only, and as it is."""
+        red = x[:, :1]
+        holes = torch.where(red == red.amax(), torch.inf, red - 2)
+        holes[..., 0, 0] = torch.nan
+        return self.last(torch.cat([holes, red * torch.nan, red], 1))
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.last = nn.Identity()
-
-        def forward(self, x: Tensor) -> Tensor:
-            red = x[:, :1]
-            holes = torch.where(red == red.amax(), torch.inf, red - 2)
-            holes[..., 0, 0] = torch.nan
-            return self.last(torch.cat([holes, red * torch.nan, red], 1))
-
-    content = found(Holes(), noise, tmp_path / "out", replace(OPTIONS, layers="last"), top=2)
+    net = Net(way, last=nn.Identity())
+    content = found(net, noise, tmp_path / "out", replace(OPTIONS, layers="last"), top=2)
     holes, nothing, plain = content["layers"][0]["channels"]
     assert [e["value"] for e in holes["exemplars"]] == [-2.0, -2.0]
     assert nothing["exemplars"] == [] and nothing["file"] is None
@@ -165,22 +150,17 @@ def test_of_an_image_that_fails_on_the_way_nothing_stays(
     """The brightest images break the model behind its first layer: they are failures, and no
     exemplars of that layer, whatever went through with them."""
 
-    class Fuse(nn.Module):
+    def way(self: Any, x: Tensor) -> Tensor:
         """Blows at images whose red is on in more than half of the places."""
+        out = self.first(x)
+        if (out.mean((1, 2, 3)) > 0.5).any():
+            raise ValueError("blown")
+        return out
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Conv2d(3, 1, 1, bias=False)
-            self.first.weight.data[:] = torch.tensor([1.0, 0, 0])[:, None, None]
-
-        def forward(self, x: Tensor) -> Tensor:
-            out = self.first(x)
-            if (out.mean((1, 2, 3)) > 0.5).any():
-                raise ValueError("blown")
-            return out
-
+    net = Net(way, first=nn.Conv2d(3, 1, 1, bias=False))
+    net.first.weight.data[:] = torch.tensor([1.0, 0, 0])[:, None, None]
     options = replace(OPTIONS, layers="first", batch_size=size)
-    content = found(Fuse(), noise, tmp_path / "out", options, top=20, pick="mean")
+    content = found(net, noise, tmp_path / "out", options, top=20, pick="mean")
     reds = [
         float(np.asarray(Image.open(path))[..., 0].mean() / 255)
         for path in sorted(noise.rglob("*.png"))
@@ -198,12 +178,8 @@ def test_each_class_has_its_own(net: nn.Module, noise: Path, tmp_path: Path) -> 
     together they are what one finds among that folder's images alone."""
     content = found(net, noise, tmp_path / "out", top=3, per_class=True)
     rows = [(row["layer"], row["call"], row["class_name"]) for row in content["layers"]]
-    assert rows[:4] == [
-        ("conv1", 0, "cat"),
-        ("conv1", 0, "dog"),
-        ("relu", 0, "cat"),
-        ("relu", 0, "dog"),
-    ]
+    expected = [(layer, 0, name) for layer in ("conv1", "relu") for name in ("cat", "dog")]
+    assert rows[:4] == expected
     for name in ("cat", "dog"):
         alone = found(net, noise / name, tmp_path / name, top=3)
         mine = [row for row in content["layers"] if row["class_name"] == name]
@@ -217,28 +193,19 @@ def test_each_class_has_its_own(net: nn.Module, noise: Path, tmp_path: Path) -> 
     assert len(sheets) == 10 and all((tmp_path / "out" / sheet).is_file() for sheet in sheets)
 
 
-class ChannelsLast(nn.Module):
-    """Gives [1, H, W, C], and tokens of the same map behind one of a class."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.nhwc, self.tokens = (
-            nn.Conv2d(3, 6, 3, padding=1),
-            nn.Identity(),
-            nn.Identity(),
-        )
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, 6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.nhwc(self.conv(x).permute(0, 2, 3, 1).contiguous())
-        return self.tokens(torch.cat([self.cls_token.expand(len(x), 1, 6), x.flatten(1, 2)], 1))
-
-
 def test_any_layout_gives_the_same_places(noise: Path, tmp_path: Path) -> None:
     """Channels behind the batch, channels last and tokens: one map, the same exemplars;
     the class token has no place."""
+
+    def way(self: Any, x: Tensor) -> Tensor:
+        x = self.nhwc(self.conv(x).permute(0, 2, 3, 1).contiguous())
+        return self.tokens(torch.cat([self.cls_token.expand(len(x), 1, 6), x.flatten(1, 2)], 1))
+
+    convolution = nn.Conv2d(3, 6, 3, padding=1)
+    net = Net(way, conv=convolution, nhwc=nn.Identity(), tokens=nn.Identity())
+    net.cls_token = nn.Parameter(torch.zeros(1, 1, 6))
     options = replace(OPTIONS, layers="conv,nhwc,tokens")
-    content = found(ChannelsLast().eval(), noise, tmp_path / "out", options, top=3)
+    content = found(net.eval(), noise, tmp_path / "out", options, top=3)
     conv, nhwc, tokens, token = content["layers"]
     assert [row["layout"] for row in content["layers"]] == ["nchw", "nhwc", "tokens", "vector"]
     assert nhwc["channels"][0]["exemplars"] == conv["channels"][0]["exemplars"]
@@ -341,19 +308,9 @@ def test_what_is_held_does_not_grow_with_the_images(net: nn.Module) -> None:
 
 def test_nothing_to_look_at(noise: Path, tmp_path: Path) -> None:
     """A layer that gives no channels is a usage error with its reason, and nothing is written."""
-
-    class Odd(nn.Module):
-        """Gives numbers that no layout takes."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.last = nn.Identity()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(torch.fft.fft(x))
-
+    complex_numbers = Net(lambda self, x: self.last(torch.fft.fft(x)), last=nn.Identity())
     with pytest.raises(UsageError, match="none of the 1 selected layers gives a tensor"):
-        found(Odd(), noise, tmp_path / "out", replace(OPTIONS, layers="last"))
+        found(complex_numbers, noise, tmp_path / "out", replace(OPTIONS, layers="last"))
     assert not (tmp_path / "out").exists()
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision
+from networks import Net
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,108 +21,69 @@ from featviz.models.load import adopt
 from featviz.options import InputOptions
 
 
-class Residual(nn.Module):
+def residual() -> nn.Module:
     """A strided block whose shortcut sees less than its body; the sum is in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)
-        )
-        self.short = nn.Conv2d(3, 4, 1, stride=2)
-        self.last = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.body(x)
-        out += self.short(x)
-        return self.last(out)
+    body = nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)
+    )
+    return Net(
+        lambda self, x: self.last(operator.iadd(self.body(x), self.short(x))),
+        body=body, short=nn.Conv2d(3, 4, 1, stride=2), last=nn.ReLU(inplace=True),
+    )  # fmt: skip
 
 
-class Branches(nn.Module):
+def branches() -> nn.Module:
     """Kernels of different sizes, joined by their channels; half of them go on."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, (5, 1), padding=(2, 0))
-        self.last = nn.Conv2d(4, 4, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def way(self: Any, x: Tensor) -> Tensor:
         joined = torch.cat([self.a(x), F.max_pool2d(self.b(x), 3, 1, 1)], dim=1)
         _, half = joined.chunk(2, dim=1)
         return self.last(half)
 
+    tall = nn.Conv2d(3, 4, (5, 1), padding=(2, 0))
+    return Net(way, a=nn.Conv2d(3, 4, 1), b=tall, last=nn.Conv2d(4, 4, 3, padding=1))
 
-class Excitation(nn.Module):
+
+def excitation() -> nn.Module:
     """Squeeze and excitation: each place is scaled by a mean over all."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.fc = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
-        self.last = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
+    def way(self: Any, x: Tensor) -> Tensor:
         x = self.conv(x)
         return self.last(x * self.fc(F.adaptive_avg_pool2d(x, 1)).sigmoid())
 
-
-class Hourglass(nn.Module):
-    """Down, up again in one of several ways, and joined with what was there."""
-
-    def __init__(self, up: nn.Module) -> None:
-        super().__init__()
-        self.down, self.up = nn.Conv2d(3, 4, 3, 2, 1), up
-        self.last = nn.Conv2d(7, 4, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        up = self.up(self.down(x))
-        return self.last(torch.cat([up[..., : x.shape[-2], : x.shape[-1]], x], 1))
+    convs = {"conv": nn.Conv2d(3, 4, 3, padding=1), "fc": nn.Conv2d(4, 4, 1)}
+    return Net(way, **convs, last=nn.Identity())
 
 
-class ChannelsLast(nn.Module):
+def channels_last() -> nn.Module:
     """As in ConvNeXt: a linear layer and a normalisation at each place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 4, 5, padding=2), nn.LayerNorm(4)
-        self.last = nn.Linear(4, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.norm(self.conv(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+    return Net(
+        lambda self, x: self.last(
+            self.norm(self.conv(x).permute(0, 2, 3, 1))
+        ).permute(0, 3, 1, 2),
+        conv=nn.Conv2d(3, 4, 5, padding=2), norm=nn.LayerNorm(4), last=nn.Linear(4, 6),
+    )  # fmt: skip
 
 
-class Rolled(nn.Module):
-    """Moves the map by a pixel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.roll(self.conv(x), (1, 2), (2, 3)))
+def between(way: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+    """Something that no module does, between two convolutions."""
+    return lambda: Net(
+        lambda self, x: self.last(way(self.conv(x))),
+        conv=nn.Conv2d(3, 4, 3, padding=1),
+        last=nn.Conv2d(4, 4, 1),
+    )
 
 
-class Pasted(nn.Module):
-    """Writes its map into a tensor of zeros."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(x)
-        room = torch.zeros(x.shape[0], 4, x.shape[2] + 2, x.shape[3])
-        room[:, :, 1:-1] = x
-        return self.last(room)
+def pasted(x: Tensor) -> Tensor:
+    room = torch.zeros(x.shape[0], 4, x.shape[2] + 2, x.shape[3])
+    room[:, :, 1:-1] = x
+    return room
 
 
-class Windows(nn.Module):
+def windows() -> nn.Module:
     """Attention in rolled windows of 4 × 3 places, beside a mask that is made by assignments."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches, self.qkv, self.last = nn.Conv2d(3, 4, 2, 2), nn.Linear(4, 12), nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
+    def way(self: Any, x: Tensor) -> Tensor:
         x = torch.roll(self.patches(x), (1, 2), (2, 3))[:, :, :8, :6].permute(0, 2, 3, 1)
         cut = x.reshape(len(x), 2, 4, 2, 3, 4).transpose(2, 3).reshape(-1, 12, 4)
         q, k, v = self.qkv(cut).chunk(3, -1)
@@ -128,22 +93,22 @@ class Windows(nn.Module):
         found = found.reshape(-1, 2, 2, 4, 3, 4).transpose(2, 3).reshape(x.shape)
         return self.last(found.permute(0, 3, 1, 2))
 
+    return Net(way, patches=nn.Conv2d(3, 4, 2, 2), qkv=nn.Linear(4, 12), last=nn.Identity())
 
-class Tokens(nn.Module):
+
+def tokens() -> nn.Module:
     """Patches, a class token and one block of attention."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, 8, 4, 4)
-        self.class_token = nn.Parameter(torch.ones(1, 1, 8))
-        self.before = nn.LayerNorm(8)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.last = nn.LayerNorm(8)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def way(self: Any, x: Tensor) -> Tensor:
         x = self.patches(x).flatten(2).transpose(1, 2)
         x = self.before(torch.cat([self.class_token.expand(len(x), -1, -1), x], 1))
         return self.last(x + self.attention(x, x, x)[0])
+
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    norms = {"before": nn.LayerNorm(8), "last": nn.LayerNorm(8)}
+    net = Net(way, patches=nn.Conv2d(3, 8, 4, 4), attention=attention, **norms)
+    net.class_token = nn.Parameter(torch.ones(1, 1, 8))
+    return net
 
 
 def chain(*layers: nn.Module) -> Callable[[], nn.Module]:
@@ -158,7 +123,14 @@ def chain(*layers: nn.Module) -> Callable[[], nn.Module]:
 
 
 def up(module: nn.Module) -> Callable[[], nn.Module]:
-    return lambda: Hourglass(module)
+    """Down, up again in one of several ways, and joined with what was there."""
+
+    def way(self: Any, x: Tensor) -> Tensor:
+        up = self.up(self.down(x))
+        return self.last(torch.cat([up[..., : x.shape[-2], : x.shape[-1]], x], 1))
+
+    convs = {"down": nn.Conv2d(3, 4, 3, 2, 1), "last": nn.Conv2d(7, 4, 3, padding=1)}
+    return lambda: Net(way, **convs, up=module)
 
 
 COMPUTED: dict[str, Callable[[], nn.Module]] = {
@@ -175,30 +147,25 @@ COMPUTED: dict[str, Callable[[], nn.Module]] = {
     "repeated": chain(nn.ReplicationPad2d((1, 2, 0, 3)), nn.Conv2d(3, 4, 3)),
     "around": chain(nn.CircularPad2d(1), nn.Conv2d(3, 4, 3)),
     "shuffled": chain(
-        nn.Conv2d(3, 8, 3, 2),
-        nn.PixelShuffle(2),
-        nn.Conv2d(2, 2, 3, padding=1),
-        nn.PixelUnshuffle(2),
+        nn.Conv2d(3, 8, 3, 2), nn.PixelShuffle(2), nn.Conv2d(2, 2, 3, 1, 1), nn.PixelUnshuffle(2)
     ),
-    "residual": Residual,
-    "branches": Branches,
-    "excitation": Excitation,
+    "residual": residual,
+    "branches": branches,
+    "excitation": excitation,
     "group norm": chain(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)),
     "transposed": up(nn.ConvTranspose2d(4, 4, 3, 2, 1, output_padding=1)),
     "gaps": chain(nn.Conv2d(3, 4, 3, 2), nn.ConvTranspose2d(4, 4, 2, 3, 1)),
     "nearest": up(nn.Upsample(scale_factor=2)),
     "bilinear": up(nn.Upsample(scale_factor=2, mode="bilinear")),
     "corners": up(nn.UpsamplingBilinear2d(size=(20, 18))),
-    "channels last": ChannelsLast,
-    "rolled": Rolled,
-    "windows": Windows,
+    "channels last": channels_last,
+    "rolled": between(lambda x: torch.roll(x, (1, 2), (2, 3))),
+    "windows": windows,
 }
 """Nets whose layer `last` the functions tell all of."""
 
 HEIGHT, WIDTH = 16, 13
-LONG = ("mirrored", "padding", "same", "channels last", "corners", "bilinear")
-"""Those whose gradients take longest."""
-Boxes = dict[tuple[int, int], tuple[int, int, int, int] | None]
+Boxes = dict[tuple[int, ...], tuple[int, int, int, int] | None]
 
 
 def fields_of(
@@ -224,23 +191,19 @@ def by_gradient(net: nn.Module, size: tuple[int, int], images: int = 48) -> Boxe
     weights = torch.arange(1.0, output.shape[1] + 1)[:, None, None]
     summed = (output * weights).sum((0, 1))
     boxes: Boxes = {}
-    for row in range(summed.shape[0]):
-        for column in range(summed.shape[1]):
-            (gradient,) = torch.autograd.grad(summed[row, column], image, retain_graph=True)
-            ys, xs = torch.nonzero((gradient != 0).any(0).any(0), as_tuple=True)
-            boxes[row, column] = None
-            if len(ys):
-                ends = (int(xs.max()) + 1, int(ys.max()) + 1)
-                boxes[row, column] = (int(xs.min()), int(ys.min()), *ends)
+    for place in np.ndindex(*summed.shape):
+        (gradient,) = torch.autograd.grad(summed[place], image, retain_graph=True)
+        ys, xs = torch.nonzero((gradient != 0).any(0).any(0), as_tuple=True)
+        boxes[place] = None
+        if len(ys):
+            ends = (int(xs.max()) + 1, int(ys.max()) + 1)
+            boxes[place] = (int(xs.min()), int(ys.min()), *ends)
     return boxes
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in COMPUTED],
-)
+@pytest.mark.parametrize("name", COMPUTED)
 def test_what_the_functions_tell_is_what_gradients_say(name: str) -> None:
     """Every place of the last layer, at borders and in the middle, pixel for pixel."""
     net = COMPUTED[name]()
@@ -252,26 +215,18 @@ def test_what_the_functions_tell_is_what_gradients_say(name: str) -> None:
 
 def test_of_what_no_function_tells_the_whole_image_is_shown() -> None:
     """A map that is pasted into another: unknown, and said to be."""
-    fields, target = fields_of(Pasted(), "last", (HEIGHT, WIDTH))
+    fields, target = fields_of(between(pasted)(), "last", (HEIGHT, WIDTH))
     assert fields.how(target) == "unknown"
     assert fields.box(target, 3, 3) == (0, 0, WIDTH, HEIGHT)
     assert fields.size(target) == (HEIGHT, WIDTH)
 
 
-@pytest.mark.parametrize(
-    ("layer", "how", "box"),
-    [
-        ("patches", "computed", (4, 8, 8, 12)),
-        ("before", "computed", (4, 8, 8, 12)),
-        ("last", "computed", (0, 0, 16, 16)),
-    ],
-)
-def test_attention_sees_the_whole_image(
-    layer: str, how: str, box: tuple[int, int, int, int]
-) -> None:
+def test_attention_sees_the_whole_image() -> None:
     """Patches see themselves; behind attention all see everything."""
-    fields, target = fields_of(Tokens(), layer, (16, 16))
-    assert (fields.how(target), fields.box(target, 2, 1)) == (how, box)
+    own, whole = (4, 8, 8, 12), (0, 0, 16, 16)
+    for layer, box in (("patches", own), ("before", own), ("last", whole)):
+        fields, target = fields_of(tokens(), layer, (16, 16))
+        assert (fields.how(target), fields.box(target, 2, 1)) == ("computed", box)
 
 
 def test_a_vector_has_no_place() -> None:
@@ -285,15 +240,9 @@ def test_a_vector_has_no_place() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "sees"),
-    [
-        ("conv1", 7),
-        ("maxpool", 11),
-        ("layer1", 43),
-        pytest.param("layer2", 99, marks=pytest.mark.slow),
-        pytest.param("layer3", 211, marks=pytest.mark.slow),
-        ("layer4", 435),
-    ],
-)
+    [("conv1", 7), ("maxpool", 11), ("layer1", 43), ("layer2", 99), ("layer3", 211),
+     ("layer4", 435)],
+)  # fmt: skip
 def test_resnet18_sees_what_is_known_of_it(layer: str, sees: int) -> None:
     """The sizes that the formula of strides and kernels gives, in an image that has room for them
     (Araujo, Norris, Sim, "Computing Receptive Fields of Convolutional Neural Networks", 2019)."""

@@ -21,14 +21,11 @@ from hostile_nodes import LINEAR, around, call, everywhere, named, surroundings
 from torch import nn
 from torchvision import models
 
-SMALL = "squeezenet1_1"
 Maker = Callable[[Path], Path]
 """Writes a file into a folder and returns its path."""
 
 
 def written(data: bytes, name: str = "model.pth") -> Maker:
-    """A file of these bytes."""
-
     def make(folder: Path) -> Path:
         (folder / name).write_bytes(data)
         return folder / name
@@ -37,15 +34,9 @@ def written(data: bytes, name: str = "model.pth") -> Maker:
 
 
 def saved_bytes(content: object, **options: Any) -> bytes:
-    """What torch.save writes."""
     file = io.BytesIO()
     torch.save(content, file, **options)
     return file.getvalue()
-
-
-def saved_content(make: Callable[[], object], **options: Any) -> Maker:
-    """A file that torch.save writes of what `make` gives."""
-    return lambda folder: written(saved_bytes(make(), **options))(folder)
 
 
 WEIGHTS = {"weight": torch.arange(16.0)}
@@ -62,14 +53,11 @@ def _rezipped(**changed: bytes) -> Maker:
 
 
 def _lying(old: bytes, new: bytes) -> Maker:
-    """A tensor that is not as large as the file says."""
     assert old in MEMBERS["data.pkl"]
     return _rezipped(**{"data.pkl": MEMBERS["data.pkl"].replace(old, new, 1)})
 
 
 def other(make: Callable[[Path], object], name: str = "model.pth") -> Maker:
-    """Something that is no file in the place of one."""
-
     def place(folder: Path) -> Path:
         (folder / name).unlink(missing_ok=True)
         make(folder / name)
@@ -79,7 +67,6 @@ def other(make: Callable[[Path], object], name: str = "model.pth") -> Maker:
 
 
 def device(path: Path) -> None:
-    """A link to a device that never ends."""
     path.symlink_to("/dev/zero")
 
 
@@ -102,8 +89,6 @@ def _tensor(dtype: str = "F32", shape: tuple[int, ...] = (16,)) -> object:
 
 
 def index_of_shards(index: object, **others: bytes) -> Maker:
-    """An index, and other files beside it."""
-
     def make(folder: Path) -> Path:
         for name, data in others.items():
             (folder / name).write_bytes(data)
@@ -130,15 +115,10 @@ def _mesh() -> object:
     return {"state_dict": inner}
 
 
-def module_with_state(**state: object) -> Callable[[], nn.Module]:
-    """A convolution with some of its fields replaced."""
-
-    def make() -> nn.Module:
-        layer = nn.Conv2d(3, 2, 1)
-        layer.__dict__.update(state)
-        return layer
-
-    return make
+def _numbers_for_hooks() -> nn.Module:
+    layer = nn.Conv2d(3, 2, 1)
+    layer.__dict__["_forward_hooks"] = 5
+    return layer
 
 
 def _within_itself() -> nn.Module:
@@ -148,16 +128,12 @@ def _within_itself() -> nn.Module:
 
 def _expanded() -> object:
     """A head of a billion classes in four bytes."""
-    weights = {name: torch.zeros(()).expand(t.shape) for name, t in small_weights().items()}
+    with torch.device("meta"):
+        small = models.get_model("squeezenet1_1", weights=None).state_dict()
+    weights = {name: torch.zeros(()).expand(t.shape) for name, t in small.items()}
     for name in ("classifier.1.weight", "classifier.1.bias"):
         weights[name] = torch.zeros(()).expand(1_000_000_000, *weights[name].shape[1:])
     return weights
-
-
-def small_weights() -> dict[str, torch.Tensor]:
-    """The state dict of SMALL, without data."""
-    with torch.device("meta"):
-        return dict(models.get_model(SMALL, weights=None).state_dict())
 
 
 PICKLE = "cannot be loaded: its pickle is broken, or not as torch.save writes it"
@@ -253,7 +229,7 @@ CONTENTS: dict[str, tuple[Callable[[], object], str]] = {
         "holds a broken Linear: it lacks parts",
     ),
     "module with numbers for hooks": (
-        module_with_state(_forward_hooks=5),
+        _numbers_for_hooks,
         "holds a Conv2d with _forward_hooks",
     ),
     "module within itself": (_within_itself, "holds a broken Sequential: it lacks parts"),
@@ -267,7 +243,10 @@ BROKEN: dict[str, tuple[Maker, str]] = {
     **CHANGED,
     **SAFETENSORS,
     **SHARDS,
-    **{name: (saved_content(make), words) for name, (make, words) in CONTENTS.items()},
+    **{
+        name: (lambda folder, make=make: written(saved_bytes(make()))(folder), words)
+        for name, (make, words) in CONTENTS.items()
+    },
 }
 """Each ends in one line, with these words in it."""
 
@@ -302,15 +281,14 @@ ODD_SHARDS: dict[str, tuple[Maker, str]] = {
 }
 
 
-def _config(content: Any) -> Maker:
-    text = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return written(text, "config.json")
+def _config(architecture: str) -> Maker:
+    return written(json.dumps({"architecture": architecture}).encode(), "config.json")
 
 
 CONFIGS: dict[str, Maker] = {
     "that is a FIFO": other(os.mkfifo, "config.json"),
-    "whose architecture sets a terminal's title": _config({"architecture": TITLE}),
-    "whose architecture is a path": _config({"architecture": "../../secret/id_secret"}),
+    "whose architecture sets a terminal's title": _config(TITLE),
+    "whose architecture is a path": _config("../../secret/id_secret"),
 }
 """What may lie beside honest weights."""
 
@@ -324,7 +302,6 @@ def _given(name: str, make: Maker, file: str, lines: list[str], *expect: str) ->
 
 
 def all_attacks() -> Iterator[Attack]:
-    """Weights in files of safetensors, in shards, and beside a config.json."""
     for name, (make, words) in SAFETENSORS.items():
         lines = everywhere("model.safetensors")
         yield _given(name, make, "model.safetensors", lines, "refused", words)

@@ -59,8 +59,6 @@ class ViolationError(Exception):
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds for one attack, in real paths."""
-
     sandbox: str
     """The folder with the input and everything around it."""
     writable: tuple[str, ...]
@@ -139,7 +137,6 @@ def _changing(rules: Rules, path: Any, dir_fd: int, follows: bool = False) -> st
 
 
 def _foreign_code(rules: Rules, path: Any) -> str | None:
-    """Code that lies beside the input."""
     if not isinstance(path, (str, bytes, os.PathLike)) or os.fsdecode(path).startswith("<"):
         return None  # `<string>` and its like
     real = os.path.realpath(os.fsdecode(path))
@@ -163,7 +160,6 @@ def _running(rules: Rules, args: tuple[Any, ...]) -> str | None:
 
 
 def _holds_marker(code: CodeType) -> bool:
-    """Whether the marker is among the constants or names."""
     if any(MARKER in name for name in (*code.co_names, *code.co_varnames)):
         return True
     return any(

@@ -57,8 +57,6 @@ READING = [
 
 
 def _given(name: str, content: bytes | Callable[[Path], object]) -> Callable[[Sandbox], None]:
-    """The honest runs, and a file of this content, or made so."""
-
     def make(box: Sandbox) -> None:
         place(box)
         path = box.given / name
@@ -68,7 +66,6 @@ def _given(name: str, content: bytes | Callable[[Path], object]) -> Callable[[Sa
 
 
 def all_attacks() -> Iterator[Attack]:
-    """All of this file."""
     for name, data in TEXTS.items():
         expect = "refused" if name in REFUSED else "any"
         yield Attack(f"toml: {name}", _given("c.toml", data), [RUN, f"{RUN} --dry-run"], expect)

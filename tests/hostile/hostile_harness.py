@@ -54,7 +54,6 @@ _WINDOW = 8
 
 @functools.cache
 def secret_pixels() -> np.ndarray:
-    """The secret picture, uint8 [64, 96]."""
     return np.random.default_rng(20240229).integers(0, 256, (64, 96), dtype=np.uint8)
 
 
@@ -106,8 +105,6 @@ class Attack:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command line did."""
-
     code: int | None
     signal: int | None
     late: bool
@@ -147,7 +144,6 @@ def worker() -> tuple[subprocess.Popen[str], str]:
 
 
 def ask(**request: Any) -> list[Outcome]:
-    """Run command lines in a fresh child."""
     process, home = worker()
     assert process.stdin and process.stdout
     request["writable"] += [home, os.devnull]
@@ -312,6 +308,5 @@ def _shows_secret(data: bytes) -> bool:
 
 
 def _windows(pixels: np.ndarray) -> np.ndarray:
-    """Every run of _WINDOW pixels of every row, as one number."""
     view = np.lib.stride_tricks.sliding_window_view(np.ascontiguousarray(pixels), _WINDOW, axis=1)
     return np.ascontiguousarray(view).view(np.uint64).ravel()

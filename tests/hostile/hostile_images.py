@@ -23,12 +23,10 @@ from torch import nn
 
 
 def png(size: tuple[int, int] = (24, 20)) -> bytes:
-    """An honest picture."""
     return encoded("PNG", size)
 
 
 def encoded(kind: str, size: tuple[int, int] = (24, 20), **options: Any) -> bytes:
-    """A picture in a format of Pillow's."""
     file = io.BytesIO()
     noise = np.random.default_rng(1).integers(0, 255, (*size[::-1], 3), dtype=np.uint8)
     Image.fromarray(noise).save(file, kind, **options)
@@ -46,12 +44,10 @@ def _png(*chunks: tuple[bytes, bytes], width: int = 24, height: int = 20) -> byt
 
 
 def giant_png() -> bytes:
-    """A header of 60,000 by 60,000 pixels, and few bytes."""
     return _png((b"IDAT", zlib.compress(bytes(1000))), width=60_000, height=60_000)
 
 
 def text_bomb_png(width: int = 24, height: int = 20) -> bytes:
-    """A compressed text of a gigabyte in a grey picture."""
     packer = isal_zlib.compressobj()
     text = b"".join([*(packer.compress(bytes(2**20)) for _ in range(1000)), packer.flush()])
     pixels = zlib.compress(bytes((1 + width) * height))
@@ -102,7 +98,6 @@ ON_IMAGE = [
 
 
 def net(box: Sandbox) -> None:
-    """A model to draw with."""
     torch.save(
         nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()).eval(), box.given / "net.pth"
     )
@@ -151,7 +146,6 @@ WORSE_MEMBERS = [
 
 
 def _sized(size: bytes) -> bytes:
-    """A tar whose member says that it has another size."""
     return tarred(("a.png", png()))[:124] + size + tarred(("a.png", png()))[136:]
 
 
@@ -170,8 +164,6 @@ ARCHIVES: dict[str, Callable[[], bytes]] = {
 
 
 def _given(file: str, make: Callable[[], bytes]) -> Callable[[Sandbox], None]:
-    """A model, and an image or an archive."""
-
     def place(box: Sandbox) -> None:
         net(box)
         (box.given / file).write_bytes(make())
@@ -220,7 +212,6 @@ ON_FOLDER = [
 
 
 def all_attacks() -> Iterator[Attack]:
-    """All of this file."""
     looks = {name: lambda content=content: content for name, (content, _) in LOOKS.items()}
     for name, make in {**looks, **IMAGES}.items():
         yield Attack(f"image: {name}", _given("photo.png", make), ON_IMAGE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,29 +11,15 @@ from hostile_audit import MARKER
 from hostile_harness import TITLE, Attack, Sandbox
 from hostile_images import zipped
 from hostile_nodes import (
-    CONV,
     LINEAR,
-    RELU,
     Opcodes,
     around,
     attack,
-    built,
     call,
     dumped,
     everywhere,
-    floats,
-    legacy,
-    module,
     named,
-    new,
     opcodes,
-    ordered,
-    partial,
-    python,
-    relu,
-    shell,
-    state_of,
-    system_call,
     wrapped,
 )
 from torch import nn
@@ -49,6 +36,81 @@ NAMED = "which could run any code; nothing was executed"
 KEPT = "which torch.save only keeps"
 REPLACES = "whose state replaces its"
 BROKEN = "lacks parts of an nn.Module"
+
+
+def new(cls: Opcodes, *arguments: Any) -> Opcodes:
+    """`cls.__new__(cls, *arguments)`."""
+    return Opcodes(cls + opcodes(arguments) + b"\x81")
+
+
+def built(target: Opcodes, state: Any) -> Opcodes:
+    return Opcodes(target + opcodes(state) + b"b")
+
+
+def storage(*identity: Any) -> Opcodes:
+    return Opcodes(opcodes(identity) + b"Q")
+
+
+def ordered(**items: Any) -> Opcodes:
+    made, pairs = call(named("collections:OrderedDict")), opcodes(items)[1:]
+    return Opcodes(made + pairs) if items else made
+
+
+def floats(size: tuple[int, ...], stride: tuple[int, ...], key: str = "0") -> Opcodes:
+    """A tensor on a storage of 16 floats."""
+    data = storage("storage", named("torch:FloatStorage"), key, "cpu", 16)
+    rebuild = named("torch._utils:_rebuild_tensor_v2")
+    return call(rebuild, data, 0, size, stride, False, ordered())
+
+
+def partial(name: str, *arguments: Any) -> Opcodes:
+    target = call(named("functools:partial"), named(name))
+    return built(target, (named(name), arguments, {}, None))
+
+
+def state_of(module: nn.Module) -> dict[str, Any]:
+    """The state of a module without parameters."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: plain(v) for k, v in value.items()} if value else ordered()
+        return call(named("builtins:set"), list(value)) if isinstance(value, set) else value
+
+    return plain(vars(module))
+
+
+def module(name: str, **state: Any) -> Opcodes:
+    """A module as torch pickles it, with some of its state replaced."""
+    return built(new(named(name)), {**state_of(nn.Identity()), **state})
+
+
+RELU = "torch.nn.modules.activation:ReLU"
+CONV = "torch.nn.modules.conv:Conv2d"
+
+
+def relu(**state: Any) -> Opcodes:
+    return module(RELU, **{"inplace": False, **state})
+
+
+def shell(box: Sandbox) -> str:
+    """A command that would leave the marker."""
+    return f"touch '{box.marker}'"
+
+
+def python(box: Sandbox) -> str:
+    """Code that would leave the marker."""
+    return f"open({str(box.marker)!r}, 'w')"
+
+
+def system_call(box: Sandbox) -> Opcodes:
+    return call(named("posix:system"), shell(box))
+
+
+def legacy(code: bytes) -> bytes:
+    """torch's format before 1.6 around a pickle without tensors."""
+    head = [0x1950A86A20F9469CFC6C, 1001, {"little_endian": True, "type_sizes": {}}]
+    start = b"".join(pickle.dumps(part, protocol=2) for part in head)
+    return start + code + pickle.dumps([], protocol=2)
 
 
 def _recipe(box: Sandbox) -> dict[str, Any]:
@@ -219,7 +281,6 @@ STATES: dict[str, tuple[Make, str]] = {
 
 
 def conv(groups: Any) -> Opcodes:
-    """A convolution of one pixel, three channels to four."""
     sides = dict.fromkeys(("kernel_size", "stride", "dilation"), (1, 1))
     zeros = dict.fromkeys(("padding", "output_padding"), (0, 0))
     state = {"in_channels": 3, "out_channels": 4, "transposed": False, "padding_mode": "zeros"}
@@ -291,7 +352,6 @@ ARMED = {
 
 
 def all_attacks() -> Iterator[Attack]:
-    """All of this file, and an honest model."""
     for name, (make, _) in {**CALLS, **STATES}.items():
         yield attack(f"pickle: {name}", lambda b, make=make: around(make(b)))
     for name, make in TAKEN.items():

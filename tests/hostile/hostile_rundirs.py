@@ -91,25 +91,19 @@ def edit(path: Path, where: str, value: Any) -> None:
     path.write_text(json.dumps(content))
 
 
-def _filled(text: str, root: Path) -> str:
-    return text.replace("{root}", str(root.parent.parent))
+def _filled(value: Any, root: Path) -> Any:
+    return value.replace("{root}", str(root.parent.parent)) if isinstance(value, str) else value
 
 
 def at(where: str, value: Any, name: str = MANIFEST) -> Change:
-    """Another value in a JSON file of the run."""
-    return lambda root: edit(
-        root / name, where, _filled(value, root) if isinstance(value, str) else value
-    )
+    return lambda root: edit(root / name, where, _filled(value, root))
 
 
 def raw(name: str, data: bytes | Callable[[], bytes]) -> Change:
-    """A file of other content."""
     return lambda root: (root / name).write_bytes(data if isinstance(data, bytes) else data())
 
 
 def other(name: str, make: Callable[[Path], object]) -> Change:
-    """Something else in the place of a file or folder."""
-
     def change(root: Path) -> None:
         path = root / name
         if path.is_dir():
@@ -122,7 +116,6 @@ def other(name: str, make: Callable[[Path], object]) -> Change:
 
 
 def link(name: str, target: str) -> Change:
-    """A symbolic link in the place of a file or folder."""
     return lambda root: other(name, lambda path: path.symlink_to(_filled(target, root)))(root)
 
 
@@ -143,14 +136,12 @@ def stats(content: bytes | Callable[[], bytes], packed: bool = False) -> Change:
 
 
 def npy(array: np.ndarray) -> bytes:
-    """A file of numpy's."""
     data = io.BytesIO()
     np.save(data, array)
     return data.getvalue()
 
 
 def header(text: str) -> bytes:
-    """The head of such a file, with any text."""
     return b"\x93NUMPY\x01\x00" + (len(text) + 1).to_bytes(2, "little") + text.encode() + b"\n"
 
 
@@ -224,7 +215,6 @@ FIELDS: list[tuple[str, Any, str]] = [
             *("file:///etc/passwd", "https://evil.example/x.png", "", ".."),
         )
     ),
-    (FILE, "javascript:alert(1)", INSIDE),
     (FILE, "manifest.json", "expected a name that ends in .png or .webp or .jp"),
     (FILE, "x" * 4000 + ".png", "cannot be read: File name too long"),
     ("captures.0.tensor", "../../../secret/id_secret.npy", "captures[0].tensor is "),
@@ -403,7 +393,6 @@ def changed(*changes: Change) -> Callable[[Sandbox], None]:
 
 
 def all_attacks() -> Iterator[Attack]:
-    """All of this file: each change is read by every command, and continued by `run --resume`."""
     tables: list[tuple[str, tuple[Change, ...], str, tuple[int, ...]]] = []
     for where, value, words in FIELDS:
         name = f"manifest: {where} is {ascii(value)[:40]}"
@@ -433,8 +422,7 @@ def all_attacks() -> Iterator[Attack]:
     shown = {"schema_version": 1, "layers": [ROW], "images": {"seen": 1}}
     forged = changed(raw("audit.json", json.dumps(shown).encode()))
     yield Attack("audit.json: forged texts", forged, AUDITED)
-    lines = ["merge {given}/run --out alone"]
-    linked = changed(link("a.png", "../other/a.png"))
+    lines, linked = ["merge {given}/run --out alone"], changed(link("a.png", "../other/a.png"))
     words = "a.png is incomplete (it has no manifest), and left out"
     yield Attack("rundir: an image's folder is a link, merged alone", linked, lines, (3,), words)
     words = 'image.path is "b.png", expected another than in aaa'

@@ -89,7 +89,6 @@ def serve(link: socket.socket, request: dict[str, Any], folder: Path) -> None:
 
 
 def run(words: list[str], seconds: int) -> int:
-    """Run one command line, or plant a fault; its exit code."""
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 1 + seconds, resource.RLIM_INFINITY))
     sys.stdout, sys.stderr = (
@@ -148,7 +147,6 @@ def warm(folder: Path) -> None:
 
 
 def main() -> None:
-    """Serve requests from stdin until it ends."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):

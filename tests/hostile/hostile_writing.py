@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hostile_harness import Attack, Sandbox
-from hostile_rundirs import DRAWING, at, place
+from hostile_rundirs import DRAWING, MANIFEST, at, place
 
 DRAW = ["run", "{given}/net.pth", "{given}/photos", *DRAWING]
 ROOM, NOTES = "given/room", "{root}/bystander/notes.txt"
@@ -48,7 +48,6 @@ def _link(name: str, target: str = NOTES) -> Change:
 
 
 def _ours(box: Sandbox) -> None:
-    """The honest run is moved into the room."""
     (box.given / "run").rename(box.given / "room" / "run")
 
 
@@ -115,8 +114,7 @@ def _inputs() -> Iterator[Attack]:
 
 
 def _own_runs() -> Iterator[Attack]:
-    over = [[*DRAW, *RUN_OUT, "--overwrite"]]
-    resume = [[*DRAW, *RUN_OUT, "--resume"]]
+    over, resume = ([[*DRAW, *RUN_OUT, option]] for option in ("--overwrite", "--resume"))
     for words, notes in (("beside the images", "notes.txt"), ("in an image's", "a.png/notes.txt")):
         make, keep = _with(_ours, _file(f"run/{notes}")), (f"{ROOM}/run/{notes}",)
         name = f"writing: --overwrite of a run with notes {words}"
@@ -130,11 +128,8 @@ def _own_runs() -> Iterator[Attack]:
         ),
         "whose run.json is a FIFO": (_ours, _put("run/run.json", os.mkfifo)),
     }
-    for where, file in (
-        ("captures.0.file", "a.png/manifest.json"),
-        ("captures.0.tensor", "a.png/manifest.json"),
-        ("images.complete.0", "run.json"),
-    ):
+    for where in ("captures.0.file", "captures.0.tensor", "images.complete.0"):
+        file = "run.json" if where.startswith("images") else MANIFEST
         change = at(where, "../../../bystander/notes.txt", file)
         changes[f"whose {where} is somebody else's file"] = (
             lambda box, change=change: change(box.given / "run"),
@@ -180,7 +175,6 @@ def _links() -> Iterator[Attack]:
 
 
 def all_attacks() -> Iterator[Attack]:
-    """All of this file."""
     yield from _foreign_projects()
     yield from _inputs()
     yield from _own_runs()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -52,52 +53,38 @@ def _encodes(place: str) -> None:
 
 
 def _crops(place: str) -> None:
-    """A piece of a secret picture, coloured."""
     with Image.open(place) as opened:
         opened.crop((5, 7, 30, 20)).convert("RGB").save("piece.png")
-
-
-def _marks_up() -> None:
-    from hostile_harness import MARKUP
-
-    Path("page.html").write_text(f"<p>{MARKUP}</p>")
-
-
-def _copies(place: str) -> None:
-    Path("copy.bin").write_bytes(Path(place).read_bytes())
-
-
-def _opens(place: str) -> None:
-    Path(place).write_text("x")
-
-
-def _below(place: str) -> None:
-    _writes_below(place, os.open)
 
 
 def _past(place: str) -> None:
     _writes_below(place, getattr(os.open, "__wrapped__", os.open))
 
 
-def _links(place: str) -> None:
-    Path("link.png").symlink_to(place)
+def _marks_up() -> None:
+    Path("page.html").write_text(f"<p onerror={MARKER}()>")
 
 
-def _connects() -> None:
-    socket.create_connection(("127.0.0.1", 9), timeout=1)
-
-
-OUTSIDE = "outside the destination"
+OUTSIDE, SPOKEN = "outside the destination", "LEAK the secret is"
+WRITES = f"VIOLATION open: {OUTSIDE}"
 FAULTS: dict[str, tuple[Callable[..., object], str, str]] = {
-    "system": (lambda place: os.system(f"touch {place}"), RAN, "VIOLATION os.system"),
+    "system": (lambda at: os.system(f"touch {at}"), RAN, "VIOLATION os.system"),
     "swallowed": (_swallowed, RAN, "VIOLATION subprocess.Popen"),
-    "connects": (_connects, "", "VIOLATION socket"),
+    "connects": (lambda: socket.create_connection(("127.0.0.1", 9), 1), "", "VIOLATION socket"),
     "forks": (_forks, "", "VIOLATION os.fork"),
-    "writes": (_opens, BYSTANDER, f"VIOLATION open: {OUTSIDE}"),
-    "writes below": (_below, BYSTANDER, f"VIOLATION open: {OUTSIDE}"),
+    "writes": (lambda at: Path(at).write_text("x"), BYSTANDER, WRITES),
+    "writes below": (
+        lambda at: _writes_below(at, os.open),
+        BYSTANDER,
+        WRITES,
+    ),
     "writes past": (_past, BYSTANDER, "MADE bystander/new"),
     "removes": (os.remove, "{root}/bystander/notes.txt", f"VIOLATION os.remove: {OUTSIDE}"),
-    "links": (_links, SECRET, "LINK work/link.png was made"),
+    "links": (
+        lambda at: Path("link.png").symlink_to(at),
+        SECRET,
+        "LINK work/link.png was made",
+    ),
     "evaluates": (lambda: exec(f"{MARKER} = 1"), "", "VIOLATION compile: foreign source"),
     "imports": (_imports, "{given}", "VIOLATION compile: foreign code"),
     "loops": (_loops, "", "HANG"),
@@ -105,14 +92,21 @@ FAULTS: dict[str, tuple[Callable[..., object], str, str]] = {
     "swells": (lambda: bytearray(10**10), "", "TRACEBACK MemoryError"),
     "crashes": (os.abort, "", "SIGNAL 6"),
     "raises": (lambda: {}["oops"], "", "TRACEBACK KeyError"),
-    "tells": (lambda place: print(Path(place).read_text()), SECRET, "LEAK the secret is on stdout"),
-    "copies": (_copies, SECRET, "LEAK the secret is in work/copy.bin"),
-    "copies pixels": (_copies, f"{SECRET}.png", "LEAK secret pixels are in work/copy.bin"),
-    "encodes": (_encodes, SECRET, "LEAK the secret is in work/page.html"),
-    "encodes pixels": (_encodes, f"{SECRET}.png", "LEAK the secret is in work/page.html"),
+    "tells": (lambda at: print(Path(at).read_text()), SECRET, f"{SPOKEN} on stdout"),
+    "copies": (
+        lambda at: shutil.copy(at, "copy.bin"),
+        SECRET,
+        f"{SPOKEN} in work/copy.bin",
+    ),
+    "encodes": (_encodes, SECRET, f"{SPOKEN} in work/page.html"),
+    "encodes pixels": (_encodes, f"{SECRET}.png", f"{SPOKEN} in work/page.html"),
     "crops": (_crops, f"{SECRET}.png", "LEAK secret pixels are in work/piece.png"),
     "shows a title": (lambda: print("\x1b]0;title\x07"), "", "TERMINAL '\\x1b' on stdout"),
-    "marks up": (_marks_up, "", "LEAK MARKUP of the input stands raw in work/page.html"),
+    "marks up": (
+        lambda: Path("page.html").write_text(f"<p onerror={MARKER}()>"),
+        "",
+        "LEAK MARKUP of the input stands raw in work/page.html",
+    ),
     "fails in silence": (lambda: sys.exit(1), "", "0 error lines"),
     "well": (lambda: Path("fine.txt").write_text("fine"), "", ""),
 }
@@ -120,7 +114,6 @@ FAULTS: dict[str, tuple[Callable[..., object], str, str]] = {
 
 
 def plant(name: str, *places: str) -> int:
-    """Do what the name says; an exit code."""
     try:
         FAULTS[name][0](*places)
     except SystemExit:

@@ -17,12 +17,9 @@ def _innocent(box: Sandbox) -> None:
     (box.given / "innocent.py").write_text("x = 1\n")
 
 
-SLOW = ["loops"]
-
-
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in FAULTS if n != "well"],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n == "loops")) for n in FAULTS if n != "well"],
 )
 def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
     """The harness names the fault, and what the fault would have done is not done."""
