@@ -85,12 +85,6 @@ def dpt() -> nn.Module:
     return model
 
 
-def mobilevit_of_transformers() -> nn.Module:
-    """Patches of 2 × 2 places: [4, patches, channels]."""
-    model: nn.Module = _transformers().MobileViTModel(_transformers().MobileViTConfig())
-    return model
-
-
 def rows(tensor: Tensor) -> Tensor:
     """A matrix: a column for each channel, [D, T, 1]."""
     return tensor.reshape(-1, tensor.shape[-1]).T[..., None]
@@ -151,7 +145,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Expected]] = {
         },
     ),
     "mobilevit_of_transformers": (
-        mobilevit_of_transformers,
+        lambda: _transformers().MobileViTModel(_transformers().MobileViTConfig()),
         (128, 192),
         {
             (f"{MVIT}.layer.0.layernorm_before", ""): ("windows", patches_last(8, 12)),

@@ -107,19 +107,10 @@ def test_without_selectors_a_transformer_shows_its_patches_and_blocks(
     """The patch embedding and the end of each block: what a first look takes."""
     names, counts, _ = PREFIXES[kind]
     model = PositionViT(*names, counts=counts)
-    result = fv.run(
-        model,
-        save(tmp_path, 56, 80),
-        None,
-        save(tmp_path, 56, 80).parent / "o",
-        size=(56, 80),
-        **AS_IS,
-    )
-    assert list(dict.fromkeys(c.layer for c in result.images[0].captures)) == [
-        "conv_proj",
-        "blocks.0",
-        "blocks.1",
-    ]
+    image = save(tmp_path, 56, 80)
+    result = fv.run(model, image, None, tmp_path / "o", size=(56, 80), **AS_IS)
+    taken = dict.fromkeys(capture.layer for capture in result.images[0].captures)
+    assert list(taken) == ["conv_proj", "blocks.0", "blocks.1"]
 
 
 def test_nan_tokens_are_magenta_in_their_places(
