@@ -108,29 +108,21 @@ def gated() -> nn.Module:
     return Net(lambda self, x: self.attn(self.stem(x)), stem=nn.Conv2d(3, 8, 4, 4), attn=gate)
 
 
-class Weights(nn.Module):
-    """Weights of tokens for each other, of two heads."""
+def attending() -> nn.Module:
+    """Tokens of patches of a quarter of the input's side, and the weights of two heads."""
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """[1, heads, T, T] of [1, T, D]."""
+    def weights(self: nn.Module, tokens: Tensor) -> Tensor:
         heads = tokens.unflatten(2, (2, -1)).transpose(1, 2)
         return (heads @ heads.transpose(-2, -1)).softmax(-1)
 
-
-class Attending(nn.Module):
-    """Tokens of patches of a quarter of the input's side, and their weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.attn = nn.Conv2d(3, 8, 16, 16), Weights()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[1, D]."""
+    def way(self: nn.Module, x: Tensor) -> Tensor:
         tokens = self.stem(x).flatten(2).transpose(1, 2)
         return (self.attn(tokens) @ tokens[:, None]).mean((1, 2))
 
+    return Net(way, stem=nn.Conv2d(3, 8, 16, 16), attn=Net(weights))
 
-@pytest.mark.parametrize(("model", "layout"), [(gated, "nchw"), (Attending, "attention")])
+
+@pytest.mark.parametrize(("model", "layout"), [(gated, "nchw"), (attending, "attention")])
 def test_a_square_map_is_no_matrix_of_weights(model: Callable[[], nn.Module], layout: str) -> None:
     """At 64 pixels both have 16 rows and columns, as many as there are tokens of 4 × 4 patches."""
     (maps,) = fv.run(model(), torch.rand(3, 64, 64), "attn", size=64).captures

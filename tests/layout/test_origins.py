@@ -110,24 +110,20 @@ def test_pieces_in_any_order_are_put_back(cut: Callable[[Tensor], Tensor]) -> No
     assert torch.equal(seen["pieces", ""].maps, seen["whole", ""].tensor[0])
 
 
-class Tokens(nn.Module):
+def tokens(change: Callable[[Tensor], Tensor]) -> nn.Module:
     """Tokens of an 8 × 12 map, changed by a function."""
 
-    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.patches, self.change = nn.Conv2d(3, 5, 4, 4), change
-        self.same, self.merge = nn.Identity(), nn.Linear(20, 6)
+    def way(self: nn.Module, x: Tensor) -> Tensor:
+        return self.same(change(self.patches(x).flatten(2).transpose(1, 2)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.same(self.change(self.patches(x).flatten(2).transpose(1, 2)))
-
-
-def every_second(x: Tensor) -> Tensor:
-    return x.reshape(1, 8, 12, 5)[:, ::2, ::2].reshape(1, 24, 5)
+    return Net(way, patches=nn.Conv2d(3, 5, 4, 4), same=nn.Identity())
 
 
 GRIDS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, int]]] = {
-    "every second row and column": (every_second, (4, 6)),
+    "every second row and column": (
+        lambda x: x.unflatten(1, (8, 12))[:, ::2, ::2].flatten(1, 2),
+        (4, 6),
+    ),
     "einsum": (lambda x: torch.einsum("btd,de->bte", x, torch.eye(5)), (8, 12)),
     "two tokens in front": (lambda x: torch.cat([torch.zeros(1, 2, 5), x], 1), (8, 12)),
     "split and joined": (lambda x: torch.cat(x.chunk(3, 1), 1), (8, 12)),
@@ -138,7 +134,7 @@ GRIDS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, int]]] = {
 def test_what_keeps_the_rows_of_the_image_gives_tokens(name: str) -> None:
     """The maps are the tokens, row by row."""
     change, (high, wide) = GRIDS[name]
-    one = followed(Tokens(change), 32, 48)["same", ""]
+    one = followed(tokens(change), 32, 48)["same", ""]
     assert one.layout == "tokens"
     assert torch.equal(one.maps, one.tensor[0, -high * wide :].T.reshape(5, high, wide))
 
@@ -159,7 +155,7 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_loses_the_places_is_a_sequence(name: str) -> None:
     """However many tokens there are; none is left out of the rows."""
-    one = followed(Tokens(CHANGES[name]), 32, 48)["same", ""]
+    one = followed(tokens(CHANGES[name]), 32, 48)["same", ""]
     assert one.layout == "sequence"
     assert torch.equal(one.maps[..., 0], one.tensor[0].T)
 
@@ -167,13 +163,13 @@ def test_what_loses_the_places_is_a_sequence(name: str) -> None:
 def test_patches_that_a_linear_layer_merges_make_a_coarser_map() -> None:
     """Four neighbours side by side become one token, as in Swin, without a convolution."""
 
-    class Merging(Tokens):
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.patches(x)
-            x = torch.cat([x[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1)], 1)
-            return self.merge(x.flatten(2).transpose(1, 2))
+    def way(self: nn.Module, x: Tensor) -> Tensor:
+        x = self.patches(x)
+        x = torch.cat([x[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1)], 1)
+        return self.merge(x.flatten(2).transpose(1, 2))
 
-    one = followed(Merging(every_second), 32, 48)["merge", ""]
+    model = Net(way, patches=nn.Conv2d(3, 5, 4, 4), merge=nn.Linear(20, 6))
+    one = followed(model, 32, 48)["merge", ""]
     assert one.layout == "tokens"
     assert torch.equal(one.maps, one.tensor[0].T.reshape(6, 4, 6))
 
