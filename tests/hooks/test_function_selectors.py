@@ -103,7 +103,6 @@ class TestSelectors:
             ("fn:add@layer1.*", SUMS[:2]),
             ("fn:add@re:2", SUMS[2:]),
             ("fn:add@layer1.*#1", SUMS[1:2]),
-            ("fn:add,!fn:add@layer1.*", SUMS[2:]),
             ("fn:add, ! fn:add@layer2.*", SUMS[:2]),
             ("fn:add,!fn:add#0", SUMS[1:]),
             ("fn:interpolate,fn:cat", ["fn:interpolate", "fn:cat"]),

@@ -223,13 +223,14 @@ class TestClips:
         told = fv.grid(last, scale=1, nrow=3, padding=0, tensor_layout="nthwc")
         assert np.array_equal(told, got)
 
-    @pytest.mark.slow
     def test_dry_run_plans_a_clip(self, tmp_path: Path, featviz: Callable[..., Outcome]) -> None:
         """--dry-run counts clips, not frames, and knows the sizes of their pictures."""
         folder_of(tmp_path / "all" / "run", 6, height=64, width=64)
         folder_of(tmp_path / "all" / "walk", 6, height=64, width=64)
-        line = ["run", "r3d_18", tmp_path / "all", "--weights", "none", "--frames", "4"]
-        line += ["--size", "64x64", "--layers", "stem.0,layer4", "--max-maps", "8"]
+        model = nn.Sequential(nn.Conv3d(3, 16, 3, 2, 1), nn.Conv3d(16, 9, 3, 2, 1))
+        torch.save(model, tmp_path / "net.pth")
+        line = ["run", tmp_path / "net.pth", tmp_path / "all", "--frames", "4"]
+        line += ["--size", "64x64", "--layers", "0,1", "--max-maps", "8"]
         line += ["--out", tmp_path / "out"]
         planned = json.loads(featviz(*line, "--dry-run", "--json").out)
         assert planned["images"] == 2
