@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import struct
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,18 @@ def tiles_of(picture: np.ndarray, plan: GridPlan) -> list[np.ndarray]:
     corners = [divmod(i, plan.columns) for i in range(plan.maps)]
     tops = [(padding + y * (height + padding), padding + x * (width + padding)) for y, x in corners]
     return [picture[top : top + height, left : left + width] for top, left in tops]
+
+
+def chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Kind and content of each chunk of a PNG; every checksum must be right."""
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    at = 8
+    while at < len(data):
+        (length,) = struct.unpack_from(">I", data, at)
+        kind, content = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
+        assert struct.unpack_from(">I", data, at + 8 + length) == (zlib.crc32(kind + content),)
+        yield kind, content
+        at += 12 + length
 
 
 def captured(out: Path, image: str, layer: str) -> dict[str, Any]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import struct
 import zlib
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from drawn_maps import tiles_of
+from drawn_maps import chunks, tiles_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib import colormaps
@@ -155,21 +154,12 @@ def test_pictures_in_pieces_are_tiles_enlarged_marked_and_laid(
         found = np.asarray(Image.open(file)).reshape(expected.shape)
         assert np.array_equal(found, expected)
         if stamps is None:
-            filters = scanlines(file.getvalue(), plan.height)[:, 0]
+            data = b"".join(part for kind, part in chunks(file.getvalue()) if kind == b"IDAT")
+            lines = np.frombuffer(zlib.decompress(data), np.uint8).reshape(plan.height, -1)
+            filters = lines[:, 0]
             first = padding + np.arange(5) * factor
             repeated = [filters[first + again] for again in range(1, factor)]
             assert all((some == 2).all() for some in repeated)
-
-
-def scanlines(data: bytes, height: int) -> np.ndarray:
-    """The filtered rows of a PNG, each behind the number of its filter."""
-    found, at = [], 8
-    while at < len(data):
-        length, kind = struct.unpack_from(">I4s", data, at)
-        if kind == b"IDAT":
-            found.append(data[at + 8 : at + 8 + length])
-        at += 12 + length
-    return np.frombuffer(zlib.decompress(b"".join(found)), np.uint8).reshape(height, -1)
 
 
 def test_pieces_are_far_smaller_than_a_large_picture() -> None:
@@ -237,12 +227,9 @@ def test_gaps_are_make_grids_where_padding_is_given(
     ("pick", "limit", "channels"),
     [
         ("first", 3, [0, 1, 2]),
-        ("first", 1, [0]),
         ("spread", 3, [0, 2, 5]),
-        ("spread", 5, [0, 1, 2, 4, 5]),
         ("spread", 1, [0]),
         ("top", 3, [1, 3, 5]),
-        ("top", 1, [3]),
         ("top", 5, [0, 1, 3, 4, 5]),
         ("first", 6, None),
         ("top", 9, None),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import struct
-import zlib
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from drawn_maps import chunks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -37,18 +35,6 @@ def opened(data: bytes) -> Image.Image:
     image = Image.open(io.BytesIO(data))
     image.load()
     return image
-
-
-def chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Kind and content of each chunk; every checksum must be right."""
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    at = 8
-    while at < len(data):
-        (length,) = struct.unpack_from(">I", data, at)
-        kind, content = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
-        assert struct.unpack_from(">I", data, at + 8 + length) == (zlib.crc32(kind + content),)
-        yield kind, content
-        at += 12 + length
 
 
 @settings(max_examples=80, deadline=None)

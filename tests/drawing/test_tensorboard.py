@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Outcome
+from networks import Net
 from PIL import Image
 from runs import tree
 from torch import Tensor, nn
@@ -78,18 +79,11 @@ def ran(tmp_path: Path) -> Ran:
 def net() -> nn.Module:
     """Two convolutions with a ReLU that is called twice; channel 3 is never above zero."""
 
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 7, 3)
-            self.relu = nn.ReLU()
-            self.last = nn.Conv2d(7, 5, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.relu(self.last(self.relu(self.conv(x))))  # type: ignore[no-any-return]
+    def twice(self: nn.Module, x: Tensor) -> Tensor:
+        return self.relu(self.last(self.relu(self.conv(x))))  # type: ignore[no-any-return]
 
     torch.manual_seed(0)
-    model = Twice()
+    model = Net(twice, conv=nn.Conv2d(3, 7, 3), relu=nn.ReLU(), last=nn.Conv2d(7, 5, 1))
     with torch.no_grad():
         model.conv.bias[3] = -9
     return model.eval()

@@ -14,6 +14,7 @@ from conftest import Outcome
 from drawn_maps import NAN, SITE, captured, noise
 from matplotlib import colormaps
 from msgspec.structs import replace
+from networks import Net
 from PIL import Image
 from torch import Tensor, nn
 
@@ -110,21 +111,17 @@ def test_levels_are_resized_as_pillow_does(old: tuple[int, int], new: tuple[int,
         assert np.array_equal(found, np.asarray(grown))
 
 
-class Shrunk(nn.Module):
-    """Brightness in cells of 4 × 4 pixels, as maps, tokens, a vector and a batch."""
+def shrunk() -> nn.Module:
+    """Brightness in cells of 4 × 4 pixels, as maps, a vector and a batch."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 2, 4, stride=4, bias=False)
-        self.conv.weight.data.fill_(1 / 48)
-        self.vector = nn.Flatten()
-        self.regions = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
+    def way(self: nn.Module, x: Tensor) -> Tensor:
         maps = self.conv(x)
         self.regions(torch.cat([maps, maps]))
-        flat: Tensor = self.vector(maps)
-        return flat
+        return self.vector(maps)  # type: ignore[no-any-return]
+
+    conv = nn.Conv2d(3, 2, 4, stride=4, bias=False)
+    conv.weight.data.fill_(1 / 48)
+    return Net(way, conv=conv, vector=nn.Flatten(), regions=nn.Identity())
 
 
 @pytest.fixture
@@ -141,7 +138,7 @@ def corner(tmp_path: Path) -> Path:
 def test_overlay_lies_over_what_the_model_saw(corner: Path, tmp_path: Path) -> None:
     """One bright corner: after resize and crop, input, map and overlay are bright in the same."""
     result = fv.run(
-        Shrunk(), corner, "conv,vector,regions", tmp_path / "out",
+        shrunk(), corner, "conv,vector,regions", tmp_path / "out",
         overlay=0.5, size=32, crop=32, scale=1, nrow=2, **RAW,
     )  # fmt: skip
     assert result.exit_code == 0

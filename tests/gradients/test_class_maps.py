@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import Outcome
 from gradient_models import Functional, Shared
+from networks import Net
 from PIL import Image
 from tiles import rows
 from torch import Tensor, nn
@@ -150,22 +151,18 @@ def test_a_layer_without_places_is_refused(layers: str, reason: str, tiny: nn.Mo
 def test_a_layer_without_a_gradient_is_refused() -> None:
     """Its output is cut off, or the target does not depend on it at any place."""
 
-    class Cut(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+    def way(self: nn.Module, x: Tensor) -> Tensor:
+        return self.a(x.detach()).mean((2, 3)).detach() + 0 * self.b(x).mean((2, 3))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.a(x.detach()).mean((2, 3)).detach() + 0 * self.b(x).mean((2, 3))
-
+    model = Net(way, a=nn.Conv2d(3, 4, 3), b=nn.Conv2d(3, 4, 3))
     with pytest.raises(
         FeatvizError, match=r"layer b \(Conv2d\) has a gradient of zero at every place"
     ):
-        cam(Cut(), "class:1", layers="b")
+        cam(model, "class:1", layers="b")
     with pytest.raises(
         FeatvizError, match=r"layer a \(Conv2d\) has no gradient: the target does not depend on it"
     ):
-        cam(Cut(), "class:1", layers="a")
+        cam(model, "class:1", layers="a")
     with pytest.raises(FeatvizError, match="no layer gives maps of the image"):
         cam(nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE**2, 4)), "class:1")
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import Outcome
 from gradient_models import SPHERES
+from networks import Net
 from oracle import inputs
 from PIL import Image
 from torch import Tensor, nn
@@ -70,17 +71,11 @@ def test_a_failing_image_leaves_nothing_and_the_others_go_on(
     assert read_json(out / "run.json")["failures"] == [{"image": "b.png", "error": error}]
 
 
-class Wordy(nn.Module):
-    """A tensor and a word."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, str]:
-        return x.mean((2, 3)), "word"
-
-
 def test_what_is_no_tensor_is_skipped_for_each_kind(tmp_path: Path) -> None:
     """Also where only gradients are captured, nothing is lost without a word."""
     options = {"capture": "output,grad", "target": "output[0]", **inputs(8)}
-    result = fv.run(Wordy(), SPHERES, "*", tmp_path / "out", **options)
+    wordy = Net(lambda self, x: (x.mean((2, 3)), "word"))
+    result = fv.run(wordy, SPHERES, "*", tmp_path / "out", **options)
     found = [(skip.kind, skip.key, skip.reason) for skip in result.images[0].skipped]
     assert found == [(kind, "1", "is a str, not a tensor") for kind in ("output", "grad")]
     assert [row.kind for row in result.images[0].captures] == ["output", "grad"]
@@ -89,14 +84,9 @@ def test_what_is_no_tensor_is_skipped_for_each_kind(tmp_path: Path) -> None:
 def test_a_model_that_undoes_its_graph_in_place_is_told_by_torchs_words(tmp_path: Path) -> None:
     """torch refuses x.sigmoid_().mul_(x), and so do we, in one line."""
 
-    class Undone(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            x = x.sigmoid()
-            x.add_(1)
-            return x.mean((2, 3))
-
+    model = Net(lambda self, x: x.sigmoid().add_(1).mean((2, 3)))
     with pytest.raises(ForwardError) as caught:
-        fv.run(Undone(), SPHERES, "*", tmp_path / "out", capture="grad", **inputs(8))
+        fv.run(model, SPHERES, "*", tmp_path / "out", capture="grad", **inputs(8))
     assert caught.value.message.startswith(
         "the backward pass failed: one of the variables needed for gradient computation has been "
         "modified by an inplace operation"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import SCENES
 from gradient_models import ALL, SPHERES, Functional, Given, Shared, drawn
+from networks import Net
 from oracle import Weighted, assert_all_close, assert_close, autograd, input_of, inputs, saved
 from PIL import Image
 from tiles import manifest
@@ -124,7 +125,7 @@ class Aside(nn.Module):
         super().__init__()
         self.conv, self.table = nn.Conv2d(3, 4, 3), nn.Linear(2, 4)
         self.lost, self.cut = nn.Conv2d(3, 1, 1), nn.Conv2d(3, 4, 3)
-        self.given, self.index = Given(torch.randn(1, 2)), Index()
+        self.given, self.index = Given(torch.randn(1, 2)), Net(lambda self, x: x.argmax(1, True))
 
     def forward(self, x: Tensor) -> Tensor:
         self.lost(x)
@@ -133,13 +134,6 @@ class Aside(nn.Module):
             cut = self.cut(x)
         bias = self.table(self.given()).view(1, 4, 1, 1)
         return self.conv(x) * bias + cut
-
-
-class Index(nn.Module):
-    """Gives whole numbers."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.argmax(1, keepdim=True)
 
 
 def test_what_hangs_on_parameters_only_has_its_gradient(tmp_path: Path) -> None:
@@ -172,23 +166,16 @@ def test_what_has_no_gradient_is_skipped_with_the_reason(tmp_path: Path) -> None
     assert {layer for layer, _ in got} == {"", "conv"}
 
 
-class Halved(nn.Module):
-    """A module that changes a view in place."""
+def test_a_view_that_is_changed_in_place_is_no_silent_zero(tmp_path: Path) -> None:
+    """It is taken out of the graph, which its reason says; what is around it is right."""
+    torch.manual_seed(0)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.act = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def halved(self: nn.Module, x: Tensor) -> Tensor:
         x = self.conv(x)
         self.act(x[:, :2])
         return x
 
-
-def test_a_view_that_is_changed_in_place_is_no_silent_zero(tmp_path: Path) -> None:
-    """It is taken out of the graph, which its reason says; what is around it is right."""
-    torch.manual_seed(0)
-    model = Halved()
+    model = Net(halved, conv=nn.Conv2d(3, 4, 3), act=nn.ReLU(inplace=True))
     got = drawn(model, tmp_path / "out")
     tensor = input_of(model, SPHERES, inputs(12))
     out = model.conv(tensor)
@@ -202,22 +189,14 @@ def test_a_view_that_is_changed_in_place_is_no_silent_zero(tmp_path: Path) -> No
         assert skipped(tmp_path / "out", kind) == {"act": reason}
 
 
-class Recomputed(nn.Module):
-    """Activation checkpointing: the first half runs again in the backward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = checkpoint(lambda y: F.relu(self.a(y)), x, use_reentrant=False)
-        return self.b(x)
-
-
 def test_recomputed_layers_are_not_a_second_call(tmp_path: Path) -> None:
     """What a checkpoint runs again in the backward pass has been seen."""
     torch.manual_seed(0)
-    model = Recomputed()
+
+    def way(self: nn.Module, x: Tensor) -> Tensor:
+        return self.b(checkpoint(lambda y: F.relu(self.a(y)), x, use_reentrant=False))
+
+    model = Net(way, a=nn.Conv2d(3, 4, 3), b=nn.Conv2d(4, 2, 3))
     want = autograd(model, input_of(model, SPHERES, inputs(12)))
     want = {key: tensor for key, tensor in want.items() if "call1" not in key[1]}
     got = drawn(model, tmp_path / "out", grad_rule="plain")
@@ -243,21 +222,11 @@ def test_gradients_of_functions(tmp_path: Path) -> None:
     assert torch.equal(got["fn:add", "grad"], torch.ones(1, 4, 8, 8))
 
 
-class Clip(nn.Module):
-    """A model of clips."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.relu = nn.Conv3d(3, 4, 3, padding=1), nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.relu(self.conv(x)).mean((2, 3, 4))
-
-
 def test_clips_have_gradients(tmp_path: Path) -> None:
     """[1, C, T, H, W], each channel's steps side by side."""
     torch.manual_seed(0)
-    model = Clip().eval()
+    parts = {"conv": nn.Conv3d(3, 4, 3, padding=1), "relu": nn.ReLU(inplace=True)}
+    model = Net(lambda self, x: self.relu(self.conv(x)).mean((2, 3, 4)), **parts).eval()
     (tmp_path / "clip").mkdir()
     rng = np.random.default_rng(0)
     for index in range(4):

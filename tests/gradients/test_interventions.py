@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import networks
 import pytest
 import torch
 from conftest import Outcome
@@ -78,7 +79,6 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Callable[[Tensor], Tensor]]]] = [
     ({"edit": "a:channel 3*2.5"}, {"a": lambda t: t * factors(1, 1, 1, 2.5)[:, None, None]}),
     ({"edit": "fc:channel 0,1*-1e1"}, {"fc": lambda t: t * factors(-10, -10, 1, 1, 1, 1)}),
     ({"edit": "relu:clamp=0.1,0.3"}, {"relu": lambda t: t.clamp(0.1, 0.3)}),
-    ({"edit": "a:clamp=-.5,0"}, {"a": lambda t: t.clamp(-0.5, 0)}),
     (
         {"edit": ["a:channel 1,2*3", "a:clamp=-1,1"], "ablate": "a:1"},
         {"a": lambda t: (zero(1)(t) * factors(1, 3, 3, 1)[:, None, None]).clamp(-1, 1)},
@@ -195,16 +195,9 @@ def test_random_numbers_of_a_model_do_not_count_as_a_change(tmp_path: Path) -> N
 
 def test_a_model_that_changes_its_input_is_not_fed_twice(tmp_path: Path) -> None:
     """The pass without interventions works on a copy."""
-    model = nn.Sequential(AddOne(), nn.Conv2d(3, 2, 1))
+    model = nn.Sequential(networks.Net(lambda self, x: x.add_(1)), nn.Conv2d(3, 2, 1))
     got, _ = changed(tmp_path / "out", model, layers="0", ablate="1:0")
     assert torch.equal(got["0", "output"], input_of(model, SPHERES, inputs(12)) + 1)
-
-
-class AddOne(nn.Module):
-    """Works in place."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.add_(1)
 
 
 def test_gradients_follow_interventions(tmp_path: Path) -> None:
@@ -372,20 +365,14 @@ def test_forms_that_can_be_read() -> None:
     assert parse("edit", "Conv2d@layer1.*#0:clamp=-.5,+6.").numbers == (-0.5, 6.0)
 
 
-class Odd(nn.Module):
+def odd() -> nn.Module:
     """A layer with an axis too many for its channels to be known, and one that gives a tuple."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.many, self.two = nn.Conv2d(3, 4, 3), nn.Identity(), Two()
-
-    def forward(self, x: Tensor) -> Tensor:
+    def way(self: nn.Module, x: Tensor) -> Tensor:
         return self.two(self.many(self.a(x).view(1, 4, 1, 10, 10, 1)))[0].flatten(1)
 
-
-class Two(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x, x
+    two = networks.Net(lambda self, x: (x, x))
+    return networks.Net(way, a=nn.Conv2d(3, 4, 3), many=nn.Identity(), two=two)
 
 
 @pytest.mark.parametrize(
@@ -408,7 +395,7 @@ def test_interventions_that_cannot_be_made_are_refused(
 ) -> None:
     """One line, and nothing is written."""
     with pytest.raises(UsageError) as caught:
-        changed(tmp_path / "out", Odd(), layers="a", **{kind: text})
+        changed(tmp_path / "out", odd(), layers="a", **{kind: text})
     assert caught.value.message == f"{kind}={text!r}: {words}"
     assert not (tmp_path / "out").exists()
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from gradient_models import SPHERES
+from networks import Net
 from oracle import assert_close, input_of, inputs, saved
 from torch import Tensor, nn
 
@@ -34,11 +35,6 @@ class Answer:
     note: str = "fine"
 
 
-class Two(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x * 1, x * 3
-
-
 class Heads(nn.Module):
     """A layer that gives a tuple, one that does not run, and whatever output is asked for."""
 
@@ -46,7 +42,8 @@ class Heads(nn.Module):
         super().__init__()
         torch.manual_seed(2)
         self.conv, self.act, self.fc = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Linear(4, 5)
-        self.output, self.two, self.idle = output, Two(), nn.Identity()
+        self.two = Net(lambda self, x: (x * 1, x * 3))
+        self.output, self.idle = output, nn.Identity()
 
     def forward(self, x: Tensor) -> Any:
         x = self.two(x)[0]

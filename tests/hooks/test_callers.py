@@ -252,35 +252,21 @@ def test_a_run_has_a_folder_for_each_place() -> None:
     assert image.stat().st_mtime_ns == before
 
 
-NETWORK = """
-from torch import nn
-
-def make():
-    relu = nn.ReLU()
-    return nn.Sequential(nn.Sequential(nn.Conv2d(3, 3, 1), relu), nn.Sequential(relu))
-"""
-
-
-def test_layers_lists_each_place_with_its_own_calls(tmp_path: Path) -> None:
-    """Names, indices and calls by place; a shared module counts once."""
-    (tmp_path / "net.py").write_text(NETWORK)
-    options, inputs = ModelOptions(f"{tmp_path / 'net.py'}:make"), InputOptions(size=(6, 8))
-    listed = list_model(options, inputs, "ReLU@1.*")
-    rows = {row.name: (row.index, row.calls, row.selected) for row in listed.rows}
-    assert rows["0.1"] == (3, 1, False) and rows["1.0"] == (5, 1, True)
-    assert listed.table.footer[-1] == "5 modules; * 1 taken by the selectors"
-
-
-def test_the_cost_of_a_shared_convolution_is_told_by_place() -> None:
-    """Own MACs sum to the total, and parameters count once."""
+def test_layers_lists_each_place_with_its_own_calls() -> None:
+    """Names, indices, calls and costs by place: own MACs sum to the total; a shared module and its
+    parameters count once."""
     conv = nn.Conv2d(3, 3, 1, bias=False)
     model = nn.Sequential(nn.Sequential(conv), nn.Sequential(conv, nn.ReLU()))
     loaded = adopt(model.eval(), InputOptions(size=(6, 8)))
-    told = list_model(loaded, InputOptions(), "Conv2d")
-    macs = {row.name: (row.calls, row.own_macs) for row in told.rows if row.type == "Conv2d"}
-    assert macs == {"0.0": (1, 9 * 48), "1.0": (1, 9 * 48)}
+    told = list_model(loaded, InputOptions(), "Conv2d@1.*")
+    rows = [row for row in told.rows if row.type == "Conv2d"]
+    assert [(row.name, row.index, row.calls, row.own_macs, row.selected) for row in rows] == [
+        ("0.0", 2, 1, 9 * 48, False),
+        ("1.0", 4, 1, 9 * 48, True),
+    ]
     totals = (told.totals.macs, told.totals.parameters, told.totals.modules)
     assert totals == (2 * 9 * 48, 9, 5)
+    assert told.table.footer[-1] == "5 modules; * 1 taken by the selectors"
 
 
 def test_an_exported_program_has_the_same_names(tmp_path: Path) -> None:

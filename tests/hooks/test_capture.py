@@ -29,17 +29,12 @@ def test_every_call_of_a_shared_module_is_captured() -> None:
     assert (len(maps), sum(len(calls) for calls in maps.values())) == (9, 17)
 
 
-def out_of_place(model: nn.Module) -> nn.Module:
-    twin = copy.deepcopy(model)
+def expected_outputs(model: nn.Module, tensor: Tensor) -> dict[str, list[Tensor]]:
+    """What torchvision's extractor gives for each call of each leaf, by qualified name."""
+    twin = copy.deepcopy(model).eval()
     for module in twin.modules():
         if hasattr(module, "inplace"):
             module.inplace = False
-    return twin
-
-
-def expected_outputs(model: nn.Module, tensor: Tensor) -> dict[str, list[Tensor]]:
-    """What torchvision's extractor gives for each call of each leaf, by qualified name."""
-    twin = out_of_place(model).eval()
     names = {name for name, module in twin.named_modules() if name and not list(module.children())}
     nodes = [n for n in get_graph_node_names(twin)[1] if _owner(n, names)]
     values = create_feature_extractor(twin, return_nodes={n: n for n in nodes})(tensor)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from networks import Net
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -33,32 +34,26 @@ def counted(graph: Any, inputs: Any) -> Callable[..., Any]:
     return run
 
 
-class Net(nn.Module):
+def convolution() -> nn.Module:
     """A convolution, and a function of the model's own behind it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.conv(x))
+    return Net(lambda self, x: F.relu(self.conv(x)), conv=nn.Conv2d(3, 4, 3))
 
 
-def wrapped(model: Net) -> tuple[nn.Module, Callable[[Tensor], Any]]:
+def wrapped(model: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Any]]:
     called = torch.compile(model, backend=counted)
     return called, called  # type: ignore[return-value]
 
 
-def outside(model: Net) -> tuple[nn.Module, Callable[[Tensor], Any]]:
+def outside(model: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Any]]:
     return model, torch.compile(model, backend=counted)
 
 
-def in_place(model: Net) -> tuple[nn.Module, Callable[[Tensor], Any]]:
+def in_place(model: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Any]]:
     model.compile(backend=counted)
     return model, model
 
 
-def inside(model: Net) -> tuple[nn.Module, Callable[[Tensor], Any]]:
+def inside(model: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Any]]:
     whole = nn.Sequential(model)
     model.compile(backend=counted)
     return whole, whole
@@ -70,7 +65,7 @@ def test_a_compiled_model_is_captured_as_it_is_written(compiled: Any, warm: bool
     """Whoever compiled it, and whether it ran before: each call's tensors, under the names of the
     module itself; afterwards the compiled code is in force again, and is not captured."""
     torch.manual_seed(0)
-    model, image = Net(), torch.rand(1, 3, 8, 8)
+    model, image = convolution(), torch.rand(1, 3, 8, 8)
     conv = model.conv(image)
     watched, call = compiled(model)
     if warm:
@@ -92,7 +87,7 @@ def test_a_compiled_model_is_captured_as_it_is_written(compiled: Any, warm: bool
 @pytest.mark.parametrize("first", [0, 1])
 def test_what_is_compiled_stays_aside_until_the_last_capture_ends(first: int) -> None:
     """Two captures that overlap may end in any order, and then compiled code is in force."""
-    model, image = Net(), torch.rand(1, 3, 8, 8)
+    model, image = convolution(), torch.rand(1, 3, 8, 8)
     torch.compile(model, backend=counted)(image)
     stance = torch._dynamo.eval_frame._stance.stance
     captures = [fv.capture(model, "Conv2d") for _ in range(2)]
@@ -107,7 +102,7 @@ def test_what_is_compiled_stays_aside_until_the_last_capture_ends(first: int) ->
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call")
 def test_a_capture_inside_of_compiled_code() -> None:
     """A compiled function may capture: it gets what the function without compilation gets."""
-    model, image = Net(), torch.rand(1, 3, 8, 8)
+    model, image = convolution(), torch.rand(1, 3, 8, 8)
 
     def total(x: Tensor) -> Tensor:
         with fv.capture(model, "Conv2d") as maps:
@@ -120,7 +115,7 @@ def test_a_capture_inside_of_compiled_code() -> None:
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_calls_that_the_backward_pass_repeats_are_captured_once(reentrant: bool) -> None:
     """A checkpointed block runs twice, and gives one tensor for each call of the caller's."""
-    block, image = Net(), torch.rand(1, 3, 8, 8, requires_grad=True)
+    block, image = convolution(), torch.rand(1, 3, 8, 8, requires_grad=True)
     runs: list[bool] = []
     block.conv.register_forward_hook(lambda *_: runs.append(True))
     for calls in (1, 2):

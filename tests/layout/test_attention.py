@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from networks import Net
 from ramps import look, save
 from tiles import assert_drawn, manifest, raw
 from torch import Tensor, nn
@@ -99,54 +101,29 @@ def test_need_weights_is_put_back_when_the_run_is_over(tmp_path: Path) -> None:
         assert attention(x, x, x, need_weights=False)[1] is None
 
 
-class AttentionGate(nn.Module):
-    """Weighs each place of a map, as in an Attention U-Net."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = nn.Conv2d(8, 1, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[1, 8, H, W]."""
-        return x * self.gate(x).sigmoid()
+def gated() -> nn.Module:
+    """A map of a quarter of the input's size, and a gate that weighs each place of it, as in an
+    Attention U-Net."""
+    gate = Net(lambda self, x: x * self.gate(x).sigmoid(), gate=nn.Conv2d(8, 1, 1))
+    return Net(lambda self, x: self.attn(self.stem(x)), stem=nn.Conv2d(3, 8, 4, 4), attn=gate)
 
 
-class Gated(nn.Module):
-    """A map of a quarter of the input's size, and a gate."""
+def attending() -> nn.Module:
+    """Tokens of patches of a quarter of the input's side, and the weights of two heads."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.attn = nn.Conv2d(3, 8, 4, 4), AttentionGate()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[1, 8, H, W]."""
-        return self.attn(self.stem(x))
-
-
-class Weights(nn.Module):
-    """Weights of tokens for each other, of two heads."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """[1, heads, T, T] of [1, T, D]."""
+    def weights(self: nn.Module, tokens: Tensor) -> Tensor:
         heads = tokens.unflatten(2, (2, -1)).transpose(1, 2)
         return (heads @ heads.transpose(-2, -1)).softmax(-1)
 
-
-class Attending(nn.Module):
-    """Tokens of patches of a quarter of the input's side, and their weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.attn = nn.Conv2d(3, 8, 16, 16), Weights()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[1, D]."""
+    def way(self: nn.Module, x: Tensor) -> Tensor:
         tokens = self.stem(x).flatten(2).transpose(1, 2)
         return (self.attn(tokens) @ tokens[:, None]).mean((1, 2))
 
+    return Net(way, stem=nn.Conv2d(3, 8, 16, 16), attn=Net(weights))
 
-@pytest.mark.parametrize(("model", "layout"), [(Gated, "nchw"), (Attending, "attention")])
-def test_a_square_map_is_no_matrix_of_weights(model: type[nn.Module], layout: str) -> None:
+
+@pytest.mark.parametrize(("model", "layout"), [(gated, "nchw"), (attending, "attention")])
+def test_a_square_map_is_no_matrix_of_weights(model: Callable[[], nn.Module], layout: str) -> None:
     """At 64 pixels both have 16 rows and columns, as many as there are tokens of 4 × 4 patches."""
     (maps,) = fv.run(model(), torch.rand(3, 64, 64), "attn", size=64).captures
     assert maps.row.shape[-2:] == [16, 16] and maps.row.layout == layout
@@ -155,7 +132,7 @@ def test_a_square_map_is_no_matrix_of_weights(model: type[nn.Module], layout: st
 def test_the_layout_of_each_size_is_looked_at() -> None:
     """After an image of which the gate has another number of rows."""
     images = [torch.rand(3, 80, 80), torch.rand(3, 64, 64)]
-    run = fv.run(Gated(), images, "attn", preset="none")
+    run = fv.run(gated(), images, "attn", preset="none")
     assert [(maps.row.shape[-1], maps.row.layout) for maps in run.captures] == [
         (20, "nchw"),
         (16, "nchw"),

@@ -11,9 +11,10 @@ import pytest
 import torch
 from conftest import Outcome
 from followed import followed
+from networks import Net
 from PIL import Image
 from ramps import look, save
-from tiles import manifest, raw, rows
+from tiles import assert_drawn, manifest, raw, rows
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -99,53 +100,32 @@ def channels_in_the_middle(x: Tensor) -> Tensor:
     return x.reshape(4, 6, 5, 2).permute(2, 0, 1, 3).reshape(5, 4, 12)
 
 
-class Pieces(nn.Module):
-    """Holds a map whole and in pieces, with the same values."""
-
-    def __init__(self, cut: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.whole, self.pieces, self.cut = nn.Conv2d(3, 4, 2, 2), nn.Identity(), cut
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.pieces(self.cut(self.whole(x)).clone())
-
-
 @pytest.mark.parametrize("cut", [windows, patches_first, columns, channels_in_the_middle])
 def test_pieces_in_any_order_are_put_back(cut: Callable[[Tensor], Tensor]) -> None:
     """The picture of the pieces is that of the map that they were cut from, to the bit."""
-    seen = followed(Pieces(cut), 12, 20)
+    parts = {"whole": nn.Conv2d(3, 4, 2, 2), "pieces": nn.Identity()}
+    model = Net(lambda self, x: self.pieces(cut(self.whole(x)).clone()), **parts)
+    seen = followed(model, 12, 20)
     assert seen["pieces", ""].layout == "windows"
     assert torch.equal(seen["pieces", ""].maps, seen["whole", ""].tensor[0])
 
 
-class Tokens(nn.Module):
+def tokens(change: Callable[[Tensor], Tensor]) -> nn.Module:
     """Tokens of an 8 × 12 map, changed by a function."""
 
-    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.patches, self.change = nn.Conv2d(3, 5, 4, 4), change
-        self.same, self.merge = nn.Identity(), nn.Linear(20, 6)
+    def way(self: nn.Module, x: Tensor) -> Tensor:
+        return self.same(change(self.patches(x).flatten(2).transpose(1, 2)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.same(self.change(self.patches(x).flatten(2).transpose(1, 2)))
-
-
-def every_second(x: Tensor) -> Tensor:
-    return x.reshape(1, 8, 12, 5)[:, ::2, ::2].reshape(1, 24, 5)
-
-
-def by_einsum(x: Tensor) -> Tensor:
-    return torch.einsum("btd,de->bte", x, torch.eye(5))
-
-
-def with_tokens_of_its_own(x: Tensor) -> Tensor:
-    return torch.cat([torch.zeros(1, 2, 5), x], 1)
+    return Net(way, patches=nn.Conv2d(3, 5, 4, 4), same=nn.Identity())
 
 
 GRIDS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, int]]] = {
-    "every second row and column": (every_second, (4, 6)),
-    "einsum": (by_einsum, (8, 12)),
-    "two tokens in front": (with_tokens_of_its_own, (8, 12)),
+    "every second row and column": (
+        lambda x: x.unflatten(1, (8, 12))[:, ::2, ::2].flatten(1, 2),
+        (4, 6),
+    ),
+    "einsum": (lambda x: torch.einsum("btd,de->bte", x, torch.eye(5)), (8, 12)),
+    "two tokens in front": (lambda x: torch.cat([torch.zeros(1, 2, 5), x], 1), (8, 12)),
     "split and joined": (lambda x: torch.cat(x.chunk(3, 1), 1), (8, 12)),
 }
 
@@ -154,18 +134,16 @@ GRIDS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, int]]] = {
 def test_what_keeps_the_rows_of_the_image_gives_tokens(name: str) -> None:
     """The maps are the tokens, row by row."""
     change, (high, wide) = GRIDS[name]
-    one = followed(Tokens(change), 32, 48)["same", ""]
+    one = followed(tokens(change), 32, 48)["same", ""]
     assert one.layout == "tokens"
     assert torch.equal(one.maps, one.tensor[0, -high * wide :].T.reshape(5, high, wide))
 
 
-def shuffled(x: Tensor) -> Tensor:
-    return x.gather(1, torch.randperm(96)[None, :, None].expand(1, 96, 5))
-
-
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "the largest": lambda x: x.topk(96, 1)[0],
-    "in an order of its own": shuffled,
+    "in an order of its own": lambda x: x.gather(
+        1, torch.randperm(96)[None, :, None].expand(1, 96, 5)
+    ),
     "sorted": lambda x: x.sort(1)[0],
     "a quarter": lambda x: x[:, :24],
     "twice": lambda x: torch.cat([x, x], 1),
@@ -177,7 +155,7 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_loses_the_places_is_a_sequence(name: str) -> None:
     """However many tokens there are; none is left out of the rows."""
-    one = followed(Tokens(CHANGES[name]), 32, 48)["same", ""]
+    one = followed(tokens(CHANGES[name]), 32, 48)["same", ""]
     assert one.layout == "sequence"
     assert torch.equal(one.maps[..., 0], one.tensor[0].T)
 
@@ -185,13 +163,13 @@ def test_what_loses_the_places_is_a_sequence(name: str) -> None:
 def test_patches_that_a_linear_layer_merges_make_a_coarser_map() -> None:
     """Four neighbours side by side become one token, as in Swin, without a convolution."""
 
-    class Merging(Tokens):
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.patches(x)
-            x = torch.cat([x[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1)], 1)
-            return self.merge(x.flatten(2).transpose(1, 2))
+    def way(self: nn.Module, x: Tensor) -> Tensor:
+        x = self.patches(x)
+        x = torch.cat([x[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1)], 1)
+        return self.merge(x.flatten(2).transpose(1, 2))
 
-    one = followed(Merging(every_second), 32, 48)["merge", ""]
+    model = Net(way, patches=nn.Conv2d(3, 5, 4, 4), merge=nn.Linear(20, 6))
+    one = followed(model, 32, 48)["merge", ""]
     assert one.layout == "tokens"
     assert torch.equal(one.maps, one.tensor[0].T.reshape(6, 4, 6))
 
@@ -199,22 +177,11 @@ def test_patches_that_a_linear_layer_merges_make_a_coarser_map() -> None:
 def test_a_depth_is_one_map(tmp_path: Path) -> None:
     """[1, H, W] is one picture, laid over the image like others."""
 
-    class Depth(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 1, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.conv(x).squeeze(1)
-
-    folder, found = look(Depth(), save(tmp_path, 48, 48), "Depth", (48, 48), tensors="npy")
+    model = Net(lambda self, x: self.conv(x).squeeze(1), conv=nn.Conv2d(3, 1, 1))
+    folder, found = look(model, save(tmp_path, 48, 48), "Net", (48, 48), tensors="npy")
     row = found["", 0, ""]
     assert (row["layout"], row["maps"], row["shape"]) == ("nhw", 1, [1, 48, 48])
-    depth = raw(folder, row)[0].double()
-    want = ((depth - depth.min()) / (depth.max() - depth.min()) * 255 + 0.5).floor().numpy()
-    pixels = np.asarray(Image.open(folder / row["file"])).astype(int)
-    assert pixels.shape == (48, 48)
-    assert np.abs(pixels - want).max() <= 1
+    assert_drawn(folder, row, raw(folder, row))
 
 
 FACTORY = """
@@ -317,11 +284,7 @@ def test_tokens_may_stand_behind_the_grid(options: dict[str, str], tmp_path: Pat
     """The follower finds them, and the option names them; each of the three is a row."""
     _, found = look(Detector(), save(tmp_path, 16, 24), "last", (16, 24), **options)
     before = "class_token" if not options else "extra_token"
-    assert {key: row["shape"] for (_, _, key), row in found.items()}.keys() == {
-        "",
-        before,
-        "token_behind",
-    }
+    assert {key for _, _, key in found} == {"", before, "token_behind"}
     assert found["last", 0, ""]["grid"]["tile"] == [4, 6]
     assert found["last", 0, "token_behind"]["range"] is not None
 
@@ -357,21 +320,17 @@ def test_unfolded_maps_and_heads_of_windows_are_put_back() -> None:
     assert torch.equal(weights.maps.flatten(), weights.tensor.flatten())
 
 
-class Pyramid(nn.Module):
-    """Tokens of two maps in one row, as in the pixel decoder of Mask2Former."""
+def test_tokens_of_several_maps_are_rows() -> None:
+    """16 × 16 and 8 × 8 places in one row, as in the pixel decoder of Mask2Former, are no grid,
+    whatever their number."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.fine, self.coarse, self.last = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 2, 2), nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
+    def pyramid(self: nn.Module, x: Tensor) -> Tensor:
         maps = [fine := self.fine(x), self.coarse(fine)]
         return self.last(torch.cat([one.flatten(2) for one in maps], 2).transpose(1, 2))
 
-
-def test_tokens_of_several_maps_are_rows() -> None:
-    """16 × 16 and 8 × 8 places in one row are no grid, whatever their number."""
-    assert followed(Pyramid(), 64, 64)["last", ""].layout == "sequence"
+    fine, coarse = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 2, 2)
+    model = Net(pyramid, fine=fine, coarse=coarse, last=nn.ReLU())
+    assert followed(model, 64, 64)["last", ""].layout == "sequence"
 
 
 def test_images_of_another_shape_are_followed_where_places_decide() -> None:

@@ -147,7 +147,6 @@ class TestTensorLayout:
         [
             ("nwhc", "'nwhc' is no layout"),
             ("Conv2d=", "'' is no layout"),
-            ("nhwc:14x20", "'nhwc:14x20' is no layout"),
             ("tokens:", "'' is no grid"),
             ("tokens:14", "'14' is no grid"),
             ("tokens:0x20", "'0x20' is no grid"),
@@ -157,7 +156,6 @@ class TestTensorLayout:
             ("=nhwc", "the list '' holds no selector"),
             ("re:(=nhwc", "is no regular expression"),
             ("Conv2d#0=nhwc", "takes no index"),
-            ("Conv2d#::2=nhwc", "takes no index"),
         ],
     )
     def test_bad_values_are_usage_errors(self, told: str, message: str) -> None:
@@ -191,11 +189,5 @@ def test_grid_takes_a_told_layout() -> None:
     tokens = torch.cat([torch.zeros(1, 3), maps.flatten(1).T])[None]
     got = fv.grid(tokens, tensor_layout="tokens:14x20+1", scale=1, padding=0, nrow=1)
     assert np.abs(np.asarray(got).reshape(3, 14, 20).astype(int) - levels(maps)).max() <= 1
-    got = fv.grid(maps.permute(1, 2, 0)[None], tensor_layout="nhwc", scale=1, padding=0, nrow=1)
-    assert np.abs(np.asarray(got).reshape(3, 14, 20).astype(int) - levels(maps)).max() <= 1
     with pytest.raises(LayoutError, match=r"shape \[1, 281, 3\].*tensor-layout"):
         fv.grid(tokens)
-    with pytest.raises(LayoutError, match="281 tokens are no grid"):
-        fv.grid(tokens, tensor_layout="tokens:14x20")
-    with pytest.raises(UsageError, match="'bogus' is no layout"):
-        fv.grid(tokens, tensor_layout="bogus")

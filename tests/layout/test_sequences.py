@@ -22,14 +22,13 @@ def _transformers() -> Any:
     return pytest.importorskip("transformers", reason="transformers is not installed")
 
 
-def _timm(name: str, **smaller: object) -> nn.Module:
+def _timm(name: str, **smaller: object) -> Any:
     """One of timm's models; `smaller` leaves out blocks that repeat others."""
     timm = pytest.importorskip("timm", reason="timm is not installed")
-    model: nn.Module = timm.create_model(name, **smaller)
-    return model
+    return timm.create_model(name, **smaller)
 
 
-def detr() -> nn.Module:
+def detr() -> Any:
     """100 queries beside a backbone's map of 10 × 10 places."""
     lib = _transformers()
     backbone = lib.ResNetConfig(
@@ -51,11 +50,10 @@ def detr() -> nn.Module:
         num_queries=100,
         **HEADS,
     )
-    model: nn.Module = lib.DetrForObjectDetection(config)
-    return model
+    return lib.DetrForObjectDetection(config)
 
 
-def segformer() -> nn.Module:
+def segformer() -> Any:
     """A last stage with 256 channels, as B0 has, and 16 × 16 tokens."""
     lib = _transformers()
     config = lib.SegformerConfig(
@@ -65,11 +63,10 @@ def segformer() -> nn.Module:
         decoder_hidden_size=16,
     )
     config._attn_implementation = "eager"
-    model: nn.Module = lib.SegformerForSemanticSegmentation(config)
-    return model
+    return lib.SegformerForSemanticSegmentation(config)
 
 
-def dpt() -> nn.Module:
+def dpt() -> Any:
     """A depth [1, H, W] from a plain ViT."""
     lib = _transformers()
     config = lib.DPTConfig(
@@ -81,14 +78,7 @@ def dpt() -> nn.Module:
         neck_hidden_sizes=[8, 8, 8, 8],
         fusion_hidden_size=8,
     )
-    model: nn.Module = lib.DPTForDepthEstimation(config)
-    return model
-
-
-def mobilevit_of_transformers() -> nn.Module:
-    """Patches of 2 × 2 places: [4, patches, channels]."""
-    model: nn.Module = _transformers().MobileViTModel(_transformers().MobileViTConfig())
-    return model
+    return lib.DPTForDepthEstimation(config)
 
 
 def rows(tensor: Tensor) -> Tensor:
@@ -151,7 +141,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Expected]] = {
         },
     ),
     "mobilevit_of_transformers": (
-        mobilevit_of_transformers,
+        lambda: _transformers().MobileViTModel(_transformers().MobileViTConfig()),
         (128, 192),
         {
             (f"{MVIT}.layer.0.layernorm_before", ""): ("windows", patches_last(8, 12)),
