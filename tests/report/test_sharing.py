@@ -110,19 +110,6 @@ def test_a_zip_file_has_the_pages_and_their_pictures(noisy: Path, tmp_path: Path
     assert all(name.isascii() and ".." not in name for name in names)
 
 
-def test_a_zip_file_again(noisy: Path, featviz: CLI) -> None:
-    """It replaces an earlier one with the same bytes, and no other file."""
-    out = noisy / "report.zip"
-    assert featviz("report", noisy, "--zip").code == 0
-    before = out.read_bytes()
-    assert featviz("report", noisy, "--zip").code == 0
-    assert out.read_bytes() == before
-    out.write_bytes(b"mine")
-    done = featviz("report", noisy, "--zip")
-    assert done.code == 1 and "is no report of featviz" in done.err
-    assert out.read_bytes() == b"mine"
-
-
 def with_figure(root: Path, content: bytes) -> Path:
     """A run of one image and two layers, whose figure holds these bytes."""
     write_run(root, {"a.png": [Drawn("conv1"), Drawn("relu", index=2)]})

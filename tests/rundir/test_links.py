@@ -56,14 +56,13 @@ def test_a_linked_folder_above_an_image(featviz: Run, tiny_file: Path, tmp_path:
     assert snapshot(tmp_path / "away") == {}
 
 
-def test_a_board_behind_a_link_in_the_run(
-    featviz: Run, tiny_file: Path, photos: Path, ran: Path, tmp_path: Path
-) -> None:
+def test_a_board_behind_a_link_in_the_run(draw: Run, ran: Path, tmp_path: Path) -> None:
     """--tensorboard inside --out goes through no link either."""
     (tmp_path / "away").mkdir()
     (ran / "board").symlink_to(tmp_path / "away")
-    base = ["run", tiny_file, photos, "--out", ran, *SMALL, "--resume", "--tensorboard"]
-    refused(featviz(*base, ran / "board" / "x"), 1, "board is a symbolic link")
+    refused(
+        draw(ran, "--resume", "--tensorboard", ran / "board" / "x"), 1, "board is a symbolic link"
+    )
     assert snapshot(tmp_path / "away") == {}
 
 
