@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from borrowed import assert_same, state_of
-from conftest import DIGITS, DIGITS_MODEL, Outcome
+from conftest import Outcome
 from networks import Net
 from PIL import Image
 from torch import Tensor, nn
@@ -127,17 +127,6 @@ def test_maps_that_look_alike_are_shown_once() -> None:
             taken += [channel] if all(value < ALIKE for value in near) else []
     assert taken == [1, 4, 3] == unlike(maps, order, 3)
     assert unlike(maps, order, 5) == [1, 4, 3, 0, 5]
-
-
-def test_the_prediction_is_torchs_softmax(see: Callable[..., LookResult]) -> None:
-    """The five likeliest classes with their probabilities; the bars are as long."""
-    model = torch.load(DIGITS_MODEL, weights_only=False).float().eval()
-    result = see(model, DIGITS / "05-7.png", inputs=InputOptions(channels=1))
-    pixels = np.asarray(Image.open(DIGITS / "05-7.png"), np.float32)[None, None] / 255
-    shares, classes = model(torch.from_numpy(pixels))[0].softmax(0).topk(5)
-    assert [guess.index for guess in result.prediction] == classes.tolist()
-    assert np.allclose([g.probability for g in result.prediction], shares.tolist(), atol=1e-5)
-    assert (result.shown[..., 0] == pixels[0, 0] * 255).all()
 
 
 def test_the_page_is_the_file(see: Callable[..., LookResult], tmp_path: Path) -> None:

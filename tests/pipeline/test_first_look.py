@@ -20,10 +20,8 @@ TORCHVISION = {
     "resnet18": "conv1 relu layer1 layer2 layer3 layer4",
     "densenet121": "conv0 relu0 denseblock1 denseblock2 denseblock3 denseblock4",
     "mobilenet_v2": "0.0 1 3 6 13 18",
-    "convnext_tiny": "0.0 1 3 5 7",
     "swin_t": "0.0 1 3 5 7",
     "vit_b_32": " ".join(VIT_B),
-    "vgg16": "0 3 8 15 22 29",
     "regnet_y_400mf": "stem stem.0 trunk_output.block1 trunk_output.block2 trunk_output.block3 "
     "trunk_output.block4",
     "efficientnet_b0": "0.0 1 2 3 5 8",

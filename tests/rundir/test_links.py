@@ -78,20 +78,15 @@ def test_a_link_in_the_place_of_a_file_is_replaced_not_followed(tmp_path: Path) 
 
 def test_parts_have_names_that_nobody_can_guess(tmp_path: Path) -> None:
     """16 hex digits, new each time; the file is made by this process, or not at all."""
-    names = set()
+    names, mask = set(), os.umask(0)
+    os.umask(mask)
     for _ in range(3):
         with atomic.atomic(tmp_path / "x.png") as file:
             (part,) = (path.name for path in tmp_path.iterdir() if path.name != "x.png")
             names.add(part)
             file.write(b"")
     assert len(names) == 3 and {atomic.part_of(name) for name in names} == {"x.png"}
-    assert (tmp_path / "x.png").stat().st_mode & 0o777 == 0o666 & ~_umask()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    assert (tmp_path / "x.png").stat().st_mode & 0o777 == 0o666 & ~mask
 
 
 def test_a_part_that_is_there_already_is_not_opened(
