@@ -50,7 +50,6 @@ def test_grid_guesses_not_between_a_map_and_tokens() -> None:
     ("value", "message"),
     [
         (None, "not 'NoneType'"),
-        ([[1.0]], "not 'list'"),
         (Image.new("L", (2, 2)), "not 'Image'"),
         (np.array(["a"]), "not 'array of <U1'"),
         (np.ones((3, 4, 4), np.longdouble), "not 'array of "),

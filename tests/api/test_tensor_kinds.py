@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import Net
 from torch import Tensor, nn
 
 import featviz as fv
@@ -17,28 +18,15 @@ from featviz.errors import UsageError
 from .drawn import AS_IT_IS, drawn
 
 
-class Gives(nn.Module):
-    """Something of the values of an image."""
-
-    def __init__(self, make: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.make = make
-
-    def forward(self, x: Tensor) -> Any:
-        return self.make(x)
-
-
-class Beside(nn.Module):
+def _beside(make: Callable[[Tensor], Any]) -> Net:
     """A convolution, and a layer whose output nobody takes."""
 
-    def __init__(self, make: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.conv, self.odd = nn.Conv2d(3, 3, 1), Gives(make)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def way(self: Any, x: Tensor) -> Tensor:
         x = self.conv(x)
         self.odd(x)
         return x.mean((2, 3))
+
+    return Net(way, conv=nn.Conv2d(3, 3, 1), odd=Net(lambda self, x: make(x))).eval()
 
 
 def _quantised(x: Tensor) -> Tensor:
@@ -90,7 +78,7 @@ def test_tensors_of_every_kind_are_drawn_kept_and_counted(
     """Picture, .npy and TensorBoard's histogram of the same values; quantised ones dequantised."""
     make, dtype = DRAWN[kind]
     torch.manual_seed(0)
-    model = Beside(make).eval()
+    model = _beside(make)
     board = tmp_path / "board"
     options = {"tensors": "npy", "tensorboard": board}
     (image,) = drawn(model, picture, tmp_path / "out", ["conv", "odd"], **options)
@@ -124,7 +112,7 @@ def test_what_cannot_be_drawn_is_skipped_with_the_reason(
     make, reason = SKIPPED[kind]
     for number, layers in enumerate((["conv", "odd"], None)):
         options = {"tensors": "npy", "tensorboard": tmp_path / "board"}
-        (image,) = drawn(Beside(make).eval(), picture, tmp_path / str(number), layers, **options)
+        (image,) = drawn(_beside(make), picture, tmp_path / str(number), layers, **options)
         assert [capture.layer for capture in image.captures] == ["conv"]
         reasons = [skip.reason for skip in image.skipped]
         assert reasons == [reason] if number == 0 else set(reasons) <= {reason}
@@ -135,7 +123,7 @@ def test_what_cannot_be_drawn_is_skipped_with_the_reason(
 def test_audit_counts_or_skips_tensors_of_every_kind(kind: str, picture: Path) -> None:
     """A layer with real values is counted; another is named with the reason."""
     make, reason = {**DRAWN, **SKIPPED}[kind]
-    found = fv.audit(Beside(make).eval(), picture, "conv,odd", **AS_IT_IS).document
+    found = fv.audit(_beside(make), picture, "conv,odd", **AS_IT_IS).document
     skipped = {row["layer"]: row["reason"] for row in found["skipped"]}
     if kind in DRAWN:
         assert "odd" in [row["label"] for row in found["layers"]] and not skipped
@@ -146,7 +134,8 @@ def test_audit_counts_or_skips_tensors_of_every_kind(kind: str, picture: Path) -
 def _ends(kind: str) -> nn.Sequential:
     """A convolution of the image, and the odd tensor as the model's output."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 3, 1), Gives({**DRAWN, **SKIPPED}[kind][0])).eval()
+    make = {**DRAWN, **SKIPPED}[kind][0]
+    return nn.Sequential(nn.Conv2d(3, 3, 1), Net(lambda self, x: make(x))).eval()
 
 
 @pytest.mark.parametrize("kind", [*DRAWN, *SKIPPED])
@@ -190,8 +179,8 @@ def test_targets_of_outputs_that_torch_does_not_reduce(
     """The map of a float8 or sparse output is that of the same output as dense float32."""
     model = _ends(kind)
     maps = fv.cam(model, picture, target, layers="0", **AS_IT_IS)
-    make = model[1].make  # type: ignore[union-attr]
-    model[1].make = lambda x: (make(x).to_dense() if kind == "sparse" else make(x)).float()
+    make = DRAWN[kind][0] if kind in DRAWN else lambda x: SKIPPED[kind][0](x).to_dense()
+    model[1].way = lambda self, x: make(x).float()
     expected = fv.cam(model, picture, target, layers="0", **AS_IT_IS)
     found, wanted = (one.maps[0].tensor for one in (maps, expected))
     assert torch.allclose(found, wanted, rtol=1e-2, atol=1e-6) and wanted.any()

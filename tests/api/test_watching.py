@@ -11,6 +11,7 @@ import forked
 import numpy as np
 import pytest
 import torch
+from networks import Net
 from PIL import Image
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -97,22 +98,17 @@ def test_a_failing_forward_pass_leaves_the_model_as_it_was(
 ) -> None:
     """A step that cannot be drawn is a warning, and the training goes on to the same weights."""
 
-    class Fragile(nn.Module):
-        broken = False
+    broken: list[bool] = []
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.inside = moody_network()
+    def way(self: Any, x: torch.Tensor) -> Any:
+        out = self.inside(x)
+        if broken and not self.training:
+            raise ValueError("out of order")
+        return out
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self.inside(x)
-            if self.broken and not self.training:
-                raise ValueError("out of order")
-            return out
-
-    alone, model = train(Fragile(), 4), Fragile()
+    alone, model = (train(Net(way, inside=moody_network()), 4), Net(way, inside=moody_network()))
     with fv.Watcher(model, SHOWN, "Conv2d", 2, tmp_path / "s") as watcher:
-        model.broken = True
+        broken.append(True)
         watched = train(model, 4, watcher.step)
     assert same(alone, watched) and list(read_steps(tmp_path / "s")) == [0]
     assert "step 2 is not drawn: no image went through" in caplog.text
@@ -171,16 +167,8 @@ def test_functions_have_no_health(
 ) -> None:
     """Of functions alone no audit is written, which a warning says once; the model itself, which
     nobody asked for, is not judged in their place."""
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(1, 4, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.relu(self.conv(x))
-
-    with fv.Watcher(Net(), SHOWN, layers, 1, tmp_path / "s", size=12) as watcher:
+    net = Net(lambda self, x: torch.relu(self.conv(x)), conv=nn.Conv2d(1, 4, 3))
+    with fv.Watcher(net, SHOWN, layers, 1, tmp_path / "s", size=12) as watcher:
         watcher.step()
     steps = read_steps(tmp_path / "s").values()
     assert [len(read_run(step).images) for step in steps] == [2, 2]

@@ -14,18 +14,7 @@ from conftest import Outcome
 Run = Callable[..., Outcome]
 
 NETS = """
-import torch
 from torch import nn
-from torch.nn import functional as F
-
-class Functional(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-        self.again = nn.Conv2d(4, 4, 3)
-    def forward(self, x):
-        x = F.relu(self.conv(x))
-        return torch.relu(self.again(x)).relu_()
 
 class Picky(nn.Module):
     def forward(self, x):

@@ -43,6 +43,7 @@ def test_a_pipe_that_closes_in_the_midst_is_no_success(
     assert (process.returncode, err) == (141, "")
     images = run_json(tmp_path / "out")["images"]
     assert images["complete"] == complete(tmp_path / "out") and images["missing"]
+    assert len(images["complete"]) >= 2, "the image under way is completed"
     assert featviz(*base, tmp_path / "out", "--resume").code == 0
     assert featviz(*base, tmp_path / "whole").code == 0
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
@@ -128,9 +129,15 @@ def make():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ignored", [True, False])
-def test_sighup_before_the_first_image(ignored: bool, photos: Path, tmp_path: Path) -> None:
-    """It ends the command as SIGTERM does, and under nohup it does nothing."""
+@pytest.mark.parametrize(
+    ("number", "ignored"),
+    [(signal.SIGHUP, True), (signal.SIGHUP, False), (signal.SIGTERM, False)],
+)
+def test_a_signal_before_the_first_image(
+    number: int, ignored: bool, photos: Path, tmp_path: Path
+) -> None:
+    """While the model loads it ends the command at once: 130, and nothing is written; under nohup
+    SIGHUP does nothing."""
     (tmp_path / "net.py").write_text(WAITS)
     base = ["run", f"{tmp_path}/net.py:make", photos, "--size", "8", "--out", tmp_path / "out"]
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if ignored else None
@@ -142,10 +149,12 @@ def test_sighup_before_the_first_image(ignored: bool, photos: Path, tmp_path: Pa
     with process:
         assert process.stdout is not None
         process.stdout.readline()
-        process.send_signal(signal.SIGHUP)
+        process.send_signal(number)
         err = process.communicate("\n")[1]
     assert process.returncode == (0 if ignored else 130), err
     assert (tmp_path / "out").exists() == ignored
+    assert ignored or err.strip() == "error: interrupted"
+    assert {p.name for p in tmp_path.iterdir()} - {"out", "__pycache__"} == {"net.py", "photos"}
 
 
 @pytest.mark.parametrize(

@@ -61,12 +61,10 @@ def test_a_network_of_ones_own_needs_no_torchvision(tmp_path: Path) -> None:
 
 BAD = {
     "run net.pth cat.png --max-maps 0": "max_maps=0: expected an integer ≥ 1",
-    "run net.pth cat.png --overlay 3": "overlay=3: expected a number from 0 to 1",
     "run net.pth cat.png --normalize zzz": "--normalize 'zzz' is no normalization mode",
     "run net.pth cat.png --layers re:b[": "is no regular expression",
     "audit net.pth cat.png --fail-on dead>0 --fail-on ded>5%": "there is no finding 'ded'",
     "run net.pth cat.png --device gpu": "--device 'gpu' is no device",
-    "kernels net.pth --nrow 0": "nrow=0: expected an integer ≥ 1",
     "cam net.pth cat.png --overlay 2": "overlay=2: expected a number from 0 to 1",
     "exemplars net.pth cat.png --top 0": "top=0: expected an integer from 1 to 1000",
 }

@@ -8,14 +8,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import DIGITS, DIGITS_MODEL, Outcome
 from PIL import Image
-from runs import complete
-
-from featviz.images import decode
 
 from .outcomes import Run
 
@@ -134,25 +130,3 @@ def test_a_bug_shows_its_traceback() -> None:
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert "Traceback" in done.stderr and "RuntimeError: a bug of ours" in done.stderr
-
-
-def test_an_interrupt_is_130_and_leaves_what_is_complete(
-    featviz: Run, nets: str, folder: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C at the third image: exit 130, one word, the first image stays complete."""
-    real = decode.decode
-
-    def interrupted(sample: Any, *args: Any) -> Any:
-        if sample.name == "c.png":
-            raise KeyboardInterrupt
-        return real(sample, *args)
-
-    monkeypatch.setattr(decode, "decode", interrupted)
-    outcome = featviz(
-        "run", f"{nets}:grey", folder, "--out", out, "--layers", "Conv2d", "--size", "8", "-q"
-    )
-    assert outcome.code == 130
-    assert outcome.err.strip().splitlines()[-1] == "error: interrupted"
-    assert "Traceback" not in outcome.err
-    assert complete(out) == ["a.png"]
-    assert not list(out.rglob("*.part"))

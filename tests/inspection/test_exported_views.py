@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from exported import export
+from networks import Net
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torchvision.ops import DeformConv2d
@@ -132,17 +133,6 @@ def test_kernels_of_a_program_are_the_eager_models(
     assert manifests[0]["captures"] == manifests[1]["captures"]
 
 
-class Deformed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.offset = nn.Conv2d(3, 18, 3)
-        self.conv = DeformConv2d(3, 4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.conv(x, self.offset(x))
-        return y
-
-
 def _pruned() -> nn.Module:
     module = nn.Conv2d(3, 4, 3)
     prune.l1_unstructured(module, "weight", 0.5)  # type: ignore[no-untyped-call]
@@ -157,7 +147,11 @@ def _pruned() -> nn.Module:
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect")),
         lambda: nn.Sequential(parametrizations.spectral_norm(nn.Conv2d(3, 4, 3))),
         lambda: nn.Sequential(_pruned()),
-        Deformed,
+        lambda: Net(
+            lambda self, x: self.conv(x, self.offset(x)),
+            offset=nn.Conv2d(3, 18, 3),
+            conv=DeformConv2d(3, 4, 3),
+        ),
     ],
 )
 @pytest.mark.parametrize("decomposed", [False, True])

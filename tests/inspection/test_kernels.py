@@ -70,34 +70,6 @@ def test_nothing_to_draw_is_a_usage_error(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_is_not_empty_is_refused(
-    featviz: Run, kernel_nets: Any, tmp_path: Path
-) -> None:
-    """Foreign files always, an earlier drawing without --overwrite, which then leaves no trace."""
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "mine.txt").write_text("keep")
-    refused = featviz("kernels", kernel_nets("colour"), "--out", out, "--overwrite")
-    assert refused.code == 1 and "holds no run of featviz" in refused.err
-    (out / "mine.txt").unlink()
-    assert featviz("kernels", kernel_nets("colour"), "--out", out).code == 0
-    again = featviz("kernels", kernel_nets("four"), "--out", out)
-    assert again.code == 1 and "--overwrite replaces it" in again.err
-    assert featviz("kernels", kernel_nets("four"), "--out", out, "--overwrite").code == 0
-    assert [p.name for p in sorted(out.iterdir())] == [
-        "001_0", "manifest.json", "run.json", "stats.npz"
-    ]  # fmt: skip
-
-
-def test_the_same_command_writes_the_same_bytes(drawn: Any) -> None:
-    """Every file, in two folders."""
-    first, second = (
-        {p.relative_to(found.out): p.read_bytes() for p in found.out.rglob("*") if p.is_file()}
-        for found in (drawn("shapes", "--all-slices"), drawn("shapes", "--all-slices"))
-    )
-    assert first == second and len(first) == 7 + 3
-
-
 def test_run_json_says_what_ran(drawn: Any) -> None:
     """Kind, model, layers and the options that decide what is drawn; nothing of the machine."""
     found = drawn("colour", "--layers", "first", "--all-slices")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from borrowed import assert_same, state_of
 from conftest import DIGITS_MODEL, Outcome
+from networks import Net
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision import models
@@ -268,41 +269,32 @@ def test_nested_tensors_have_no_shape_and_count_their_values(
     assert nest["activation_bytes"] == 4 * (8 * 8 + 2 * 8)
 
 
-class Broken(nn.Module):
+def _broken(works: bool) -> Net:
     """Raises, with or without work of its own and of a module inside it done before."""
 
-    def __init__(self, works: bool) -> None:
-        super().__init__()
-        self.works, self.inner = works, nn.Conv2d(3, 4, 3)
-        self.weight = nn.Parameter(torch.zeros(2, 4, 3, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.works:
-            nn.functional.conv2d(self.inner(x), self.weight)
+    def way(self: Any, x: Tensor) -> None:
+        if works:
+            nn.functional.conv2d(self.inner(x), torch.zeros(2, 4, 3, 3))
         raise ValueError("not for this input")
 
+    return Net(way, inner=nn.Conv2d(3, 4, 3))
 
-class GoesOn(nn.Module):
+
+def _goes_on(self: Any, x: Tensor) -> Any:
     """Tries one way, and takes another where that raises."""
-
-    def __init__(self, works: bool) -> None:
-        super().__init__()
-        self.before, self.tried = nn.Conv2d(3, 3, 3), nn.Sequential(Broken(works))
-        self.other = nn.Conv2d(3, 8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.before(x)
-        try:
-            return self.tried(x)  # type: ignore[no-any-return]
-        except ValueError:
-            return self.other(x)  # type: ignore[no-any-return]
+    x = self.before(x)
+    try:
+        return self.tried(x)
+    except ValueError:
+        return self.other(x)
 
 
 @pytest.mark.parametrize("works", [False, True])
 def test_no_cost_is_lost_where_a_module_raises(works: bool) -> None:
     """The model's MACs are torch's; each layer that came to its end has its own, and what a failed
     call did itself is its caller's."""
-    model = GoesOn(works)
+    parts = {"tried": nn.Sequential(_broken(works)), "other": nn.Conv2d(3, 8, 3)}
+    model = Net(_goes_on, before=nn.Conv2d(3, 3, 3), **parts)
     with torch.no_grad(), FlopCounterMode(display=False) as flops:
         model(torch.zeros(1, 3, 16, 16))
     result = fv.layers(model, size=16)
@@ -319,21 +311,13 @@ def test_no_cost_is_lost_where_a_module_raises(works: bool) -> None:
 
 def test_calls_of_shared_modules_are_told_apart_behind_one_that_raised() -> None:
     """A module that stands in two places has the calls of each, where one between them raised."""
-
-    class Shares(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            conv = nn.Conv2d(3, 3, 1)
-            self.first, self.tried = nn.Sequential(conv), nn.Sequential(Broken(True))
-            self.last = nn.Sequential(conv, nn.Conv2d(3, 2, 1))
-
-        def forward(self, x: Tensor) -> Tensor:
-            try:
-                return self.tried(self.first(x))  # type: ignore[no-any-return]
-            except ValueError:
-                return self.last(x)  # type: ignore[no-any-return]
-
-    rows = {row.name: row.macs for row in fv.layers(Shares(), size=16).rows}
-    assert (rows["first"], rows["last"]) == (9 * 256, 9 * 256 + 6 * 256)
-    assert rows["first.0"] == rows["last.0"] == 9 * 256
-    assert rows["last.1"] == 6 * 256
+    conv = nn.Conv2d(3, 3, 1)
+    parts = {
+        "tried": nn.Sequential(_broken(True)),
+        "other": nn.Sequential(conv, nn.Conv2d(3, 2, 1)),
+    }
+    shares = Net(_goes_on, before=nn.Sequential(conv), **parts)
+    rows = {row.name: row.macs for row in fv.layers(shares, size=16).rows}
+    assert (rows["before"], rows["other"]) == (9 * 256, 9 * 256 + 6 * 256)
+    assert rows["before.0"] == rows["other.0"] == 9 * 256
+    assert rows["other.1"] == 6 * 256

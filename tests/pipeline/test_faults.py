@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,6 +74,7 @@ def test_a_second_signal(
     at_image("01.png", send(signal.SIGINT, second))
     done = draw(tmp_path / "out")
     assert done.code == 130 and done.err.endswith("error: interrupted\n") == (len(kept) == 1)
+    assert "Traceback" not in done.err
     assert run_json(tmp_path / "out")["images"]["complete"] == kept
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [*kept, "run.json"]
 
@@ -90,22 +90,6 @@ def test_signals_are_taken_only_in_the_main_thread() -> None:
     before = signal.getsignal(signal.SIGINT)
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(inside).result() is False
-
-
-@pytest.mark.slow
-def test_sigterm_while_the_model_loads(photos: Path, tmp_path: Path) -> None:
-    """Before the first image a signal ends the command at once: 130, and nothing is written."""
-    (tmp_path / "slow.py").write_text("import time\ndef make():\n    print()\n    time.sleep(60)\n")
-    command = [sys.executable, "-u", "-m", "featviz", "run", f"{tmp_path}/slow.py:make", photos]
-    with subprocess.Popen(
-        [*command, "--out", tmp_path / "out"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None and process.stderr is not None
-        process.stdout.readline()
-        process.terminate()
-        err = process.stderr.read().decode()
-    assert process.returncode == 130 and err.strip() == "error: interrupted"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["photos", "slow.py"]
 
 
 # Disks
@@ -221,11 +205,11 @@ def test_an_image_that_vanishes_or_changes_while_listed(
 
 
 @pytest.mark.slow
-def test_a_thousand_images_of_which_fifty_are_broken(
+def test_four_hundred_images_of_which_twenty_are_broken(
     tiny_file: Path, tmp_path: Path, featviz: Run
 ) -> None:
-    """950 complete, 50 named with a reason, exit code 3, and the memory stays flat."""
-    photos = make_photos(tmp_path / "photos", 1000)
+    """380 complete, 20 named with a reason, exit code 3, and the memory stays flat."""
+    photos = make_photos(tmp_path / "photos", 400)
     broken = sorted(photos.iterdir())[7::20]
     for path in broken[::2]:
         path.write_bytes(path.read_bytes()[: len(path.read_bytes()) // 2])
@@ -241,13 +225,13 @@ def test_a_thousand_images_of_which_fifty_are_broken(
     result = pipeline.run(ModelOptions(str(tiny_file)), [str(photos)], options, progress)
     run = run_json(tmp_path / "out")
     assert result.exit_code == 3
-    assert len(complete(tmp_path / "out")) == len(run["images"]["complete"]) == 950
+    assert len(complete(tmp_path / "out")) == len(run["images"]["complete"]) == 380
     failures = {row["image"]: row["error"] for row in run["failures"]}
     assert set(failures) == {path.name for path in broken}
     for number, path in enumerate(broken):
         said = "it looks like text" if number % 2 else "truncated"
         assert failures[path.name].startswith(path.name) and said in failures[path.name]
-    grown = float(np.median(np.diff(resident[200::100]))) / 100  # a single step is no growth
+    grown = float(np.median(np.diff(resident[100::50]))) / 50  # a single step is no growth
     assert grown < 2_000, f"{grown:.0f} bytes for each image"
 
 
@@ -273,20 +257,3 @@ def test_a_line_for_each_image_as_it_completes(
     )
     draw(tmp_path / "out", "--json")
     assert lines == [(f"0{n}.png", n != 1) for n in range(4)]
-
-
-def test_a_reader_that_leaves_costs_no_image(
-    draw: Run, featviz: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Exit code 141; the image under way is completed, and run.json says what is missing."""
-
-    def gone(text: str, err: bool = False) -> None:
-        if not err:
-            raise BrokenPipeError
-
-    monkeypatch.setattr("featviz.cli.output.click.echo", gone)
-    done = draw(tmp_path / "out", "--json")
-    assert done.code == 141 and "error" not in done.err
-    assert complete(tmp_path / "out") == ["00.png", "01.png"]
-    assert run_json(tmp_path / "out")["images"]["complete"] == ["00.png", "01.png"]
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"00.png", "01.png", "run.json"}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Outcome
+from networks import Net
 from PIL import Image
 from runs import SMALL, complete, make_photos, refused, run_json, snapshot
 from torch import Tensor, nn
@@ -138,19 +139,16 @@ def test_a_file_in_the_place_of_a_folder_of_images(draw: Run, whole: Path) -> No
     assert (whole / "a").read_text() == "mine" and hidden(whole) == []
 
 
-def test_a_shard_leaves_what_another_may_be_writing(
-    featviz: Run, tiny_file: Path, photos: Path, whole: Path
-) -> None:
+def test_a_shard_leaves_what_another_may_be_writing(draw: Run, whole: Path) -> None:
     """Two shards with --resume in one folder: each clears its own images; all are cleared without
     --shard."""
     before = snapshot(whole)
     mine, other = "00.png", "01.png"
     hide(whole, mine, "no manifest")
     hide(whole, other, "no manifest")
-    base = ["run", tiny_file, photos, "--out", whole, *SMALL, "--resume"]
-    assert featviz(*base, "--shard", "1/2").code == 0
+    assert draw(whole, "--resume", "--shard", "1/2").code == 0
     assert hidden(whole)[0] == f".{other}.{HEX}.part"
-    assert featviz(*base).code == 0 and snapshot(whole) == before
+    assert draw(whole, "--resume").code == 0 and snapshot(whole) == before
 
 
 # Readers
@@ -198,27 +196,22 @@ def test_a_reader_beside_a_run_that_is_going_on(
 # Images that fail
 
 
-class Picky(nn.Module):
-    """Draws two layers, then raises for pictures that are mostly bright."""
+def test_a_failed_image_leaves_nothing(tmp_path: Path) -> None:
+    """Neither a hidden folder nor folders above it, in a folder of its own as beside others, where
+    two layers of pictures that are mostly bright are drawn before the model raises."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.relu = nn.Conv2d(3, 2, 3), nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.relu(self.conv(x))
+    def way(self: Net, x: Tensor) -> Tensor:
+        y: Tensor = self.relu(self.conv(x))
         if x.mean() > 1:
             raise ValueError("too bright")
         return y.mean((2, 3))
 
-
-def test_a_failed_image_leaves_nothing(tmp_path: Path) -> None:
-    """Neither a hidden folder nor folders above it, in a folder of its own as beside others."""
+    picky = Net(way, conv=nn.Conv2d(3, 2, 3), relu=nn.ReLU())
     make_photos(tmp_path / "photos" / "mixed", 2)
     for name in ("mixed/02.png", "bad/deep/00.png", "bad/01.png"):
         (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (16, 16), "white").save(tmp_path / "photos" / name)
-    done = fv.run(Picky(), tmp_path / "photos", out=tmp_path / "out", size=16)
+    done = fv.run(picky, tmp_path / "photos", out=tmp_path / "out", size=16)
     assert len(done.failures) == 3
     assert complete(tmp_path / "out") == ["mixed/00.png", "mixed/01.png"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"mixed", "run.json"}
@@ -248,33 +241,18 @@ def test_an_image_that_ends_before_its_first_layer(
     assert hidden(tmp_path / "out") == [] and len(complete(tmp_path / "out")) == 3
 
 
-class Twice(nn.Module):
-    """Two outputs whose paths are the same when written with dots."""
-
-    def forward(self, x: Tensor) -> dict[str, object]:
-        return {"a": {"b": x}, "a.b": x + 1, "c": x}
-
-
 def test_two_parts_of_an_output_with_one_name(photos: Path, tmp_path: Path) -> None:
     """The first is drawn, the second is skipped with a reason: the run goes on, and reads back."""
-    model = nn.Sequential(Twice(), _Sum())
-    out = tmp_path / "out"
-    done = fv.run(model, photos / "00.png", "0", out, size=16, tensors="npy")
+    twice = Net(lambda self, x: {"a": {"b": x}, "a.b": x + 1, "c": x})
+    model = nn.Sequential(twice, Net(lambda self, parts: parts["c"].mean((2, 3))))
+    given = (model, photos / "00.png", "0", tmp_path / "out")
+    done = fv.run(*given, size=16, tensors="npy")
     (image,) = done.images
     assert [row.key for row in image.captures] == ["a.b", "c"]
     assert [(row.key, row.reason) for row in image.skipped] == [
         ("a.b", "another part of this output has the same name")
     ]
-    assert (
-        fv.run(model, photos / "00.png", "0", out, size=16, tensors="npy", resume=True)
-        .images[0]
-        .kept
-    )
-
-
-class _Sum(nn.Module):
-    def forward(self, parts: dict[str, Tensor]) -> Tensor:
-        return parts["c"].mean((2, 3))
+    assert fv.run(*given, size=16, tensors="npy", resume=True).images[0].kept
 
 
 # Kernels

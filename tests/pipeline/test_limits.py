@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import SCENES, Outcome
 from PIL import Image
-from runs import SMALL, complete, make_photos, run_json, tree
+from runs import complete, make_photos, run_json, tree
 from torch import nn
 
 from featviz.text import parse_bytes
@@ -127,26 +127,24 @@ def test_what_is_kept_counts(featviz: Run, growing: tuple[Path, Path], tmp_path:
     assert {**tree(tmp_path / "out"), "run.json": b""} == {**before, "run.json": b""}
 
 
-def test_failed_images_do_not_count(featviz: Run, tiny_file: Path, tmp_path: Path) -> None:
+def test_failed_images_do_not_count(draw: Run, tmp_path: Path) -> None:
     """What a failed image wrote is gone, and leaves room for others."""
     photos = make_photos(tmp_path / "photos", 3)
     (photos / "01.png").write_bytes(b"no picture")
-    base = ["run", tiny_file, photos, *SMALL, "--out", tmp_path / "out"]
-    told = json.loads(featviz(*base, "--dry-run", "--json").out)
-    assert featviz(*base, "--max-output-size", told["estimated_bytes"]).code == 3
+    told = json.loads(draw(tmp_path / "out", "--dry-run", "--json").out)
+    assert draw(tmp_path / "out", "--max-output-size", told["estimated_bytes"]).code == 3
     assert Image.open(tmp_path / "out" / "02.png" / "input.png").size == (18, 16)
 
 
-def test_a_shard_is_held_to_its_share(featviz: Run, tiny_file: Path, tmp_path: Path) -> None:
+def test_a_shard_is_held_to_its_share(draw: Run, tmp_path: Path) -> None:
     """The limit is for what this command writes, and so is the dry run."""
-    photos = make_photos(tmp_path / "photos", 4)
-    base = ["run", tiny_file, photos, *SMALL, "--out"]
+    make_photos(tmp_path / "photos", 4)
     share = ["--shard", "1/2"]
-    plans = [featviz(*base, "x", "--dry-run", "--json", *more).out for more in ([], share)]
+    plans = [draw("x", "--dry-run", "--json", *more).out for more in ([], share)]
     whole, half = (json.loads(plan)["estimated_bytes"] for plan in plans)
     assert half == whole // 2
-    assert featviz(*base, tmp_path / "free", *share).code == 0
+    assert draw(tmp_path / "free", *share).code == 0
     written = tree(tmp_path / "free").items()
     limit = ["--max-output-size", sum(len(data) for name, data in written if name != "run.json")]
-    assert featviz(*base, tmp_path / "out", *limit).code == 2
-    assert featviz(*base, tmp_path / "out", *limit, *share).code == 0
+    assert draw(tmp_path / "out", *limit).code == 2
+    assert draw(tmp_path / "out", *limit, *share).code == 0

@@ -80,11 +80,9 @@ def test_a_fifo_or_device_as_image(
     assert done.code in (1, 3) and "is no file, but a" in done.err
 
 
-def test_a_fifo_in_a_folder_is_no_image(
-    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
-) -> None:
+def test_a_fifo_in_a_folder_is_no_image(draw: Run, photos: Path, tmp_path: Path) -> None:
     """It is left out, and the images are drawn."""
     os.mkfifo(photos / "aa.png")
     (photos / "zero.png").symlink_to("/dev/zero")
-    done = featviz("run", tiny_file, photos, "--out", tmp_path / "out", *SMALL)
+    done = draw(tmp_path / "out")
     assert done.code == 0 and complete(tmp_path / "out") == ["00.png", "01.png"]

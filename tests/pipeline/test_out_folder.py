@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import Outcome
 from foreign_records import RUN_RECORD
-from runs import SMALL, complete, make_photos, refused, run_json, snapshot
+from runs import SMALL, complete, refused, run_json, snapshot
 from torch import nn
 
 Run = Callable[..., Outcome]
@@ -102,17 +102,6 @@ def test_out_below_the_images_works_again_and_again(
     assert [featviz(*audits).code for _ in range(2)] == [0, 0]
     assert json.loads(Path("featviz-audit/audit.json").read_text())["images"]["total"] == 2
     shutil.rmtree("featviz-audit")
-    assert snapshot(photos) == before
-
-
-def test_a_folder_of_images_below_the_images_is_no_out(
-    featviz: Run, tiny_file: Path, photos: Path
-) -> None:
-    """`--out photos/maps` where maps held images when the run began: they stay."""
-    make_photos(photos / "maps", 1)
-    before = snapshot(photos)
-    done = featviz("run", tiny_file, photos, "--out", photos / "maps", "--overwrite", *SMALL)
-    refused(done, 1, "is not empty and holds no run of featviz")
     assert snapshot(photos) == before
 
 

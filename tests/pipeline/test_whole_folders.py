@@ -119,23 +119,20 @@ def test_images_whose_inputs_are_gone_are_named(draw: Run, photos: Path, whole: 
 
 
 def test_the_old_run_stays_until_the_new_one_is_whole(
-    featviz: Run, tiny_file: Path, photos: Path, whole: Path, at_image: AtImage
+    draw: Run, whole: Path, at_image: AtImage
 ) -> None:
     """At the last image it is still there; then the new one is, and nothing is left beside it."""
     before, seen = tree(whole), []
-    base = ["run", tiny_file, photos, *SMALL, "--cmap", "viridis", "--out"]
     at_image("04.png", lambda: seen.append(tree(whole)))
     around = sorted(whole.parent.iterdir())
-    assert featviz(*base, whole, "--overwrite").code == 0
+    assert draw(whole, "--overwrite", "--cmap", "viridis").code == 0
     seen[0].pop(".featviz.lock")
     assert seen == [before] and sorted(whole.parent.iterdir()) == around
-    assert featviz(*base, whole.parent / "fresh").code == 0
+    assert draw(whole.parent / "fresh", "--cmap", "viridis").code == 0
     assert tree(whole) == tree(whole.parent / "fresh")
 
 
-def test_an_overwrite_that_is_stopped_keeps_both(
-    featviz: Run, tiny_file: Path, photos: Path, whole: Path, at_image: AtImage
-) -> None:
+def test_an_overwrite_that_is_stopped_keeps_both(draw: Run, whole: Path, at_image: AtImage) -> None:
     """The old run is whole, the new one is named, can be gone on with, and is cleared by the next
     --overwrite."""
     before = tree(whole)
@@ -143,14 +140,13 @@ def test_an_overwrite_that_is_stopped_keeps_both(
     def stop() -> None:
         raise StoreError("no more")
 
-    base = ["run", tiny_file, photos, *SMALL, "--cmap", "viridis", "--out"]
     at_image("03.png", stop)
-    done = featviz(*base, whole, "--overwrite")
+    done = draw(whole, "--overwrite", "--cmap", "viridis")
     (part,) = [p for p in whole.parent.iterdir() if p.name.startswith(".whole.")]
     assert done.code == 1 and f"what is done of the new run is in {part}" in done.err
     assert tree(whole) == before and run_json(part)["images"]["complete"]
-    assert featviz(*base, part, "--resume").code == 0
-    assert featviz(*base, whole, "--overwrite").code == 0
+    assert draw(part, "--resume", "--cmap", "viridis").code == 0
+    assert draw(whole, "--overwrite", "--cmap", "viridis").code == 0
     assert not part.exists() and "viridis" in (whole / "run.json").read_text()
 
 

@@ -189,24 +189,21 @@ def test_shards_merged_are_one_run(
     assert tree(tmp_path / "one") == tree(single)
 
 
-def test_what_a_shard_may_not_join(
-    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
-) -> None:
+def test_what_a_shard_may_not_join(draw: Run, tmp_path: Path) -> None:
     """Another run, or one with images of this shard; --overwrite would remove the others'."""
     out = tmp_path / "out"
-    base = ["run", tiny_file, photos, *SMALL, "--out", out]
-    assert featviz(*base, "--shard", "1/2").code == 0
+    assert draw(out, "--shard", "1/2").code == 0
     before = tree(out)
-    done = featviz(*base, "--shard", "1/2")
+    done = draw(out, "--shard", "1/2")
     refused(done, 1, f"--out {out} holds 1 image of shard 1/2", "--resume goes on with it")
-    done = featviz(*base, "--shard", "2/2", "--cmap", "viridis")
+    done = draw(out, "--shard", "2/2", "--cmap", "viridis")
     refused(done, 1, f"--out {out} holds another run", "cmap")
-    done = featviz(*base, "--shard", "2/2", "--overwrite")
+    done = draw(out, "--shard", "2/2", "--overwrite")
     refused(done, 2, "overwrite would remove what other shards write", "shard 2/2")
     assert tree(out) == before
-    assert featviz(*base, "--shard", "2/2").code == 0
-    assert featviz(*base, "--shard", "1/2", "--resume").code == 0
-    assert featviz(*base, "--overwrite").code == 0
+    assert draw(out, "--shard", "2/2").code == 0
+    assert draw(out, "--shard", "1/2", "--resume").code == 0
+    assert draw(out, "--overwrite").code == 0
 
 
 @pytest.fixture

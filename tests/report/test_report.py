@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from conftest import SCENES, Outcome
+from conftest import Outcome
 from rundirs import Drawn, write_run
 
 from featviz.errors import StoreError
@@ -58,12 +58,14 @@ def test_no_inline_style_script_or_data(root: Path) -> None:
 
 
 def test_the_same_bytes_again(root: Path) -> None:
-    """A second report replaces the first and equals it, in the folder and in one file."""
+    """A second report replaces the first and equals it, in the folder and in one file of either
+    kind."""
 
     def content() -> dict[str, bytes]:
         build_report(root, ReportOptions())
         build_report(root, ReportOptions(single_file=True))
-        files = [*(root / "report").iterdir(), root / "report.html"]
+        build_report(root, ReportOptions(zip=True))
+        files = [*(root / "report").iterdir(), root / "report.html", root / "report.zip"]
         return {path.name: path.read_bytes() for path in files}
 
     first = content()
@@ -88,19 +90,6 @@ def test_memory_does_not_grow_with_the_statistics(tmp_path: Path) -> None:
         most.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert most[2] - most[1] < 32 * 2 * stats.nbytes / 4
-
-
-def test_what_is_no_report_is_left_alone(root: Path) -> None:
-    """A folder with something else in it, and a file, are refused and untouched."""
-    mine = root / "report" / "index.html"
-    mine.parent.mkdir()
-    mine.write_text("<title>mine</title>")
-    with pytest.raises(StoreError, match="report is not empty and holds no report") as caught:
-        build_report(root, ReportOptions())
-    assert "--out" in str(caught.value.hint) and mine.read_text() == "<title>mine</title>"
-    (root / "report.html").write_text("mine")
-    with pytest.raises(StoreError, match=r"report\.html is there"):
-        build_report(root, ReportOptions(single_file=True))
 
 
 def test_a_failed_report_leaves_the_old_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,20 +189,3 @@ def test_the_command_line_prints_paths(featviz: Callable[..., Outcome], root: Pa
     paths = json.loads(featviz("report", root, "--json").out)
     assert paths["page"] == str(root / "report" / "index.html")
     assert sorted(paths["files"]) == sorted(str(p) for p in (root / "report").iterdir())
-
-
-def test_run_makes_its_report(
-    featviz: Callable[..., Outcome], tiny_file: Path, tmp_path: Path
-) -> None:
-    """`run --report` ends with the gallery of what it drew; numbers are the manifest's."""
-    out = tmp_path / "out"
-    outcome = featviz(
-        "run", tiny_file, SCENES / "spheres.jpg", "--layers", "*", "--size", 24, "--crop", 24,
-        "--out", out, "--report",
-    )  # fmt: skip
-    assert outcome.code == 0 and f"report in {out / 'report' / 'index.html'}" in outcome.err
-    text = pages(out)["image-000.html"].text
-    manifest = json.loads((out / "spheres.jpg" / "manifest.json").read_text())
-    for row in manifest["captures"]:
-        assert f"{row['max']:.4g}".replace("-", "−") in text
-        assert "×".join(map(str, row["shape"])) in text

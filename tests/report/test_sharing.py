@@ -110,21 +110,10 @@ def test_a_zip_file_has_the_pages_and_their_pictures(noisy: Path, tmp_path: Path
     assert all(name.isascii() and ".." not in name for name in names)
 
 
-def test_a_zip_file_again(noisy: Path, featviz: CLI) -> None:
-    """It replaces an earlier one with the same bytes, and no other file."""
-    out = noisy / "report.zip"
-    assert featviz("report", noisy, "--zip").code == 0
-    before = out.read_bytes()
-    assert featviz("report", noisy, "--zip").code == 0
-    assert out.read_bytes() == before
-    out.write_bytes(b"mine")
-    done = featviz("report", noisy, "--zip")
-    assert done.code == 1 and "is no report of featviz" in done.err
-    assert out.read_bytes() == b"mine"
-
-
-def with_figure(root: Path, content: bytes) -> Path:
-    """A run of one image and two layers, whose figure holds these bytes."""
+@pytest.mark.parametrize("content", [b"GIF89a", EVIL.encode(), b""])
+def test_a_figure_that_is_no_png(tmp_path: Path, content: bytes) -> None:
+    """Its image is damaged, and is named with the file."""
+    root = tmp_path / "run"
     write_run(root, {"a.png": [Drawn("conv1"), Drawn("relu", index=2)]})
     figure = root / "a.png" / "001_conv1" / "output.figure.png"
     figure.write_bytes(content)
@@ -133,13 +122,6 @@ def with_figure(root: Path, content: bytes) -> Path:
     manifest["captures"][0]["figure"] = "001_conv1/output.figure.png"
     path.write_text(json.dumps(manifest))
     summed_anew(root / "a.png")
-    return root
-
-
-@pytest.mark.parametrize("content", [b"GIF89a", EVIL.encode(), b""])
-def test_a_figure_that_is_no_png(tmp_path: Path, content: bytes) -> None:
-    """Its image is damaged, and is named with the file."""
-    root = with_figure(tmp_path / "run", content)
     run = read_run(root)
     assert not run.images and "output.figure.png" in run.damaged["a.png"]
     assert "is no PNG" in run.damaged["a.png"]

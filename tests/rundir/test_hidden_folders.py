@@ -79,31 +79,23 @@ def test_files_of_others_in_its_place_stay(run: RunDirectory) -> None:
 
 
 @pytest.mark.usefixtures("places")
-def test_a_file_in_its_place_is_not_replaced(run: RunDirectory) -> None:
-    """One error that names it; the file stays, and of the image nothing is left."""
-    place = run.root / "a" / "cat.jpg"
-    place.parent.mkdir()
-    place.write_text("mine")
-    folder = filled(run)
-    with pytest.raises(StoreError, match=r"a/cat\.jpg cannot be written: "):
-        finish(folder)
-    folder.discard()
-    assert visible(run.root) == ["a/cat.jpg"] and place.read_text() == "mine"
-
-
-@pytest.mark.usefixtures("places")
-@pytest.mark.parametrize("target", ["elsewhere", "nowhere"])
-def test_a_link_in_its_place_is_not_followed(
-    target: str, run: RunDirectory, tmp_path: Path
+@pytest.mark.parametrize("target", ["elsewhere", "nowhere", None])
+def test_a_file_or_link_in_its_place_stays(
+    target: str | None, run: RunDirectory, tmp_path: Path
 ) -> None:
-    """Put there after the run has begun: what it leads to stays as it is."""
+    """Put there after the run has begun: one error that names it, and what a link leads to stays as
+    it is; of the image nothing is left."""
     (tmp_path / "elsewhere").mkdir()
-    folder = filled(run)
-    (run.root / "a" / "cat.jpg").symlink_to(tmp_path / target)
+    folder, place = filled(run), run.root / "a" / "cat.jpg"
+    if target is None:
+        place.write_text("mine")
+    else:
+        place.symlink_to(tmp_path / target)
     with pytest.raises(StoreError, match=r"a/cat\.jpg cannot be written: "):
         finish(folder)
     folder.discard()
     assert visible(run.root) == ["a/cat.jpg"] and snapshot(tmp_path / "elsewhere") == {}
+    assert target is not None or place.read_text() == "mine"
 
 
 @pytest.mark.usefixtures("places")

@@ -56,14 +56,13 @@ def test_a_linked_folder_above_an_image(featviz: Run, tiny_file: Path, tmp_path:
     assert snapshot(tmp_path / "away") == {}
 
 
-def test_a_board_behind_a_link_in_the_run(
-    featviz: Run, tiny_file: Path, photos: Path, ran: Path, tmp_path: Path
-) -> None:
+def test_a_board_behind_a_link_in_the_run(draw: Run, ran: Path, tmp_path: Path) -> None:
     """--tensorboard inside --out goes through no link either."""
     (tmp_path / "away").mkdir()
     (ran / "board").symlink_to(tmp_path / "away")
-    base = ["run", tiny_file, photos, "--out", ran, *SMALL, "--resume", "--tensorboard"]
-    refused(featviz(*base, ran / "board" / "x"), 1, "board is a symbolic link")
+    refused(
+        draw(ran, "--resume", "--tensorboard", ran / "board" / "x"), 1, "board is a symbolic link"
+    )
     assert snapshot(tmp_path / "away") == {}
 
 
@@ -79,20 +78,15 @@ def test_a_link_in_the_place_of_a_file_is_replaced_not_followed(tmp_path: Path) 
 
 def test_parts_have_names_that_nobody_can_guess(tmp_path: Path) -> None:
     """16 hex digits, new each time; the file is made by this process, or not at all."""
-    names = set()
+    names, mask = set(), os.umask(0)
+    os.umask(mask)
     for _ in range(3):
         with atomic.atomic(tmp_path / "x.png") as file:
             (part,) = (path.name for path in tmp_path.iterdir() if path.name != "x.png")
             names.add(part)
             file.write(b"")
     assert len(names) == 3 and {atomic.part_of(name) for name in names} == {"x.png"}
-    assert (tmp_path / "x.png").stat().st_mode & 0o777 == 0o666 & ~_umask()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    assert (tmp_path / "x.png").stat().st_mode & 0o777 == 0o666 & ~mask
 
 
 def test_a_part_that_is_there_already_is_not_opened(

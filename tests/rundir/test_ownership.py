@@ -21,7 +21,7 @@ Run = Callable[..., Outcome]
 
 @pytest.mark.parametrize("kind", NOT_OURS)
 def test_a_run_json_of_another_program_makes_no_folder_ours(
-    kind: str, featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
+    draw: Run, kind: str, featviz: Run, tiny_file: Path, tmp_path: Path
 ) -> None:
     """--overwrite touches nothing, whatever the file holds; neither does --resume."""
     content = NOT_OURS[kind]
@@ -30,16 +30,14 @@ def test_a_run_json_of_another_program_makes_no_folder_ours(
     (proj / "src" / "main.py").write_text("print()")
     (proj / "run.json").write_text(content if isinstance(content, str) else json.dumps(content))
     before = snapshot(proj)
-    done = featviz("run", tiny_file, photos, "--out", proj, "--overwrite", *SMALL)
+    done = draw(proj, "--overwrite")
     refused(done, 1, "is not empty and holds no run of featviz: its run.json is none")
-    assert featviz("run", tiny_file, photos, "--out", proj, "--resume", *SMALL).code == 1
+    assert draw(proj, "--resume").code == 1
     refused(featviz("kernels", tiny_file, "--out", proj, "--overwrite"), 1, "holds no run")
     assert snapshot(proj) == before
 
 
-def test_files_of_others_in_a_run_stop_overwrite(
-    featviz: Run, tiny_file: Path, photos: Path, ran: Path
-) -> None:
+def test_files_of_others_in_a_run_stop_overwrite(draw: Run, ran: Path) -> None:
     """They are named, folders of nothing else as folders, and nothing at all is removed."""
     (ran / "a.txt").write_text("mine")
     (ran / "src" / "deep").mkdir(parents=True)
@@ -48,7 +46,7 @@ def test_files_of_others_in_a_run_stop_overwrite(
     (ran / "00.png" / "note.md").write_text("mine")
     (ran / "00.png" / "001_0" / "output.bak.png").write_text("mine")
     before = snapshot(ran)
-    done = featviz("run", tiny_file, photos, "--out", ran, "--overwrite", *SMALL)
+    done = draw(ran, "--overwrite")
     refused(done, 1, "holds files that featviz did not write: ", "a.txt", "src/", "and 1 more")
     assert snapshot(ran) == before
 
@@ -69,21 +67,17 @@ def test_files_of_others_in_a_run_stop_overwrite(
         ".keep.part",
     ],
 )
-def test_no_name_makes_a_file_ours(
-    name: str, featviz: Run, tiny_file: Path, photos: Path, ran: Path
-) -> None:
+def test_no_name_makes_a_file_ours(draw: Run, name: str, ran: Path) -> None:
     """Only what is listed goes; the name of a file is no proof."""
     (ran / name).parent.mkdir(parents=True, exist_ok=True)
     (ran / name).write_text("mine")
     before = snapshot(ran)
-    done = featviz("run", tiny_file, photos, "--out", ran, "--overwrite", *SMALL)
+    done = draw(ran, "--overwrite")
     refused(done, 1, "holds files that featviz did not write: ")
     assert snapshot(ran) == before
 
 
-def test_a_manifest_cannot_list_the_files_of_others(
-    featviz: Run, tiny_file: Path, photos: Path, ran: Path, tmp_path: Path
-) -> None:
+def test_a_manifest_cannot_list_the_files_of_others(draw: Run, ran: Path, tmp_path: Path) -> None:
     """Neither by a row of a picture without a checksum, nor by `..`."""
     (tmp_path / "precious.png").write_text("mine")
     (ran / "00.png" / "thesis.tex").write_text("mine")
@@ -95,7 +89,7 @@ def test_a_manifest_cannot_list_the_files_of_others(
     manifest["files"] += [{**manifest["files"][0], "file": name} for name in listed]
     path.write_text(json.dumps(manifest))
     before = snapshot(tmp_path)
-    done = featviz("run", tiny_file, photos, "--out", ran, "--overwrite", *SMALL)
+    done = draw(ran, "--overwrite")
     refused(done, 1, "did not write: 00.png/thesis.tex")
     assert snapshot(tmp_path) == before
 
@@ -112,20 +106,16 @@ def test_a_record_cannot_name_folders_outside(
     assert snapshot(photos) == before
 
 
-def test_a_manifest_elsewhere_is_not_ours(
-    featviz: Run, tiny_file: Path, photos: Path, ran: Path
-) -> None:
+def test_a_manifest_elsewhere_is_not_ours(draw: Run, ran: Path) -> None:
     """A copy of an image's folder under another name is not what the run wrote."""
     shutil.copytree(ran / "00.png", ran / "backup")
     before = snapshot(ran)
-    done = featviz("run", tiny_file, photos, "--out", ran, "--overwrite", *SMALL)
+    done = draw(ran, "--overwrite")
     refused(done, 1, "did not write: backup/")
     assert snapshot(ran) == before
 
 
-def test_links_in_a_run_stop_overwrite(
-    featviz: Run, tiny_file: Path, photos: Path, ran: Path, tmp_path: Path
-) -> None:
+def test_links_in_a_run_stop_overwrite(draw: Run, ran: Path, tmp_path: Path) -> None:
     """A link in the place of a picture, a folder or a manifest is nothing that featviz wrote."""
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "output.png").write_text("mine")
@@ -134,7 +124,7 @@ def test_links_in_a_run_stop_overwrite(
         (ran / place).rename(saved)
         (ran / place).symlink_to(tmp_path / "target")
         before = snapshot(tmp_path)
-        done = featviz("run", tiny_file, photos, "--out", ran, "--overwrite", *SMALL)
+        done = draw(ran, "--overwrite")
         refused(done, 1, f"did not write: {place}")
         assert snapshot(tmp_path) == before
         (ran / place).unlink()

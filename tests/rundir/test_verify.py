@@ -21,12 +21,10 @@ Run = Callable[..., Outcome]
 
 
 @pytest.fixture
-def whole(featviz: Run, tiny_file: Path, tmp_path: Path) -> Path:
+def whole(draw: Run, tmp_path: Path) -> Path:
     """A run of five images with tensors beside the pictures."""
-    photos = make_photos(tmp_path / "photos", 5)
-    done = featviz(
-        "run", tiny_file, photos, *SMALL, "--tensors", "npy", "--out", tmp_path / "whole"
-    )
+    make_photos(tmp_path / "photos", 5)
+    done = draw(tmp_path / "whole", "--tensors", "npy")
     assert done.code == 0
     return tmp_path / "whole"
 

@@ -46,6 +46,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def write(
+    draw: Callable[..., Outcome],
     command: str,
     featviz: Callable[..., Outcome],
     tiny_file: Path,
@@ -56,7 +57,7 @@ def write(
     """The command into `out`, with more options."""
     ran = tmp_path / "ran"
     if command in ("merge", "report", "diff"):
-        assert featviz("run", tiny_file, photos, *SMALL, "--out", ran).code == 0
+        assert draw(ran).code == 0
     base = {
         "run": ["run", tiny_file, photos, *SMALL],
         "kernels": ["kernels", tiny_file],
@@ -89,7 +90,7 @@ def test_what_featviz_did_not_write_stays(
         before = snapshot(tmp_path)
         noun = command if command in ("audit", "exemplars", "report", "diff") else "run"
         words = f"is not empty and holds no {noun} of featviz"
-        refused(write(*over), 1, words + (f": its {mark} is none" if content else ""))
+        refused(write(*over), 1, words + (f": its {mark} is none" if content else ""), "--out")
         assert snapshot(tmp_path) == before
 
 
