@@ -24,14 +24,6 @@ def test_a_regular_file_is_read(tmp_path: Path) -> None:
         assert folder.read_json("a/b.json", 100) == {"ä": [1, 2.5, None]}
 
 
-def test_a_missing_file_is_told_apart(tmp_path: Path) -> None:
-    """FileNotFoundError, so that the caller can say what it means."""
-    with pytest.raises(FileNotFoundError):
-        files.read_bytes(tmp_path / "none")
-    with files.Folder(tmp_path) as folder, pytest.raises(FileNotFoundError):
-        folder.read("none", 100)
-
-
 def test_a_fifo_does_not_block(tmp_path: Path) -> None:
     """A FIFO is named as no regular file, at once, and so are a folder and a device."""
     os.mkfifo(tmp_path / "fifo")

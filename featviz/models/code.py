@@ -159,7 +159,7 @@ def from_script(name: str, folder: Path) -> Any:
             f"{'each define it' if files else 'defines it'}"
         )
     log.info("%s: from %s, which is imported", name, files[0].name)
-    known = [module for n, module in sys.modules.items() if n.startswith("featviz_user_")]
+    known = [module for n, module in [*sys.modules.items()] if n.startswith("featviz_user_")]
     same = (m for m in known if real(Path(str(m.__file__))) == files[0])
     found: Any = getattr(next(same, None) or from_file(files[0]), first)
     for part in rest:

@@ -54,22 +54,6 @@ def test_the_files_are_found() -> None:
     assert all(len(commands(path)) == 5 for path in GATED)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_they_are_yaml(path: Path) -> None:
-    """A parser reads them, and sees the commands where a runner looks for them."""
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    content = yaml.safe_load(path.read_text())
-    jobs = content.get("jobs") or {"job": content["feature maps"]}
-    steps = [
-        line
-        for job in jobs.values()
-        for step in job.get("steps", [*job.get("script", []), *job.get("after_script", [])])
-        for line in (step.get("run", "") if isinstance(step, dict) else step).splitlines()
-    ]
-    found = [shlex.split(line)[1:] for line in steps if line.startswith("featviz ")]
-    assert found == commands(path)
-
-
 @pytest.mark.parametrize("path", GATED, ids=lambda path: path.stem)
 def test_a_branch_that_changes_nothing_passes(path: Path, featviz: Run, repository: Path) -> None:
     """All commands end with 0, and what the artifacts name is there."""

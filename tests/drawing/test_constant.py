@@ -12,7 +12,6 @@ import torch
 from conftest import Outcome
 from drawn_maps import SITE
 from msgspec import structs
-from PIL import Image
 from tiles import manifest
 from torch import Tensor, nn
 from torchvision.utils import make_grid
@@ -21,7 +20,6 @@ import featviz as fv
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import GridPicture, to_image
 from featviz.options import DrawOptions
-from featviz.rundir.image import read_image
 
 PLAIN = DrawOptions(scale=1, padding=2, pad_value=0.0)
 VALUES = torch.tensor([2.99, -1.0, 0.0, 7.0])
@@ -94,36 +92,6 @@ def test_constant_gradient_is_not_struck_through(kind: str, struck: bool) -> Non
     plain = pixels(drawn(maps, kind, nrow=1, marks=False, padding=0)).reshape(3, 81)
     found = pixels(drawn(maps, kind, nrow=1, padding=0)).reshape(3, 81)
     assert [(a != b).any() for a, b in zip(found, plain, strict=True)] == [struck, True, False]
-
-
-def test_gradients_behind_global_pooling(
-    featviz: Callable[..., Outcome], tmp_path: Path, picture: Path
-) -> None:
-    """The run's strip shows the gradient of each channel, autograd's; manifest, text chunk and
-    figure say why, and the reader takes it."""
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 6, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)
-    ).eval()
-    torch.save(model, tmp_path / "net.pth")
-    base = ("run", tmp_path / "net.pth", picture, "--size", "10x12", "--layers", "Conv2d")
-    base += ("--capture", "grad", "--target", "class:2", "--scale", 1, "--cmap", "grey")
-    base += ("--normalize", "symmetric", "--figure")
-    assert featviz(*base, "--out", tmp_path / "out").code == 0
-    folder = tmp_path / "out" / "picture.png"
-    (row,) = manifest(folder)["captures"]
-    assert row["constant"] == [1, 8, 10] and row["maps"] == 6 and row["grid"]["nrow"] == 6
-    weights = model[3].weight[2].detach() / 80
-    limit = weights.abs().max()
-    wanted = ((weights / limit + 1) / 2 * 255).numpy()
-    with Image.open(folder / row["file"]) as image:
-        assert np.abs(np.asarray(image)[0] - wanted).max() <= 1
-        assert image.text["Constant"].startswith("every map (8×10) is constant")
-    assert read_image(tmp_path / "out", "picture.png").manifest.captures[0].constant == [1, 8, 10]
-    assert featviz(*base, "--no-marks", "--out", tmp_path / "plain").code == 0
-    plain = manifest(tmp_path / "plain" / "picture.png")["captures"][0]
-    assert "constant" not in plain and plain["grid"]["tile"] == [8, 10]
-    assert plain["mean"] == row["mean"]
 
 
 def test_diff_reads_a_strip_as_its_maps(

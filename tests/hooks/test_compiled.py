@@ -99,19 +99,6 @@ def test_what_is_compiled_stays_aside_until_the_last_capture_ends(first: int) ->
     assert torch._dynamo.eval_frame._stance.stance == stance == "default"
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call")
-def test_a_capture_inside_of_compiled_code() -> None:
-    """A compiled function may capture: it gets what the function without compilation gets."""
-    model, image = convolution(), torch.rand(1, 3, 8, 8)
-
-    def total(x: Tensor) -> Tensor:
-        with fv.capture(model, "Conv2d") as maps:
-            model(x)
-        return maps["conv"][0].sum()
-
-    assert torch.equal(torch.compile(total, backend=counted)(image), total(image))
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_calls_that_the_backward_pass_repeats_are_captured_once(reentrant: bool) -> None:
     """A checkpointed block runs twice, and gives one tensor for each call of the caller's."""

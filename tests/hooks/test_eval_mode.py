@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from threading import Event, Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -74,26 +72,6 @@ def test_what_forward_keeps_can_be_trained_with(how: str) -> None:
     assert not any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers()))
 
 
-class Marked(NamedTuple):
-    """A tuple with names."""
-
-    first: object
-    second: object
-
-
-def test_containers_in_containers() -> None:
-    """However deep, also where one holds itself."""
-    model = nn.ReLU()
-    with in_eval_mode(model):
-        made = [torch.ones(2)]
-        model.deep = {"a": Marked(deque([made]), (made[0], "text")), "b": {1: {made[0]}}}
-        model.deep["self"] = model.deep
-    pair, inner = model.deep["a"], next(iter(model.deep["b"][1]))
-    assert isinstance(pair, Marked) and pair.second[1] == "text" and pair.first[0] is made
-    found = [made[0], pair.second[0], inner]
-    assert not any(tensor.is_inference() for tensor in found) and model.deep["self"] is model.deep
-
-
 class Adapted(nn.Conv2d):
     """Adds a second weight to the first for eval, and takes it away to train, as adapters do."""
 
@@ -137,13 +115,6 @@ def test_lazy_modules_can_be_trained_afterwards() -> None:
     assert model[0].weight.shape == (4, 3, 3, 3) and model.training
     model(IMAGE[None]).sum().backward()
     assert model[0].weight.grad is not None
-
-
-def test_a_run_for_tensorboard_leaves_the_mode(tmp_path: Path) -> None:
-    """Kernels are shown in eval mode, too, and it ends."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).train()
-    fv.run(model, IMAGE, "Conv2d", tmp_path / "out", size=16, tensorboard=tmp_path / "events")
-    assert all(module.training for module in model.modules())
 
 
 @pytest.mark.parametrize("fast", [True, False])

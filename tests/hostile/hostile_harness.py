@@ -119,7 +119,7 @@ def worker() -> tuple[subprocess.Popen[str], str]:
     folder = tempfile.TemporaryDirectory(prefix="hostile-")
     home = Path(folder.name).resolve()
     (home / "tmp").mkdir()
-    left = ("COV", "PYTORCH_NVML")  # Lightning sets the latter, and torch then opens a library
+    left = ("COV", "PYTORCH_NVML", "YOLO")  # Lightning sets the second: torch opens a library
     environment = {name: value for name, value in os.environ.items() if not name.startswith(left)}
     path = os.pathsep.join([str(HERE.parent.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
     environment |= {

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote
 
-import numpy as np
 import pytest
 from conftest import Outcome
 from rundirs import Drawn, write_run
@@ -71,25 +69,6 @@ def test_the_same_bytes_again(root: Path) -> None:
     first = content()
     assert content() == first
     assert not [path for path in root.iterdir() if path.name.startswith(".")]
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_statistics(tmp_path: Path) -> None:
-    """32 images more have 1.5 MB of numbers more; the most that Python holds grows by less than a
-    quarter of that, pages and all."""
-    stats = np.random.default_rng(0).random((1000, 6), dtype=np.float32)
-    drawn = [Drawn(f"x{n}", index=n, maps=1000, channels=[0], stats=stats) for n in range(2)]
-    one, few, many = (
-        write_run(tmp_path / str(count), {f"{n}.png": drawn for n in range(count)})
-        for count in (1, 16, 48)
-    )
-    most = []
-    for root in (one, few, many):  # the first time, templates are compiled
-        tracemalloc.start()
-        assert not build_report(root, ReportOptions()).incomplete
-        most.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert most[2] - most[1] < 32 * 2 * stats.nbytes / 4
 
 
 def test_a_failed_report_leaves_the_old_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

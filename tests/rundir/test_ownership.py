@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 from conftest import Outcome
-from foreign_records import NOT_OURS, RUN_RECORD
+from foreign_records import NOT_OURS
 from runs import SMALL, complete, refused, run_json, snapshot, tree
 
-from featviz import files
-from featviz.rundir import atomic, write
-from featviz.rundir.place import look
+from featviz.rundir import atomic
 
 Run = Callable[..., Outcome]
 
@@ -188,30 +186,3 @@ def test_what_comes_while_a_result_is_made_stays(
     refused(featviz("diff", ran, ran, "--out", out), 1, "did not write: note.txt")
     assert (out / "note.txt").read_text() == "mine" and (out / "diff.json").is_file()
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
-
-
-def test_the_walk_over_a_large_run_reads_each_record_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every manifest is read once, not once for each file."""
-    run = write.RunDirectory.create(tmp_path / "out")
-    names = [f"{n:02d}.png" for n in range(20)]
-    for name in names:
-        folder = run.image(name)
-        pictures = [f"{n:03d}_x/output.png" for n in range(20)]
-        for file in pictures:
-            with folder.writing(file) as opened:
-                opened.write(b"")
-        folder.finish({"image": {"path": name}, "captures": [{"file": f} for f in pictures]}, {})
-    run.write_run({**RUN_RECORD, "images": {"total": 20, "complete": names}})
-    reads: list[str] = []
-    real = files.Folder.read
-
-    def counted(self: files.Folder, relative: str, most: int) -> bytes:
-        reads.append(relative)
-        return real(self, relative, most)
-
-    monkeypatch.setattr(files.Folder, "read", counted)
-    found = look(tmp_path / "out")
-    assert len(found.ours) == 441 and not found.others and found.complete == 20
-    assert reads.count("manifest.json") == 20 and reads.count("run.json") == 1
