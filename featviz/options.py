@@ -622,11 +622,6 @@ class AuditOptions(Struct, frozen=True):
     prune_out: Annotated[File | None, _write("Write the channels that can be cut out into this "
         "JSON file: {layer: [channels]}.", first=True)] = None
 
-    @property
-    def besides(self) -> list[Path]:
-        """Files that are written outside of `out`, or may be."""
-        return [path for path in (self.junit, self.prune_out) if path is not None]
-
 
 class ExemplarChoice(Struct, frozen=True):
     """How the images that excite a channel most are chosen."""

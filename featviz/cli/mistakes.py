@@ -145,6 +145,7 @@ def refuse_spaces_in_a_list(ctx: click.Context, words: Sequence[str]) -> None:
             option nor MODEL nor IMAGE.
     """
     known = _options_of(ctx.command)
+    words = [part for w in words for part in (w.split("=", 1) if w.startswith("--") else [w])]
     for option, value, after in zip(words, words[1:], words[2:], strict=False):
         if option not in known or not value.endswith(",") or after.startswith("-"):
             continue

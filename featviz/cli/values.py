@@ -51,7 +51,10 @@ EXISTING_RUN = PathType(urls=True, exists=True)
 
 _LARGEST_CONFIG = 2**16
 """Bytes of a TOML file."""
-_LONG_KEY = re.compile(r"""(?:[\w"'-]++[ \t]*+\.[ \t]*+){50}""")
+_LONG_KEY = re.compile(
+    r"""(?<![\w-]) (?: (?: [\w-]++ | "[^"\n]*+" | '[^'\n]*+' ) [ \t]*+ \. [ \t]*+ ){50}""",
+    re.VERBOSE,
+)
 """A dotted key of more than 50 parts: Python's reader takes the square of their number."""
 
 

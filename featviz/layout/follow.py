@@ -240,7 +240,7 @@ class _ViewsOfTensors:
         given = [self.of(tensor) for tensor in call.given]
         made = result_views(call, given)
         in_place = bool(call.given) and call.result is call.given[0]
-        if in_place and (made[0] is None or sum(map(bool, given)) > 1):
+        if in_place and (made[0] is None or any(given[1:])):
             self._change(call.result)
         for result, views in zip(call.results, made, strict=True):
             self.put(result, views)

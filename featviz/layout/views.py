@@ -185,7 +185,7 @@ def _taken(call: FollowedCall, axis: int, size: int) -> Tensor:
         moved = resized.transpose(2, axis)
         return moved.reshape(*moved.shape[:3], -1)[..., 0]
     if kind.startswith("adaptive"):
-        return functional.adaptive_avg_pool1d(unit, one(1, "output_size"))
+        return functional.adaptive_avg_pool1d(unit, one(1, "output_size") or size)
     if "conv" in kind:
         kernel = torch.ones(1, 1, call.argument(1, "weight").shape[axis])
         stride, padding = one(3, "stride", 1), one(4, "padding", 0)

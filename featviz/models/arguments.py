@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,7 @@ _FORMS = (
 _MADE = re.compile(r"(zeros|ones):(\d+(?:,\d+)*)(?::(float32|int64|bool))?")
 _WORDS = {"true": True, "false": False, "none": None}
 _MOST_BYTES = 2**30
+_MOST_VALUES = 2**28
 _READERS: dict[str, Callable[[bytes], np.ndarray]] = {
     ".npy": npy.read_npy,
     ".npz": npy.read_npz,
@@ -61,7 +63,7 @@ def parse(texts: Sequence[str]) -> list[Argument]:
     Raises:
         UsageError: a text is not NAME=VALUE, or a value is none.
     """
-    arguments = []
+    arguments: list[Argument] = []
     for text in texts:
         left, equals, given = text.partition("=")
         name, dot, key = left.partition(".")
@@ -71,6 +73,8 @@ def parse(texts: Sequence[str]) -> list[Argument]:
                 f"VALUE is {_FORMS}; NAME.KEY=VALUE a dict's",
             )
         value, words = _value(left, given)
+        if any(o.name == name and (not key or o.key in (None, key)) for o in arguments):
+            raise UsageError(f"forward_args {left} is given twice", "give it once, or its keys")
         arguments.append(Argument(name, key or None, value, f"{left}={words}"))
     return arguments
 
@@ -124,6 +128,9 @@ def _value(name: str, text: str) -> tuple[Any, str]:
         return IMAGE, text
     if (made := _MADE.fullmatch(text)) is not None:
         shape = [int(size) for size in made[2].split(",")]
+        if (values := math.prod(shape)) > _MOST_VALUES:
+            words = f"forward_args {name}={quoted(text)} has {values:,} values"
+            raise UsageError(words, f"at most {_MOST_VALUES:,}")
         return getattr(torch, made[1])(shape, dtype=getattr(torch, made[3] or "float32")), text
     if text.lower() in _WORDS:
         return _WORDS[text.lower()], text

@@ -50,14 +50,14 @@ def of_tensor(tensor: Tensor) -> str:
 
 def of_value(value: Any) -> str:
     """sha256 of a value. A function or class counts by its source, or where there is none by its
-    bytecode, with default and bound values, but not globals and the functions that it calls. What
-    cannot be pickled counts by its code and its `repr`."""
+    bytecode, with default and bound values, but not globals and the functions that it calls. A
+    part that cannot be pickled counts by its class; what holds itself by its code and `repr`."""
     sha256 = hashlib.sha256()
     pickler = _Told(SimpleNamespace(write=sha256.update))
     pickler.fast = True  # whether equal parts are the same object makes no difference
     try:
         pickler.dump(value)
-    except Exception:  # a lock, a generator, something that holds itself
+    except Exception:  # it holds itself
         named = inspect.isroutine(value) or isinstance(value, type)
         words = f"{_code(value if named else type(value))} {_ADDRESS.sub('0x', repr(value))}"
         sha256 = hashlib.sha256(words.encode("utf-8", "backslashreplace"))
@@ -82,6 +82,11 @@ class _Told(pickle.Pickler):
             return str, (_code(value), value.__defaults__, value.__kwdefaults__, cells)
         if isinstance(value, type) and value.__module__ != "builtins":
             return str, (_code(value),)
+        if not isinstance(value, type):
+            try:
+                value.__reduce_ex__(2)
+            except Exception:  # a module, a lock, a generator: all around it still counts
+                return str, (type(value).__qualname__, getattr(value, "__name__", ""))
         return NotImplemented
 
 

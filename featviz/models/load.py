@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from msgspec import structs
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from featviz.errors import LoadError, UsageError
 from featviz.models import arguments, digests, identify, zoo
@@ -23,7 +24,7 @@ from featviz.models.files.state_dict import stripped_forms, unwrap, unwrapped
 from featviz.models.huggingface import ImageTower, architecture_beside
 from featviz.models.preprocess import Preprocess
 from featviz.models.presets import choose_preprocess, from_ultralytics
-from featviz.models.requirements import pick_device
+from featviz.models.requirements import UnfitError, pick_device, unfit
 from featviz.models.sources import Loaded, load_source, source_of
 from featviz.models.weights import in_full_precision, put_into
 from featviz.options import InputOptions, ModelOptions
@@ -58,7 +59,18 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
     if isinstance(options, LoadedModel):
         return options
     device = pick_device(options.device)
-    loaded = load_source(options)
+    try:
+        loaded = load_source(options)
+    except Exception as error:
+        if "operator torchvision::" in str(error) and not isinstance(error, UnfitError):
+            raise unfit(error) from error
+        raise
+    for name, tensor in [*loaded.module.named_parameters(), *loaded.module.named_buffers()]:
+        if not is_lazy(tensor) and tensor.is_meta:
+            raise LoadError(
+                f"the model's {name} is on the device meta, where tensors have no values",
+                "call model.to_empty(device='cpu') where it is built, and load weights",
+            )
     module = in_full_precision(unwrapped(loaded.module), device).to(device)
     transform = None if inputs.transform is None else UserTransform.named(inputs.transform)
     if transform is not None:

@@ -93,14 +93,19 @@ def _import(package: str) -> None:
                 + (str(error).splitlines() or [type(error).__name__])[0],
                 "raise the limit (ulimit -v); torch takes several GB of addresses",
             ) from error
-        raise UnfitError(
-            f"torch {_version('torch')} and torchvision {_version('torchvision')} cannot be used "
-            f"together: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-            "install a pair that fits: pip install --upgrade --force-reinstall torch torchvision",
-        ) from error
+        raise unfit(error) from error
     finally:
         if collecting:
             gc.enable()
+
+
+def unfit(error: Exception) -> UnfitError:
+    """The error for a torchvision whose build does not fit that of torch."""
+    return UnfitError(
+        f"torch {_version('torch')} and torchvision {_version('torchvision')} cannot be used "
+        f"together: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+        "install a pair that fits: pip install --upgrade --force-reinstall torch torchvision",
+    )
 
 
 def lacking(module: str, extra: str, error: ImportError) -> ImportError:

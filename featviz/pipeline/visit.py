@@ -92,6 +92,10 @@ class Visit:
         if isinstance(given, ImageResult):
             return given
         if self.prepared.options.resume:
+            try:
+                self.store.image(sample.name).refuse_others()
+            except StoreError as error:
+                return self.fail(sample, error)
             self.store.image(sample.name).discard()
         if isinstance(given, ImageError):
             return self.fail(sample, given)

@@ -273,7 +273,7 @@ def same_content(first: tuple[ReadImage, str], second: tuple[ReadImage, str]) ->
 def png_header(folder: Folder, name: str) -> tuple[tuple[int, int], int]:
     """Width and height of a PNG, from its first chunk, and its bytes; StoreError for others."""
     head, size = folder.head(name, _PNG_HEAD)
-    if len(head) < _PNG_HEAD or not head.startswith(_PNG):
+    if not name.endswith(".png") or len(head) < _PNG_HEAD or not head.startswith(_PNG):
         raise StoreError(f"{quoted(f'{folder.name}/{name}')} cannot be read: it is no PNG")
     return (int.from_bytes(head[-8:-4], "big"), int.from_bytes(head[-4:], "big")), size
 

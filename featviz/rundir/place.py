@@ -15,7 +15,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -290,9 +292,10 @@ def check_free(
         raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
     if _record(root, kind.record) is None:
         apart = {real(path) for path in besides}
-        for path in root.iterdir() if root.is_dir() else ():
-            passed = is_lock(path.name) or part_of(path.name) or path.name.startswith(_EVENTS)
-            if not passed and real(path) not in apart:
+        for way, _ in walk(root):
+            top, name = way.partition("/")[0], way.rpartition("/")[2]
+            passed = is_lock(way) or part_of(top) or name.startswith(_EVENTS)
+            if not passed and real(root / way) not in apart:
                 words = f"--out {root} is not empty and holds no {kind.noun} of featviz"
                 if (root / kind.record).exists():
                     words += f": its {kind.record} is none that featviz wrote"
@@ -370,7 +373,8 @@ def put_in_place(fresh: Path, root: Path, kind: ResultKind, besides: Collection[
         OSError: it cannot be moved; then the earlier result stays.
     """
     final, old = real(root), fresh.with_suffix(".old")
-    earlier = check_free(final, kind, True, besides)
+    check_free(final, kind, True, besides)
+    ours = look(final, besides).in_order
     if final.exists():
         final.replace(old)
     try:
@@ -383,7 +387,7 @@ def put_in_place(fresh: Path, root: Path, kind: ResultKind, besides: Collection[
         if PurePosixPath(way).name.startswith(_EVENTS):  # a board goes on with them
             (final / way).parent.mkdir(parents=True, exist_ok=True)
             (old / way).replace(final / way)
-    remove(old, [LOCK_FILE, *([] if earlier is None else earlier.in_order)])
+    remove(old, [LOCK_FILE, *ours])
     remove_empty(old)
 
 
@@ -442,7 +446,8 @@ def writing(
 
 def _is_ours(path: Path, kind: FileKind) -> bool:
     with (
-        suppress(OSError, FileError, KeyError, RuntimeError, zipfile.BadZipFile),
+        suppress(OSError, FileError, ValueError, KeyError, RuntimeError, EOFError),
+        suppress(zipfile.BadZipFile, zlib.error, struct.error),
         open_regular(path) as file,
     ):
         head = file.read(_HEAD)

@@ -229,6 +229,17 @@ class ImageFolder:
         with reported(self.path):
             return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
 
+    def refuse_others(self) -> None:
+        """Say before the work that files of others are in its place.
+
+        Raises:
+            StoreError: there are; what is complete beside them stays.
+        """
+        ours = {*left_of_image(self.run.root, self.name)}
+        if not ours.issuperset(f"{self.name}/{way}" for way, _ in walk(self.path)):
+            words = f"{quoted(str(self.path))} holds files that featviz did not write"
+            raise StoreError(words, "move them away; --resume goes on")
+
     def discard(self) -> None:
         """Remove what was written of an image that failed, with folders that this empties.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,10 +43,11 @@ _WRAPPERS = {
     "_orig_mod.": "",
     "_fsdp_wrapped_module.": "",
     "_checkpoint_wrapped_module.": "",
-    ".module.": ".",
 }
-"""What torch.compile, FSDP, activation checkpointing and DataParallel put into the names of a part,
-and what stands in its place."""
+"""What torch.compile, FSDP and activation checkpointing put into the names of a part, and what
+stands in its place."""
+_PARALLEL = {".module.": "."}
+"""The same of DataParallel; it may be a module's own name."""
 
 _DEEPEST = 4
 """Mappings inside one another that are looked into."""
@@ -128,17 +130,20 @@ def stripped_forms(weights: Unwrapped) -> list[Unwrapped]:
             break
         tensors = _without(tensors, common[0], steps)
         forms.append(Unwrapped(tensors, tuple(steps)))
-    for change in (_unwrapped_names, _unpruned):
+    parallel = partial(_unwrapped_names, wrappers=_PARALLEL)
+    for change in (_unwrapped_names, parallel, _unpruned):
         changed = [(form, *change(form.tensors)) for form in forms]
         forms += [Unwrapped(new, (*form.steps, *done)) for form, new, done in changed if done]
     return forms
 
 
-def _unwrapped_names(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+def _unwrapped_names(
+    tensors: Mapping[str, Tensor], wrappers: Mapping[str, str] = _WRAPPERS
+) -> tuple[dict[str, Tensor], list[str]]:
     """Names without the wrappers of parts of the model, unless two names become one; also returns
     what was done, in words."""
     renamed, steps = dict(tensors), []
-    for part, by in _WRAPPERS.items():
+    for part, by in wrappers.items():
         if any(part in name for name in renamed):
             renamed = {name.replace(part, by): tensor for name, tensor in renamed.items()}
             steps.append(f"took {part.removeprefix('.')!r} out of names")
