@@ -15,7 +15,7 @@ from conftest import DIGITS, DIGITS_MODEL, ROOT
 LIMITS = {
     "lines of the package": 34545,
     "files of the package": 162,
-    "functions of the package": 1880,
+    "functions of the package": 1881,
     "classes of the package": 306,
     "lines of pages, scripts and styles": 2255,
     "lines of the tests": 38000,
