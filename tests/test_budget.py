@@ -21,7 +21,7 @@ LIMITS = {
     "lines of the tests": 38000,
     "functions that an image passes": 226,
     "files that an image passes": 41,
-    "functions that a command passes": 734,
+    "functions that a command passes": 735,
     "files that a command passes": 89,
 }
 
