@@ -18,7 +18,7 @@ LIMITS = {
     "functions of the package": 1881,
     "classes of the package": 306,
     "lines of pages, scripts and styles": 2255,
-    "lines of the tests": 38000,
+    "lines of the tests": 37997,
     "functions that an image passes": 226,
     "files that an image passes": 41,
     "functions that a command passes": 735,

@@ -27,13 +27,6 @@ def test_what_is_no_range_is_named(wrong: str) -> None:
         text.read_ranges("0-2,3-1")
 
 
-def test_long_lists_say_how_many_numbers_are_left() -> None:
-    """A range that is left out counts with all its numbers."""
-    numbers = [0, 2, 3, 4, 7, 8]
-    assert text.ranges(numbers) == "0,2-4,7-8"
-    assert text.ranges(numbers, 1, comma=", ", dash="–") == "0 and 5 more"
-
-
 def test_examples_are_true() -> None:
     """The examples in the docstrings give what they say."""
     tried = doctest.testmod(text)

@@ -80,6 +80,12 @@ def pasted(x: Tensor) -> Tensor:
     return room
 
 
+def copied(x: Tensor) -> Tensor:
+    room = torch.zeros_like(x)
+    room[:, :, 1:].copy_(x[:, :, :-1])
+    return room
+
+
 def windows() -> nn.Module:
     """Attention in rolled windows of 4 × 3 places, beside a mask that is made by assignments."""
 
@@ -213,9 +219,10 @@ def test_what_the_functions_tell_is_what_gradients_say(name: str) -> None:
     assert {place: fields.box(target, *place) for place in expected} == expected
 
 
-def test_of_what_no_function_tells_the_whole_image_is_shown() -> None:
-    """A map that is pasted into another: unknown, and said to be."""
-    fields, target = fields_of(between(pasted)(), "last", (HEIGHT, WIDTH))
+@pytest.mark.parametrize("way", [pasted, copied])
+def test_of_what_no_function_tells_the_whole_image_is_shown(way: Any) -> None:
+    """A map that is put into another: unknown, and said to be."""
+    fields, target = fields_of(between(way)(), "last", (HEIGHT, WIDTH))
     assert fields.how(target) == "unknown"
     assert fields.box(target, 3, 3) == (0, 0, WIDTH, HEIGHT)
     assert fields.size(target) == (HEIGHT, WIDTH)

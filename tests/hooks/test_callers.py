@@ -168,14 +168,6 @@ def test_a_caller_that_is_reached_by_a_method() -> None:
     }  # fmt: skip
 
 
-def test_called_outside_of_any_module_it_is_the_first_place() -> None:
-    """As long as nobody calls, the first name stands for the module."""
-    model = Yolo()
-    with fv.capture(model, "SiLU") as maps:
-        model.m[1].act(IMAGE)
-    assert list(maps) == ["stem.act"]
-
-
 def test_a_shared_block_shares_what_is_inside() -> None:
     """Modules and functions inside a block are named by the block's place."""
     unit = Unit()
@@ -281,12 +273,6 @@ def test_an_exported_program_has_the_same_names(tmp_path: Path) -> None:
     for name, calls in eager.items():
         for mine, other in zip(calls, found[name], strict=True):
             torch.testing.assert_close(mine, other)
-
-
-def test_a_wrapper_only_puts_its_name_in_front() -> None:
-    """DataParallel calls its module, which calls as before."""
-    got = grab(nn.DataParallel(Yolo()), "SiLU", IMAGE)
-    assert list(got) == ["module.stem.act", "module.m.0.act", "module.m.1.act"]
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,6 @@ def zero():
         model.first.weight[3] = 0
     return model
 
-def shared():
-    conv = nn.Conv2d(3, 3, 3)
-    return nn.Sequential(nn.Sequential(conv), nn.Sequential(conv), nn.Conv2d(3, 2, 1))
-
 def wide():
     return nn.Sequential(nn.Conv2d(256, 512, 3))
 """

@@ -33,12 +33,6 @@ def test_lazy_convolutions_are_named(drawn: Any) -> None:
     assert all(document[name] == found.manifest[name] for name in ("captures", "skipped"))
 
 
-def test_a_shared_convolution_is_drawn_once(drawn: Any) -> None:
-    """Under its first name, or the one that was asked for."""
-    assert list(drawn("shared").rows) == ["0.0", "2"]
-    assert list(drawn("shared", "--layers", "Conv2d@1.*").rows) == ["1.0"]
-
-
 def test_selected_layers_without_kernels_are_named(drawn: Any) -> None:
     """ReLU has none; the convolution beside it is drawn."""
     found = drawn("colour", "--layers", "first,ReLU")

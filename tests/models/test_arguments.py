@@ -152,6 +152,11 @@ def test_layers_and_audit_pass_them_too(
     [
         (["foo=1"], "forward_args foo: forward of Conditional takes x, t, ids, mask"),
         (["t"], "forward_args t is not NAME=VALUE"),
+        (["t=1", "t.k=2"], "forward_args t.k is given twice"),
+        (
+            ["t=zeros:99999,9999999"],
+            "forward_args t=zeros:99999,9999999 has 999,989,900,001 values",
+        ),
         (["t=open('x')"], "forward_args t=open('x') is no value"),
         (["t=zeros:1:complex"], "forward_args t=zeros:1:complex is no value"),
         (["t=none.npy"], "forward_args t: none.npy is no file"),

@@ -167,6 +167,8 @@ def test_values_count_in_full() -> None:
     assert digests.of_value([torch.zeros(2)]) != digests.of_value([torch.zeros(2).int()])
     one, other = [1, "ab", {"a": (1.5,)}], [1, "".join("ab"), {"a": (1.5,)}]
     assert digests.of_value(one) == digests.of_value(other) != digests.of_value([1])
+    beside_a_module = [lambda x, kept=(hashlib, gain): x * kept[1] for gain in (1, 5)]
+    assert len({*map(digests.of_value, beside_a_module)}) == 2  # a module cannot be pickled
     endless: list[Any] = []
     endless.append(endless)
     assert digests.of_value(endless) == digests.of_value(endless)

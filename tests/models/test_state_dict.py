@@ -101,6 +101,15 @@ def inside(module: nn.Module) -> nn.Module:
     return module
 
 
+def test_a_part_may_be_named_module_beside_a_compiled_one() -> None:
+    """Both readings are tried: of DataParallel, and of a name of the model's own."""
+    weight = torch.ones(1)
+    given = Unwrapped({"stem._orig_mod.weight": weight, "block.module.weight": weight}, ())
+    forms = [{*form.tensors} for form in stripped_forms(given)]
+    assert {"stem.weight", "block.module.weight"} in forms
+    assert {"stem.weight", "block.weight"} in forms
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_effective_weights_load(
     kind: str, arch: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

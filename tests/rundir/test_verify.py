@@ -8,6 +8,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from conftest import Outcome
@@ -228,12 +229,16 @@ def test_files_that_nothing_lists_are_named(featviz: Run, whole: Path) -> None:
     assert featviz("report", whole).code == 0
     (whole / ".run.json.0123456789abcdef.part").write_text("left")
     assert json.loads(featviz("verify", whole, "--json").out)["runs"][0]["unlisted"] == []
+    with ZipFile(whole / "report.zip", "w") as packed:
+        packed.writestr("é.html", "mine")
+    broken = (whole / "report.zip").read_bytes().replace("é".encode(), b"\xff\xfe")
+    (whole / "report.zip").write_bytes(broken)
     (whole / "notes.txt").write_text("mine")
     (whole / "00.png" / "001_0" / "output.call7.png").write_text("mine")
     done = featviz("verify", whole, "--json")
-    assert done.code == 0 and "nothing lists notes.txt, 00.png/001_0/output.call7.png" in done.err
+    assert done.code == 0 and "nothing lists notes.txt, report.zip, 0" in done.err
     unlisted = json.loads(done.out)["runs"][0]["unlisted"]
-    assert unlisted == ["notes.txt", "00.png/001_0/output.call7.png"]
+    assert unlisted == ["notes.txt", "report.zip", "00.png/001_0/output.call7.png"]
 
 
 @pytest.mark.parametrize("place", [0, 5, 20, -1, -4, -70, -80])
