@@ -38,7 +38,7 @@ from torchvision import models
 from featviz.images.find import find_samples
 from featviz.models.load import adopt
 from featviz.options import InputOptions
-from featviz.pipeline.prepare import read_input
+from featviz.run.prepare import read_input
 
 SCENES = Path(__file__).parent.parent / "sample_images" / "scenes"
 INPUTS = InputOptions(

@@ -37,11 +37,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from featviz import pipeline
 from featviz.models.load import adopt
 from featviz.options import DrawOptions, InputOptions, RunOptions
-from featviz.pipeline.encoders import Background
 from featviz.records import ImageResult
+from featviz.run import run as pipeline
+from featviz.run.encoders import Background
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ def measure(jobs: int, given: argparse.Namespace, folder: Path) -> float:
     with (
         tempfile.TemporaryDirectory() as out,
         patch("featviz.drawing.picture.write_png", asleep),
-        patch("featviz.pipeline.encoders.Background", Watched),
+        patch("featviz.run.encoders.Background", Watched),
     ):
         draw = DrawOptions(scale=1)
         options = RunOptions("layers.*", Path(out) / "out", draw=draw, jobs=jobs)

@@ -10,15 +10,15 @@ from typing import Any
 
 from msgspec import structs
 
-from featviz import pipeline
 from featviz.api.keywords import Layers, Model, Order, Pictures, as_files, keywords_of
 from featviz.api.running import Run, RunImage, order_run
 from featviz.errors import FeatvizError, UsageError
 from featviz.options import ModelOptions, RunOptions
-from featviz.pipeline.prepare import check_options
-from featviz.pipeline.resume import check_destination
-from featviz.pipeline.signals import stop_requests
 from featviz.records import ImageResult, RunResult, Shard
+from featviz.run import run as pipeline
+from featviz.run.prepare import check_options
+from featviz.run.resume import check_destination
+from featviz.run.signals import stop_requests
 from featviz.text import quoted
 
 NOT_OF_RAY = ("overwrite", "shard", "tensorboard")

@@ -32,12 +32,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from featviz import cli, pipeline, report
+from featviz import cli, report
 from featviz.cli import report as report_command
 from featviz.cli import run as run_command
 from featviz.drawing import loops, tensorboard, values
 from featviz.errors import StoreError
-from featviz.pipeline import dry_run
+from featviz.run import dry_run
+from featviz.run import run as pipeline
 from featviz.rundir.image import read_image
 from featviz.rundir.read import image_folders
 from featviz.rundir.verify import faults_of

@@ -154,8 +154,8 @@ def whole(draw: Callable[..., Outcome], tmp_path: Path) -> Path:
 @pytest.fixture
 def at_image(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], object]], None]:
     """Have something happen once, before an image goes through the model."""
-    from featviz.pipeline import visit
     from featviz.records import Sample
+    from featviz.run import visit
 
     events: dict[str, Callable[[], object]] = {}
     real = visit.Visit.begin

@@ -6,11 +6,11 @@ import gc
 import forked
 from torch import distributed
 
-from featviz import pipeline
 from featviz.cli import run, study
 from featviz.drawing import deflate, loops
 from featviz.exemplars import collect
-from featviz.pipeline import dry_run
+from featviz.run import dry_run
+from featviz.run import run as pipeline
 
 IMPORTED = (forked, distributed, pipeline, collect, study, run, deflate, loops, dry_run)
 

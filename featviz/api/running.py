@@ -14,7 +14,6 @@ from msgspec import structs
 from PIL import Image
 from torch import Tensor, nn
 
-from featviz import pipeline
 from featviz.api import showing
 from featviz.api.keywords import (
     Layers,
@@ -30,6 +29,7 @@ from featviz.files.urls import Url
 from featviz.gradients.options import for_drawing
 from featviz.options import ModelOptions, RunOptions, declared
 from featviz.records import STAT_COLUMNS, Floats, Guess, ImageResult, RunResult
+from featviz.run import run as pipeline
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.schema import Capture

@@ -30,8 +30,8 @@ from featviz.hooks.selectors import Selector, parse, remedy, select, types_prese
 from featviz.images import memory
 from featviz.layout import recognise
 from featviz.options import DrawOptions, no_option, read_from
-from featviz.pipeline.prepare import check_drawing
 from featviz.records import Hints, Layer, Site
+from featviz.run.prepare import check_drawing
 
 _NO_BACKWARD = -1
 """What torch numbers the backward pass that is running, where none is."""

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from featviz import pipeline
 from featviz.api.keywords import (
     Feeding,
     Layers,
@@ -38,7 +37,8 @@ from featviz.options import (
     no_option,
     read_from,
 )
-from featviz.pipeline.prepare import find_images, prepare
+from featviz.run import run as pipeline
+from featviz.run.prepare import find_images, prepare
 from featviz.rundir.place import RUN, replacing
 from featviz.rundir.series import (
     check_series,

@@ -21,10 +21,10 @@ from featviz.errors import CHECK_FAILED, UsageError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import AuditOptions, InputOptions, ModelOptions
-from featviz.pipeline.batches import BatchProgress, Study, begun
-from featviz.pipeline.prepare import blank_input
 from featviz.records import Layer, Sample, Verdict
 from featviz.records.findings import Doubles, Gate, parse_gate
+from featviz.run.batches import BatchProgress, Study, begun
+from featviz.run.prepare import blank_input
 from featviz.rundir import junit, write
 from featviz.rundir.place import (
     AUDIT,

@@ -20,9 +20,9 @@ from featviz.audit.plan import Spot
 from featviz.drawing import values
 from featviz.drawing.values import compiled
 from featviz.errors import LayoutError
-from featviz.pipeline.batches import Batch
 from featviz.records import Activation, Call, Floats, Integers
 from featviz.records.findings import Doubles
+from featviz.run.batches import Batch
 
 TOP = 4
 """Images kept for each channel: those that excite it most."""

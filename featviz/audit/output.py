@@ -29,9 +29,9 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
 from featviz.options import InputOptions
-from featviz.pipeline.batches import batches
 from featviz.records import Call, Sample, TextTable
 from featviz.records.findings import FINDINGS, Doubles
+from featviz.run.batches import batches
 from featviz.rundir import AUDIT_FILE, write
 from featviz.rundir.schema import MOST_RECORD, Audit, check_version, convert
 from featviz.text import printable, quoted, safe_name

@@ -30,8 +30,8 @@ from featviz.hooks.layers import (
 from featviz.layout import channel_axis, recognise
 from featviz.layout.hints import HintBook
 from featviz.models.load import LoadedModel
-from featviz.pipeline.choose import choose_layers
 from featviz.records import Activation, Call, Layer, Part, Skip
+from featviz.run.choose import choose_layers
 
 log = logging.getLogger(__name__)
 

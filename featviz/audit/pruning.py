@@ -14,8 +14,8 @@ from featviz.gradients.predictions import largest_change
 from featviz.hooks.capture import tensors
 from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
-from featviz.pipeline.batches import Batch
 from featviz.records import Call
+from featviz.run.batches import Batch
 
 Dead = Sequence[tuple[AuditTarget, Sequence[int]]]
 """Targets with their dead channels."""

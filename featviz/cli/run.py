@@ -100,8 +100,8 @@ def run(given: Given) -> int:
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130
     interrupted, 141 stdout closed.
     """
-    from featviz import pipeline
-    from featviz.pipeline import dry_run, share
+    from featviz.run import dry_run, share
+    from featviz.run import run as pipeline
 
     options = given.record(RunOptions, passes=_passes(given))
     wanted = next((f"--{name}" for name in ("report", "open") if given[name]), None)

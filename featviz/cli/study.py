@@ -52,7 +52,7 @@ def audit(given: Given) -> int:
     """Audit the model, print the table, and return the exit code."""
     from featviz.audit.audit import audit
     from featviz.audit.output import audit_table
-    from featviz.pipeline.share import refuse_shares
+    from featviz.run.share import refuse_shares
 
     refuse_shares("audit", "its findings hold for all images together")
     with output.batch_progress() as progress:
@@ -113,7 +113,7 @@ def exemplars(given: Given) -> int:
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed.
     """
     from featviz.exemplars.exemplars import find_exemplars
-    from featviz.pipeline.share import refuse_shares
+    from featviz.run.share import refuse_shares
 
     refuse_shares("exemplars", "it ranks all images against each other")
     with output.batch_progress() as progress:

@@ -34,14 +34,14 @@ from featviz.options import (
     PassOptions,
     RunOptions,
 )
-from featviz.pipeline.prepare import (
+from featviz.records import FORMATS, REDUCTIONS, Bytes, Floats, Guess, Outcome, Sample, Site, Skip
+from featviz.run.prepare import (
     Prepared,
     find_images,
     last_map,
     prepare,
     read_input,
 )
-from featviz.records import FORMATS, REDUCTIONS, Bytes, Floats, Guess, Outcome, Sample, Site, Skip
 from featviz.rundir.atomic import atomic, reported
 from featviz.text import listed, printable, quoted, safe_name
 

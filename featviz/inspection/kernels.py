@@ -27,9 +27,9 @@ from featviz.hooks.selectors import types_present
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.requirements import versions
 from featviz.options import InputOptions, KernelOptions, ModelOptions
-from featviz.pipeline.choose import choose_layers
-from featviz.pipeline.prepare import check_drawing
 from featviz.records import Floats, Layer, Site, Skip
+from featviz.run.choose import choose_layers
+from featviz.run.prepare import check_drawing
 from featviz.rundir.place import RUN, check_apart, check_free, model_files, replacing
 from featviz.rundir.write import ImageFolder, RunDirectory, manifest_rows
 

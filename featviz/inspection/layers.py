@@ -31,9 +31,9 @@ from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import parse, wants_functions
 from featviz.models.load import LoadedModel, load_model
 from featviz.options import InputOptions, ModelOptions
-from featviz.pipeline import choose
-from featviz.pipeline.choose import choose_layers, probe
 from featviz.records import Layer, TextTable
+from featviz.run import choose
+from featviz.run.choose import choose_layers, probe
 from featviz.text import by, counted, listed
 
 log = logging.getLogger(__name__)

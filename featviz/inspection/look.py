@@ -27,8 +27,8 @@ from featviz.layout import to_floats
 from featviz.layout.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.options import DrawOptions, LookOptions, ModelOptions, PageOptions, RunOptions
-from featviz.pipeline.prepare import Prepared, find_images, prepare, read_input
 from featviz.records import Bytes, Floats, Guess, Sample, Site, Skip, finite
+from featviz.run.prepare import Prepared, find_images, prepare, read_input
 from featviz.rundir.atomic import atomic
 from featviz.rundir.place import check_apart, check_file, model_files, picture_of
 from featviz.text import by, counted, listed, quoted, safe_name

@@ -30,7 +30,7 @@ from featviz.options import (
     declared,
     read,
 )
-from featviz.pipeline.resume import recorded_options
+from featviz.run.resume import recorded_options
 
 from .drawn import drawn
 

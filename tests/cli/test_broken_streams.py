@@ -14,7 +14,7 @@ from runs import SMALL, complete, make_photos, run_json, tree
 from featviz import cli
 from featviz.errors import FeatvizError
 from featviz.models import requirements
-from featviz.pipeline import signals
+from featviz.run import signals
 
 from .outcomes import Run
 

@@ -22,7 +22,7 @@ from featviz.hooks.capture import hooked
 from featviz.hooks.layers import list_layers
 from featviz.models.load import adopt
 from featviz.options import ExemplarChoice, ExemplarOptions, InputOptions
-from featviz.pipeline.batches import Batch
+from featviz.run.batches import Batch
 
 from .conftest import SIZE, draw
 

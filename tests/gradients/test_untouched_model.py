@@ -17,7 +17,7 @@ import featviz as fv
 from featviz.errors import ForwardError
 from featviz.models.load import adopt
 from featviz.options import InputOptions, PassOptions, RunOptions
-from featviz.pipeline import run
+from featviz.run.run import run
 
 
 def everything_of(model: nn.Module) -> dict[str, Any]:

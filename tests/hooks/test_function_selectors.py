@@ -21,7 +21,7 @@ from featviz.errors import UsageError
 from featviz.models.load import LoadedModel
 from featviz.models.presets import choose_preprocess
 from featviz.options import InputOptions
-from featviz.pipeline.choose import choose_layers
+from featviz.run.choose import choose_layers
 
 from .small_net import AS_IS, LINE, SUMS, grab
 

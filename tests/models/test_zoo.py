@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torchvision import models
 
-from featviz import pipeline
 from featviz.models.identify import _index
 from featviz.models.load import LoadedModel, load_model
 from featviz.options import DrawOptions, InputOptions, ModelOptions, RunOptions
+from featviz.run import run as pipeline
 from models.loading import nothing_fetched, same_modules, same_weights, uninitialised
 
 LANDSCAPE, SPHERES = SCENES / "landscape.jpg", SCENES / "spheres.jpg"

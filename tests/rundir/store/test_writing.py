@@ -14,7 +14,7 @@ from stores import URL, put, stored
 
 import featviz as fv
 from featviz.errors import UsageError
-from featviz.pipeline import visit
+from featviz.run import visit
 from featviz.rundir import LOCK_FILE
 from featviz.rundir.store import Store
 

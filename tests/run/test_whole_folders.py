@@ -12,8 +12,8 @@ import pytest
 from conftest import Outcome
 from runs import SMALL, check_whole, complete, make_photos, refused, run_json, tree
 
-from featviz import pipeline
 from featviz.errors import StoreError
+from featviz.run import run as pipeline
 
 Run = Callable[..., Outcome]
 AtImage = Callable[..., None]

@@ -19,8 +19,8 @@ from featviz.models.load import LoadedModel
 from featviz.models.requirements import versions
 from featviz.models.sources import source_of
 from featviz.options import ModelOptions, RunOptions
-from featviz.pipeline.prepare import Prepared
 from featviz.records import ImageResult, Outcome, Sample, Shard
+from featviz.run.prepare import Prepared
 from featviz.rundir import RUN_FILE
 from featviz.rundir.image import read_image
 from featviz.rundir.place import holds_run, names_of_images

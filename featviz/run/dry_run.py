@@ -18,8 +18,8 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout import Maps, to_maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions, ModelOptions, RunOptions
-from featviz.pipeline.prepare import Prepared, find_images, prepare
 from featviz.records import SALIENCY, STAT_COLUMNS, Shard, Site
+from featviz.run.prepare import Prepared, find_images, prepare
 from featviz.text import by, counted, in_bytes, printable
 
 # PNG bytes, on the safe side of what was measured over the sample scenes with random weights

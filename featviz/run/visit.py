@@ -38,10 +38,10 @@ from featviz.errors import (
     UsageError,
 )
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.pipeline.encoders import Background, read_ahead, shared_cores
-from featviz.pipeline.prepare import ModelInput, Prepared, read_input, readers_for
-from featviz.pipeline.resume import kept
 from featviz.records import Floats, ImageResult, Sample, Site, finite
+from featviz.run.encoders import Background, read_ahead, shared_cores
+from featviz.run.prepare import ModelInput, Prepared, read_input, readers_for
+from featviz.run.resume import kept
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.schema import Capture
 from featviz.rundir.write import ImageFolder, RunDirectory, manifest_rows

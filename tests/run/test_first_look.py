@@ -12,7 +12,7 @@ from torchvision import models
 
 from featviz.models.load import adopt
 from featviz.options import InputOptions
-from featviz.pipeline.choose import choose_layers
+from featviz.run.choose import choose_layers
 
 VIT_B = ["conv_proj", *(f"encoder.layers.encoder_layer_{n}" for n in range(12))]
 

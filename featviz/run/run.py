@@ -22,10 +22,11 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import find
 from featviz.models.load import LoadedModel
 from featviz.options import ModelOptions, RunOptions
-from featviz.pipeline import dry_run
-from featviz.pipeline.place import held, in_any_case, place, together
-from featviz.pipeline.prepare import Prepared, board_of, find_images, prepare
-from featviz.pipeline.resume import (
+from featviz.records import ImageResult, RunResult, Sample, Shard
+from featviz.run import dry_run
+from featviz.run.place import held, in_any_case, place, together
+from featviz.run.prepare import Prepared, board_of, find_images, prepare
+from featviz.run.resume import (
     RunDocument,
     check_destination,
     name_gone,
@@ -33,9 +34,8 @@ from featviz.pipeline.resume import (
     open_run,
     run_record,
 )
-from featviz.pipeline.signals import stop_requests
-from featviz.pipeline.visit import Visit, visit_all
-from featviz.records import ImageResult, RunResult, Sample, Shard
+from featviz.run.signals import stop_requests
+from featviz.run.visit import Visit, visit_all
 from featviz.rundir.place import check_apart, model_files
 from featviz.rundir.write import RunDirectory
 from featviz.text import counted, listed, quoted

@@ -34,8 +34,8 @@ from featviz.models.files.torch_files import read_tensor
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.preprocess import Preprocess, Window
 from featviz.options import DrawOptions, InputOptions, ModelOptions, RunOptions
-from featviz.pipeline.choose import ADDS_NOTHING, choose_layers
 from featviz.records import KINDS, PRESETS, Bytes, Layer, Outcome, Sample, Site
+from featviz.run.choose import ADDS_NOTHING, choose_layers
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "trial_kills.py"
 FULL = os.environ.get("FEATVIZ_TRIAL", "14 4 18").split()
-"""Kills, double starts and seed; `FEATVIZ_TRIAL="100 30 5" pytest tests/pipeline/test_trial.py`
+"""Kills, double starts and seed; `FEATVIZ_TRIAL="100 30 5" pytest tests/run/test_trial.py`
 tries more."""
 
 

@@ -16,11 +16,11 @@ from conftest import Outcome
 from PIL import Image
 from runs import check_whole, complete, fill_disk, make_photos, run_json, tree
 
-from featviz import pipeline
 from featviz.images import decode, find
 from featviz.options import InputOptions, ModelOptions, RunOptions
-from featviz.pipeline import signals
 from featviz.records import ImageResult
+from featviz.run import run as pipeline
+from featviz.run import signals
 from featviz.rundir import LOCK_FILE, write
 from featviz.rundir.read import read_json
 

@@ -20,9 +20,9 @@ from featviz.images.decode import check_background
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.requirements import versions
 from featviz.options import AuditOptions, ExemplarOptions, InputOptions, ModelOptions
-from featviz.pipeline.encoders import read_ahead
-from featviz.pipeline.prepare import grouped, read_input, readers_for, warn_of_guess
 from featviz.records import Sample
+from featviz.run.encoders import read_ahead
+from featviz.run.prepare import grouped, read_input, readers_for, warn_of_guess
 from featviz.rundir.place import (
     FileKind,
     ResultKind,

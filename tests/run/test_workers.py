@@ -18,8 +18,8 @@ from runs import SMALL, check_whole, complete, make_photos, refused, run_json, t
 from featviz.errors import UsageError
 from featviz.models.load import pick_device
 from featviz.options import RunOptions, read
-from featviz.pipeline.share import shard_of_process
 from featviz.records import Sample, Shard
+from featviz.run.share import shard_of_process
 
 Run = Callable[..., Outcome]
 

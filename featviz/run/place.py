@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from featviz.errors import FeatvizError, StoreError
 from featviz.files.urls import Url
 from featviz.options import RunOptions
-from featviz.pipeline.prepare import check_options
+from featviz.run.prepare import check_options
 from featviz.rundir import lock, store
 from featviz.rundir.atomic import reported
 from featviz.rundir.place import (

@@ -13,7 +13,7 @@ from threading import get_native_id
 
 import pytest
 
-from featviz.pipeline.encoders import NICENESS, Background, read_ahead
+from featviz.run.encoders import NICENESS, Background, read_ahead
 
 SOON = 0.15
 """Seconds after which something that was to happen at once is taken not to."""

@@ -1,0 +1,1 @@
+"""Draw the feature maps of images into a run directory."""
