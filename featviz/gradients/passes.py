@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -20,16 +20,15 @@ from featviz.gradients import interventions, predictions, targets
 from featviz.gradients.interventions import Intervention
 from featviz.gradients.targets import Target
 from featviz.hooks import selectors
-from featviz.hooks.capture import Recorder, Sink, hooked, tensors
+from featviz.hooks.capture import Recorder, Sink, recording, tensors
 from featviz.hooks.eval_mode import in_eval_mode, kept_rng
 from featviz.hooks.forward import back, forward
-from featviz.hooks.functions import FunctionMode, Running, unwatched
+from featviz.hooks.functions import FunctionMode
 from featviz.hooks.layers import (
     class_names,
     is_exported,
     is_in_place,
     list_layers,
-    modules_by_name,
 )
 from featviz.layout.hints import HintBook
 from featviz.models.load import LoadedModel
@@ -100,162 +99,152 @@ def try_out(model: LoadedModel, plan: PassPlan, blank: Sequence[Tensor], book: H
         ForwardError: the model cannot take the input, or its backward pass fails.
     """
     if plan.options.gradients or plan.changes:
-        with in_eval_mode(model.module, plan.options.gradients):
-            outcome, _ = run(model, plan, blank, book, [], lambda site, tensor: None)
+        with in_eval_mode(model.module, plan.options.gradients), watched(model, plan, []) as hooks:
+            outcome, _ = hooks.show(blank, book, lambda site, tensor: None)
         for words in outcome.idle:
             log.warning("%s", words)
 
 
-def run(
-    model: LoadedModel,
-    plan: PassPlan,
-    args: Sequence[Tensor],
-    book: HintBook,
-    layers: Sequence[Layer],
-    sink: Sink,
-) -> tuple[Outcome, Recorder]:
-    """Run the model on an input, with its interventions, and back from the target.
-
-    Args:
-        args: what the model's forward takes, on any device.
-        layers: what to capture, into `sink`.
-
-    Raises:
-        UsageError: the target does not fit the output.
-        ForwardError: the model raised.
-    """
-    given = [arg.to(model.device) for arg in args]
-    before = _undisturbed(model, plan, given, book, layers)
-    ran, kept = set[Layer](), list[Any]()
-    with (
-        book.traced(model.module, layers),
-        _with_hooks(model, _hooks(plan, book, ran, kept)),
-        relu_rule(plan.options.grad_rule) as relus,
-        hooked(model.module, layers, sink, plan.options.capture) as recorder,
-    ):
-        value, named = None, ""
-        if plan.options.gradients:
-            output, value, named = _there_and_back(model, plan, given, kept, book, recorder)
-        else:
-            output = forward(model.module, given, recorder)
-    largest, nonfinite = predictions.largest_change(tensors(before), tensors(output))
-    outcome = Outcome(
-        prediction=predictions.top_classes(output, model.categories, model.scores),
-        before=predictions.top_classes(before, model.categories, model.scores),
-        intervened=plan.changes_values,
-        largest_change=largest,
-        nonfinite=nonfinite,
-        target=value,
-        target_title=named,
-        idle=tuple(_idle(model, plan, ran, relus)),
-    )
-    return outcome, recorder
-
-
-def _undisturbed(
-    model: LoadedModel,
-    plan: PassPlan,
-    given: Sequence[Tensor],
-    book: HintBook,
-    layers: Sequence[Layer],
-) -> Any:
-    """The output without interventions, from the same random numbers; None where they change no
-    values. The image is followed here, since what an intervention returns is another tensor."""
-    if not plan.changes or (book.is_traced and not plan.changes_values):
-        return None
-    with torch.no_grad(), kept_rng(), book.traced(model.module, layers):
-        output = forward(model.module, [arg.clone() for arg in given])
-    return output if plan.changes_values else None
-
-
-def _hooks(
-    plan: PassPlan, book: HintBook, ran: set[Layer], kept: list[Any]
-) -> list[tuple[Layer, Callable[..., Any]]]:
-    """Forward hooks that make the interventions, and one that keeps what the target's layer gives.
-
-    Args:
-        ran: gets the layers whose output was changed, as they run.
-        kept: gets the outputs of the target's layer.
-    """
-    noise = torch.Generator().manual_seed(plan.options.seed)
-
-    def change(layer: Layer, changes: Sequence[Intervention], output: Any) -> Any:
-        axis_of = partial(_channel_axis, book, layer)
-        output = interventions.apply(changes, layer.label, output, axis_of, noise)
-        ran.add(layer)
-        return output
-
-    def keep(output: Any) -> None:
-        # a copy, since a later in-place operation would change what the target is
-        kept.append(output.clone() if isinstance(output, Tensor) else output)
-
-    hooks: list[tuple[Layer, Callable[..., Any]]]
-    hooks = [(layer, partial(change, layer, changes)) for layer, changes in plan.changes.items()]
-    if plan.options.gradients and plan.target_layer is not None:
-        hooks.append((plan.target_layer, keep))
-    return hooks
-
-
 @contextmanager
-def _with_hooks(
-    model: LoadedModel, hooks: Sequence[tuple[Layer, Callable[..., Any]]]
-) -> Iterator[None]:
-    """Let hooks take the outputs of layers by their names; no other hook sees them at work."""
-    if not hooks:
-        yield
-        return
-    running, modules = Running(model.module), modules_by_name(model.module)
-
-    def unseen(hook: Callable[..., Any], module: Any, args: Any, output: Any) -> Any:
-        with unwatched():
-            return hook(output)
-
-    with ExitStack() as stack:
-        for layer, hook in hooks:
-            only = running.only(layer, partial(unseen, hook))
-            stack.callback(modules[layer.name].register_forward_hook(only).remove)
-        stack.enter_context(running.followed([layer.name for layer, _ in hooks]))
-        yield
+def watched(model: LoadedModel, plan: PassPlan, layers: Sequence[Layer]) -> Iterator[Watched]:
+    """Place the hooks that capture layers, and those of interventions and of the target, for any
+    number of inputs; all are removed afterwards."""
+    hooks = Watched(model, plan, layers)
+    with recording(
+        model.module, layers, plan.options.capture, changes=hooks.changes()
+    ) as hooks.recorder:
+        yield hooks
 
 
-def _there_and_back(
-    model: LoadedModel,
-    plan: PassPlan,
-    given: Sequence[Tensor],
-    kept: Sequence[Any],
-    book: HintBook,
-    recorder: Recorder,
-) -> tuple[Any, float, str]:
-    """Forward and backward; hooks on tensors take the gradients. Parameters get none.
+class Watched:
+    """A model with its hooks in place."""
 
-    The input requires gradients, so that a frozen model has a graph; the model gets a copy of it,
-    since an in-place operation is not allowed on the input itself.
+    recorder: Recorder
 
-    Returns:
-        The model's output, the target's value, and the target for people.
-    """
-    inputs = [arg.clone() for arg in given]
-    for arg in inputs:  # indices and masks can have no gradient
-        arg.requires_grad_(arg.is_floating_point() or arg.is_complex())
-    output = forward(model.module, [arg.clone() for arg in inputs], recorder)
-    target, layer, there = plan.target, plan.target_layer, output
-    if layer is not None:
-        if not kept:
-            raise target.error(": the layer does not run")
-        there = kept[-1]
-        if target.channel is not None and isinstance(there, Tensor):
-            axis = _channel_axis(book, layer, there, f"target {target.text!r}")
-            if target.channel >= there.shape[axis]:
-                raise target.error(f": the layer has channels 0 to {there.shape[axis] - 1}")
-            there = there.select(axis, target.channel)
-    value, named = target.value(there, model.categories, model.scores)
-    if not value.requires_grad:
-        raise target.error(
-            ": no gradient flows back from it",
-            "the model is quantized, or detaches it, or computes it under torch.no_grad",
+    def __init__(self, model: LoadedModel, plan: PassPlan, layers: Sequence[Layer]) -> None:
+        """Note what `watched` places."""
+        self.model, self.plan, self.layers = model, plan, layers
+        self._book: HintBook | None = None
+        """Of the input under way; None where nothing is changed."""
+        self._noise = torch.Generator()
+        self._ran = set[Layer]()
+        """Layers whose output was changed."""
+        self._there: list[Any] = []
+        """The outputs of the target's layer."""
+
+    def changes(self) -> list[tuple[Layer, Callable[[Any], Any]]]:
+        """The layers whose outputs are changed, or kept for the target, and how."""
+        changed = dict.fromkeys(self.plan.changes)
+        if self.plan.options.gradients and self.plan.target_layer is not None:
+            changed[self.plan.target_layer] = None
+        return [(layer, partial(self._change, layer)) for layer in changed]
+
+    def _change(self, layer: Layer, output: Any) -> Any:
+        if self._book is None:
+            return None
+        if changes := self.plan.changes.get(layer):
+            axis_of = partial(_channel_axis, self._book, layer)
+            output = interventions.apply(changes, layer.label, output, axis_of, self._noise)
+            self._ran.add(layer)
+        if layer == self.plan.target_layer:
+            # a copy, since a later in-place operation would change what the target is
+            self._there.append(output.clone() if isinstance(output, Tensor) else output)
+        return output if changes else None
+
+    def show(
+        self, args: Sequence[Tensor], book: HintBook, sink: Sink
+    ) -> tuple[Outcome, Recorder]:
+        """Run the model on an input, with its interventions, and back from the target.
+
+        Args:
+            args: what the model's forward takes, on any device.
+            sink: takes what the layers give.
+
+        Raises:
+            UsageError: the target does not fit the output.
+            ForwardError: the model raised.
+        """
+        model, plan, recorder = self.model, self.plan, self.recorder
+        given = [arg.to(model.device) for arg in args]
+        before = self._undisturbed(given, book) if plan.changes else None
+        self._book, self._ran, self._there = book, set(), []
+        self._noise.manual_seed(plan.options.seed)
+        value, named = None, ""
+        try:
+            with (
+                book.traced(model.module, self.layers),
+                relu_rule(plan.options.grad_rule) as relus,
+                recorder.functions,
+            ):
+                recorder.begin(sink)
+                if plan.options.gradients:
+                    output, value, named = self._there_and_back(given, book)
+                else:
+                    output = forward(model.module, given, recorder)
+        finally:
+            self._book, self._there = None, []
+            recorder.release()
+        outcome = Outcome(
+            prediction=predictions.top_classes(output, model.categories, model.scores),
+            target=value,
+            target_title=named,
         )
-    back(value, [arg for arg in inputs if arg.requires_grad], recorder)
-    return output, float(value.detach()), named
+        if plan.changes or relus is not None:
+            outcome = replace(outcome, idle=tuple(_idle(model, plan, self._ran, relus)))
+        if plan.changes_values:
+            largest, nonfinite = predictions.largest_change(tensors(before), tensors(output))
+            outcome = replace(
+                outcome,
+                before=predictions.top_classes(before, model.categories, model.scores),
+                intervened=True,
+                largest_change=largest,
+                nonfinite=nonfinite,
+            )
+        return outcome, recorder
+
+    def _undisturbed(self, given: Sequence[Tensor], book: HintBook) -> Any:
+        """The output without interventions, from the same random numbers; None where they change no
+        values. The image is followed here, since what an intervention returns is another tensor."""
+        if book.is_traced and not self.plan.changes_values:
+            return None
+        module = self.model.module
+        self.recorder.begin(None)
+        with torch.no_grad(), kept_rng(), book.traced(module, self.layers):
+            output = forward(module, [arg.clone() for arg in given])
+        return output if self.plan.changes_values else None
+
+    def _there_and_back(self, given: Sequence[Tensor], book: HintBook) -> tuple[Any, float, str]:
+        """Forward and backward; hooks on tensors take the gradients. Parameters get none.
+
+        The input requires gradients, so that a frozen model has a graph; the model gets a copy of
+        it, since an in-place operation is not allowed on the input itself.
+
+        Returns:
+            The model's output, the target's value, and the target for people.
+        """
+        model, plan = self.model, self.plan
+        inputs = [arg.clone() for arg in given]
+        for arg in inputs:  # indices and masks can have no gradient
+            arg.requires_grad_(arg.is_floating_point() or arg.is_complex())
+        output = forward(model.module, [arg.clone() for arg in inputs], self.recorder)
+        target, layer, there = plan.target, plan.target_layer, output
+        if layer is not None:
+            if not self._there:
+                raise target.error(": the layer does not run")
+            there = self._there[-1]
+            if target.channel is not None and isinstance(there, Tensor):
+                axis = _channel_axis(book, layer, there, f"target {target.text!r}")
+                if target.channel >= there.shape[axis]:
+                    raise target.error(f": the layer has channels 0 to {there.shape[axis] - 1}")
+                there = there.select(axis, target.channel)
+        value, named = target.value(there, model.categories, model.scores)
+        if not value.requires_grad:
+            raise target.error(
+                ": no gradient flows back from it",
+                "the model is quantized, or detaches it, or computes it under torch.no_grad",
+            )
+        back(value, [arg for arg in inputs if arg.requires_grad], self.recorder)
+        return output, float(value.detach()), named
 
 
 def _channel_axis(book: HintBook, layer: Layer, tensor: Tensor, what: str) -> int:

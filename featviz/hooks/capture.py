@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from featviz.errors import LayoutError
-from featviz.hooks.functions import unwatched, watching
+from featviz.hooks.functions import placed, unwatched
 from featviz.hooks.layers import modules_by_name
 from featviz.records import KINDS, Layer, Site, Skip
 
@@ -39,23 +40,41 @@ def hooked(
     kinds: Sequence[str] = ("output",),
     wanted: Wanted | None = None,
 ) -> Iterator[Recorder]:
-    """Hook the layers of a model for a while; every hook is removed, whatever happens.
+    """Hook the layers of a model for one pass; see `recording`."""
+    with recording(model, layers, kinds, wanted) as recorder, recorder.functions:
+        recorder.begin(sink)
+        yield recorder
+
+
+@contextmanager
+def recording(
+    model: nn.Module,
+    layers: Sequence[Layer],
+    kinds: Sequence[str] = ("output",),
+    wanted: Wanted | None = None,
+    changes: Sequence[tuple[Layer, Callable[[Any], Any]]] = (),
+) -> Iterator[Recorder]:
+    """Hook the layers of a model for any number of passes, each of which calls `Recorder.begin` and
+    enters `Recorder.functions`; every hook is removed, whatever happens.
 
     Args:
         kinds: what to capture of each layer: names of `records.KINDS`. Gradients come when the
             caller runs a backward pass.
         wanted: asked at each call of a function, where it is not known beforehand which functions
             there are; otherwise those among `layers` are captured.
+        changes: layers, and functions that change their outputs before these are captured.
     """
     names = {layer.name for layer in layers if layer.is_function}
     chosen = [layer for layer in layers if not layer.is_function]
     functions = wanted or ((lambda layer: layer.name in names) if names else None)
     modules = modules_by_name(model)
-    recorder = Recorder(layers, sink, kinds, modules)
+    recorder = Recorder(layers, kinds, modules)
     enter = recorder.enter if any(KINDS[kind].of == "input" for kind in kinds) else None
     with ExitStack() as stack:
         stack.callback(recorder.release)
-        stack.enter_context(watching(model, recorder.leave, enter, chosen, functions))
+        recorder.functions = stack.enter_context(
+            placed(model, recorder.leave, enter, chosen, functions, changes=changes)
+        )
         for layer in chosen:
             if isinstance(module := modules[layer.name], nn.MultiheadAttention):
                 ask = module.register_forward_pre_hook(_ask_for_weights, with_kwargs=True)
@@ -101,35 +120,43 @@ def _ask_for_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> An
 
 
 class Recorder:
-    """Counts the calls of hooked layers, and passes their inputs, outputs and gradients on."""
+    """Counts the calls of hooked layers, and hands what they take and return to a sink."""
+
+    functions: AbstractContextManager[Any] = nullcontext()
+    """To be entered around a pass, so that functions are captured, too."""
 
     def __init__(
-        self,
-        layers: Sequence[Layer],
-        sink: Sink,
-        kinds: Sequence[str],
-        modules: Mapping[str, nn.Module],
+        self, layers: Sequence[Layer], kinds: Sequence[str], modules: Mapping[str, nn.Module]
     ) -> None:
-        """Begin with no calls; `modules` are the model's, by name."""
-        self.layers, self.sink, self.kinds = layers, sink, frozenset(kinds)
-        self._modules = modules
+        """Sleep until `begin`; `modules` are the model's, by name."""
+        self.layers, self._modules = layers, modules
+        chosen = [kind for kind in KINDS.values() if kind.name in kinds]
+        self._kinds = {of: [k for k in chosen if k.of == of] for of in ("input", "output")}
+        self._handles: list[RemovableHandle] = []
+        self._awaited: dict[Site, GradientEdge] = {}
+        self.sink: Sink | None = None
+        self.begin(None)
+
+    def begin(self, sink: Sink | None) -> None:
+        """Begin a pass, of which nothing is known yet; None sleeps through it."""
+        self.release()
+        self.sink = sink
+        self._forward = sink is not None
         self.calls: Counter[str] = Counter()
         """The number of calls by layer name."""
         self._entered: Counter[str] = Counter()
         self.skipped: list[Skip] = []
-        self._awaited: dict[Site, GradientEdge] = {}
         self._views: set[Site] = set()
-        self._handles: list[RemovableHandle] = []
-        self._forward = True
         self.fault: Exception | None = None
         """The exception that the sink raised, which is not a failure of the model."""
 
     @property
     def never_ran(self) -> list[Layer]:
         """Hooked layers that did not fire, as far as that is news."""
-        idle = {layer.name: layer for layer in self.layers if not self.calls[layer.name]}
-        ran = {layer.name for layer in self.layers} - idle.keys()
-        return [idle[name] for name in never_ran(idle, ran, self._modules)]
+        idle = {layer.name: layer for layer in self.layers if layer.name not in self.calls}
+        if not idle:
+            return []
+        return [idle[name] for name in never_ran(idle, self.calls, self._modules)]
 
     def enter(self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the arguments of a layer's call."""
@@ -140,9 +167,8 @@ class Recorder:
         given = given_tensors(args, kwargs)
         for key, value in given:
             self._take_kinds(layer, "input", call, key, value)
-        for kind in () if given else KINDS.values():
-            if kind.of == "input" and kind.name in self.kinds:
-                self._skip(Site(layer, kind.name, call, ""), "takes no tensor")
+        for kind in () if given else self._kinds["input"]:
+            self._skip(Site(layer, kind.name, call, ""), "takes no tensor")
 
     def leave(self, layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
         """Take the result of a layer's call; a None beside a tensor is no result."""
@@ -150,29 +176,28 @@ class Recorder:
             return
         call = self.calls[layer.name]
         self.calls[layer.name] += 1
+        if isinstance(output, Tensor):
+            self._take_kinds(layer, "output", call, "", output)
+            return
         given = list(leaves(output))
         drawn = any(isinstance(value, Tensor) for _, value in given)
         for key, value in given:
             if value is not None or not drawn:
                 self._take_kinds(layer, "output", call, key, value)
 
-    @property
-    def awaited(self) -> dict[Site, GradientEdge]:
-        """Gradients that have not come, and where in the graph they would."""
-        return dict(self._awaited)
+    def back(self, target: Tensor, inputs: Sequence[Tensor]) -> None:
+        """Go back from a target to the inputs; hooks on tensors take the gradients.
 
-    def turn(self) -> None:
-        """The forward pass is over: layers that run from now on are recomputed for the backward
-        pass (activation checkpointing), and have been seen."""
+        Layers that run from now on are recomputed for the backward pass (activation checkpointing),
+        and have been seen. What hangs on parameters only (a table of positions, say) is not on the
+        way to the inputs, and takes a second way back.
+        """
         self._forward = False
-
-    def arrive(self, sites: Iterable[Site], gradients: Iterable[Tensor | None]) -> None:
-        """Take gradients that no hook brought."""
-        for site, gradient in zip(sites, gradients, strict=True):
-            self._arrived(site, gradient)
-
-    def close(self) -> None:
-        """The backward pass is over: gradients that did not come never will."""
+        torch.autograd.grad(target, inputs, retain_graph=True, allow_unused=True)
+        if aside := dict(self._awaited):
+            gradients = torch.autograd.grad(target, list(aside.values()), allow_unused=True)
+            for site, gradient in zip(aside, gradients, strict=True):
+                self._arrived(site, gradient)
         for site in self._awaited:
             view = ", or it is a view that was changed in place" if site in self._views else ""
             self._skip(site, f"has no gradient: the target does not depend on it{view}")
@@ -180,17 +205,16 @@ class Recorder:
 
     def release(self) -> None:
         """Take the hooks off the tensors, of which the model may keep some."""
-        self._awaited.clear()
         for handle in self._handles:
             handle.remove()
+        self._handles, self._awaited, self.sink = [], {}, None
 
     def _take_kinds(self, layer: Layer, of: str, call: int, key: str, value: Any) -> None:
         """Take a layer's output or input, and await its gradient, as far as they are wanted."""
         with unwatched():
-            for kind in KINDS.values():
-                if kind.of == of and kind.name in self.kinds:
-                    take = self._await if kind.backward else self._take
-                    take(Site(layer, kind.name, call, key), value)
+            for kind in self._kinds[of]:
+                take = self._await if kind.backward else self._take
+                take(Site(layer, kind.name, call, key), value)
 
     def _await(self, site: Site, tensor: Any) -> None:
         if not isinstance(tensor, Tensor) or not tensor.requires_grad:
@@ -211,6 +235,7 @@ class Recorder:
         if not isinstance(value, Tensor):
             self._skip(site, _why_none(value))
             return
+        assert self.sink is not None, "begin comes first"
         try:
             self.sink(site, value.detach())
         except LayoutError as error:

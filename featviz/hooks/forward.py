@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from featviz.errors import FeatvizError, ForwardError
@@ -45,20 +44,13 @@ def faults(
 
 
 def back(target: Tensor, inputs: Sequence[Tensor], recorder: Recorder) -> None:
-    """Go back from a target to the inputs; hooks on tensors take the gradients.
-
-    What hangs on parameters only (a table of positions, say) is not on the way to the inputs, and
-    takes a second way back.
+    """Go back from a target to the inputs, as `Recorder.back`.
 
     Raises:
         ForwardError: the backward pass raised.
     """
-    recorder.turn()
     try:
-        torch.autograd.grad(target, inputs, retain_graph=True, allow_unused=True)
-        if aside := recorder.awaited:
-            ways = list(aside.values())
-            recorder.arrive(aside, torch.autograd.grad(target, ways, allow_unused=True))
+        recorder.back(target, inputs)
     except Exception as error:
         if recorder.fault is error:
             raise
@@ -66,7 +58,6 @@ def back(target: Tensor, inputs: Sequence[Tensor], recorder: Recorder) -> None:
             f"the backward pass failed: {_first_line(error)}",
             "without grad and grad-input in --capture none is needed; -v shows the traceback",
         ) from error
-    recorder.close()
 
 
 def _where(model: nn.Module, error: BaseException) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -66,15 +66,6 @@ class Running:
     def now(self, places: Sequence[Layer]) -> Layer:
         """The layer to which a call belongs; asked from a hook of the module in these places."""
         return places[0] if len(places) == 1 else self._frames[-1].layer
-
-    def only(self, layer: Layer, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """A forward hook of a layer's module that acts at the calls of this layer alone."""
-        places = next(p for p in self._places.of_module.values() if layer in p)
-
-        def at_its_calls(*args: Any) -> Any:
-            return hook(*args) if self.now(places) == layer else None
-
-        return at_its_calls
 
     @contextmanager
     def followed(
@@ -198,10 +189,26 @@ def watching(
     functions: Callable[[Layer], bool] | None = None,
     opaque: Callable[[str, nn.Module], bool] | None = None,
 ) -> Iterator[None]:
-    """Report the calls of modules and functions for a while; all hooks are removed afterwards.
+    """Report the calls of modules and functions to `leave` and `enter` in this block, before all
+    hooks that are there already; see `placed`."""
+    with placed(model, leave, enter, layers, functions, opaque, first=True) as mode, mode:
+        yield
 
-    The hooks return nothing, since a value that a forward hook returns replaces the output. What a
-    function calls inside is not reported.
+
+@contextmanager
+def placed(
+    model: nn.Module,
+    leave: Leave,
+    enter: Enter | None = None,
+    layers: Sequence[Layer] = (),
+    functions: Callable[[Layer], bool] | None = None,
+    opaque: Callable[[str, nn.Module], bool] | None = None,
+    changes: Sequence[tuple[Layer, Callable[[Any], Any]]] = (),
+    first: bool = False,
+) -> Iterator[AbstractContextManager[Any]]:
+    """Place hooks that report the calls of modules, for any number of passes; all are removed
+    afterwards. The hooks return nothing, since a value that a forward hook returns replaces the
+    output. What a function calls inside is not reported.
 
     Args:
         layers: the modules whose calls are reported.
@@ -210,23 +217,38 @@ def watching(
         opaque: takes a module's name and the module, and says whether the functions that it calls
             are not reported. By default they are not where torch wrote the forward, inherited or
             not: a ReLU module is reported as a module.
+        changes: layers, and functions whose results take the place of their outputs before
+            these are reported; None leaves an output as it is.
+        first: report before all hooks that are there already.
+
+    Yields:
+        What is to be entered around each pass, so that its functions are reported.
     """
-    running, names = Running(model), {layer.name for layer in layers}
+    running, names = Running(model), {layer.name for layer in (*layers, *(at for at, _ in changes))}
+    reported = {layer.name for layer in layers}
 
     def heard(module: nn.Module) -> bool:
         if opaque is not None:
             return not opaque(running.places(module)[0].name, module)
         return not home_of(module).startswith(("torch.nn.", "torch.ao.nn."))
 
-    def hooks_of(places: Sequence[Layer]) -> tuple[Callable[..., None], Callable[..., None]]:
+    def hooks_of(places: Sequence[Layer]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        only = places[0] if len(places) == 1 else None
+        change = {at: how for at, how in changes if at in places}
+
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-            layer = running.now(places)
-            if enter is not None and layer.name in names:
+            layer = only or running.now(places)
+            if enter is not None and layer.name in reported:
                 enter(layer, args, kwargs)
 
-        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if (layer := running.now(places)).name in names:
-                leave(layer, args, kwargs, output)
+        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            layer, changed = only or running.now(places), None
+            if layer in change:
+                with unwatched():
+                    changed = change[layer](output)
+            if layer.name in reported:
+                leave(layer, args, kwargs, output if changed is None else changed)
+            return changed
 
         return before, after
 
@@ -234,14 +256,14 @@ def watching(
         for module in model.modules():
             if any(layer.name in names for layer in running.places(module)):
                 before, after = hooks_of(running.places(module))
-                stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+                hook = module.register_forward_hook(after, with_kwargs=True, prepend=first)
+                stack.callback(hook.remove)
                 if enter is not None:
-                    hook = module.register_forward_pre_hook(before, with_kwargs=True)
+                    hook = module.register_forward_pre_hook(before, with_kwargs=True, prepend=first)
                     stack.callback(hook.remove)
         stack.enter_context(running.followed(names, heard if functions is not None else None))
-        if functions is not None:
-            stack.enter_context(FunctionMode(leave, enter, functions, running=running))
-        yield
+        mode = FunctionMode(leave, enter, functions, running=running) if functions else None
+        yield mode or nullcontext()
 
 
 def list_functions(model: nn.Module, args: Sequence[Any]) -> dict[Layer, int]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +41,11 @@ log = logging.getLogger(__name__)
 
 READERS_OF_STORES = 8
 """Threads that read images of a store, unless the user says otherwise."""
+
+
+Show = Callable[[Sequence[Tensor], HintBook, Callable[..., None]], tuple[Outcome, Recorder]]
+"""Shows an input to a model; takes the arguments of its forward, the hints on layouts, and what takes
+the tensors of the layers."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,28 @@ class Prepared:
             self.books[shape] = book
         return self.books[shape]
 
+    @contextmanager
+    def watched(self, layers: Sequence[Layer] | None = None) -> Iterator[Show]:
+        """Put the model into eval mode and its hooks in place, for any number of images.
+
+        Args:
+            layers: those to capture; None takes those of the run.
+
+        Yields:
+            What shows an image to the model, and goes back from the target where gradients are
+            wanted. Its sink takes the site and the tensor of each capture, and the gradient at the
+            tensor where class activation maps are drawn.
+        """
+        layers = self.layers if layers is None else layers
+        with (
+            in_eval_mode(self.model.module, self.plan.options.gradients),
+            passes.watched(self.model, self.plan, layers) as hooks,
+        ):
+            if self.options.draw.weighs:
+                yield lambda args, book, sink: hooks.show(args, book, passes.paired(sink))
+            else:
+                yield hooks.show
+
     def show(
         self,
         args: Sequence[Tensor],
@@ -106,16 +133,9 @@ class Prepared:
         sink: Callable[..., None],
         layers: Sequence[Layer] | None = None,
     ) -> tuple[Outcome, Recorder]:
-        """Show an image to the model, and go back from the target where gradients are wanted.
-
-        Args:
-            sink: takes the site and the tensor of each capture of the layers, and the gradient
-                at the tensor, where class activation maps are drawn.
-            layers: those to capture; None takes those of the run.
-        """
-        take = passes.paired(sink) if self.options.draw.weighs else sink
-        layers = self.layers if layers is None else layers
-        return passes.run(self.model, self.plan, args, hints, layers, take)
+        """Show the model a single image, as `watched`."""
+        with self.watched(layers) as show:
+            return show(args, hints, sink)
 
 
 def prepare(
@@ -227,8 +247,11 @@ def last_map(prepared: Prepared) -> Layer:
         for layer in list_layers(model.module)
         if layer.index and not ADDS_NOTHING.intersection(layer.classes)
     ]
-    with in_eval_mode(model.module, gradients=True):
-        passes.run(model, prepared.plan, prepared.blank, book, layers, take)
+    with (
+        in_eval_mode(model.module, gradients=True),
+        passes.watched(model, prepared.plan, layers) as hooks,
+    ):
+        hooks.show(prepared.blank, book, take)
     calls = Counter(order)
     plain = [layer for layer in order if not book.of(layer).attention]
     choices = [layer for layer in plain if calls[layer] == 1], plain, order
