@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,17 +154,16 @@ def whole(draw: Callable[..., Outcome], tmp_path: Path) -> Path:
 @pytest.fixture
 def at_image(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], object]], None]:
     """Have something happen once, before an image goes through the model."""
-    from featviz.records import Sample
-    from featviz.run import visit
+    from featviz.run.draw import Drawing, Drawn, ImageResult, ImageWriter
 
     events: dict[str, Callable[[], object]] = {}
-    real = visit.Visit.begin
+    real = Drawing.show
 
-    def begin(self: visit.Visit, sample: Sample, *more: object) -> object:
-        events.pop(sample.name, lambda: None)()
-        return real(self, sample, *more)  # type: ignore[arg-type]
+    def show(self: Drawing, images: Sequence[Drawn]) -> ImageWriter | ImageResult:
+        events.pop(images[0].sample.name, lambda: None)()
+        return real(self, images)
 
-    monkeypatch.setattr(visit.Visit, "begin", begin)
+    monkeypatch.setattr(Drawing, "show", show)
     return events.__setitem__
 
 

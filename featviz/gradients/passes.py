@@ -151,9 +151,7 @@ class Watched:
             self._there.append(output.clone() if isinstance(output, Tensor) else output)
         return output if changes else None
 
-    def show(
-        self, args: Sequence[Tensor], book: HintBook, sink: Sink
-    ) -> tuple[Outcome, Recorder]:
+    def show(self, args: Sequence[Tensor], book: HintBook, sink: Sink) -> tuple[Outcome, Recorder]:
         """Run the model on an input, with its interventions, and back from the target.
 
         Args:

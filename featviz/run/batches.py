@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Protocol
 import torch
 from torch import Tensor
 
-from featviz.errors import FeatvizError, ForwardError, ImageError
+from featviz.errors import FeatvizError, ForwardError
 from featviz.hooks.forward import forward
 from featviz.images import find
 from featviz.images.decode import check_background
@@ -21,8 +21,9 @@ from featviz.models.load import LoadedModel, load_model
 from featviz.models.requirements import versions
 from featviz.options import AuditOptions, ExemplarOptions, InputOptions, ModelOptions
 from featviz.records import Sample
-from featviz.run.encoders import read_ahead
-from featviz.run.prepare import grouped, read_input, readers_for, warn_of_guess
+from featviz.run import visit as visiting
+from featviz.run.prepare import ModelInput, grouped, read_input, warn_of_guess
+from featviz.run.visit import Visit, visit
 from featviz.rundir.place import (
     FileKind,
     ResultKind,
@@ -35,8 +36,6 @@ from featviz.rundir.place import (
 
 log = logging.getLogger(__name__)
 
-Failed = Callable[[int, FeatvizError], None]
-"""Called with the number of an image that failed."""
 BatchProgress = Callable[[str, FeatvizError | None, int], None]
 """Called with each image's name, what went wrong with it, and how many there are in all."""
 
@@ -62,47 +61,6 @@ class Collector(Protocol):
 
     def commit(self) -> None:
         """The model is through with them: keep what it gave."""
-
-
-def batches(
-    samples: Sequence[Sample],
-    model: LoadedModel,
-    inputs: InputOptions,
-    size: int,
-    failed: Failed,
-    numbers: Iterable[int] | None = None,
-) -> Iterator[Batch]:
-    """Decode and prepare images, ahead of the caller; neighbours of the same input shape go
-    together, `size` at most. `numbers` are those of the samples to take, all by default."""
-    order = range(len(samples)) if numbers is None else numbers
-    waiting: list[tuple[int, list[Tensor]]] = []
-
-    def read(number: int) -> list[Tensor]:
-        return read_input(samples[number], model.preprocess, inputs).args
-
-    readers = readers_for(samples)
-    with read_ahead(order, read, readers, max(size, readers)) as ahead:
-        for number, load in ahead:
-            try:
-                args = load()
-            except ImageError as error:
-                failed(number, error)
-                continue
-            if waiting and (
-                len(waiting) == size or [a.shape for a in waiting[0][1]] != [a.shape for a in args]
-            ):
-                yield _together(waiting)
-                waiting = []
-            waiting.append((number, args))
-        if waiting:
-            yield _together(waiting)
-
-
-def _together(samples: Sequence[tuple[int, list[Tensor]]]) -> Batch:
-    if len(samples) == 1:  # a copy of an input takes as long as some layers
-        return Batch((samples[0][0],), samples[0][1])
-    inputs = [torch.cat(args) for args in zip(*(args for _, args in samples), strict=True)]
-    return Batch(tuple(number for number, _ in samples), inputs)
 
 
 @contextmanager
@@ -156,41 +114,41 @@ class Study:
         Raises:
             FeatvizError: not one image went through.
         """
-        for batch in self.batches():
-            self._show(batch, collector)
+
+        def show(images: Sequence[Visit[ModelInput, None]]) -> None:
+            batch = _together(images)
+            collector.begin(batch)
+            try:
+                forward(self.model.module, [arg.to(self.model.device) for arg in batch.inputs])
+            except ForwardError:
+                if collector.fault is not None:
+                    raise collector.fault from None
+                raise
+            collector.commit()
+
+        size = self.options.batch_size
+        for seen in visit(self.samples, self._read, show, batch_size=size):
+            if seen.error is not None:
+                self._failed(seen.number, seen.error)
+                continue
+            self.seen.append(seen.number)
+            self.progress(seen.sample.name, None, len(self.samples))
         if not self.seen and self.errors:
             first = next(iter(self.errors.values()))
             words = f"no image of {len(self.samples)} went through: {first.message}"
             raise FeatvizError(words, first.hint)
 
-    def batches(self, numbers: Iterable[int] | None = None) -> Iterator[Batch]:
-        """All images, or those of these numbers."""
-        inputs, size = self.options.inputs, self.options.batch_size
-        return batches(self.samples, self.model, inputs, size, self._failed, numbers)
-
-    def _show(self, batch: Batch, collector: Collector) -> None:
-        """Show a batch; where that fails, its images one by one, to find the guilty."""
-        try:
-            collector.begin(batch)
-            forward(self.model.module, [arg.to(self.model.device) for arg in batch.inputs])
-        except ForwardError as error:
-            if collector.fault is not None:
-                raise collector.fault from None
-            if len(batch.images) == 1:
-                self._failed(batch.images[0], error)
-                return
-            for at, number in enumerate(batch.images):
-                self._show(Batch((number,), [a[at : at + 1] for a in batch.inputs]), collector)
-        else:
-            collector.commit()
-            for number in batch.images:
-                self.seen.append(number)
-                self.progress(self.samples[number].name, None, len(self.samples))
+    def batches(self, numbers: Iterable[int]) -> Iterator[Batch]:
+        """The images of these numbers once more."""
+        size = self.options.batch_size
+        return batches(self.samples, self.model, self.options.inputs, size, self._failed, numbers)
 
     def _failed(self, number: int, error: FeatvizError) -> None:
-        log.debug("%s failed", self.samples[number].name, exc_info=error)
         self.errors[number] = error
         self.progress(self.samples[number].name, error, len(self.samples))
+
+    def _read(self, sample: Sample) -> ModelInput:
+        return read_input(sample, self.model.preprocess, self.options.inputs)
 
     @property
     def failures(self) -> list[tuple[str, int, str]]:
@@ -207,3 +165,35 @@ class Study:
             "model": dict(self.model.source),
             "preprocessing": self.model.preprocess.words,
         }
+
+
+def batches(
+    samples: Sequence[Sample],
+    model: LoadedModel,
+    inputs: InputOptions,
+    size: int,
+    failed: Callable[[int, FeatvizError], None],
+    numbers: Iterable[int] | None = None,
+) -> Iterator[Batch]:
+    """All images, or those of these numbers, as the model takes them, `size` of them together.
+
+    Args:
+        failed: called with the number and the error of each that cannot be read.
+    """
+
+    def read(sample: Sample) -> ModelInput:
+        return read_input(sample, model.preprocess, inputs)
+
+    for images in visiting.batches(samples, numbers, read, size):
+        for one in images:
+            if one.error is not None:
+                failed(one.number, one.error)
+        if readable := [one for one in images if one.error is None]:
+            yield _together(readable)
+
+
+def _together(images: Sequence[Visit[ModelInput, None]]) -> Batch:
+    args = [one.image.args for one in images if one.image is not None]
+    # of one image, since a copy of an input takes as long as some layers
+    inputs = args[0] if len(args) == 1 else [torch.cat(many) for many in zip(*args, strict=True)]
+    return Batch(tuple(one.number for one in images), inputs)

@@ -16,7 +16,7 @@ from torch import Tensor
 from featviz.drawing import colormap, normalize, tensorboard, values
 from featviz.drawing.picture import check_format
 from featviz.errors import ImageError, UsageError
-from featviz.files.urls import Remote, Url
+from featviz.files.urls import Url
 from featviz.gradients import options as gradients
 from featviz.gradients import passes
 from featviz.gradients.passes import PassPlan
@@ -39,13 +39,9 @@ from featviz.run.choose import ADDS_NOTHING, choose_layers
 
 log = logging.getLogger(__name__)
 
-READERS_OF_STORES = 8
-"""Threads that read images of a store, unless the user says otherwise."""
-
 
 Show = Callable[[Sequence[Tensor], HintBook, Callable[..., None]], tuple[Outcome, Recorder]]
-"""Shows an input to a model; takes the arguments of its forward, the hints on layouts, and what takes
-the tensors of the layers."""
+"""Shows an input to a model: the arguments of its forward, hints on layouts, a sink of tensors."""
 
 
 @dataclass(frozen=True)
@@ -187,12 +183,6 @@ def read_input(sample: Sample, preprocess: Preprocess, inputs: InputOptions) -> 
     picture = decode.decode(sample, inputs.background, preprocess.frames, wanted, read_tensor)
     words, window = preprocess.words_for(picture.words), preprocess.window(picture.size)
     return ModelInput(picture, preprocess(picture.images), preprocess, words, window)
-
-
-def readers_for(samples: Sequence[Sample]) -> int:
-    """Threads that read images ahead: more than one where a store has to be waited for."""
-    far = any(isinstance(path, Remote) for sample in samples[:1] for path in sample.paths)
-    return READERS_OF_STORES if far else 1
 
 
 def blank_input(

@@ -24,6 +24,7 @@ from featviz.models.load import LoadedModel
 from featviz.options import ModelOptions, RunOptions
 from featviz.records import ImageResult, RunResult, Sample, Shard
 from featviz.run import dry_run
+from featviz.run.draw import Drawing, draw_all
 from featviz.run.place import held, in_any_case, place, together
 from featviz.run.prepare import Prepared, board_of, find_images, prepare
 from featviz.run.resume import (
@@ -35,7 +36,6 @@ from featviz.run.resume import (
     run_record,
 )
 from featviz.run.signals import stop_requests
-from featviz.run.visit import Visit, visit_all
 from featviz.rundir.place import check_apart, model_files
 from featviz.rundir.write import RunDirectory
 from featviz.text import counted, listed, quoted
@@ -112,8 +112,8 @@ def _draw(
         if board is not None and not options.resume and (options.shard or Shard()).index == 0:
             with in_eval_mode(module):
                 post_kernels(module, prepared.layers, board)
-        visit = Visit(prepared, folder, document.fingerprint, board)
-        with closing(visit_all(visit, samples, stop)) as results:
+        drawing = Drawing(prepared, folder, document.fingerprint, board)
+        with closing(draw_all(drawing, samples, stop)) as results:
             for result in results:
                 about: Any = {"error": result.error, "hint": result.hint, "kept": result.kept}
                 images.append(ImageResult(result.name, result.folder, **about))
@@ -162,8 +162,8 @@ def _end(document: RunDocument, folder: RunDirectory, options: RunOptions) -> No
 def draw_into(folder: Path, prepared: Prepared, board: Board | None) -> list[ImageResult]:
     """Draw all images into a folder, which is empty and becomes a run directory."""
     document, store = RunDocument(run_record(prepared), prepared.samples), RunDirectory(folder)
-    visit = Visit(prepared, store, document.fingerprint, board)
-    results = list(visit_all(visit, prepared.samples, Event()))
+    drawing = Drawing(prepared, store, document.fingerprint, board)
+    results = list(draw_all(drawing, prepared.samples, Event()))
     document.errors = {result.name: result.error for result in results}
     document.write(store)
     return results

@@ -1,352 +1,128 @@
-"""The loop over images: hooks draw what the model makes of one, while encoders write the files of
-the one before."""
+"""The one loop over images: each is read ahead, shown to the model, and its result is yielded.
+
+`run`, `cam`, `audit`, `exemplars` and the drawing of trainings differ in the function `show` that
+they bring: it runs the model, whose hooks hand each tensor to a drawer, a counter or a top list.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from threading import Event
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-import numpy as np
-from torch import Tensor
+from featviz.errors import FeatvizError, ForwardError, ImageError, StoreError, UsageError
+from featviz.files.urls import Remote
+from featviz.records import Sample
+from featviz.run.encoders import read_ahead
 
-from featviz import layout
-from featviz.drawing import colormap, figure
-from featviz.drawing.drawer import Drawer
-from featviz.drawing.picture import (
-    GridPicture,
-    caption,
-    describe,
-    encode,
-    to_png,
-    warn_of_size,
-    write_png,
-)
-from featviz.drawing.tensorboard import Board, Post, as_make_grid, histogram, note
-from featviz.errors import (
-    FeatvizError,
-    ForwardError,
-    ImageError,
-    LayoutError,
-    StoreError,
-    UploadError,
-    UsageError,
-)
-from featviz.hooks.eval_mode import in_eval_mode
-from featviz.records import Floats, ImageResult, Sample, Site, finite
-from featviz.run.encoders import Background, read_ahead, shared_cores
-from featviz.run.prepare import ModelInput, Prepared, read_input, readers_for
-from featviz.run.resume import kept
-from featviz.rundir import INPUT_FILE
-from featviz.rundir.schema import Capture
-from featviz.rundir.write import ImageFolder, RunDirectory, manifest_rows
-from featviz.text import in_bytes
-
+Image = TypeVar("Image")
+"""What is read of an image: as the model takes it."""
 T = TypeVar("T")
+
+READERS_OF_STORES = 8
+"""Threads that read images of a store."""
 
 log = logging.getLogger(__name__)
 
-MOST_LOST = 3
-"""Images in a row that a store did not take, after all tries, at which the run ends."""
-
 
 @dataclass
-class Visit:
-    """What the images of a run share, and what is counted from one to the next."""
+class Visit(Generic[Image, T]):
+    """An image on its way through the model."""
 
-    prepared: Prepared
-    store: RunDirectory
-    fingerprint: str
-    """Of the model and the options, for the manifests."""
-    board: Board | None = None
-    lost: int = 0
-    """Images in a row that a store did not take."""
-    written: int = 0
-    """Bytes in the folders of the images."""
-
-    def __post_init__(self) -> None:
-        self.drawer = Drawer(self.prepared.options.draw)
-        self.steps = {sample.name: step for step, sample in enumerate(self.prepared.samples)}
-
-    def read(self, sample: Sample) -> ImageResult | ModelInput:
-        """Decode and prepare an image, unless an earlier run has completed it: then its result."""
-        prepared, result = self.prepared, None
-        if prepared.options.resume:
-            result = kept(self.store.image(sample.name), sample, self.fingerprint)
-        return result or read_input(sample, prepared.model.preprocess, prepared.options.inputs)
-
-    def begin(
-        self, sample: Sample, load: Callable[[], ImageResult | ModelInput], encoders: Background
-    ) -> ImageWriter | ImageResult:
-        """Show an image to the model; the result is there at once if it was kept or has failed."""
-        given: ImageResult | ModelInput | ImageError
-        try:
-            given = load()
-        except ImageError as error:
-            given = error
-        if isinstance(given, ImageResult):
-            return given
-        if self.prepared.options.resume:
-            try:
-                self.store.image(sample.name).refuse_others()
-            except StoreError as error:
-                return self.fail(sample, error)
-            self.store.image(sample.name).discard()
-        if isinstance(given, ImageError):
-            return self.fail(sample, given)
-        image = ImageWriter(self, sample, given, encoders)
-        try:
-            image.draw()
-        except (ForwardError, UsageError) as error:
-            image.abandon()
-            return self.fail(sample, error)
-        except BaseException:
-            image.abandon()
-            raise
-        return image
-
-    def fail(self, sample: Sample, error: FeatvizError) -> ImageResult:
-        """The result of an image that has failed."""
-        log.debug("%s failed", sample.name, exc_info=error)
-        folder = self.store.image(sample.name).name
-        return ImageResult(sample.name, folder, error=error.message, hint=error.hint)
-
-    def finish(self, image: ImageWriter | ImageResult) -> ImageResult:
-        """Wait until the files of an image are written."""
-        if isinstance(image, ImageResult):
-            if image.kept:
-                self._count(self.store.folder(image.folder))
-            return image
-        assert image.closing is not None, "draw comes first"
-        try:
-            result = image.encoders.result(image.closing)
-        except UploadError as error:
-            self.lost += 1
-            if self.lost == MOST_LOST:
-                raise
-            return self.fail(image.sample, error)
-        self.lost = 0
-        try:
-            self._count(image.folder)
-        except StoreError:
-            image.abandon()
-            raise
-        if self.board is not None:
-            self.board.post(image.posts, self.steps[result.name])
-        return result
-
-    def _count(self, folder: ImageFolder) -> None:
-        """Stop above --max-output-size, image by image: so the same run stops at the same image,
-        whatever is under way."""
-        most = self.prepared.options.max_output_size
-        if most is not None:
-            self.written += folder.size
-            if self.written > most:
-                raise StoreError(
-                    f"{folder.name} would take the run over --max-output-size {in_bytes(most)}",
-                    "what is complete stays complete; --resume with a larger limit goes on",
-                )
+    number: int
+    """Its place among the samples."""
+    sample: Sample
+    image: Image | None = None
+    """What was read of it; None where it cannot be read."""
+    result: T | None = None
+    """What `show` returned for it, and for those that went through the model with it."""
+    error: FeatvizError | None = None
 
 
-def visit_all(
-    run: Visit, samples: Sequence[Sample], stop: Event
-) -> Generator[ImageResult, None, None]:
-    """Run each image through the model and yield its result, in order, until `stop` is set.
+def visit(
+    samples: Sequence[Sample],
+    read: Callable[[Sample], Image],
+    show: Callable[[Sequence[Visit[Image, T]]], T],
+    *,
+    batch_size: int = 1,
+    stop: Event | None = None,
+) -> Generator[Visit[Image, T], None, None]:
+    """Show each image to the model and yield what became of it, in order.
 
-    Image n is yielded when image n + 1 has been through the model. Whatever ends the loop, encoders
-    complete the image that they have, unless the one before could not be written."""
-    previous: ImageWriter | ImageResult | None = None
-    options, readers = run.prepared.options, readers_for(samples)
-    with (
-        in_eval_mode(run.prepared.model.module, options.passes.gradients),
-        shared_cores(options.jobs) as encoders,
-        read_ahead(samples, run.read, readers, readers) as inputs,
-    ):
-        for sample, load in inputs:
-            if stop.is_set():
-                break
-            try:
-                current = run.begin(sample, load, encoders)
-            except BaseException:  # the image before is told to the board, which has it once only
-                if previous is not None:
-                    with suppress(Exception):
-                        run.finish(previous)
-                raise
-            try:
-                if previous is not None:
-                    yield run.finish(previous)
-            except Exception:  # where one image cannot be written, the next has no better chance
-                if isinstance(current, ImageWriter):
-                    current.abandon()
-                raise
-            previous = current
-        if previous is not None:
-            yield run.finish(previous)
+    Args:
+        read: decodes and prepares a sample, in a thread that is ahead of the model.
+        show: runs the model on an image, or on neighbours whose inputs have the same shapes.
+        batch_size: how many images go through the model together at most.
+        stop: ends the loop before the next image.
+
+    Raises:
+        FeatvizError: what `show` raises, but for a ForwardError or a UsageError, which is the
+            image's own: where several were shown together, each is shown again alone.
+    """
+    for batch in batches(samples, None, read, batch_size, stop):
+        yield from _shown(batch, show)
 
 
-class ImageWriter:
-    """Draws what hooks take of one image; encoders write the files, the manifest last."""
-
-    def __init__(self, run: Visit, sample: Sample, image: ModelInput, encoders: Background) -> None:
-        """Make the folder."""
-        self.run, self.sample, self.image, self.encoders = run, sample, image, encoders
-        self.options = run.prepared.options.draw
-        self.hints = run.prepared.hints(image)
-        self.tasks: list[Future[Any]] = []
-        """All that encoders do for this image before they write its manifest."""
-        self.closing: Future[ImageResult] | None = None
-        self.posts: list[Post] = []
-        """For TensorBoard, in the order in which the layers ran."""
-        self._rows: list[Future[Capture]] = []
-        self._stats: dict[str, Floats] = {}
-        self._sites: set[Site] = set()
-        self._shown = image.shown()  # before the model may change it in place
-        background = [] if self.options.overlay is None else image.background()
-        self._drawn_over = background, image.window, [arg.shape for arg in image.args]
-        self.folder = run.store.new_image(sample.name)
-
-    def draw(self) -> None:
-        """Show the image to the model, and have the manifest written once all files are."""
-        outcome, recorder = self.run.prepared.show(self.image.args, self.hints, self.take)
-        result = ImageResult(
-            self.sample.name,
-            self.folder.name,
-            skipped=tuple(recorder.skipped),
-            never_ran=tuple(layer.name for layer in recorder.never_ran),
-            outcome=outcome,
-        )
-        self.closing = self.encoders.submit(0, partial(self._close, result))
-
-    def take(self, site: Site, tensor: Tensor, gradient: Tensor | None = None) -> None:
-        """Draw a tensor now, and leave the rest to the encoders.
-
-        Args:
-            gradient: of the target at the tensor, for class activation maps.
-        """
-        hints = self.hints.at(site, tensor)
-        parts = self.run.drawer.draw(site, tensor, hints, *self._drawn_over, gradient)
-        sites = {site, *map(site.inside, parts)}
-        if taken := sites & self._sites:  # {"a": {"b": x}, "a.b": y} has two of one name
-            raise LayoutError(f"another part of this {taken.pop().kind} has the same name")
-        self._sites |= sites
-        raw = None
-        if self.options.tensors == "npy":
-            raw, array = self._file(site, ".npy"), _to_numpy(tensor)
-            self._later(array.nbytes, partial(self._write_tensor, raw, array))
-        for key, picture in parts.items():
-            at = site.inside(key)
-            work = partial(self._write_picture, picture, at, tensor.shape, raw)
-            self._rows.append(self._later(picture.tiles.nbytes, work))
-            self._stats[at.stats_key] = picture.stats
-            if self.run.board is not None:
-                plain = as_make_grid(picture, self.options)
-                counts = None if key else histogram(layout.to_floats(tensor))
-                drawn = self._later(plain.tiles.nbytes, partial(to_png, plain))
-                about = note(plain), self.sample.name
-                self.posts.append(Post(at, drawn.result, picture.stats, counts, *about))
-
-    def abandon(self) -> None:
-        """Remove the folder once encoders have let go of it."""
-        if self.closing is not None:
-            self.closing.cancel() or self.closing.exception()
-        self._discard()
-
-    def _discard(self) -> None:
-        for task in self.tasks:
-            task.cancel() or task.exception()
-        self.folder.discard()
-
-    def _later(self, size: int, work: Callable[[], T]) -> Future[T]:
-        task = self.encoders.submit(size, work)
-        self.tasks.append(task)
-        return task
-
-    def _file(self, site: Site, ending: str) -> str:
-        """The path of a tensor's file in the image's folder."""
-        image = self.sample.name if self.options.flat else None
-        return self.folder.file(site.layer, f"{site.stem}{ending}", image)
-
-    # What follows is run by encoders
-
-    def _close(self, result: ImageResult) -> ImageResult:
-        """Write the input, and the manifest once all files are there, which were begun before."""
-        height, width, channels = self._shown.shape
-        try:
-            with self.folder.writing(INPUT_FILE) as file:
-                write_png(file, (height, width), [self._shown.reshape(height, width * channels)])
-            for task in self.tasks:
-                task.result()
-            result = replace(result, rows=tuple(row.result() for row in self._rows))
-            self.folder.finish(self._manifest(result), self._stats)
-        except BaseException:
-            self._discard()
-            raise
-        return result
-
-    def _manifest(self, result: ImageResult) -> dict[str, Any]:
-        picture, plan, outcome = self.image.picture, self.run.prepared.plan, result.outcome
-        size = dict(zip(("width", "height"), picture.size, strict=True))
-        image = {"path": self.sample.name, "sha256": picture.sha256, "size": size}
-        if len(self.sample.paths) > 1:
-            image["files"] = [path.name for path in self.sample.paths]
-        shapes = [list(arg.shape) for arg in self.image.args]
-        shape = shapes[0] if len(shapes) == 1 else shapes
-        said: dict[str, Any] = {}
-        if outcome.prediction:
-            said["prediction"] = [asdict(guess) for guess in outcome.prediction]
-        if plan.options.gradients:
-            value, rule = finite(outcome.target), plan.options.grad_rule
-            said["target"] = {"of": plan.target.text, "value": value, "grad_rule": rule}
-        if plan.changes:
-            changes = plan.options.interventions
-            said["interventions"] = [{"kind": kind, "what": what} for kind, what in changes]
-        if outcome.intervened:
-            said["effect"] = outcome.effect
-        return {
-            "image": image,
-            "input": {"shape": shape, "preprocessing": self.image.words},
-            "fingerprint": self.run.fingerprint,
-            **said,
-            **manifest_rows(result.rows, result.skipped),
-            "never_ran": list(result.never_ran),
-        }
-
-    def _write_tensor(self, name: str, array: np.ndarray) -> None:
-        with self.folder.writing(name) as file:
-            np.save(file, array)
-
-    def _write_picture(
-        self, picture: GridPicture, site: Site, shape: Sequence[int], raw: str | None
-    ) -> Capture:
-        """Write a picture, and its figure if there is to be one; gives the manifest's row."""
-        file = self._file(site, f".{self.options.format}")
-        row = describe(picture, site, shape, file)
-        if raw is not None:
-            row = replace(row, tensor=raw)
-        name = self.sample.name
-        warn_of_size(f"{site.layer.label} {site.stem} of {name}", picture.plan.pixels)
-        with self.folder.writing(file) as opened:
-            encode(picture, opened, self.options.format, caption(row))
-        if not self.options.figure:
-            return row
-        title = f"{name}   {site.layer.label} ({site.layer.type})   {site.stem}"
-        cmap = colormap.resolved(self.options.cmap, site.kind, True, self.options.reduce)
-        page = figure.page(picture, cmap, title, self._shown)
-        file = self._file(site, ".figure.png")
-        with self.folder.writing(file) as opened:
-            figure.write_figure(opened, page, caption(row))
-        return replace(row, figure=file)
-
-
-def _to_numpy(tensor: Tensor) -> np.ndarray:
-    """A copy that no later operation can change; what numpy lacks (bfloat16, float8) becomes
-    float32, and so do quantised values."""
+def _shown(
+    batch: Sequence[Visit[Image, T]], show: Callable[[Sequence[Visit[Image, T]]], T]
+) -> Iterator[Visit[Image, T]]:
+    """Show a batch to the model; where that fails, its images one by one, to find the guilty."""
+    images = [one for one in batch if one.error is None]
     try:
-        return np.array(tensor.cpu().resolve_neg().numpy(), copy=True)
-    except (TypeError, RuntimeError):
-        return np.array(layout.to_floats(tensor).cpu().numpy(), copy=True)
+        result = show(images) if images else None
+    except (ForwardError, UsageError) as error:
+        if len(images) > 1:
+            for one in batch:
+                yield from _shown([one], show)
+            return
+        log.debug("%s failed", images[0].sample.name, exc_info=error)
+        images[0].error = error
+    else:
+        for one in images:
+            one.result = result
+    yield from batch
+
+
+def batches(
+    samples: Sequence[Sample],
+    numbers: Iterable[int] | None,
+    read: Callable[[Sample], Image],
+    size: int,
+    stop: Event | None = None,
+) -> Iterator[list[Visit[Image, Any]]]:
+    """Read all samples, or those of these numbers, ahead of the caller. Neighbours of one input
+    shapes go together, `size` at most, with those between them that could not be read."""
+    far = any(isinstance(path, Remote) for sample in samples[:1] for path in sample.paths)
+    readers = READERS_OF_STORES if far else 1
+    batch: list[Visit[Image, Any]] = []
+    shapes: list[Any] = []
+    """Of each image of the batch."""
+
+    def read_number(number: int) -> Image:
+        return read(samples[number])
+
+    order = range(len(samples)) if numbers is None else numbers
+    with read_ahead(order, read_number, readers, max(size, readers)) as ahead:
+        for number, load in ahead:
+            if stop is not None and stop.is_set():
+                return
+            one: Visit[Image, Any] = Visit(number, samples[number])
+            try:
+                one.image = load()
+            except (ImageError, StoreError) as error:
+                log.debug("%s failed", one.sample.name, exc_info=error)
+                one.error = error
+            else:
+                shape = [arg.shape for arg in getattr(one.image, "args", ())]
+                if shapes and (len(shapes) == size or shape != shapes[0]):
+                    yield batch
+                    batch, shapes = [], []
+                shapes.append(shape)
+            batch.append(one)
+            if size == 1:
+                yield batch
+                batch, shapes = [], []
+    if batch:
+        yield batch

@@ -27,6 +27,7 @@ from featviz.images.decode import decode
 from featviz.models.load import adopt
 from featviz.options import InputOptions
 from featviz.records import Sample
+from featviz.run import encoders
 from featviz.rundir.read import read_json
 
 INPUTS: dict[str, Any] = {
@@ -266,7 +267,7 @@ def test_torch_gets_the_cores_that_encoders_leave(
 ) -> None:
     """All of eight where encoders step back; else a quarter is theirs. The model is run once for
     each image and no more, and afterwards torch has as many threads as before."""
-    monkeypatch.setattr("featviz.run.encoders.STEP_BACK", steps_back)
+    monkeypatch.setattr(encoders, "STEP_BACK", steps_back)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     seen: list[int] = []
     tiny.register_forward_hook(lambda module, args, output: seen.append(torch.get_num_threads()))

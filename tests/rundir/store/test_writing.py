@@ -14,7 +14,7 @@ from stores import URL, put, stored
 
 import featviz as fv
 from featviz.errors import UsageError
-from featviz.run import visit
+from featviz.run import draw
 from featviz.rundir import LOCK_FILE
 from featviz.rundir.store import Store
 
@@ -172,7 +172,7 @@ def test_a_store_that_no_longer_answers_ends_the_run(
     done = featviz(*words, "--out", URL, "--jobs", "1")
     assert done.code == 1 and "--resume when the store answers" in done.err
     failures = json.loads(stored()["run.json"])["failures"]
-    assert len(failures) == visit.MOST_LOST - 1 == 2 and len(stored()) == 1
+    assert len(failures) == draw.MOST_LOST - 1 == 2 and len(stored()) == 1
 
 
 def test_a_taken_place_is_refused(featviz: Run, words: list[object]) -> None:

@@ -1,0 +1,328 @@
+"""Drawing the images of a run: hooks draw what the model makes of one, while encoders write the
+files of the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from contextlib import closing, suppress
+from dataclasses import asdict, replace
+from functools import partial
+from threading import Event
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from featviz import layout
+from featviz.drawing import colormap, figure
+from featviz.drawing.drawer import Drawer
+from featviz.drawing.picture import (
+    GridPicture,
+    caption,
+    describe,
+    encode,
+    to_png,
+    warn_of_size,
+    write_png,
+)
+from featviz.drawing.tensorboard import Board, Post, as_make_grid, histogram, note
+from featviz.errors import LayoutError, StoreError, UploadError
+from featviz.records import Floats, ImageResult, Sample, Site, finite
+from featviz.run.encoders import Background, shared_cores
+from featviz.run.prepare import ModelInput, Prepared, Show, read_input
+from featviz.run.resume import kept
+from featviz.run.visit import Visit, visit
+from featviz.rundir import INPUT_FILE
+from featviz.rundir.schema import Capture
+from featviz.rundir.write import ImageFolder, RunDirectory, manifest_rows
+from featviz.text import in_bytes
+
+T = TypeVar("T")
+Drawn = Visit["ImageResult | ModelInput", "ImageResult | ImageWriter"]
+"""An image of a run: one that was kept, or one that is drawn."""
+
+MOST_LOST = 3
+"""Images in a row that a store did not take, after all tries, at which the run ends."""
+
+
+def draw_all(
+    run: Drawing, samples: Sequence[Sample], stop: Event
+) -> Generator[ImageResult, None, None]:
+    """Draw and write each image and yield its result, in order, until `stop` is set.
+
+    Image n is yielded when image n + 1 has been through the model. Whatever ends the loop, encoders
+    complete the image that they have, unless the one before could not be written."""
+    waiting: Drawn | None = None
+    with (
+        run.prepared.watched() as run.show_model,
+        shared_cores(run.prepared.options.jobs) as run.encoders,
+        closing(visit(samples, run.read, run.show, stop=stop)) as visits,
+    ):
+        while True:
+            try:
+                seen = next(visits, None)
+            except BaseException:  # the image before is told to the board, which has it once only
+                if waiting is not None:
+                    with suppress(Exception):
+                        run.finish(waiting)
+                raise
+            ready, waiting = waiting, seen
+            if ready is not None:
+                yield run.finish(ready, waiting)
+            if waiting is None:
+                return
+
+
+class Drawing:
+    """What the images of a run share, and what is counted from one to the next."""
+
+    show_model: Show
+    encoders: Background
+
+    def __init__(
+        self, prepared: Prepared, store: RunDirectory, fingerprint: str, board: Board | None = None
+    ) -> None:
+        """Begin with no image; the fingerprint, for the manifests, is that of model and options."""
+        self.prepared, self.store = prepared, store
+        self.fingerprint, self.board = fingerprint, board
+        self.drawer = Drawer(prepared.options.draw)
+        self._steps = {sample.name: step for step, sample in enumerate(prepared.samples)}
+        self._lost = 0
+        """Images in a row that a store did not take."""
+        self._written = 0
+        """Bytes in the folders of the images."""
+
+    def read(self, sample: Sample) -> ImageResult | ModelInput:
+        """Decode and prepare an image, unless an earlier run has completed it: then its result."""
+        if self.prepared.options.resume:
+            folder = self.store.image(sample.name)
+            if result := kept(folder, sample, self.fingerprint):
+                return result
+            folder.refuse_others()
+            folder.discard()
+        return read_input(sample, self.prepared.model.preprocess, self.prepared.options.inputs)
+
+    def show(self, images: Sequence[Drawn]) -> ImageWriter | ImageResult:
+        """Show an image to the model, unless it was kept, and leave its files to the encoders."""
+        image, sample = images[0].image, images[0].sample
+        if isinstance(image, ImageResult):
+            return image
+        assert image is not None, "images that cannot be read are not shown"
+        writer = ImageWriter(self, sample, image)
+        try:
+            writer.draw(self.show_model)
+        except BaseException:
+            writer.abandon()
+            raise
+        return writer
+
+    def finish(self, drawn: Drawn, following: Drawn | None = None) -> ImageResult:
+        """Wait until the files of an image are written.
+
+        Args:
+            following: the next image, which has no better chance where this one cannot be written.
+        """
+        result, error = drawn.result, drawn.error
+        try:
+            if isinstance(result, ImageWriter):
+                try:
+                    writer, result = result, self.encoders.result(result.closing)
+                    self._lost = 0
+                    self._count(writer.folder, writer)
+                    if self.board is not None:
+                        self.board.post(writer.posts, self._steps[drawn.sample.name])
+                except UploadError as lost:
+                    self._lost, result, error = self._lost + 1, None, lost
+                    if self._lost == MOST_LOST:
+                        raise
+            elif result is not None and result.kept:
+                self._count(self.store.folder(result.folder))
+        except Exception:
+            if following is not None and isinstance(following.result, ImageWriter):
+                following.result.abandon()
+            raise
+        if error is None:
+            assert result is not None, "an image has a result or an error"
+            return result
+        folder = self.store.image(drawn.sample.name).name
+        return ImageResult(drawn.sample.name, folder, error=error.message, hint=error.hint)
+
+    def _count(self, folder: ImageFolder, writer: ImageWriter | None = None) -> None:
+        """Stop above --max-output-size, image by image: so the same run stops at the same image,
+        whatever is under way."""
+        most = self.prepared.options.max_output_size
+        if most is None:
+            return
+        self._written += folder.size
+        if self._written > most:
+            if writer is not None:
+                writer.abandon()
+            raise StoreError(
+                f"{folder.name} would take the run over --max-output-size {in_bytes(most)}",
+                "what is complete stays complete; --resume with a larger limit goes on",
+            )
+
+
+class ImageWriter:
+    """Draws what hooks take of one image; encoders write the files, the manifest last."""
+
+    closing: Future[ImageResult]
+
+    def __init__(self, run: Drawing, sample: Sample, image: ModelInput) -> None:
+        """Make the folder."""
+        self.run, self.sample, self.image = run, sample, image
+        self.options = run.prepared.options.draw
+        self.hints = run.prepared.hints(image)
+        self.tasks: list[Future[Any]] = []
+        """All that encoders do for this image before they write its manifest."""
+        self.posts: list[Post] = []
+        """For TensorBoard, in the order in which the layers ran."""
+        self._rows: list[Future[Capture]] = []
+        self._stats: dict[str, Floats] = {}
+        self._sites: set[Site] = set()
+        self._shown = image.shown()  # before the model may change it in place
+        background = [] if self.options.overlay is None else image.background()
+        self._drawn_over = background, image.window, [arg.shape for arg in image.args]
+        self.folder = run.store.new_image(sample.name)
+
+    def draw(self, show: Show) -> None:
+        """Show the image to the model, and have the manifest written once all files are."""
+        outcome, recorder = show(self.image.args, self.hints, self.take)
+        result = ImageResult(
+            self.sample.name,
+            self.folder.name,
+            skipped=tuple(recorder.skipped),
+            never_ran=tuple(layer.name for layer in recorder.never_ran),
+            outcome=outcome,
+        )
+        self.closing = self.run.encoders.submit(0, partial(self._close, result))
+
+    def take(self, site: Site, tensor: Tensor, gradient: Tensor | None = None) -> None:
+        """Draw a tensor now, and leave the rest to the encoders.
+
+        Args:
+            gradient: of the target at the tensor, for class activation maps.
+        """
+        hints = self.hints.at(site, tensor)
+        parts = self.run.drawer.draw(site, tensor, hints, *self._drawn_over, gradient)
+        sites = {site, *map(site.inside, parts)}
+        if taken := sites & self._sites:  # {"a": {"b": x}, "a.b": y} has two of one name
+            raise LayoutError(f"another part of this {taken.pop().kind} has the same name")
+        self._sites |= sites
+        raw = None
+        if self.options.tensors == "npy":
+            raw, array = self._file(site, ".npy"), _to_numpy(tensor)
+            self._later(array.nbytes, partial(self._write_tensor, raw, array))
+        for key, picture in parts.items():
+            at = site.inside(key)
+            work = partial(self._write_picture, picture, at, tensor.shape, raw)
+            self._rows.append(self._later(picture.tiles.nbytes, work))
+            self._stats[at.stats_key] = picture.stats
+            if self.run.board is not None:
+                plain = as_make_grid(picture, self.options)
+                counts = None if key else histogram(layout.to_floats(tensor))
+                drawn = self._later(plain.tiles.nbytes, partial(to_png, plain))
+                about = note(plain), self.sample.name
+                self.posts.append(Post(at, drawn.result, picture.stats, counts, *about))
+
+    def abandon(self) -> None:
+        """Remove the folder once encoders have let go of it."""
+        if closing := vars(self).get("closing"):
+            closing.cancel() or closing.exception()
+        self._discard()
+
+    def _discard(self) -> None:
+        for task in self.tasks:
+            task.cancel() or task.exception()
+        self.folder.discard()
+
+    def _later(self, size: int, work: Callable[[], T]) -> Future[T]:
+        task = self.run.encoders.submit(size, work)
+        self.tasks.append(task)
+        return task
+
+    def _file(self, site: Site, ending: str) -> str:
+        """The path of a tensor's file in the image's folder."""
+        image = self.sample.name if self.options.flat else None
+        return self.folder.file(site.layer, f"{site.stem}{ending}", image)
+
+    # What follows is run by encoders
+
+    def _close(self, result: ImageResult) -> ImageResult:
+        """Write the input, and the manifest once all files are there, which were begun before."""
+        height, width, channels = self._shown.shape
+        try:
+            with self.folder.writing(INPUT_FILE) as file:
+                write_png(file, (height, width), [self._shown.reshape(height, width * channels)])
+            for task in self.tasks:
+                task.result()
+            result = replace(result, rows=tuple(row.result() for row in self._rows))
+            self.folder.finish(self._manifest(result), self._stats)
+        except BaseException:
+            self._discard()
+            raise
+        return result
+
+    def _manifest(self, result: ImageResult) -> dict[str, Any]:
+        picture, plan, outcome = self.image.picture, self.run.prepared.plan, result.outcome
+        size = dict(zip(("width", "height"), picture.size, strict=True))
+        image = {"path": self.sample.name, "sha256": picture.sha256, "size": size}
+        if len(self.sample.paths) > 1:
+            image["files"] = [path.name for path in self.sample.paths]
+        shapes = [list(arg.shape) for arg in self.image.args]
+        shape = shapes[0] if len(shapes) == 1 else shapes
+        said: dict[str, Any] = {}
+        if outcome.prediction:
+            said["prediction"] = [asdict(guess) for guess in outcome.prediction]
+        if plan.options.gradients:
+            value, rule = finite(outcome.target), plan.options.grad_rule
+            said["target"] = {"of": plan.target.text, "value": value, "grad_rule": rule}
+        if plan.changes:
+            changes = plan.options.interventions
+            said["interventions"] = [{"kind": kind, "what": what} for kind, what in changes]
+        if outcome.intervened:
+            said["effect"] = outcome.effect
+        return {
+            "image": image,
+            "input": {"shape": shape, "preprocessing": self.image.words},
+            "fingerprint": self.run.fingerprint,
+            **said,
+            **manifest_rows(result.rows, result.skipped),
+            "never_ran": list(result.never_ran),
+        }
+
+    def _write_tensor(self, name: str, array: np.ndarray) -> None:
+        with self.folder.writing(name) as file:
+            np.save(file, array)
+
+    def _write_picture(
+        self, picture: GridPicture, site: Site, shape: Sequence[int], raw: str | None
+    ) -> Capture:
+        """Write a picture, and its figure if there is to be one; gives the manifest's row."""
+        file = self._file(site, f".{self.options.format}")
+        row = describe(picture, site, shape, file)
+        if raw is not None:
+            row = replace(row, tensor=raw)
+        name = self.sample.name
+        warn_of_size(f"{site.layer.label} {site.stem} of {name}", picture.plan.pixels)
+        with self.folder.writing(file) as opened:
+            encode(picture, opened, self.options.format, caption(row))
+        if not self.options.figure:
+            return row
+        title = f"{name}   {site.layer.label} ({site.layer.type})   {site.stem}"
+        cmap = colormap.resolved(self.options.cmap, site.kind, True, self.options.reduce)
+        page = figure.page(picture, cmap, title, self._shown)
+        file = self._file(site, ".figure.png")
+        with self.folder.writing(file) as opened:
+            figure.write_figure(opened, page, caption(row))
+        return replace(row, figure=file)
+
+
+def _to_numpy(tensor: Tensor) -> np.ndarray:
+    """A copy that no later operation can change; what numpy lacks (bfloat16, float8) becomes
+    float32, and so do quantised values."""
+    try:
+        return np.array(tensor.cpu().resolve_neg().numpy(), copy=True)
+    except (TypeError, RuntimeError):
+        return np.array(layout.to_floats(tensor).cpu().numpy(), copy=True)
