@@ -92,8 +92,8 @@ def batches(
     size: int,
     stop: Event | None = None,
 ) -> Iterator[list[Visit[Image, Any]]]:
-    """Read all samples, or those of these numbers, ahead of the caller. Neighbours of one input
-    shapes go together, `size` at most, with those between them that could not be read."""
+    """Read all samples, or those of these numbers, ahead of the caller. Those whose inputs have
+    the same shapes go together, `size` neighbours at most, and unreadable ones between them."""
     far = any(isinstance(path, Remote) for sample in samples[:1] for path in sample.paths)
     readers = READERS_OF_STORES if far else 1
     batch: list[Visit[Image, Any]] = []
