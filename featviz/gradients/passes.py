@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -167,11 +167,11 @@ class Watched:
         before = self._undisturbed(given, book) if plan.changes else None
         self._book, self._ran, self._there = book, set(), []
         self._noise.manual_seed(plan.options.seed)
-        value, named = None, ""
+        value, named, rule = None, "", plan.options.grad_rule
         try:
             with (
                 book.traced(model.module, self.layers),
-                relu_rule(plan.options.grad_rule) as relus,
+                nullcontext() if rule == "plain" else relu_rule(rule) as relus,
                 recorder.functions,
             ):
                 recorder.begin(sink)
@@ -189,7 +189,7 @@ class Watched:
         )
         if plan.changes or relus is not None:
             outcome = replace(outcome, idle=tuple(_idle(model, plan, self._ran, relus)))
-        if plan.changes_values:
+        if plan.changes and plan.changes_values:
             largest, nonfinite = predictions.largest_change(tensors(before), tensors(output))
             outcome = replace(
                 outcome,
@@ -335,19 +335,16 @@ class ReluFunction(torch.autograd.Function):
 
 
 @contextmanager
-def relu_rule(name: str) -> Iterator[Counter[str] | None]:
-    """Let gradients pass every ReLU, module or function, by a rule (plain, guided or deconv) while
-    the block runs; the model itself is not touched.
+def relu_rule(name: str) -> Iterator[Counter[str]]:
+    """Let gradients pass every ReLU, module or function, by a rule (guided, deconv) in this block;
+    the model itself is not touched.
 
     Enter it before whatever else watches functions, which then sees the ReLU and not what the rule
     makes of it.
 
     Yields:
-        How many calls of `relu` it has met so far; None under `plain`.
+        How many calls of `relu` it has met so far.
     """
-    if name == "plain":
-        yield None
-        return
     met = Counter[str]()
 
     def relu(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,23 +12,19 @@ from featviz.hooks.capture import Recorder, tensors
 from featviz.hooks.layers import class_names, modules_by_name
 
 
-def forward(model: nn.Module, args: Sequence[Any], recorder: Recorder | None = None) -> Any:
-    """Call the model.
+def forward(
+    model: nn.Module,
+    args: Sequence[Any],
+    recorder: Recorder | None = None,
+    call: Callable[..., Any] | None = None,
+) -> Any:
+    """Call the model, or what calls it for the caller.
 
     Raises:
         ForwardError: the model raised; the message names the innermost module at fault.
     """
-    with faults(model, args, recorder):
-        return model(*args)
-
-
-@contextmanager
-def faults(
-    model: nn.Module, args: Sequence[Any], recorder: Recorder | None = None
-) -> Iterator[None]:
-    """Turn what the model raises in the block into a ForwardError."""
     try:
-        yield
+        return (call or model)(*args)
     except FeatvizError:
         raise
     except Exception as error:

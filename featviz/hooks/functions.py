@@ -282,7 +282,5 @@ def list_functions(model: nn.Module, args: Sequence[Any]) -> dict[Layer, int]:
     return dict(calls)
 
 
-def unwatched() -> AbstractContextManager[None]:
-    """A block that belongs to no module: what hooks compute is not reported."""
-    block: AbstractContextManager[None] = torch._C.DisableTorchFunction()
-    return block
+unwatched: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
+"""A block that belongs to no module: what hooks compute is not reported."""

@@ -20,7 +20,7 @@ from featviz.errors import ForwardError, UsageError
 from featviz.hooks import selectors
 from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.hooks.forward import faults, forward
+from featviz.hooks.forward import forward
 from featviz.hooks.functions import list_functions
 from featviz.hooks.layers import like_module, list_layers, modules_by_name
 from featviz.hooks.selectors import Selector
@@ -78,9 +78,10 @@ def probe(
 
 def functions(model: LoadedModel, blank: Sequence[Tensor]) -> dict[Layer, int]:
     """The functions that the model's modules call, as layers with the number of their calls."""
-    args = [arg.to(model.device) for arg in blank]
-    with in_eval_mode(model.module), faults(model.module, args):
-        return list_functions(model.module, args)
+    args, module = [arg.to(model.device) for arg in blank], model.module
+    with in_eval_mode(module):
+        found = forward(module, args, call=lambda *args: list_functions(module, args))
+    return dict(found)
 
 
 def choose_layers(

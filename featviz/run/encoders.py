@@ -47,12 +47,23 @@ class Background:
     def submit(self, size: int, work: Callable[[], T]) -> Future[T]:
         """Run `work`, which holds `size` bytes; one larger than the bound goes alone. While there
         is no room, this runs other tasks."""
-        while not self._take(size):
+
+        def leave(done: Future[T]) -> None:
+            with self._room:
+                self._held -= size
+                self._room.notify_all()
+
+        most = max(self.max_bytes, size)
+        while True:
+            with self._room:
+                if self._held + size <= most:
+                    self._held += size
+                    break
             if not self._help():
                 with self._room:
-                    self._room.wait_for(lambda: self._fits(size))
+                    self._room.wait_for(lambda: self._held + size <= most)
         future: Future[T] = Future()
-        future.add_done_callback(lambda _: self._give_back(size))
+        future.add_done_callback(leave)
         self._waiting.append((work, future))
         self._pool.submit(self._help)
         return future
@@ -80,20 +91,6 @@ class Background:
             if not isinstance(error, Exception):
                 raise
         return True
-
-    def _fits(self, size: int) -> bool:
-        return not self._held or self._held + size <= self.max_bytes
-
-    def _take(self, size: int) -> bool:
-        with self._room:
-            fits = self._fits(size)
-            self._held += size if fits else 0
-            return fits
-
-    def _give_back(self, size: int) -> None:
-        with self._room:
-            self._held -= size
-            self._room.notify_all()
 
     def __enter__(self) -> Background:
         return self

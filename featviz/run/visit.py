@@ -99,12 +99,8 @@ def batches(
     batch: list[Visit[Image, Any]] = []
     shapes: list[Any] = []
     """Of each image of the batch."""
-
-    def read_number(number: int) -> Image:
-        return read(samples[number])
-
     order = range(len(samples)) if numbers is None else numbers
-    with read_ahead(order, read_number, readers, max(size, readers)) as ahead:
+    with read_ahead(order, lambda at: read(samples[at]), readers, max(size, readers)) as ahead:
         for number, load in ahead:
             if stop is not None and stop.is_set():
                 return
