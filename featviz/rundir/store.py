@@ -31,7 +31,7 @@ from featviz.rundir.place import is_lock, is_own_name, is_record
 from featviz.rundir.schema import MOST_RECORD, Manifest, read_manifest
 from featviz.rundir.unlike import taken
 from featviz.rundir.write import ImageFolder, RunDirectory
-from featviz.text import listed, quoted, safe_name, safe_way
+from featviz.text import listed, quoted, safe_name
 
 T = TypeVar("T")
 
@@ -300,88 +300,6 @@ def temporary(name: str) -> Iterator[Path]:
         shutil.rmtree(above, ignore_errors=True)
 
 
-class StoredRun(RunDirectory):
-    """A run directory below a URL that is being written."""
-
-    def __init__(self, root: Path, url: Url) -> None:
-        """List what is there; from then on this is kept up to date by what is written.
-
-        Args:
-            root: an empty folder of this machine, for files on their way.
-        """
-        super().__init__(root)
-        self.store = Store(url)
-        self.refresh()
-
-    def refresh(self) -> None:
-        """List anew what is there: other shards may have written, and run.json is brought here."""
-        sizes = self.store.sizes()
-        self.images = files_of_images(sizes)
-        self.complete = [*complete(self.images)]
-        self.names = [name for name in sizes if not is_lock(name)]
-        (self.root / RUN_FILE).unlink(missing_ok=True)
-        if RUN_FILE in sizes:
-            (self.root / RUN_FILE).write_bytes(self.store.read(RUN_FILE, MOST_RECORD))
-
-    def record(self) -> dict[str, Any] | None:
-        """The content of run.json; None where there is none of featviz."""
-        with suppress(OSError, ValueError):
-            content = parse_json((self.root / RUN_FILE).read_text("utf-8"))
-            return dict(content) if is_record(content, RUN_FILE) else None
-        return None
-
-    def check_free(self, record: Mapping[str, Any], certain: bool) -> None:
-        """Refuse a place that holds something else, or a run with complete images.
-
-        Args:
-            record: what is known of the run that run.json will tell, to tell the same from another.
-            certain: whether the record says all that makes a run the same.
-
-        Raises:
-            StoreError: there are such objects.
-        """
-        where, earlier = quoted(str(self.store.url)), self.record()
-        ways = "--out names another place"
-        if self.names and earlier is None:
-            names = listed([quoted(name, 80) for name in sorted(self.names)], 3)
-            words = f"--out {where} is not empty and holds no run of featviz: {names}"
-            raise StoreError(words, "name another place with --out")
-        if earlier is not None and self.complete:
-            raise taken(where, earlier, len(self.complete), record, certain, ways)
-
-    def folder(self, way: str) -> StoredFolder:
-        """The folder of an image."""
-        return StoredFolder(self, way)
-
-    def new_image(self, name: str) -> StoredFolder:
-        """The folder of the image with this relative name, to be written here, and uploaded when it
-        is finished.
-
-        Raises:
-            StoreError: the folder for files on their way is gone.
-        """
-        self.check_place()
-        return StoredFolder(self, safe_way(name), new=True)
-
-    def clear_images(self, names: Iterable[str]) -> None:
-        """Remove what uploads of these images have left that were ended too early."""
-        for folder in map(self.image, names):
-            if not folder.is_complete:
-                folder.discard()
-
-    def refuse_links(self, names: Iterable[str]) -> None:
-        """Nothing: stores have no links."""
-
-    def write_run(self, content: Mapping[str, Any]) -> None:
-        """Write run.json, and upload it.
-
-        Raises:
-            UploadError: the store does not take it.
-        """
-        super().write_run(content)
-        self.store.put({RUN_FILE: self.root / RUN_FILE})
-
-
 class StoredFolder(ImageFolder):
     """The folder of an image below a URL."""
 
@@ -428,7 +346,7 @@ class StoredFolder(ImageFolder):
         super().finish(manifest, stats)
         images = self.run.images
         images[self.name] = {name: one.count for name, one in self._written.items()}
-        for group in (sorted(self._written), [MANIFEST_FILE]):
+        for group in (sorted({*self._written} - {MANIFEST_FILE}), [MANIFEST_FILE]):
             self.run.store.put({f"{self.name}/{name}": self.path / name for name in group})
         # no other file of it is asked for from now on
         images[self.name] = {MANIFEST_FILE: super().size}
@@ -443,10 +361,81 @@ class StoredFolder(ImageFolder):
         Raises:
             StoreError: something cannot be removed.
         """
-        if self._hidden is not None:
+        if self.is_new:
             super().discard()
         if there := self._there:
             names = sorted({MANIFEST_FILE, *there}, key=lambda name: name != MANIFEST_FILE)
-            with suppress(*() if self._hidden is None else (StoreError,)):
+            with suppress(*([StoreError] if self.is_new else [])):
                 self.run.store.remove(f"{self.name}/{name}" for name in names)
                 del self.run.images[self.name]
+
+
+class StoredRun(RunDirectory):
+    """A run directory below a URL that is being written. `new_image` gives a folder of this machine,
+    which is uploaded when it is finished."""
+
+    kind = StoredFolder
+
+    def __init__(self, root: Path, url: Url) -> None:
+        """List what is there; from then on this is kept up to date by what is written.
+
+        Args:
+            root: an empty folder of this machine, for files on their way.
+        """
+        super().__init__(root)
+        self.store = Store(url)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """List anew what is there: other shards may have written, and run.json is brought here."""
+        sizes = self.store.sizes()
+        self.images = files_of_images(sizes)
+        self.complete = [*complete(self.images)]
+        self.names = [name for name in sizes if not is_lock(name)]
+        (self.root / RUN_FILE).unlink(missing_ok=True)
+        if RUN_FILE in sizes:
+            (self.root / RUN_FILE).write_bytes(self.store.read(RUN_FILE, MOST_RECORD))
+
+    def record(self) -> dict[str, Any] | None:
+        """The content of run.json; None where there is none of featviz."""
+        with suppress(OSError, ValueError):
+            content = parse_json((self.root / RUN_FILE).read_text("utf-8"))
+            return dict(content) if is_record(content, RUN_FILE) else None
+        return None
+
+    def check_free(self, record: Mapping[str, Any], certain: bool) -> None:
+        """Refuse a place that holds something else, or a run with complete images.
+
+        Args:
+            record: what is known of the run that run.json will tell, to tell the same from another.
+            certain: whether the record says all that makes a run the same.
+
+        Raises:
+            StoreError: there are such objects.
+        """
+        where, earlier = quoted(str(self.store.url)), self.record()
+        ways = "--out names another place"
+        if self.names and earlier is None:
+            names = listed([quoted(name, 80) for name in sorted(self.names)], 3)
+            words = f"--out {where} is not empty and holds no run of featviz: {names}"
+            raise StoreError(words, "name another place with --out")
+        if earlier is not None and self.complete:
+            raise taken(where, "run", earlier, len(self.complete), record, certain, ways)
+
+    def clear_images(self, names: Iterable[str]) -> None:
+        """Remove what uploads of these images have left that were ended too early."""
+        for folder in map(self.image, names):
+            if not folder.is_complete:
+                folder.discard()
+
+    def refuse_links(self, names: Iterable[str]) -> None:
+        """Nothing: stores have no links."""
+
+    def write_run(self, content: Mapping[str, Any]) -> None:
+        """Write run.json, and upload it.
+
+        Raises:
+            UploadError: the store does not take it.
+        """
+        super().write_run(content)
+        self.store.put({RUN_FILE: self.root / RUN_FILE})

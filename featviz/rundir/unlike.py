@@ -66,31 +66,29 @@ def _short(*values: Any) -> list[str]:
 
 def taken(
     where: str,
+    noun: str,
     earlier: Mapping[str, Any],
     complete: int,
     record: Mapping[str, Any] | None,
     certain: bool,
-    ways: str,
+    hint: str,
 ) -> StoreError:
-    """The refusal of a place that holds a run with complete images.
+    """The refusal of a place that holds a result with complete images.
 
     Args:
-        where: the place.
         earlier: the content of its run.json.
-        complete: its complete images.
         record, certain: as for `check_free`.
-        ways: what can be done in any case.
     """
     if record is None or "kind" in record or "kind" in earlier:
-        return StoreError(f"--out {where} holds another run", ways)
+        return StoreError(f"--out {where} holds another {noun}", hint)
     plain = json.loads(json.dumps(record, default=str))
     if unlike := differences(_common(earlier, plain), plain):
         return StoreError(
-            f"--out {where} holds another run; {unlike[0]}", f"{ways}; --resume takes the same run"
+            f"--out {where} holds another run; {unlike[0]}", f"{hint}; --resume takes the same run"
         )
     name = "the same run" if certain else "a run with the same options"
     count = f"{counted(complete, 'image')} complete"
-    return StoreError(f"--out {where} holds {name}, {count}", f"--resume goes on with it, {ways}")
+    return StoreError(f"--out {where} holds {name}, {count}", f"--resume goes on with it, {hint}")
 
 
 def _common(old: Any, new: Any) -> Any:
