@@ -113,9 +113,6 @@ def atomic(path: Path, below: Path | None = None) -> Iterator[BinaryIO]:
     Args:
         below: a folder that the path lies in. Then no folder on the way from it to the file may be
             a symbolic link.
-
-    Raises:
-        StoreError: the file cannot be written; names it.
     """
     with (
         reported(path),
@@ -142,9 +139,6 @@ def refuse_links(root: Path, paths: Iterable[str]) -> None:
 
     Args:
         paths: relative to the folder, with forward slashes; what is not there is no link.
-
-    Raises:
-        StoreError: names the first link.
     """
     seen: set[PurePosixPath] = set()
     for relative in map(PurePosixPath, paths):
@@ -156,11 +150,7 @@ def refuse_links(root: Path, paths: Iterable[str]) -> None:
 
 def remove(root: Path, paths: Iterable[str]) -> None:
     """Remove files below a folder, in this order, then the folders that this has emptied; what is
-    gone already, or has become a folder, is passed over.
-
-    Raises:
-        StoreError: a file cannot be removed, or has come to lie behind a link; names it.
-    """
+    gone already, or has become a folder, is passed over."""
     folders: set[PurePath] = set()
     for relative in paths:
         path = root / relative
@@ -173,11 +163,7 @@ def remove(root: Path, paths: Iterable[str]) -> None:
 
 def remove_folder(folder: Path, root: Path) -> None:
     """Remove a folder with all that is in it, and those above it that this empties, up to one that
-    it lies in. No link is followed.
-
-    Raises:
-        StoreError: it cannot be reached, or has come to lie behind a link.
-    """
+    it lies in. No link is followed."""
     place = opened(folder.parent, root, made=0)
     with reported(folder), suppress(FileNotFoundError), place as above:
         shutil.rmtree(above.prefix + folder.name, ignore_errors=True, dir_fd=above.fd)
@@ -212,11 +198,7 @@ _GO_ON = "what is complete stays complete; --resume when it works, or another --
 
 @contextmanager
 def reported(path: str | Path, hint: str = _GO_ON) -> Iterator[None]:
-    """Turn what the system says of a path into a StoreError that names it.
-
-    Raises:
-        StoreError: the block raised an OSError.
-    """
+    """Turn what the system says of a path into a StoreError that names it."""
     try:
         yield
     except OSError as error:

@@ -149,15 +149,17 @@ class ReadImage:
         most = Image.MAX_IMAGE_PIXELS
         if not format_of(row.file).levels or (most is not None and row.plan.pixels > most):
             return None
-        with self._picture(row.file) as picture:
-            if picture.mode not in _LEVELS:
-                return None
-            pixels, colors = np.asarray(picture), picture.getpalette()
-        return pixels, None if colors is None else np.array(colors, np.uint8).reshape(-1, 3)
+        picture = self.picture(row.file)
+        if picture.mode not in _LEVELS:
+            return None
+        colors = picture.getpalette()
+        palette = None if colors is None else np.array(colors, np.uint8).reshape(-1, 3)
+        return np.asarray(picture), palette
 
     def picture(self, relative: str) -> Image.Image:
         """A picture of this image, decoded."""
-        with self._picture(relative) as picture:
+        formats = [format_of(relative).pillow]
+        with self._reading(relative) as file, Image.open(file, formats=formats) as picture:
             picture.load()
             return picture
 
@@ -190,14 +192,6 @@ class ReadImage:
                 raise DamagedError(self, message) from error
 
     @contextmanager
-    def _picture(self, relative: str) -> Iterator[Image.Image]:
-        with (
-            self._reading(relative) as file,
-            Image.open(file, formats=[format_of(relative).pillow]) as picture,
-        ):
-            yield picture
-
-    @contextmanager
     def _opened(self) -> Iterator[Folder]:
         try:
             with _blamed(self.folder), Folder(self.root, self.folder) as folder:
@@ -211,10 +205,6 @@ def read_image(root: Path, folder: str, hold: bool = False) -> ReadImage:
 
     Args:
         hold: keep its statistics in memory.
-
-    Raises:
-        StoreError: names what does not fit; of a manifest the field, its value and what was
-            expected.
     """
     with _blamed(folder), Folder(root, folder) as opened:
         try:
@@ -276,11 +266,7 @@ def same_content(first: tuple[ReadImage, str], second: tuple[ReadImage, str]) ->
 def picture_header(
     folder: Folder, name: str, expected: tuple[int, int] | None = None
 ) -> tuple[tuple[int, int], int]:
-    """Width and height of a picture, from its header, and its bytes.
-
-    Raises:
-        StoreError: it is none, or not of the expected width and height.
-    """
+    """Width and height of a picture, from its header, and its bytes."""
     where = quoted(f"{folder.name}/{name}")
     format = FORMATS.get(PurePosixPath(name).suffix[1:])
     if format is None or (kind := format.pillow) == "PNG":

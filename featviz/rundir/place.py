@@ -273,11 +273,6 @@ def check_free(
 
     Returns:
         The earlier result, which is to be replaced; None where there is none.
-
-    Raises:
-        StoreError: it is a file, holds something that featviz did not write, or an earlier result
-            without `overwrite`. It names files, folders of nothing else as `src/`, those that are
-            least deep first.
     """
     if root.exists() and not root.is_dir():
         raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
@@ -313,12 +308,7 @@ def check_free(
 @contextmanager
 def replacing(root: Path, kind: ResultKind, besides: Collection[Path] = ()) -> Iterator[Path]:
     """A folder beside `root` to write into, which takes its place if the block succeeds: the result
-    appears whole or not at all. Meanwhile `root` is locked.
-
-    Raises:
-        StoreError: it cannot be made, written into or moved, another process writes it, or `root`
-            has come to hold something that featviz did not write; names `root`.
-    """
+    appears whole or not at all. Meanwhile `root` is locked."""
     fresh = hidden_beside(root)
     try:
         with lock.held(root), reported(root, "choose another place with --out, or make room"):
@@ -409,11 +399,7 @@ def picture_of(command: str) -> FileKind:
 
 
 def check_file(out: Path, kind: FileKind, option: str = "--out", overwrite: bool = False) -> None:
-    """Refuse a place that holds something else than an earlier file of the same kind.
-
-    Raises:
-        StoreError: it does, and `overwrite` is not given; or it is a folder.
-    """
+    """Refuse a place that holds something else than an earlier file of the same kind."""
     if out.is_dir():
         raise StoreError(f"{option} {out} is a folder, not a file", f"name a file with {option}")
     if not overwrite and out.exists() and not _is_ours(out, kind):
@@ -427,11 +413,7 @@ def check_file(out: Path, kind: FileKind, option: str = "--out", overwrite: bool
 def writing(
     out: Path, kind: FileKind, option: str = "--out", overwrite: bool = False
 ) -> Iterator[BinaryIO]:
-    """Write a file of a kind, which takes its place when all is written.
-
-    Raises:
-        StoreError: something else is in its place, or it cannot be written.
-    """
+    """Write a file of a kind, which takes its place when all is written."""
     check_file(out, kind, option, overwrite)
     with atomic(out) as file:
         yield file

@@ -92,9 +92,6 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
 
     Args:
         hold: keep all statistics in memory, for whoever needs them all.
-
-    Raises:
-        StoreError: it is none, or its run.json does not fit; names the file.
     """
     record, known = read_record(root)
     folders = {safe_way(name): name for name in known.images.complete}
@@ -109,7 +106,13 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
             continue
         try:
             image = read_image(root, folder, hold)
-            _check_name(image, folders.get(folder), images)
+            where = f"{quoted(folder)}/{MANIFEST_FILE}: "
+            if image.name != folders.get(folder, image.name):
+                words = schema.misfit("image.path", image.name, f"{quoted(name)!r}")
+                raise StoreError(where + words)
+            if image.name in images:
+                words = f"another than in {quoted(images[image.name].folder)}"
+                raise StoreError(where + schema.misfit("image.path", image.name, words))
             room -= sum(stats.nbytes for stats in (image.kept_stats or {}).values())
             if room < 0:
                 raise StoreError(f"{quoted(folder)}: the run has too many statistics to hold")
@@ -139,12 +142,7 @@ def warn_of(images: Mapping[str, str], before: str = "", behind: str = "") -> No
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a run.json or manifest, of whatever kind it is.
-
-    Raises:
-        StoreError: no such file, a link, no JSON, or written by a later featviz; or what should be
-            its folder is a file.
-    """
+    """The content of a run.json or manifest, of whatever kind it is."""
     if path.parent.is_file():
         name = quoted(str(path.parent))
         raise StoreError(f"{name} is a file, not a run directory", "give a folder of `featviz run`")
@@ -178,26 +176,19 @@ _OTHERS = {
 
 def _no_run(path: Path) -> StoreError:
     """The error for a folder without a run.json or a manifest, with what it holds instead."""
-    folder = quoted(str(path.parent))
-    there = next((name for name in _OTHERS if (path.parent / name).is_file()), None)
-    if there is None or path.name != RUN_FILE:
-        hint = "give a folder that `featviz run` wrote"
-        if next(path.parent.glob(f"*/{MANIFEST_FILE}"), None) and path.name == RUN_FILE:
+    folder, hint = quoted(str(path.parent)), "give a folder that `featviz run` wrote"
+    if path.name == RUN_FILE:
+        for name, (what, use) in _OTHERS.items():
+            if (path.parent / name).is_file():
+                hint = use.replace("%s", quoted(shlex.quote(str(path.parent))))
+                return StoreError(f"{folder} is no run directory: it holds {what}", hint)
+        if next(path.parent.glob(f"*/{MANIFEST_FILE}"), None):
             hint = "the same `featviz run` with --resume writes it anew from the images' manifests"
-        return StoreError(f"{folder} is no run directory: it has no {path.name}", hint)
-    what, use = _OTHERS[there]
-    return StoreError(
-        f"{folder} is no run directory: it holds {what}",
-        use.replace("%s", quoted(shlex.quote(str(path.parent)))),
-    )
+    return StoreError(f"{folder} is no run directory: it has no {path.name}", hint)
 
 
 def read_record(root: Path) -> tuple[dict[str, Any], RunRecord]:
-    """The content of a run's run.json, as it stands and as far as it is looked at.
-
-    Raises:
-        StoreError: there is none, it is of kernels, or it does not fit.
-    """
+    """The content of a run's run.json, as it stands and as far as it is looked at."""
     content = read_json(root / RUN_FILE)
     kind = content.get("kind", "run")
     if kind != "run":
@@ -243,16 +234,6 @@ def image_folders(root: Path, listed: Mapping[str, str]) -> Iterator[tuple[str, 
                     yield inner, "its folder is a symbolic link, which is not followed"
 
 
-def _check_name(image: ReadImage, listed: str | None, others: Mapping[str, ReadImage]) -> None:
-    """Whether an image is the one that run.json has in this folder, and no other one's double."""
-    where, name = f"{quoted(image.folder)}/{MANIFEST_FILE}: ", image.name
-    if listed is not None and name != listed:
-        raise StoreError(where + schema.misfit("image.path", name, f"{quoted(listed)!r}"))
-    if name in others:
-        other = quoted(others[name].folder)
-        raise StoreError(where + schema.misfit("image.path", name, f"another than in {other}"))
-
-
 _OF_ROW = (
     *("layer", "type", "kind", "key", "layout", "file", "normalize"),
     *("shape", "grid", "slices", "steps"),
@@ -279,14 +260,12 @@ def _shared(image: ReadImage, held: dict[Hashable, Any]) -> ReadImage:
         found: _T = held.setdefault(key, value)
         return found
 
-    def share(record: object, *names: str) -> None:
+    manifest = image.manifest
+    manifest = replace(manifest, files=[], skipped=[*map(one, manifest.skipped)])
+    rows: list[tuple[object, tuple[str, ...]]] = [(row, _OF_ROW) for row in manifest.captures]
+    of_all = (manifest, ("never_ran", "fingerprint")), (manifest.input, ("shape", "preprocessing"))
+    for record, names in (*rows, *of_all):
         for name in names:  # not through vars(), which gives each object a dict of its own
             object.__setattr__(record, name, one(getattr(record, name)))
-
-    for row in image.manifest.captures:
-        share(row, *_OF_ROW)
-    manifest = replace(image.manifest, files=[], skipped=[*map(one, image.manifest.skipped)])
-    share(manifest, "never_ran", "fingerprint")
-    share(manifest.input, "shape", "preprocessing")
     sizes = {one(name): size for name, size in image.sizes.items()}
     return replace(image, manifest=manifest, sizes=sizes, input_size=one(image.input_size))

@@ -160,11 +160,7 @@ class ExemplarRecord:
 
 
 def read_exemplars(root: Path) -> ExemplarRecord:
-    """The exemplars that a folder holds.
-
-    Raises:
-        StoreError: it holds none, or they cannot be read.
-    """
+    """The exemplars that a folder holds."""
     path = root / EXEMPLARS_FILE
     if not path.exists():
         raise StoreError(
@@ -189,11 +185,7 @@ def read_exemplars(root: Path) -> ExemplarRecord:
 
 
 def exemplar_pictures(root: Path, record: ExemplarRecord) -> ReadImage:
-    """The pictures of exemplars, as those of an image that has no input and no grids.
-
-    Raises:
-        StoreError: one of them is missing, or is no PNG.
-    """
+    """The pictures of exemplars, as those of an image that has no input and no grids."""
     named = [layer.sheet for layer in record.layers]
     named += [row.file for layer in record.layers for row in layer.channels if row.file]
     with _reading(root, "exemplars"):
@@ -234,11 +226,7 @@ def is_audit(root: Path) -> bool:
 
 def read_audit(root: Path, given: Path | None) -> ReadAudit | None:
     """The audit that was asked for, a file or its folder, or the one in `root`; None where there
-    is none.
-
-    Raises:
-        StoreError: it is no audit.json, or a picture of suspects is none.
-    """
+    is none."""
     path = given or root
     if given is None or path.is_dir():
         path /= AUDIT_FILE
@@ -291,11 +279,7 @@ def is_kernels(root: Path) -> bool:
 
 
 def read_kernels(root: Path) -> ReadKernels:
-    """Read what `featviz kernels` wrote.
-
-    Raises:
-        StoreError: it holds no kernels, or a file of it is missing or does not fit.
-    """
+    """Read what `featviz kernels` wrote."""
     record = read_json(root / RUN_FILE) if (root / RUN_FILE).exists() else {}
     if record.get("kind") != "kernels":
         raise StoreError(

@@ -58,9 +58,6 @@ class ImageFolder:
 
         Args:
             name: the folder relative to the run directory, with forward slashes.
-
-        Raises:
-            StoreError: it cannot be made.
         """
         self.run, self.name, self.path, self.is_new = run, name, run.root / name, new
         self._written: dict[str, _SummedFile] = {}
@@ -93,11 +90,7 @@ class ImageFolder:
     @contextmanager
     def writing(self, relative: str) -> Iterator[BinaryIO]:
         """Open a new file of this folder, `name` or `folder/name`, to be written from its beginning
-        to its end; removed if the block fails. No link below the run is followed.
-
-        Raises:
-            StoreError: it cannot be written; names it.
-        """
+        to its end; removed if the block fails. No link below the run is followed."""
         *folders, name = relative.split("/")
         parent = self._hidden.joinpath(*folders)
         try:
@@ -115,12 +108,7 @@ class ImageFolder:
 
     def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
         """Write the statistics, then the manifest, and give a new folder its name: from now on the
-        image is complete.
-
-        Raises:
-            StoreError: something cannot be written; or the folder cannot be moved, since a link, a
-                file, or files of others are in its place.
-        """
+        image is complete."""
         with self.writing(STATS_FILE) as file:
             packed = io.BytesIO()
             write_arrays(packed, stats)
@@ -155,11 +143,7 @@ class ImageFolder:
             return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
 
     def refuse_others(self) -> None:
-        """Say before the work that files of others are in its place.
-
-        Raises:
-            StoreError: there are; what is complete beside them stays.
-        """
+        """Say before the work that files of others are in its place."""
         ours = {*left_of_image(self.run.root, self.name)}
         if not ours.issuperset(f"{self.name}/{inside}" for inside, _ in walk(self.path)):
             raise self._holds_others()
@@ -173,9 +157,6 @@ class ImageFolder:
 
         The manifest goes first: killed in between, this leaves an incomplete image. Files that
         have no name of ours stay.
-
-        Raises:
-            StoreError: its place cannot be reached any more, or has come to lie behind a link.
         """
         if self.is_new:
             remove_folder(self._hidden, self.run.root)
@@ -206,10 +187,6 @@ class RunDirectory:
 
         Args:
             record: what run.json will say, to tell the same run from another.
-
-        Raises:
-            StoreError: it holds another run, or something that featviz did not write, or cannot be
-                written.
         """
         with reported(root):
             if (earlier := check_free_for_run(root, overwrite, record)) is not None:
@@ -231,20 +208,12 @@ class RunDirectory:
 
     def new_image(self, name: str) -> ImageFolder:
         """The folder of the image with this relative name, to be written; there is none under its
-        name until it is finished.
-
-        Raises:
-            StoreError: it cannot be made, or the run directory is no longer there.
-        """
+        name until it is finished."""
         self.check_place()
         return self.kind(self, safe_way(name), new=True)
 
     def check_place(self) -> None:
-        """Whether this is still the folder in which the run began.
-
-        Raises:
-            StoreError: it was removed or renamed.
-        """
+        """Whether this is still the folder in which the run began."""
         if self._began is None:
             return
         with suppress(OSError):
@@ -257,11 +226,7 @@ class RunDirectory:
 
     def clear_images(self, names: Iterable[str]) -> None:
         """Remove what killed runs left beside the folders of these images and run.json, and folders
-        above that this empties.
-
-        Raises:
-            StoreError: the folder in which something is cannot be read.
-        """
+        above that this empties."""
         paths = {RUN_FILE, *map(safe_way, names)}
         for above in {PurePosixPath(path).parent for path in paths}:
             if any((self.root / part).is_symlink() for part in (above, *above.parents)[:-1]):
@@ -277,19 +242,11 @@ class RunDirectory:
                     remove(self.root, [str(above / path.name)])
 
     def refuse_links(self, names: Iterable[str]) -> None:
-        """Say before the work that the folder of one of these images is a link, or lies behind one.
-
-        Raises:
-            StoreError: names the link.
-        """
+        """Say before the work that the folder of one of these images is, or is behind, a link."""
         refuse_links(self.root, map(safe_way, names))
 
     def write_run(self, content: Mapping[str, Any]) -> None:
-        """Write run.json.
-
-        Raises:
-            StoreError: it cannot be written, or the run directory is no longer there.
-        """
+        """Write run.json."""
         self.check_place()
         content = {"schema_version": SCHEMA_VERSION, **content}
         write_json(self.root / RUN_FILE, content, self.root)
