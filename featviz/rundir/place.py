@@ -356,8 +356,7 @@ def put_in_place(fresh: Path, root: Path, kind: ResultKind, besides: Collection[
         OSError: it cannot be moved; then the earlier result stays.
     """
     final, old = real(root), fresh.with_suffix(".old")
-    check_free(final, kind, True, besides)
-    ours = look(final, besides).in_order
+    ours = (check_free(final, kind, True, besides) or look(final, besides)).in_order
     if final.exists():
         final.replace(old)
     try:

@@ -11,11 +11,11 @@ import logging
 import marshal
 import os
 import shlex
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from featviz import files
 from featviz.errors import FileError, StoreError
@@ -32,12 +32,10 @@ from featviz.rundir import (
 )
 from featviz.rundir.atomic import part_of
 from featviz.rundir.image import ReadImage, read_image
-from featviz.rundir.schema import MOST_RECORD, RunRecord
+from featviz.rundir.schema import MOST_RECORD, Capture, RunRecord
 from featviz.text import counted, quoted, safe_way
 
 log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 MOST_HELD = 8 * 2**30
 """Bytes of the statistics of a run that are held at once."""
@@ -98,7 +96,7 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
     images: dict[str, ReadImage] = {}
     incomplete: dict[str, str] = {}
     damaged: dict[str, str] = {}
-    room, shared = MOST_HELD, dict[Hashable, Any]()
+    room, shared = MOST_HELD, dict[bytes, Any]()
     for folder, reason in image_folders(root, folders):
         name = folders.get(folder, folder)
         if reason is not None:
@@ -119,7 +117,9 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
         except StoreError as error:
             damaged[name] = error.message
         else:
-            images[image.name] = _shared(image, shared)
+            _share(image.manifest.captures, shared)
+            # its files have been compared with those that are there
+            images[image.name] = replace(image, manifest=replace(image.manifest, files=[]))
     listed = {name: n for n, name in enumerate(known.images.complete)}
     for name in listed.keys() - images.keys() - incomplete.keys() - damaged.keys():
         incomplete[name] = "run.json calls it complete, its folder is missing"
@@ -234,38 +234,21 @@ def image_folders(root: Path, listed: Mapping[str, str]) -> Iterator[tuple[str, 
                     yield inner, "its folder is a symbolic link, which is not followed"
 
 
-_OF_ROW = (
+_OFTEN_ALIKE = (
     *("layer", "type", "kind", "key", "layout", "file", "normalize"),
     *("shape", "grid", "slices", "steps"),
 )
 """Fields of a row of `captures` that other images have with the same value."""
-_SMALL = 64
-"""Entries of a list that is worth a look."""
 
 
-def _shared(image: ReadImage, held: dict[Hashable, Any]) -> ReadImage:
-    """An image that was just read, in which values that other images of the run have, too, are one
-    object each: of 10,000 images nearly all layers, shapes and grids are the same. An image of two
-    layers and five likely classes takes 4 KB instead of 11. Its manifest has no `files` any more:
-    they have been compared with those that are there.
+def _share(rows: Iterable[Capture], held: dict[bytes, Any]) -> None:
+    """Let rows of several images have one object for values that are equal: of 10,000 images nearly
+    all layers, shapes and grids are.
 
     Args:
         held: the objects of the images before.
     """
-
-    def one(value: _T) -> _T:
-        key: Hashable = (type(value), value)
-        if isinstance(value, (list, dict)):
-            key = marshal.dumps(value, 2) if len(value) <= _SMALL else id(value)
-        found: _T = held.setdefault(key, value)
-        return found
-
-    manifest = image.manifest
-    manifest = replace(manifest, files=[], skipped=[*map(one, manifest.skipped)])
-    rows: list[tuple[object, tuple[str, ...]]] = [(row, _OF_ROW) for row in manifest.captures]
-    of_all = (manifest, ("never_ran", "fingerprint")), (manifest.input, ("shape", "preprocessing"))
-    for record, names in (*rows, *of_all):
-        for name in names:  # not through vars(), which gives each object a dict of its own
-            object.__setattr__(record, name, one(getattr(record, name)))
-    sizes = {one(name): size for name, size in image.sizes.items()}
-    return replace(image, manifest=manifest, sizes=sizes, input_size=one(image.input_size))
+    for row in rows:
+        for name in _OFTEN_ALIKE:
+            value = getattr(row, name)
+            object.__setattr__(row, name, held.setdefault(marshal.dumps(value, 2), value))
