@@ -139,8 +139,8 @@ def look(root: Path, besides: Collection[Path] = ()) -> Earlier:
             manifest = _record(root, f"{folder}/{MANIFEST_FILE}".lstrip("/"))
             if folder not in folders:  # run.json does not know it: is it where its image's is?
                 image = {} if manifest is None else manifest.get("image")
-                name = image.get("path") if isinstance(image, dict) else None
-                if not isinstance(name, str) or safe_way(name) != folder:
+                stated = image.get("path") if isinstance(image, dict) else None
+                if not isinstance(stated, str) or safe_way(stated) != folder:
                     continue
             found.complete += folder in with_manifest
             if manifest is None:

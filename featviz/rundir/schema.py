@@ -167,28 +167,6 @@ class Capture:
 _OPTIONAL = {one.name for one in fields(Capture) if one.default is None}
 
 
-@dataclass(frozen=True)
-class Skipped(Skip):
-    """A row of `skipped`."""
-
-    layer: Text
-    type: Text
-    index: Count
-    kind: Text
-    call: Count
-    key: Text
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class Class(Guess):
-    """A row of `prediction`."""
-
-    index: Count
-    name: Text | None
-    probability: Annotated[float, Meta(ge=0, le=1)]
-
-
 @dataclass(frozen=True, slots=True)
 class Size:
     """Width and height of an image file in pixels."""
@@ -275,11 +253,11 @@ class Manifest:
     image: ImageFields
     input: Input
     captures: list[Capture]
-    skipped: list[Skipped]
+    skipped: list[Skip]
     never_ran: list[Text]
     files: list[FileSum]
     fingerprint: Text | None = None
-    prediction: list[Class] = field(default_factory=list)
+    prediction: list[Guess] = field(default_factory=list)
     target: TargetFields | None = None
     interventions: list[InterventionFields] = field(default_factory=list)
 
