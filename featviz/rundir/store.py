@@ -230,11 +230,6 @@ def files_of_images(sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
     return images
 
 
-def complete(images: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """Those of these images that have a manifest."""
-    return {folder: names for folder, names in images.items() if MANIFEST_FILE in names}
-
-
 @contextmanager
 def here(place: Path | Url) -> Iterator[Path]:
     """A run directory to read: itself, or a copy of the one below a URL, as long as the block
@@ -244,8 +239,9 @@ def here(place: Path | Url) -> Iterator[Path]:
         return
     store = Store(place)
     there = store.sizes()
-    images = complete(files_of_images(there))
-    own = [f"{folder}/{name}" for folder, names in images.items() for name in names]
+    images = files_of_images(there).items()
+    whole = [(folder, names) for folder, names in images if MANIFEST_FILE in names]
+    own = [f"{folder}/{name}" for folder, names in whole for name in names]
     sizes = {name: there[name] for name in (RUN_FILE, AUDIT_FILE, *own) if name in there}
     if not sizes:
         raise StoreError(
@@ -365,7 +361,7 @@ class StoredRun(RunDirectory):
         """List anew what is there: other shards may have written, and run.json is brought here."""
         sizes = self.store.sizes()
         self.images = files_of_images(sizes)
-        self.complete = [*complete(self.images)]
+        self.complete = [path for path, names in self.images.items() if MANIFEST_FILE in names]
         self.names = [name for name in sizes if not is_lock(name)]
         (self.root / RUN_FILE).unlink(missing_ok=True)
         if RUN_FILE in sizes:
