@@ -57,7 +57,14 @@ def merge(parts: Sequence[Path | Url], out: Path, overwrite: bool = False) -> Me
         raise UsageError(f"{twice[0]} is named twice", "name each part once")
     with ExitStack() as stack:
         folders = [stack.enter_context(here(part)) for part in parts]
-        _check_apart(folders, out)
+        seen: dict[Path, Path] = {}
+        for part in folders:
+            where = real(part)
+            if where in seen:
+                raise UsageError(f"{seen[where]} and {part} are one folder", "name each part once")
+            if real(out).is_relative_to(where) or where.is_relative_to(real(out)):
+                raise UsageError(f"--out {out} and the part {part} overlap", "name another --out")
+            seen[where] = part
         check_free(out, RUN, overwrite)
         runs = [read_run(folder) for folder in folders]
         for run in runs:
@@ -82,17 +89,6 @@ def merge(parts: Sequence[Path | Url], out: Path, overwrite: bool = False) -> Me
     failures = tuple(row["image"] for row in record["failures"])
     complete, total = record["images"]["complete"], record["images"]["total"]
     return MergeResult(out, tuple(complete), failures, tuple(lost), total)
-
-
-def _check_apart(parts: Sequence[Path], out: Path) -> None:
-    seen: dict[Path, Path] = {}
-    for part in parts:
-        where = real(part)
-        if where in seen:
-            raise UsageError(f"{seen[where]} and {part} are one folder", "name each part once")
-        if real(out).is_relative_to(where) or where.is_relative_to(real(out)):
-            raise UsageError(f"--out {out} and the part {part} overlap", "name another --out")
-        seen[where] = part
 
 
 def _not_whole(part: Path, fault: str) -> StoreError:

@@ -24,12 +24,7 @@ _BESIDE = {LOCK_FILE, REPORT, REPORT_FILE, REPORT_ZIP}
 
 
 def step_folder(root: Path, step: int) -> Path:
-    """`OUT/step-000100`.
-
-    Example:
-        >>> step_folder(Path("out"), 100).name
-        'step-000100'
-    """
+    """`OUT/step-000100`."""
     return root / f"step-{step:06d}"
 
 

@@ -73,8 +73,8 @@ FAULTS: dict[str, Callable[[Path, random.Random], object]] = {
 
 @pytest.mark.slow
 def test_a_hundred_planted_faults_are_found(whole: Path) -> None:
-    """One file of one image is removed, emptied, changed by a bit, or turned around, which keeps its
-    size: it is found each time, and no other image is blamed (seed 18)."""
+    """One file of one image is removed, emptied, changed by a bit, or turned around with its size
+    kept: it is found each time, and no other image is blamed (seed 18)."""
     dice = random.Random(18)
     paths = sorted(p for p in whole.rglob("*") if p.is_file() and p.parent != whole)
     for number in range(100):
