@@ -107,12 +107,6 @@ class Capture:
     """File of the figure, relative to the image's folder."""
 
     @property
-    def as_row(self) -> dict[str, Any]:
-        """The row of the manifest; what has a default is there only where it has a value."""
-        row = {name: getattr(self, name) for name in self.__slots__}
-        return {name: v for name, v in row.items() if v is not None or name not in _OPTIONAL}
-
-    @property
     def place(self) -> Place:
         """What it is matched by."""
         return Place(self.layer, self.kind, self.call, self.key)
@@ -164,7 +158,8 @@ class Capture:
         return [name for column in _ENDS if (name := getattr(self, column)) is not None]
 
 
-_OPTIONAL = {one.name for one in fields(Capture) if one.default is None}
+OPTIONAL = {one.name for one in fields(Capture) if one.default is None}
+"""Fields that a row has only where they have a value."""
 
 
 @dataclass(frozen=True, slots=True)

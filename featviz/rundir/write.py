@@ -36,7 +36,7 @@ from featviz.rundir.atomic import (
     reported,
 )
 from featviz.rundir.place import RUN, Earlier, check_free, left_of_image, walk
-from featviz.rundir.schema import Capture
+from featviz.rundir.schema import OPTIONAL, Capture
 from featviz.text import quoted, safe_name, safe_way
 from featviz.version import __version__
 
@@ -297,7 +297,10 @@ def is_sealed(document: bytes) -> bool:
 
 def manifest_rows(captures: Sequence[Capture], skipped: Sequence[Skip]) -> dict[str, Any]:
     """`captures` and `skipped` as the manifest has them; optional fields only where set."""
-    rows = [capture.as_row for capture in captures]
+    rows = []
+    for capture in captures:
+        row = {name: getattr(capture, name) for name in capture.__slots__}
+        rows.append({k: v for k, v in row.items() if v is not None or k not in OPTIONAL})
     return {"captures": rows, "skipped": [vars(skip) for skip in skipped]}
 
 
