@@ -56,17 +56,16 @@ def run(
     Raises:
         FeatvizError: as from `featviz.run`; or Ray is missing, or a worker has died three times.
     """
-    given: dict[str, Any] = dict(options)
     for name, value, least in (("workers", workers, 1), ("cpus", cpus, 0), ("gpus", gpus, 0)):
         if not value >= least:
             raise UsageError(f"{name}={value:g}: expected a number ≥ {least}")
-    if wrong := [name for name in NOT_OF_RAY if given.get(name)]:
+    if wrong := [name for name in NOT_OF_RAY if options.get(name)]:
         raise UsageError(f"{wrong[0]} is not for workers of Ray", "leave it out")
     try:
         import ray
     except ImportError:
         raise UsageError("ray is not installed", "pip install 'featviz[ray]'") from None
-    order = order_run(model, {**given, "resume": resume}, layers, out)
+    order = order_run(model, {**options, "resume": resume}, layers, out)
     check_options(order.options)
     with as_files(images) as files:
         with order.lent() as source:

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from featviz.records import Floats, is_gradient
+from featviz.records import Floats, Guess, is_gradient
 from featviz.report import words
 from featviz.report.channels import ChannelTotals, Found
 from featviz.report.views import Figure, Group, ImagePage
-from featviz.rundir.schema import Capture, Class
+from featviz.rundir.schema import Capture
 from featviz.text import by
 
 STRIP = 10
@@ -186,7 +186,7 @@ def _tile(row: Capture, channel: int | None, stats: Floats) -> Tile:
     return Tile(channel, box, span)
 
 
-def bars(row: Capture, stats: Floats, guesses: Sequence[Class], count: int = _TOP) -> list[Bar]:
+def bars(row: Capture, stats: Floats, guesses: Sequence[Guess], count: int = _TOP) -> list[Bar]:
     """The largest entries of a vector, of a gradient those of the largest magnitude; with the names
     of classes where the vector is the model's output."""
     values = np.nan_to_num(stats[:, 2].astype(np.float64), posinf=np.nan, neginf=np.nan)

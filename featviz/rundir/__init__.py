@@ -1,4 +1,5 @@
-"""The run directory: the names of the files that featviz writes."""
+"""The run directory: the names of the files that featviz writes. In this folder, what cannot be
+read or written is a StoreError that names it."""
 
 import re
 

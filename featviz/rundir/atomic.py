@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import shutil
-import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath, PurePosixPath
@@ -24,8 +23,6 @@ from featviz.text import quoted
 _HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{16}\.(?:part|old)", re.DOTALL)
 """Names of what is being written, `.NAME.<16 hex digits>.part` beside NAME, and of what has stood
 there. Where one is left, the process that made it was killed."""
-_TRIES = 10
-"""How often a hidden folder is made where another process removes the empty folder above it."""
 _BUFFER = 2**16
 """Bytes of a file's write buffer, small enough to be used again for the next file."""
 _LONGEST = 200
@@ -38,24 +35,24 @@ _HAS_PLACES = {os.open, os.mkdir, os.stat, os.unlink, os.rmdir} <= os.supports_d
 """Whether the system opens files relative to a folder that is open (Windows does not)."""
 
 
-class _Place(NamedTuple):
+class OpenFolder(NamedTuple):
     """A folder that is open: what is done by it happens in this folder, whatever is put in its
     place meanwhile."""
 
     path: str
     fd: int | None
     """None where the system has no such thing."""
+    prefix: str
+    """Stands before the names of its files: nothing, or the folder's path."""
 
-    def name(self, file: str) -> str:
-        return file if self.fd is not None else f"{self.path}/{file}"
-
-    def has_link(self, name: str) -> bool:
-        mode = os.stat(self.name(name), dir_fd=self.fd, follow_symlinks=False).st_mode
-        return stat.S_ISLNK(mode)
+    def move(self, name: str, final: str) -> None:
+        """Give a file or folder another name."""
+        source, target = self.prefix + name, self.prefix + final
+        os.replace(source, target, src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
 
 @contextmanager
-def _opened(folder: Path, below: Path | None, made: int | None = None) -> Iterator[_Place]:
+def opened(folder: Path, below: Path | None, made: int | None = None) -> Iterator[OpenFolder]:
     """Open a folder; what lies below `below` component by component, following no link.
 
     Args:
@@ -67,49 +64,44 @@ def _opened(folder: Path, below: Path | None, made: int | None = None) -> Iterat
         raise OSError(errno.EINVAL, f"it lies outside {base}")
     if made is None:
         base.mkdir(parents=True, exist_ok=True)
-    fds = [os.open(base, _DIRECTORY)] if _HAS_PLACES else []
+    path, fd, fds = str(base), None, list[int]()
     try:
-        place = _Place(str(base), fds[0] if fds else None)
+        if _HAS_PLACES:
+            fds.append(fd := os.open(base, _DIRECTORY))
         for number, part in enumerate(parts):
-            path = f"{place.path}/{part}"
+            inner, path = part if fds else f"{path}/{part}", f"{path}/{part}"
             if made is None or number >= len(parts) - made:
                 with suppress(FileExistsError):
-                    os.mkdir(place.name(part), dir_fd=place.fd)
+                    os.mkdir(inner, dir_fd=fd)
             try:
                 if fds:
-                    flags = _DIRECTORY | _NOFOLLOW
-                    fds.append(os.open(part, flags, dir_fd=place.fd))
-                elif place.has_link(part):
-                    raise _through_link(path)
+                    fds.append(fd := os.open(inner, _DIRECTORY | _NOFOLLOW, dir_fd=fd))
+                elif Path(path).is_symlink():
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             except OSError:
-                if place.has_link(part):
+                if Path(path).is_symlink():
                     raise _through_link(path) from None
                 raise
-            place = _Place(path, fds[-1] if fds else None)
-        yield place
+        yield OpenFolder(path, fd, "" if fds else f"{path}/")
     finally:
         for fd in fds:
             os.close(fd)
 
 
 @contextmanager
-def _new_file(place: _Place, name: str, final: str | None = None) -> Iterator[BinaryIO]:
+def new_file(place: OpenFolder, name: str, final: str | None = None) -> Iterator[BinaryIO]:
     """Open a file that is not there yet, and give it its final name, if it has another, when all
     is written; removed if the block fails."""
-    descriptor = os.open(place.name(name), _NEW, 0o666, dir_fd=place.fd)
+    descriptor = os.open(place.prefix + name, _NEW, 0o666, dir_fd=place.fd)
     try:
         with os.fdopen(descriptor, "wb", buffering=_BUFFER) as file:
             yield file
         if final is not None:
-            _move(place, name, final)
+            place.move(name, final)
     except BaseException:
         with suppress(FileNotFoundError):
-            os.unlink(place.name(name), dir_fd=place.fd)
+            os.unlink(place.prefix + name, dir_fd=place.fd)
         raise
-
-
-def _move(place: _Place, name: str, final: str) -> None:
-    os.replace(place.name(name), place.name(final), src_dir_fd=place.fd, dst_dir_fd=place.fd)
 
 
 @contextmanager
@@ -121,82 +113,13 @@ def atomic(path: Path, below: Path | None = None) -> Iterator[BinaryIO]:
     Args:
         below: a folder that the path lies in. Then no folder on the way from it to the file may be
             a symbolic link.
-
-    Raises:
-        StoreError: the file cannot be written; names it.
     """
     with (
         reported(path),
-        _opened(path.parent, below) as place,
-        _new_file(place, part_name(path.name), path.name) as file,
+        opened(path.parent, below) as place,
+        new_file(place, part_name(path.name), path.name) as file,
     ):
         yield file
-
-
-class HiddenFolder:
-    """A folder that is written under an unguessable name beside its final one, and moved there when
-    all is in it: under its final name it is whole."""
-
-    def __init__(self, path: Path, below: Path) -> None:
-        """Make it, and the folders that are missing on the way.
-
-        Args:
-            path: where it is to stand.
-            below: a folder that the path lies in. No folder on the way from it to the path may be a
-                symbolic link.
-
-        Raises:
-            StoreError: it cannot be made; names `path`.
-        """
-        self.path, self.below = path, below
-        self.hidden = path.with_name(part_name(path.name))
-        with reported(path):
-            for left in reversed(range(_TRIES)):
-                try:
-                    with _opened(path.parent, below) as above:
-                        os.mkdir(above.name(self.hidden.name), dir_fd=above.fd)
-                    return
-                except FileNotFoundError:
-                    if not left:
-                        raise
-
-    @contextmanager
-    def writing(self, relative: str) -> Iterator[BinaryIO]:
-        """Open a new file of this folder, `name` or `folder/name`; removed if the block fails.
-
-        Raises:
-            StoreError: it cannot be written; names it.
-        """
-        *folders, name = relative.split("/")
-        with (
-            reported(f"{self.path}/{relative}"),
-            _opened(self.hidden.joinpath(*folders), self.below, made=len(folders)) as place,
-            _new_file(place, name) as file,
-        ):
-            yield file
-
-    def publish(self) -> None:
-        """Move the folder to its place.
-
-        Raises:
-            StoreError: it cannot be moved: a link, a file, or files of others are in its place.
-        """
-        with reported(self.path), _opened(self.path.parent, self.below, made=0) as above:
-            try:
-                _move(above, self.hidden.name, self.path.name)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-                words = f"{quoted(str(self.path))} holds files that featviz did not write"
-                raise StoreError(words, "move them away; --resume goes on") from None
-
-    def discard(self) -> None:
-        """Remove it, and the folders above that this has emptied.
-
-        Raises:
-            StoreError: its place cannot be reached any more, or has come to lie behind a link.
-        """
-        remove_folder(self.hidden, self.below)
 
 
 def part_name(name: str) -> str:
@@ -211,69 +134,56 @@ def part_of(name: str) -> str | None:
     return None if hidden is None else hidden[1]
 
 
-def refuse_links(root: Path, ways: Iterable[str]) -> None:
+def refuse_links(root: Path, paths: Iterable[str]) -> None:
     """Say before the work that something below a folder is a symbolic link.
 
     Args:
-        ways: paths relative to the folder, with forward slashes; what is not there is no link.
-
-    Raises:
-        StoreError: names the first link.
+        paths: relative to the folder, with forward slashes; what is not there is no link.
     """
-    seen: set[Path] = set()
-    for way in ways:
-        path = root
-        for part in PurePosixPath(way).parts:
-            path = path / part
-            if path not in seen and path.is_symlink():
-                raise _through_link(path)
-            seen.add(path)
+    seen: set[PurePosixPath] = set()
+    for relative in map(PurePosixPath, paths):
+        for part in (*reversed(relative.parents), relative):
+            if part.parts and part not in seen and (root / part).is_symlink():
+                raise _through_link(root / part)
+            seen.add(part)
 
 
-def remove(root: Path, ways: Iterable[str]) -> None:
+def remove(root: Path, paths: Iterable[str]) -> None:
     """Remove files below a folder, in this order, then the folders that this has emptied; what is
-    gone already, or has become a folder, is passed over.
-
-    Raises:
-        StoreError: a file cannot be removed, or has come to lie behind a link; names it.
-    """
+    gone already, or has become a folder, is passed over."""
     folders: set[PurePath] = set()
-    for way in ways:
-        path = root / way
+    for relative in paths:
+        path = root / relative
         with reported(path), suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            with _opened(path.parent, root, made=0) as place:
-                os.unlink(place.name(path.name), dir_fd=place.fd)
-            folders.update(PurePosixPath(way).parents)
-    _remove_empty(root, folders)
+            with opened(path.parent, root, made=0) as place:
+                os.unlink(place.prefix + path.name, dir_fd=place.fd)
+            folders.update(PurePosixPath(relative).parents)
+    _remove_emptied(root, folders)
 
 
 def remove_folder(folder: Path, root: Path) -> None:
     """Remove a folder with all that is in it, and those above it that this empties, up to one that
-    it lies in. No link is followed.
-
-    Raises:
-        StoreError: it cannot be reached, or has come to lie behind a link.
-    """
-    place = _opened(folder.parent, root, made=0)
+    it lies in. No link is followed."""
+    place = opened(folder.parent, root, made=0)
     with reported(folder), suppress(FileNotFoundError), place as above:
-        shutil.rmtree(above.name(folder.name), ignore_errors=True, dir_fd=above.fd)
-    _remove_empty(root, folder.relative_to(root).parents)
+        shutil.rmtree(above.prefix + folder.name, ignore_errors=True, dir_fd=above.fd)
+    _remove_emptied(root, folder.relative_to(root).parents)
 
 
-def _remove_empty(root: Path, ways: Iterable[PurePath]) -> None:
-    for way in sorted(ways, key=lambda way: len(way.parts), reverse=True):
-        if way.parts:
-            folder = root / way
-            with suppress(OSError, StoreError), _opened(folder.parent, root, made=0) as place:
-                os.rmdir(place.name(folder.name), dir_fd=place.fd)
+def _remove_emptied(root: Path, paths: Iterable[PurePath]) -> None:
+    for relative in sorted(paths, key=lambda path: len(path.parts), reverse=True):
+        if relative.parts:
+            folder = root / relative
+            with suppress(OSError, StoreError), opened(folder.parent, root, made=0) as place:
+                os.rmdir(place.prefix + folder.name, dir_fd=place.fd)
 
 
 def remove_empty(folder: Path) -> None:
     """Remove a folder and those below it, as far as they hold no files."""
     if not folder.is_symlink():
-        for place, _, _ in os.walk(folder, topdown=False):
+        for inner, _, _ in os.walk(folder, topdown=False):
             with suppress(OSError):
-                Path(place).rmdir()
+                Path(inner).rmdir()
 
 
 def _through_link(path: str | Path) -> StoreError:
@@ -288,11 +198,7 @@ _GO_ON = "what is complete stays complete; --resume when it works, or another --
 
 @contextmanager
 def reported(path: str | Path, hint: str = _GO_ON) -> Iterator[None]:
-    """Turn what the system says of a path into a StoreError that names it.
-
-    Raises:
-        StoreError: the block raised an OSError.
-    """
+    """Turn what the system says of a path into a StoreError that names it."""
     try:
         yield
     except OSError as error:

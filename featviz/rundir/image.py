@@ -13,8 +13,8 @@ import struct
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -149,15 +149,17 @@ class ReadImage:
         most = Image.MAX_IMAGE_PIXELS
         if not format_of(row.file).levels or (most is not None and row.plan.pixels > most):
             return None
-        with self._picture(row.file) as picture:
-            if picture.mode not in _LEVELS:
-                return None
-            pixels, colors = np.asarray(picture), picture.getpalette()
-        return pixels, None if colors is None else np.array(colors, np.uint8).reshape(-1, 3)
+        picture = self.picture(row.file)
+        if picture.mode not in _LEVELS:
+            return None
+        colors = picture.getpalette()
+        palette = None if colors is None else np.array(colors, np.uint8).reshape(-1, 3)
+        return np.asarray(picture), palette
 
     def picture(self, relative: str) -> Image.Image:
         """A picture of this image, decoded."""
-        with self._picture(relative) as picture:
+        formats = [format_of(relative).pillow]
+        with self._reading(relative) as file, Image.open(file, formats=formats) as picture:
             picture.load()
             return picture
 
@@ -190,14 +192,6 @@ class ReadImage:
                 raise DamagedError(self, message) from error
 
     @contextmanager
-    def _picture(self, relative: str) -> Iterator[Image.Image]:
-        with (
-            self._reading(relative) as file,
-            Image.open(file, formats=[format_of(relative).pillow]) as picture,
-        ):
-            yield picture
-
-    @contextmanager
     def _opened(self) -> Iterator[Folder]:
         try:
             with _blamed(self.folder), Folder(self.root, self.folder) as folder:
@@ -211,10 +205,6 @@ def read_image(root: Path, folder: str, hold: bool = False) -> ReadImage:
 
     Args:
         hold: keep its statistics in memory.
-
-    Raises:
-        StoreError: names what does not fit; of a manifest the field, its value and what was
-            expected.
     """
     with _blamed(folder), Folder(root, folder) as opened:
         try:
@@ -224,14 +214,12 @@ def read_image(root: Path, folder: str, hold: bool = False) -> ReadImage:
         numbers = stats_of(opened, manifest.captures)
         sizes, pixels = {}, {}
         for row in manifest.captures:
-            plan = row.plan
-            sizes[row.file] = check_picture(opened, row.file, (plan.width, plan.height))
+            _, sizes[row.file] = picture_header(opened, row.file, row.size)
             if row.tensor is not None:
                 sizes[row.tensor] = opened.size(row.tensor)
             if row.figure is not None:
-                pixels[row.figure], sizes[row.figure] = png_header(opened, row.figure)
-        shown, sizes[INPUT_FILE] = png_header(opened, INPUT_FILE)
-        _check_size(opened, INPUT_FILE, shown, manifest.input.shown)
+                pixels[row.figure], sizes[row.figure] = picture_header(opened, row.figure)
+        shown, sizes[INPUT_FILE] = picture_header(opened, INPUT_FILE, manifest.input.shown)
         found = {**sizes, STATS_FILE: opened.size(STATS_FILE)}
         for file in manifest.files:
             if found[file.file] != file.bytes:
@@ -242,20 +230,25 @@ def read_image(root: Path, folder: str, hold: bool = False) -> ReadImage:
 
 
 def pictures_beside(
-    root: Path,
-    name: str,
-    found: Mapping[str, tuple[tuple[int, int], int]],
-    rows: Sequence[Capture] = (),
+    root: Path, name: str, files: Iterable[str], rows: Sequence[Capture] = (), whole: bool = True
 ) -> ReadImage:
     """The pictures of an audit, of exemplars or of kernels, as those of an image without input.
 
     Args:
-        found: width and height of each, and its bytes.
         rows: where they are grids.
+        whole: whether all of them must be there.
+
+    Raises:
+        FileNotFoundError: one of them is missing.
+        FileError, StoreError: one is none, or is not as large as its grid.
     """
+    sizes, pixels = {}, {}
+    expected = {row.file: row.size for row in rows}
+    with Folder(root) as folder:
+        for file in files:
+            with suppress(*() if whole else (FileNotFoundError,)):
+                pixels[file], sizes[file] = picture_header(folder, file, expected.get(file))
     manifest = Manifest(1, ImageFields(name, ""), Input([], ""), [*rows], [], [], [])
-    sizes = {file: size for file, (_, size) in found.items()}
-    pixels = {file: shape for file, (shape, _) in found.items()}
     return ReadImage(root, "", manifest, (0, 0), sizes, pixels=pixels)
 
 
@@ -270,45 +263,35 @@ def same_content(first: tuple[ReadImage, str], second: tuple[ReadImage, str]) ->
     return True
 
 
-def png_header(folder: Folder, name: str) -> tuple[tuple[int, int], int]:
-    """Width and height of a PNG, from its first chunk, and its bytes; StoreError for others."""
-    head, size = folder.head(name, _PNG_HEAD)
-    if not name.endswith(".png") or len(head) < _PNG_HEAD or not head.startswith(_PNG):
-        raise StoreError(f"{quoted(f'{folder.name}/{name}')} cannot be read: it is no PNG")
-    return (int.from_bytes(head[-8:-4], "big"), int.from_bytes(head[-4:], "big")), size
-
-
-def check_picture(folder: Folder, name: str, expected: tuple[int, int]) -> int:
-    """Bytes of a picture, whose header must say what its grid says."""
-    if name.endswith(".png"):
-        shown, size = png_header(folder, name)
+def picture_header(
+    folder: Folder, name: str, expected: tuple[int, int] | None = None
+) -> tuple[tuple[int, int], int]:
+    """Width and height of a picture, from its header, and its bytes."""
+    where = quoted(f"{folder.name}/{name}")
+    format = FORMATS.get(PurePosixPath(name).suffix[1:])
+    if format is None or (kind := format.pillow) == "PNG":
+        head, size = folder.head(name, _PNG_HEAD)
+        if format is None or len(head) < _PNG_HEAD or not head.startswith(_PNG):
+            raise StoreError(f"{where} cannot be read: it is no PNG")
+        shown = (int.from_bytes(head[-8:-4], "big"), int.from_bytes(head[-4:], "big"))
     else:
-        kind = format_of(name).pillow
         with folder.open(name) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             try:
                 with Image.open(file, formats=[kind]) as opened:
                     shown, size = opened.size, os.fstat(file.fileno()).st_size
             except BROKEN as error:
-                where = quoted(f"{folder.name}/{name}")
                 raise StoreError(f"{where} cannot be read: it is no {kind}") from error
-    _check_size(folder, name, shown, expected)
-    return size
+    if expected not in (None, shown):
+        words = f"{where} has {by(shown)} pixels, by its {MANIFEST_FILE} {by(expected or ())}"
+        raise StoreError(words)
+    return shown, size
 
 
 def format_of(name: str) -> PictureFormat:
     """The format of a picture, by the ending of its file's name, which Pillow is told to expect: it
     tries no other."""
     return FORMATS[PurePosixPath(name).suffix[1:]]
-
-
-def _check_size(
-    folder: Folder, name: str, shown: tuple[int, int], expected: tuple[int, int] | None
-) -> None:
-    if expected is not None and shown != expected:
-        where = quoted(f"{folder.name}/{name}")
-        words = f"{where} has {by(shown)} pixels, by its {MANIFEST_FILE} {by(expected)}"
-        raise StoreError(words)
 
 
 @contextmanager

@@ -16,21 +16,16 @@ def document(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") 
         counts = {"tests": str(len(rows)), "failures": failures, "errors": "0", "skipped": "0"}
         suite = ElementTree.SubElement(root, "testsuite", {"name": _legal(model), **counts})
         for verdict in rows:
-            _case(suite, f"featviz.{command}.{model}", verdict)
+            name = {"classname": _legal(f"featviz.{command}.{model}"), "name": _legal(verdict.gate)}
+            case, words = ElementTree.SubElement(suite, "testcase", name), _legal(verdict.words)
+            if verdict.held:
+                ElementTree.SubElement(case, "system-out").text = words
+            else:
+                ElementTree.SubElement(case, "failure", message=words).text = words
     ElementTree.indent(root)
     return bytes(ElementTree.tostring(root, "utf-8", xml_declaration=True)) + b"\n"
 
 
-def _case(suite: ElementTree.Element, where: str, verdict: Verdict) -> None:
-    name = {"classname": _legal(where), "name": _legal(verdict.gate)}
-    case = ElementTree.SubElement(suite, "testcase", name)
-    words = _legal(verdict.words)
-    if verdict.held:
-        ElementTree.SubElement(case, "system-out").text = words
-    else:
-        ElementTree.SubElement(case, "failure", message=words).text = words
-
-
 def _legal(text: str) -> str:
     """Without the characters that XML 1.0 cannot hold (file names may)."""
-    return "".join(c if c.isprintable() or c in "\t\n\r" else "�" for c in text)
+    return "".join(c if c.isprintable() or c in "\t\n\r" else "\ufffd" for c in text)

@@ -40,10 +40,6 @@ def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
     The folder is made if it is missing; at the end it goes again if it is empty.
 
     What is no folder is not locked: writing into it is refused anyway.
-
-    Raises:
-        StoreError: another process holds it, with its host, its number and when it began, or holds
-            a shard of another division; or the lock cannot be made.
     """
     what = f"--out {quoted(str(out))}"
     if out.exists() and not out.is_dir():
@@ -61,11 +57,7 @@ def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
 
 @contextmanager
 def among_shards(out: Path) -> Iterator[None]:
-    """Be the only shard that begins or ends, which takes a moment; the others wait.
-
-    Raises:
-        StoreError: the others took too long.
-    """
+    """Be the only shard that begins or ends, which takes a moment; the others wait."""
     with _locked(out / SHARDS_LOCK, f"--out {quoted(str(out))}", PATIENCE):
         yield
 
@@ -107,12 +99,16 @@ def _locked(path: Path, what: str, patience: float = 0.0) -> Iterator[None]:
                     try:
                         lock.acquire(timeout=patience, poll_interval=_POLL)
                     except Timeout:
-                        raise StoreError(
-                            f"{what} is being written by {_holder(path)}",
-                            "wait until it is done, or name another place",
-                        ) from None
+                        raise _taken(path, what) from None
         try:
-            mine = _sign(path, lock)
+            with suppress(OSError):  # a full disk has room for the lock, and not for the words
+                if not isinstance(lock, SoftFileLock):  # which has written it itself
+                    with os.fdopen(os.open(path, _WRITE), "wb", buffering=0) as file:
+                        _check(path, os.fstat(file.fileno()))  # a link may have come since
+                        file.truncate()
+                        file.write(f"{signature()}\n".encode())
+            with suppress(OSError):
+                mine = path.lstat()
             yield
         finally:
             # while it is held: who waits for it sees that it has gone, and makes a new one; a lock
@@ -136,24 +132,13 @@ def _check(path: Path, found: os.stat_result) -> None:
         )
 
 
-def _sign(path: Path, lock: FileLock) -> os.stat_result | None:
-    """Write who holds the lock, and tell which file it is; where the system has no flock, filelock
-    has written it itself. The file is checked before it is emptied: since it was locked, a link may
-    have taken its place."""
-    with suppress(OSError):  # a full disk has room for the lock, and not for the words
-        if not isinstance(lock, SoftFileLock):
-            with os.fdopen(os.open(path, _WRITE), "wb", buffering=0) as file:
-                _check(path, os.fstat(file.fileno()))
-                file.truncate()
-                file.write(f"{signature()}\n".encode())
-    with suppress(OSError):
-        return path.lstat()
-    return None
-
-
-def _holder(path: Path) -> str:
-    """What the lock file says, on one line."""
+def _taken(path: Path, what: str) -> StoreError:
+    """The refusal of what another process holds, by what the lock file says, on one line."""
+    holder = ""
     with suppress(OSError, FileError):
-        words = files.read_bytes(path, MOST_WORDS).decode("utf-8", "backslashreplace")
-        return quoted(" ".join(words.split())) or "another process"
-    return "another process"
+        said = files.read_bytes(path, MOST_WORDS).decode("utf-8", "backslashreplace")
+        holder = quoted(" ".join(said.split()))
+    return StoreError(
+        f"{what} is being written by {holder or 'another process'}",
+        "wait until it is done, or name another place",
+    )

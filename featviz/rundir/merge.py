@@ -53,64 +53,46 @@ def merge(parts: Sequence[Path | Url], out: Path, overwrite: bool = False) -> Me
         FeatvizError: the parts are not of one run, or disagree on an image; a file cannot be read
             or written. Then nothing is left under `out`.
     """
-    urls = [part for part in parts if isinstance(part, Url)]
-    if twice := [url for url in urls if urls.count(url) > 1]:
+    if twice := [part for part in parts if isinstance(part, Url) and parts.count(part) > 1]:
         raise UsageError(f"{twice[0]} is named twice", "name each part once")
     with ExitStack() as stack:
-        return _merge([stack.enter_context(here(part)) for part in parts], out, overwrite)
-
-
-def _merge(parts: Sequence[Path], out: Path, overwrite: bool) -> MergeResult:
-    _check_apart(parts, out)
-    check_free(out, RUN, overwrite)
-    runs = [_read(part) for part in parts]
-    for run in runs[1:]:
-        _check_alike(runs[0], run)
-    images = _images(runs)
-    record = _record(runs, images)
-    with replacing(out, RUN) as fresh:
-        for image in images.values():
-            for fault in faults_of(read_image(image.root, image.folder)):
-                raise _not_whole(image.root, fault)
-            _bring(image, fresh / image.folder)
-        RunDirectory(fresh).write_run(record)
+        folders = [stack.enter_context(here(part)) for part in parts]
+        seen: dict[Path, Path] = {}
+        for part in folders:
+            where = real(part)
+            if where in seen:
+                raise UsageError(f"{seen[where]} and {part} are one folder", "name each part once")
+            if real(out).is_relative_to(where) or where.is_relative_to(real(out)):
+                raise UsageError(f"--out {out} and the part {part} overlap", "name another --out")
+            seen[where] = part
+        check_free(out, RUN, overwrite)
+        runs = [read_run(folder) for folder in folders]
+        for run in runs:
+            for reason in run.damaged.values():  # a merged run takes the place of its parts
+                raise _not_whole(run.root, reason)
+        settings = [{k: v for k, v in r.record.items() if k not in GROWING} for r in runs]
+        for run, other in zip(runs[1:], settings[1:], strict=True):
+            for words in differences(settings[0], other):
+                raise CompareError(
+                    f"{runs[0].root} and {run.root} are not parts of one run: {words}",
+                    "run the parts with the same model, layers and options",
+                )
+        images = _images(runs)
+        record = {**settings[0], **_outcome(runs, images)}
+        with replacing(out, RUN) as fresh:
+            for image in images.values():
+                for fault in faults_of(read_image(image.root, image.folder)):
+                    raise _not_whole(image.root, fault)
+                _bring(image, fresh / image.folder)
+            RunDirectory(fresh).write_run(record)
     lost = sorted({name for run in runs for name in run.incomplete} - set(images))
     failures = tuple(row["image"] for row in record["failures"])
     complete, total = record["images"]["complete"], record["images"]["total"]
     return MergeResult(out, tuple(complete), failures, tuple(lost), total)
 
 
-def _check_apart(parts: Sequence[Path], out: Path) -> None:
-    seen: dict[Path, Path] = {}
-    for part in parts:
-        where = real(part)
-        if where in seen:
-            raise UsageError(f"{seen[where]} and {part} are one folder", "name each part once")
-        if real(out).is_relative_to(where) or where.is_relative_to(real(out)):
-            raise UsageError(f"--out {out} and the part {part} overlap", "name another --out")
-        seen[where] = part
-
-
-def _read(part: Path) -> ReadRun:
-    """Read a part, all of whose complete images must be whole: a merged run takes their place."""
-    run = read_run(part)
-    for reason in run.damaged.values():
-        raise _not_whole(part, reason)
-    return run
-
-
 def _not_whole(part: Path, fault: str) -> StoreError:
     return StoreError(f"{quoted(str(part))}: {fault}", "take this image out, or run it again")
-
-
-def _check_alike(first: ReadRun, other: ReadRun) -> None:
-    """Refuse parts of two runs, by the first entry of run.json that differs."""
-    one, two = ({k: v for k, v in r.record.items() if k not in GROWING} for r in (first, other))
-    for words in differences(one, two):
-        raise CompareError(
-            f"{first.root} and {other.root} are not parts of one run: {words}",
-            "run the parts with the same model, layers and options",
-        )
 
 
 def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
@@ -128,11 +110,16 @@ def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
     return images
 
 
-def _record(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any]:
-    """The content of run.json: an image that failed in one part and is complete in another is
-    complete."""
-    parts = [_names(run) for run in runs]
-    order = _in_order(parts, [set(run.record["images"].get("missing", [])) for run in runs])
+def _outcome(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any]:
+    """`images` and `failures` of run.json: an image that failed in one part and is complete in
+    another is complete."""
+    parts, missing = [], [set(run.record["images"].get("missing", [])) for run in runs]
+    for run in runs:
+        done = [*dict.fromkeys([*run.record["images"]["complete"], *run.images])]
+        absent = run.record["images"].get("missing", [])
+        names = [*dict.fromkeys([*done, *run.failures, *absent])]
+        parts.append(sorted(names, key=_by_parts) if _is_sorted(done) else names)
+    order = _in_order(parts, missing)
     errors = {name: error for run in reversed(runs) for name, error in run.failures.items()}
     twice = sum(map(len, parts)) - len(order)
     images = {
@@ -143,17 +130,8 @@ def _record(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any
     if any("missing" in run.record["images"] for run in runs):
         images["missing"] = [n for n in order if n not in complete and n not in errors]
     failed = [name for name in order if name in errors and name not in complete]
-    shared = {name: value for name, value in runs[0].record.items() if name not in GROWING}
     failures = [{"image": name, "error": errors[name]} for name in failed]
-    return {**shared, "images": images, "failures": failures}
-
-
-def _names(run: ReadRun) -> list[str]:
-    """All images that a part knows of, as far as it tells in their order."""
-    listed = run.record["images"]
-    complete = dict.fromkeys([*listed["complete"], *run.images])
-    names = list(complete | dict.fromkeys([*run.failures, *listed.get("missing", [])]))
-    return sorted(names, key=_by_parts) if _is_sorted(list(complete)) else names
+    return {"images": images, "failures": failures}
 
 
 def _in_order(parts: Sequence[Sequence[str]], missing: Sequence[Collection[str]]) -> list[str]:

@@ -18,7 +18,7 @@ import shutil
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -46,6 +46,7 @@ from featviz.rundir import (
     lock,
 )
 from featviz.rundir.atomic import atomic, part_name, part_of, remove, remove_empty, reported
+from featviz.rundir.unlike import taken
 from featviz.text import listed, quoted, safe_way
 
 _HEAD = 1000
@@ -82,16 +83,13 @@ DIFF = ResultKind("diff", DIFF_FILE)
 EXEMPLARS = ResultKind("exemplars", EXEMPLARS_FILE)
 REPORT_FOLDER = ResultKind("report", REPORT_RECORD)
 
-_LISTING: dict[str, type] = {"files": list}
+_LISTINGS = (AUDIT_FILE, DIFF_FILE, EXEMPLARS_FILE, REPORT_RECORD)
 _SAYS: dict[str, dict[str, type]] = {
-    AUDIT_FILE: _LISTING,
-    DIFF_FILE: _LISTING,
-    EXEMPLARS_FILE: _LISTING,
-    REPORT_RECORD: _LISTING,
-    RUN_FILE: {"torch": str, "model": dict, "options": dict, "layers": list},
-    MANIFEST_FILE: _LISTING,
+    **{name: {"featviz": str, "files": list} for name in _LISTINGS},
+    RUN_FILE: {"featviz": str, "torch": str, "model": dict, "options": dict, "layers": list},
+    MANIFEST_FILE: {"files": list},
 }
-"""What our records hold beside their version and that of featviz, which a manifest has not."""
+"""What our records hold beside their version."""
 
 
 @dataclass
@@ -124,39 +122,42 @@ def look(root: Path, besides: Collection[Path] = ()) -> Earlier:
     """
     final = os.path.realpath(root)
     named = {os.path.relpath(os.path.realpath(p), final).replace(os.sep, "/") for p in besides}
-    files = {way: regular for way, regular in walk(root) if not is_lock(way)}
-    found, lost = Earlier(), set[str]()
-    for name in (AUDIT_FILE, DIFF_FILE, EXEMPLARS_FILE, REPORT_RECORD, f"{REPORT}/{REPORT_RECORD}"):
+    files = {path: regular for path, regular in walk(root) if not is_lock(path)}
+    found, lost = Earlier(), set[PurePosixPath]()
+    for name in (*_LISTINGS, f"{REPORT}/{REPORT_RECORD}"):
         if (record := _record(root, name)) is not None:
             folder = name.rpartition("/")[0]
-            named |= {name, *(f"{folder}/{way}".lstrip("/") for way in _files(record))}
+            named |= {name, *(f"{folder}/{file}".lstrip("/") for file in _files(record))}
     named |= {name for name in (REPORT_FILE, REPORT_ZIP) if _is_ours(root / name, PAGE)}
     if (run := _record(root, RUN_FILE)) is not None:
         found.run = run
         named.add(RUN_FILE)
         folders = {safe_way(name) for name in names_of_images(run)} if not run.get("kind") else {""}
-        ends = (way.rpartition("/") for way, regular in files.items() if regular)
+        ends = (path.rpartition("/") for path, regular in files.items() if regular)
         with_manifest = {above for above, _, name in ends if name == MANIFEST_FILE}
         for folder in folders | with_manifest:
             manifest = _record(root, f"{folder}/{MANIFEST_FILE}".lstrip("/"))
-            if folder in folders or (manifest is not None and _is_of(manifest, folder)):
-                found.complete += folder in with_manifest
-                inside = () if manifest is None else (MANIFEST_FILE, *_files(manifest))
+            if folder not in folders:  # run.json does not know it: is it where its image's is?
+                image = {} if manifest is None else manifest.get("image")
+                stated = image.get("path") if isinstance(image, dict) else None
+                if not isinstance(stated, str) or safe_way(stated) != folder:
+                    continue
+            found.complete += folder in with_manifest
+            if manifest is None:
+                lost.add(PurePosixPath(folder))
+            else:
+                inside = (MANIFEST_FILE, *_files(manifest))
                 named |= {f"{folder}/{name}".lstrip("/") for name in inside}
-                lost |= {folder} if manifest is None else set()
-
-    def is_ours(way: str) -> bool:
-        path = PurePosixPath(way)
-        if any(map(part_of, path.parts)):
-            return True
-        above = ((str(folder) if folder.parts else "", folder) for folder in path.parents)
-        return any(is_own_name(str(path.relative_to(f))) for name, f in above if name in lost)
-
-    for way, regular in files.items():
-        if regular and (way in named or is_ours(way)):
-            found.ours.append(way)
-        elif not way.rpartition("/")[2].startswith(_EVENTS):
-            found.others.append(way)
+    for name, regular in files.items():
+        path = PurePosixPath(name)
+        if regular and (
+            name in named
+            or any(map(part_of, path.parts))
+            or any(f in lost and is_own_name(str(path.relative_to(f))) for f in path.parents)
+        ):
+            found.ours.append(name)
+        elif not path.name.startswith(_EVENTS):
+            found.others.append(name)
     return found
 
 
@@ -204,16 +205,15 @@ def is_record(content: Any, name: str) -> bool:
     if not isinstance(content, dict):
         return False
     version, says = content.get("schema_version"), _SAYS[name.rpartition("/")[2]]
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        return False
-    if name == RUN_FILE and content.get("kind", "kernels") != "kernels":
+    if type(version) is not int or version < 1:
         return False
     if name == RUN_FILE and "kind" not in content:
         images = content.get("images")
-        listing = isinstance(images, dict) and isinstance(images.get("complete"), list)
-        if not listing or not isinstance(content.get("failures"), list):
+        complete = images.get("complete") if isinstance(images, dict) else None
+        if not isinstance(complete, list) or not isinstance(content.get("failures"), list):
             return False
-    says = says if name.endswith(MANIFEST_FILE) else {"featviz": str, **says}
+    elif name == RUN_FILE and content["kind"] != "kernels":
+        return False
     return all(isinstance(content.get(key), kind) for key, kind in says.items())
 
 
@@ -231,13 +231,6 @@ def _files(record: Mapping[str, Any]) -> list[str]:
     """The files that a record lists, by names or, in a manifest, by rows."""
     rows = (row.get("file") if isinstance(row, dict) else row for row in record["files"])
     return [name for name in rows if isinstance(name, str)]
-
-
-def _is_of(manifest: Mapping[str, Any], folder: str) -> bool:
-    """Whether a manifest that run.json does not know of stands where its image's folder is."""
-    image = manifest.get("image")
-    name = image.get("path") if isinstance(image, dict) else None
-    return isinstance(name, str) and safe_way(name) == folder
 
 
 def walk(root: Path) -> Iterator[tuple[str, bool]]:
@@ -262,31 +255,24 @@ def walk(root: Path) -> Iterator[tuple[str, bool]]:
 # Folders
 
 
-def _holds_another(root: Path, earlier: Earlier) -> StoreError:
-    ways = "--overwrite replaces it, --out names another folder"
-    return StoreError(f"--out {root} holds another result", ways)
-
-
 def check_free(
     root: Path,
     kind: ResultKind,
     overwrite: bool,
     besides: Collection[Path] = (),
-    taken: Callable[[Path, Earlier], StoreError] = _holds_another,
+    record: Mapping[str, Any] | None = None,
+    certain: bool = True,
 ) -> Earlier | None:
     """Say before the work that a folder cannot become the result's.
 
     Args:
         besides: files that the user has named for this command to write.
-        taken: words the refusal of a folder that holds an earlier result.
+        record: of a run, what is known of what its run.json will say, to tell the same from
+            another.
+        certain: whether the record says all that makes a run the same.
 
     Returns:
         The earlier result, which is to be replaced; None where there is none.
-
-    Raises:
-        StoreError: it is a file, holds something that featviz did not write, or an earlier result
-            without `overwrite`. It names files, folders of nothing else as `src/`, those that are
-            least deep first.
     """
     if root.exists() and not root.is_dir():
         raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
@@ -303,7 +289,9 @@ def check_free(
         return None
     found = look(root, besides)
     if not overwrite and (found.complete or kind is not RUN):
-        raise taken(root, found)
+        hint = "--overwrite replaces it, --out names another folder"
+        earlier = found.run or {}
+        raise taken(f"{root}", kind.noun, earlier, found.complete, record, certain, hint)
     if found.others:
         tops = {way.partition("/")[0] for way in found.ours}
         firsts = [(way.partition("/")[0], way) for way in found.others]
@@ -320,12 +308,7 @@ def check_free(
 @contextmanager
 def replacing(root: Path, kind: ResultKind, besides: Collection[Path] = ()) -> Iterator[Path]:
     """A folder beside `root` to write into, which takes its place if the block succeeds: the result
-    appears whole or not at all. Meanwhile `root` is locked.
-
-    Raises:
-        StoreError: it cannot be made, written into or moved, another process writes it, or `root`
-            has come to hold something that featviz did not write; names `root`.
-    """
+    appears whole or not at all. Meanwhile `root` is locked."""
     fresh = hidden_beside(root)
     try:
         with lock.held(root), reported(root, "choose another place with --out, or make room"):
@@ -373,8 +356,7 @@ def put_in_place(fresh: Path, root: Path, kind: ResultKind, besides: Collection[
         OSError: it cannot be moved; then the earlier result stays.
     """
     final, old = real(root), fresh.with_suffix(".old")
-    check_free(final, kind, True, besides)
-    ours = look(final, besides).in_order
+    ours = (check_free(final, kind, True, besides) or look(final, besides)).in_order
     if final.exists():
         final.replace(old)
     try:
@@ -416,11 +398,7 @@ def picture_of(command: str) -> FileKind:
 
 
 def check_file(out: Path, kind: FileKind, option: str = "--out", overwrite: bool = False) -> None:
-    """Refuse a place that holds something else than an earlier file of the same kind.
-
-    Raises:
-        StoreError: it does, and `overwrite` is not given; or it is a folder.
-    """
+    """Refuse a place that holds something else than an earlier file of the same kind."""
     if out.is_dir():
         raise StoreError(f"{option} {out} is a folder, not a file", f"name a file with {option}")
     if not overwrite and out.exists() and not _is_ours(out, kind):
@@ -434,11 +412,7 @@ def check_file(out: Path, kind: FileKind, option: str = "--out", overwrite: bool
 def writing(
     out: Path, kind: FileKind, option: str = "--out", overwrite: bool = False
 ) -> Iterator[BinaryIO]:
-    """Write a file of a kind, which takes its place when all is written.
-
-    Raises:
-        StoreError: something else is in its place, or it cannot be written.
-    """
+    """Write a file of a kind, which takes its place when all is written."""
     check_file(out, kind, option, overwrite)
     with atomic(out) as file:
         yield file

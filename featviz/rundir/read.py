@@ -11,11 +11,11 @@ import logging
 import marshal
 import os
 import shlex
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from featviz import files
 from featviz.errors import FileError, StoreError
@@ -32,12 +32,10 @@ from featviz.rundir import (
 )
 from featviz.rundir.atomic import part_of
 from featviz.rundir.image import ReadImage, read_image
-from featviz.rundir.schema import MOST_RECORD, RunRecord
+from featviz.rundir.schema import MOST_RECORD, Capture, RunRecord
 from featviz.text import counted, quoted, safe_way
 
 log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 MOST_HELD = 8 * 2**30
 """Bytes of the statistics of a run that are held at once."""
@@ -92,16 +90,13 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
 
     Args:
         hold: keep all statistics in memory, for whoever needs them all.
-
-    Raises:
-        StoreError: it is none, or its run.json does not fit; names the file.
     """
     record, known = read_record(root)
     folders = {safe_way(name): name for name in known.images.complete}
     images: dict[str, ReadImage] = {}
     incomplete: dict[str, str] = {}
     damaged: dict[str, str] = {}
-    room, shared = MOST_HELD, dict[Hashable, Any]()
+    room, shared = MOST_HELD, dict[bytes, Any]()
     for folder, reason in image_folders(root, folders):
         name = folders.get(folder, folder)
         if reason is not None:
@@ -109,14 +104,22 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
             continue
         try:
             image = read_image(root, folder, hold)
-            _check_name(image, folders.get(folder), images)
+            where = f"{quoted(folder)}/{MANIFEST_FILE}: "
+            if image.name != folders.get(folder, image.name):
+                words = schema.misfit("image.path", image.name, f"{quoted(name)!r}")
+                raise StoreError(where + words)
+            if image.name in images:
+                words = f"another than in {quoted(images[image.name].folder)}"
+                raise StoreError(where + schema.misfit("image.path", image.name, words))
             room -= sum(stats.nbytes for stats in (image.kept_stats or {}).values())
             if room < 0:
                 raise StoreError(f"{quoted(folder)}: the run has too many statistics to hold")
         except StoreError as error:
             damaged[name] = error.message
         else:
-            images[image.name] = _shared(image, shared)
+            _share(image.manifest.captures, shared)
+            # its files have been compared with those that are there
+            images[image.name] = replace(image, manifest=replace(image.manifest, files=[]))
     listed = {name: n for n, name in enumerate(known.images.complete)}
     for name in listed.keys() - images.keys() - incomplete.keys() - damaged.keys():
         incomplete[name] = "run.json calls it complete, its folder is missing"
@@ -139,12 +142,7 @@ def warn_of(images: Mapping[str, str], before: str = "", behind: str = "") -> No
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a run.json or manifest, of whatever kind it is.
-
-    Raises:
-        StoreError: no such file, a link, no JSON, or written by a later featviz; or what should be
-            its folder is a file.
-    """
+    """The content of a run.json or manifest, of whatever kind it is."""
     if path.parent.is_file():
         name = quoted(str(path.parent))
         raise StoreError(f"{name} is a file, not a run directory", "give a folder of `featviz run`")
@@ -178,26 +176,19 @@ _OTHERS = {
 
 def _no_run(path: Path) -> StoreError:
     """The error for a folder without a run.json or a manifest, with what it holds instead."""
-    folder = quoted(str(path.parent))
-    there = next((name for name in _OTHERS if (path.parent / name).is_file()), None)
-    if there is None or path.name != RUN_FILE:
-        hint = "give a folder that `featviz run` wrote"
-        if next(path.parent.glob(f"*/{MANIFEST_FILE}"), None) and path.name == RUN_FILE:
+    folder, hint = quoted(str(path.parent)), "give a folder that `featviz run` wrote"
+    if path.name == RUN_FILE:
+        for name, (what, use) in _OTHERS.items():
+            if (path.parent / name).is_file():
+                hint = use.replace("%s", quoted(shlex.quote(str(path.parent))))
+                return StoreError(f"{folder} is no run directory: it holds {what}", hint)
+        if next(path.parent.glob(f"*/{MANIFEST_FILE}"), None):
             hint = "the same `featviz run` with --resume writes it anew from the images' manifests"
-        return StoreError(f"{folder} is no run directory: it has no {path.name}", hint)
-    what, use = _OTHERS[there]
-    return StoreError(
-        f"{folder} is no run directory: it holds {what}",
-        use.replace("%s", quoted(shlex.quote(str(path.parent)))),
-    )
+    return StoreError(f"{folder} is no run directory: it has no {path.name}", hint)
 
 
 def read_record(root: Path) -> tuple[dict[str, Any], RunRecord]:
-    """The content of a run's run.json, as it stands and as far as it is looked at.
-
-    Raises:
-        StoreError: there is none, it is of kernels, or it does not fit.
-    """
+    """The content of a run's run.json, as it stands and as far as it is looked at."""
     content = read_json(root / RUN_FILE)
     kind = content.get("kind", "run")
     if kind != "run":
@@ -243,50 +234,21 @@ def image_folders(root: Path, listed: Mapping[str, str]) -> Iterator[tuple[str, 
                     yield inner, "its folder is a symbolic link, which is not followed"
 
 
-def _check_name(image: ReadImage, listed: str | None, others: Mapping[str, ReadImage]) -> None:
-    """Whether an image is the one that run.json has in this folder, and no other one's double."""
-    where, name = f"{quoted(image.folder)}/{MANIFEST_FILE}: ", image.name
-    if listed is not None and name != listed:
-        raise StoreError(where + schema.misfit("image.path", name, f"{quoted(listed)!r}"))
-    if name in others:
-        other = quoted(others[name].folder)
-        raise StoreError(where + schema.misfit("image.path", name, f"another than in {other}"))
-
-
-_OF_ROW = (
+_OFTEN_ALIKE = (
     *("layer", "type", "kind", "key", "layout", "file", "normalize"),
     *("shape", "grid", "slices", "steps"),
 )
 """Fields of a row of `captures` that other images have with the same value."""
-_SMALL = 64
-"""Entries of a list that is worth a look."""
 
 
-def _shared(image: ReadImage, held: dict[Hashable, Any]) -> ReadImage:
-    """An image that was just read, in which values that other images of the run have, too, are one
-    object each: of 10,000 images nearly all layers, shapes and grids are the same. An image of two
-    layers and five likely classes takes 4 KB instead of 11. Its manifest has no `files` any more:
-    they have been compared with those that are there.
+def _share(rows: Iterable[Capture], held: dict[bytes, Any]) -> None:
+    """Let rows of several images have one object for values that are equal: of 10,000 images nearly
+    all layers, shapes and grids are.
 
     Args:
         held: the objects of the images before.
     """
-
-    def one(value: _T) -> _T:
-        key: Hashable = (type(value), value)
-        if isinstance(value, (list, dict)):
-            key = marshal.dumps(value, 2) if len(value) <= _SMALL else id(value)
-        found: _T = held.setdefault(key, value)
-        return found
-
-    def share(record: object, *names: str) -> None:
-        for name in names:  # not through vars(), which gives each object a dict of its own
-            object.__setattr__(record, name, one(getattr(record, name)))
-
-    for row in image.manifest.captures:
-        share(row, *_OF_ROW)
-    manifest = replace(image.manifest, files=[], skipped=[*map(one, image.manifest.skipped)])
-    share(manifest, "never_ran", "fingerprint")
-    share(manifest.input, "shape", "preprocessing")
-    sizes = {one(name): size for name, size in image.sizes.items()}
-    return replace(image, manifest=manifest, sizes=sizes, input_size=one(image.input_size))
+    for row in rows:
+        for name in _OFTEN_ALIKE:
+            value = getattr(row, name)
+            object.__setattr__(row, name, held.setdefault(marshal.dumps(value, 2), value))

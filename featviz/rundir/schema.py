@@ -107,12 +107,6 @@ class Capture:
     """File of the figure, relative to the image's folder."""
 
     @property
-    def as_row(self) -> dict[str, Any]:
-        """The row of the manifest; what has a default is there only where it has a value."""
-        row = {name: getattr(self, name) for name in self.__slots__}
-        return {name: v for name, v in row.items() if v is not None or name not in _OPTIONAL}
-
-    @property
     def place(self) -> Place:
         """What it is matched by."""
         return Place(self.layer, self.kind, self.call, self.key)
@@ -153,34 +147,19 @@ class Capture:
         return GridPlan(tiles, columns, rows, size, (down, across), grid["padding"])
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of its picture."""
+        plan = self.plan
+        return plan.width, plan.height
+
+    @property
     def files(self) -> list[str]:
         """The picture, and the tensor and figure where there are some."""
         return [name for column in _ENDS if (name := getattr(self, column)) is not None]
 
 
-_OPTIONAL = {one.name for one in fields(Capture) if one.default is None}
-
-
-@dataclass(frozen=True)
-class Skipped(Skip):
-    """A row of `skipped`."""
-
-    layer: Text
-    type: Text
-    index: Count
-    kind: Text
-    call: Count
-    key: Text
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class Class(Guess):
-    """A row of `prediction`."""
-
-    index: Count
-    name: Text | None
-    probability: Annotated[float, Meta(ge=0, le=1)]
+OPTIONAL = {one.name for one in fields(Capture) if one.default is None}
+"""Fields that a row has only where they have a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,11 +248,11 @@ class Manifest:
     image: ImageFields
     input: Input
     captures: list[Capture]
-    skipped: list[Skipped]
+    skipped: list[Skip]
     never_ran: list[Text]
     files: list[FileSum]
     fingerprint: Text | None = None
-    prediction: list[Class] = field(default_factory=list)
+    prediction: list[Guess] = field(default_factory=list)
     target: TargetFields | None = None
     interventions: list[InterventionFields] = field(default_factory=list)
 
@@ -378,9 +357,20 @@ def read_manifest(data: bytes) -> Manifest:
     """A manifest that can be trusted to be one.
 
     Raises:
-        ValueError: `captures[3].grid.nrow is 0, expected 1 or more`; or it is no JSON.
+        ValueError: ``captures[3].grid.nrow is 0, expected `int` >= 1``; or it is no JSON.
     """
-    manifest = _decode(data)
+    try:
+        manifest = _MANIFESTS.decode(data)
+        whole = manifest.schema_version == SCHEMA_VERSION
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        whole = False
+    if not whole:  # Python's own JSON reads names that are no UTF-8, and gives values to name
+        try:
+            content = parse_json(data.decode("utf-8"))
+        except ValueError as error:
+            raise ValueError(f"cannot be read: {quoted(str(error))}") from None
+        check_version(content)
+        manifest = convert(content, Manifest)
     for contradiction in _contradictions(manifest):
         raise ValueError(contradiction)
     return manifest
@@ -399,7 +389,7 @@ def check_kernels(content: Any) -> list[Capture]:
     becomes as many of as many.
 
     Raises:
-        ValueError: `captures[0].maps is 0, expected 1 or more`; or it is none.
+        ValueError: ``captures[0].maps is 0, expected `int` >= 1``; or it is none.
     """
     rows = content.get("captures") if isinstance(content, dict) else None
     if isinstance(rows, list):
@@ -427,28 +417,11 @@ def check_version(content: Any, known: int = SCHEMA_VERSION) -> None:
         raise ValueError(f"has schema version {version}, this featviz reads {known}")
 
 
-def _decode(data: bytes) -> Manifest:
-    """Names that are no UTF-8 are written as lone surrogates, which only Python's own JSON reads;
-    of what does not fit, it tells the value too."""
-    try:
-        manifest = _MANIFESTS.decode(data)
-        if manifest.schema_version == SCHEMA_VERSION:
-            return manifest
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        pass
-    try:
-        content = parse_json(data.decode("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"cannot be read: {quoted(str(error))}") from None
-    check_version(content)
-    return convert(content, Manifest)
-
-
 def convert(content: Any, kind: type[_T]) -> _T:
     """The content of a document, if it is one of this kind.
 
     Raises:
-        ValueError: `images.total is -1, expected 0 or more`.
+        ValueError: ``images.total is -1, expected `int` >= 0``.
     """
     try:
         return msgspec.convert(content, kind)
@@ -458,65 +431,36 @@ def convert(content: Any, kind: type[_T]) -> _T:
 
 # What does not fit, in words
 
-_KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "array": "a list",
-    "object": "an object",
-    "bool": "true or false",
-    "null": "null",
-}
-_ERROR = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<at>.*)`)?", re.DOTALL)
-_LIMIT = re.compile(
-    r"Expected `(?P<kind>\w+)`(?P<length> of length)? (?P<sign>[<>]=?) (?P<limit>.+)"
-)
-_SIGNS = {">=": "{} or more", "<=": "{} or less", ">": "more than {}", "<": "less than {}"}
+_ERROR = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
 _SHOWN = 60
 """Characters of a value in a message."""
-_UNKNOWN = object()
 
 
 def _words(error: str, content: Any) -> str:
-    """`captures[3].grid.nrow is 0, expected 1 or more`, from msgspec's words."""
+    """``captures[3].grid.nrow is 0, expected `int` >= 1``, from msgspec's words."""
     parts = _ERROR.fullmatch(error)
-    what, at = (parts["what"], parts["at"] or "") if parts else (error, "")
-    where = at.removeprefix(".")
+    what, where = (parts["what"], parts["at"] or "") if parts else (error, "")
     if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
         return f"{where}.{missing[1]} is missing".removeprefix(".")
     value = content
-    for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", at):
-        try:
+    try:
+        for name, index in re.findall(r"(\w+)|\[(\d+|\.\.\.)\]", where):
             value = value[name] if name else value[int(index)]
-        except (KeyError, IndexError, TypeError, ValueError):  # msgspec says [...] of a mapping
-            value = _UNKNOWN
-            break
-    if limit := _LIMIT.fullmatch(what):
-        expected = _SIGNS[limit["sign"]].format(limit["limit"].removesuffix(".0"))
-        unit = "entries" if limit["kind"] == "array" else "characters"
-        expected += f" {unit}" if limit["length"] else ""
-    elif kinds := re.match(r"Expected `(.+?)`, got", what):
-        expected = " or ".join(_KINDS.get(kind, kind) for kind in kinds[1].split(" | "))
-    elif pattern := re.fullmatch(r"Expected `str` matching regex (.*)", what):
-        expected = f"text like {pattern[1]}"
-    else:
-        expected = f"something else ({quoted(what)})"
-    return misfit(where or "the document", value, expected)
+    except (KeyError, IndexError, TypeError, ValueError):  # msgspec says [...] of a mapping
+        return f"{quoted(where)}: {quoted(what)}"
+    return misfit(where or "the document", value, quoted(what.removeprefix("Expected ")))
 
 
 def misfit(where: str, value: Any, expected: str) -> str:
-    """`captures[3].grid.nrow is 0, expected 1 or more`."""
-    shown = "" if value is _UNKNOWN else f" is {quoted(_json(value), _SHOWN)}"
-    return f"{quoted(where)}{shown}, expected {expected}"
-
-
-def _json(value: Any) -> str:
+    """``captures[3].grid.nrow is 0, expected `int` >= 1``."""
     if isinstance(value, (list, dict)) and len(value) > _SHOWN:
-        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except ValueError:  # an integer of more digits than Python writes
-        return "a number of too many digits"
+        shown = f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
+    else:
+        try:
+            shown = json.dumps(value, ensure_ascii=False)
+        except ValueError:  # an integer of more digits than Python writes
+            shown = "a number of too many digits"
+    return f"{quoted(where)} is {quoted(shown, _SHOWN)}, expected {expected}"
 
 
 # What one field says of another
@@ -566,5 +510,5 @@ def _of_row(row: Capture) -> Iterator[tuple[str, Any, str]]:
     plan = row.plan
     if 0 in plan.map_size:
         yield "grid.scale", row.grid["scale"], f"no more than the tile {row.grid['tile']}"
-    if max(size := (plan.width, plan.height)) > _LARGEST:
-        yield "grid", by(size), f"a picture of at most {_LARGEST} pixels a side"
+    if max(row.size) > _LARGEST:
+        yield "grid", by(row.size), f"a picture of at most {_LARGEST} pixels a side"

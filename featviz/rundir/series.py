@@ -24,12 +24,7 @@ _BESIDE = {LOCK_FILE, REPORT, REPORT_FILE, REPORT_ZIP}
 
 
 def step_folder(root: Path, step: int) -> Path:
-    """`OUT/step-000100`.
-
-    Example:
-        >>> step_folder(Path("out"), 100).name
-        'step-000100'
-    """
+    """`OUT/step-000100`."""
     return root / f"step-{step:06d}"
 
 
@@ -47,25 +42,17 @@ def step_folders(root: Path) -> dict[int, Path]:
     with reported(root):
         named = [(_STEP.fullmatch(path.name), path) for path in root.iterdir()]
     found = {int(match[1]): path for match, path in named if match and not path.is_symlink()}
-    return {step: found[step] for step in sorted(found)}
+    return dict(sorted(found.items()))
 
 
 def removable(root: Path, steps: Iterable[int]) -> dict[Path, Earlier]:
-    """The run directories of steps, all of which may go.
-
-    Raises:
-        StoreError: one holds files that featviz did not write.
-    """
+    """The run directories of steps, all of which may go."""
     found = {path: check_free(path, RUN, True) for path in (step_folder(root, n) for n in steps)}
     return {path: earlier for path, earlier in found.items() if earlier is not None}
 
 
 def remove_steps(steps: Mapping[Path, Earlier]) -> None:
-    """Remove run directories: what their records list.
-
-    Raises:
-        StoreError: one cannot be removed.
-    """
+    """Remove run directories: what their records list."""
     for path, earlier in steps.items():
         remove(path, earlier.in_order)
         remove_empty(path)
@@ -79,9 +66,6 @@ def check_series(root: Path, overwrite: bool, resume: bool, board: Path | None) 
 
     Returns:
         The steps that it holds.
-
-    Raises:
-        StoreError: it is a file, or holds another series, or something else.
     """
     if root.exists() and not root.is_dir():
         raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
@@ -91,23 +75,13 @@ def check_series(root: Path, overwrite: bool, resume: bool, board: Path | None) 
             f"--out {quoted(str(root))} holds a series up to step {steps[-1]}",
             "overwrite=True replaces it, resume=True goes on with it, or name another --out",
         )
-    if not steps and (others := _others(root, board)):
-        raise StoreError(
-            f"--out {quoted(str(root))} is not empty and holds no series: {quoted(others[0])}",
-            "name another folder with --out",
-        )
-    return steps
-
-
-def _others(root: Path, board: Path | None) -> list[str]:
-    """What stands in a folder beside what a series may have."""
-    if not root.is_dir():
-        return []
+    if steps or not root.is_dir():
+        return steps
     apart = [] if board is None else [board.resolve(), *board.resolve().parents]
-    if root.resolve() in apart[:1]:
-        return []
-    with reported(root):
-        paths = sorted(root.iterdir())
-    known = (p for p in paths if p.name in _BESIDE or part_of(p.name) is not None)
-    ours = {*known, *(p for p in paths if p.resolve() in apart)}
-    return [path.name for path in paths if path not in ours]
+    for path in sorted(root.iterdir()) if root.resolve() not in apart[:1] else ():
+        if path.name not in _BESIDE and not part_of(path.name) and path.resolve() not in apart:
+            raise StoreError(
+                f"--out {quoted(str(root))} is not empty and holds no series: {quoted(path.name)}",
+                "name another folder with --out",
+            )
+    return steps

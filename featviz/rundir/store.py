@@ -31,7 +31,7 @@ from featviz.rundir.place import is_lock, is_own_name, is_record
 from featviz.rundir.schema import MOST_RECORD, Manifest, read_manifest
 from featviz.rundir.unlike import taken
 from featviz.rundir.write import ImageFolder, RunDirectory
-from featviz.text import listed, quoted, safe_name, safe_way
+from featviz.text import listed, quoted, safe_name
 
 T = TypeVar("T")
 
@@ -39,10 +39,9 @@ _AT_ONCE = 16
 """Objects that are read or written at once."""
 _PIECE = 8 * 2**20
 """Bytes that are read of an object at a time."""
-_SPARE = 64 * 2**20
-"""Bytes of the temporary folder's disk that stay free."""
 _POLL = 1.0
 """Seconds between two tries to make a lock that another process has."""
+_ELSEWHERE = "--out names another place"
 _RIGHTS = (
     "give credentials that may list, read, write and delete there, as the store's library takes "
     "them (for s3: AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
@@ -76,20 +75,19 @@ class Store:
             if path.startswith(above) and info.get("type") == "file" and not path.endswith("/")
         }
 
+    def names(self) -> list[str]:
+        """The objects and folders that are in no folder."""
+        self._fs.invalidate_cache()
+        found = self._asked("listed", "", lambda: self._fs.ls(self._root, detail=False), [])
+        return [str(path).rpartition("/")[2] for path in found]
+
     def read(self, name: str, most: int) -> bytes:
         """The first bytes of an object, at most `most`; nothing where there is none."""
         read = partial(self._fs.cat_file, self._path(name), start=0, end=most)
         return bytes(self._asked("read", name, read, b""))
 
     def copy(self, sizes: Mapping[str, int], root: Path) -> None:
-        """Copy objects, as far as these sizes go, into a folder of this machine that has room."""
-        free, needed = shutil.disk_usage(root).free - _SPARE, sum(sizes.values())
-        if needed > free:
-            raise StoreError(
-                f"{quoted(str(self.url))} has {needed / 1e6:,.0f} MB, and {tempfile.gettempdir()} "
-                f"has room for {max(free, 0) / 1e6:,.0f} MB",
-                "TMPDIR names another folder for temporary files",
-            )
+        """Copy objects, as far as these sizes go, into a folder of this machine."""
 
         def copy(name: str) -> None:
             path, size = root / name, sizes[name]
@@ -143,12 +141,6 @@ class Store:
         for name in names:
             self._asked("removed", name, partial(self._fs.rm_file, self._path(name)), ())
 
-    def locks(self) -> list[str]:
-        """The locks of all who write there."""
-        self._fs.invalidate_cache()
-        found = self._asked("listed", "", lambda: self._fs.ls(self._root, detail=False), [])
-        return [name for path in found if is_lock(name := str(path).rpartition("/")[2])]
-
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
@@ -183,18 +175,13 @@ def _all_at_once(task: Callable[[str], None], names: Iterable[str]) -> None:
 
 @contextmanager
 def held(url: Url, shard: Shard | None) -> Iterator[None]:
-    """Hold the place below a URL, or one shard of it, by an object that says who does.
-
-    Raises:
-        StoreError: another process writes there, or was killed there and has left its lock; or the
-            store cannot be written.
-    """
+    """Hold the place below a URL, or one shard of it, by an object that says who does."""
     store = Store(url)
     mine = LOCK_FILE if shard is None else locks.name_of(shard)
     with _locked(store, mine):
-        for name in store.locks():
+        for name in store.names():
             together = shard is not None and name.endswith(f"-of-{shard.count}.lock")
-            if name not in (mine, SHARDS_LOCK) and not together:
+            if is_lock(name) and name not in (mine, SHARDS_LOCK) and not together:
                 raise _taken(store, name)
         yield
 
@@ -243,26 +230,18 @@ def files_of_images(sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
     return images
 
 
-def complete(images: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """Those of these images that have a manifest."""
-    return {folder: names for folder, names in images.items() if MANIFEST_FILE in names}
-
-
 @contextmanager
 def here(place: Path | Url) -> Iterator[Path]:
     """A run directory to read: itself, or a copy of the one below a URL, as long as the block
-    lasts. Errors of the block speak of the URL.
-
-    Raises:
-        StoreError: there is no run, it cannot be read, or is larger than the disk has room for.
-    """
+    lasts. Errors of the block speak of the URL."""
     if isinstance(place, Path):
         yield place
         return
     store = Store(place)
     there = store.sizes()
-    images = complete(files_of_images(there))
-    own = [f"{folder}/{name}" for folder, names in images.items() for name in names]
+    images = files_of_images(there).items()
+    whole = [(folder, names) for folder, names in images if MANIFEST_FILE in names]
+    own = [f"{folder}/{name}" for folder, names in whole for name in names]
     sizes = {name: there[name] for name in (RUN_FILE, AUDIT_FILE, *own) if name in there}
     if not sizes:
         raise StoreError(
@@ -300,88 +279,6 @@ def temporary(name: str) -> Iterator[Path]:
         shutil.rmtree(above, ignore_errors=True)
 
 
-class StoredRun(RunDirectory):
-    """A run directory below a URL that is being written."""
-
-    def __init__(self, root: Path, url: Url) -> None:
-        """List what is there; from then on this is kept up to date by what is written.
-
-        Args:
-            root: an empty folder of this machine, for files on their way.
-        """
-        super().__init__(root)
-        self.store = Store(url)
-        self.refresh()
-
-    def refresh(self) -> None:
-        """List anew what is there: other shards may have written, and run.json is brought here."""
-        sizes = self.store.sizes()
-        self.images = files_of_images(sizes)
-        self.complete = [*complete(self.images)]
-        self.names = [name for name in sizes if not is_lock(name)]
-        (self.root / RUN_FILE).unlink(missing_ok=True)
-        if RUN_FILE in sizes:
-            (self.root / RUN_FILE).write_bytes(self.store.read(RUN_FILE, MOST_RECORD))
-
-    def record(self) -> dict[str, Any] | None:
-        """The content of run.json; None where there is none of featviz."""
-        with suppress(OSError, ValueError):
-            content = parse_json((self.root / RUN_FILE).read_text("utf-8"))
-            return dict(content) if is_record(content, RUN_FILE) else None
-        return None
-
-    def check_free(self, record: Mapping[str, Any], certain: bool) -> None:
-        """Refuse a place that holds something else, or a run with complete images.
-
-        Args:
-            record: what is known of the run that run.json will tell, to tell the same from another.
-            certain: whether the record says all that makes a run the same.
-
-        Raises:
-            StoreError: there are such objects.
-        """
-        where, earlier = quoted(str(self.store.url)), self.record()
-        ways = "--out names another place"
-        if self.names and earlier is None:
-            names = listed([quoted(name, 80) for name in sorted(self.names)], 3)
-            words = f"--out {where} is not empty and holds no run of featviz: {names}"
-            raise StoreError(words, "name another place with --out")
-        if earlier is not None and self.complete:
-            raise taken(where, earlier, len(self.complete), record, certain, ways)
-
-    def folder(self, way: str) -> StoredFolder:
-        """The folder of an image."""
-        return StoredFolder(self, way)
-
-    def new_image(self, name: str) -> StoredFolder:
-        """The folder of the image with this relative name, to be written here, and uploaded when it
-        is finished.
-
-        Raises:
-            StoreError: the folder for files on their way is gone.
-        """
-        self.check_place()
-        return StoredFolder(self, safe_way(name), new=True)
-
-    def clear_images(self, names: Iterable[str]) -> None:
-        """Remove what uploads of these images have left that were ended too early."""
-        for folder in map(self.image, names):
-            if not folder.is_complete:
-                folder.discard()
-
-    def refuse_links(self, names: Iterable[str]) -> None:
-        """Nothing: stores have no links."""
-
-    def write_run(self, content: Mapping[str, Any]) -> None:
-        """Write run.json, and upload it.
-
-        Raises:
-            UploadError: the store does not take it.
-        """
-        super().write_run(content)
-        self.store.put({RUN_FILE: self.root / RUN_FILE})
-
-
 class StoredFolder(ImageFolder):
     """The folder of an image below a URL."""
 
@@ -403,11 +300,7 @@ class StoredFolder(ImageFolder):
         return sum(self._there.values())
 
     def manifest(self) -> Manifest:
-        """The manifest, if all files that it lists are there with as many bytes.
-
-        Raises:
-            StoreError: one does not fit.
-        """
+        """The manifest, if all files that it lists are there with as many bytes."""
         name = f"{self.name}/{MANIFEST_FILE}"
         try:
             manifest = read_manifest(self.run.store.read(name, MOST_RECORD))
@@ -426,9 +319,9 @@ class StoredFolder(ImageFolder):
             UploadError: the store does not take one of them.
         """
         super().finish(manifest, stats)
-        images = self.run.images
-        images[self.name] = {name: one.count for name, one in self._written.items()}
-        for group in (sorted(self._written), [MANIFEST_FILE]):
+        names, images = sorted({*self._written} - {MANIFEST_FILE}), self.run.images
+        images[self.name] = {name: self._written[name].count for name in names}
+        for group in (names, [MANIFEST_FILE]):
             self.run.store.put({f"{self.name}/{name}": self.path / name for name in group})
         # no other file of it is asked for from now on
         images[self.name] = {MANIFEST_FILE: super().size}
@@ -438,15 +331,79 @@ class StoredFolder(ImageFolder):
         """Remove what is there of an image that is not complete, or no longer wanted; the manifest
         goes first: it may be there though the answer to its upload was lost. Of one that is being
         written all goes here, and there as far as the store answers: what stays has no manifest, or
-        all of its files.
-
-        Raises:
-            StoreError: something cannot be removed.
-        """
-        if self._hidden is not None:
+        all of its files."""
+        if self.is_new:
             super().discard()
         if there := self._there:
             names = sorted({MANIFEST_FILE, *there}, key=lambda name: name != MANIFEST_FILE)
-            with suppress(*() if self._hidden is None else (StoreError,)):
+            with suppress(*([StoreError] if self.is_new else [])):
                 self.run.store.remove(f"{self.name}/{name}" for name in names)
                 del self.run.images[self.name]
+
+
+class StoredRun(RunDirectory):
+    """A run directory below a URL that is being written, image by image: each is written here and
+    uploaded when it is finished."""
+
+    kind = StoredFolder
+
+    def __init__(self, root: Path, url: Url) -> None:
+        """List what is there; from then on this is kept up to date by what is written.
+
+        Args:
+            root: an empty folder of this machine, for files on their way.
+        """
+        super().__init__(root)
+        self.store = Store(url)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """List anew what is there: other shards may have written, and run.json is brought here."""
+        sizes = self.store.sizes()
+        self.images = files_of_images(sizes)
+        self.complete = [path for path, names in self.images.items() if MANIFEST_FILE in names]
+        self.names = [name for name in sizes if not is_lock(name)]
+        (self.root / RUN_FILE).unlink(missing_ok=True)
+        if RUN_FILE in sizes:
+            (self.root / RUN_FILE).write_bytes(self.store.read(RUN_FILE, MOST_RECORD))
+
+    def record(self) -> dict[str, Any] | None:
+        """The content of run.json; None where there is none of featviz."""
+        with suppress(OSError, ValueError):
+            content = parse_json((self.root / RUN_FILE).read_text("utf-8"))
+            return dict(content) if is_record(content, RUN_FILE) else None
+        return None
+
+    def check_free(self, record: Mapping[str, Any], certain: bool) -> None:
+        """Refuse a place that holds something else, or a run with complete images.
+
+        Args:
+            record: what is known of the run that run.json will tell, to tell the same from another.
+            certain: whether the record says all that makes a run the same.
+        """
+        where, earlier = quoted(str(self.store.url)), self.record()
+        if self.names and earlier is None:
+            names = listed([quoted(name, 80) for name in sorted(self.names)], 3)
+            words = f"--out {where} is not empty and holds no run of featviz: {names}"
+            raise StoreError(words, _ELSEWHERE)
+        if earlier is not None and self.complete:
+            done = len(self.complete)
+            raise taken(where, "run", earlier, done, record, certain, _ELSEWHERE)
+
+    def clear_images(self, names: Iterable[str]) -> None:
+        """Remove what uploads of these images have left that were ended too early."""
+        for folder in map(self.image, names):
+            if not folder.is_complete:
+                folder.discard()
+
+    def refuse_links(self, names: Iterable[str]) -> None:
+        """Nothing: stores have no links."""
+
+    def write_run(self, content: Mapping[str, Any]) -> None:
+        """Write run.json, and upload it.
+
+        Raises:
+            UploadError: the store does not take it.
+        """
+        super().write_run(content)
+        self.store.put({RUN_FILE: self.root / RUN_FILE})

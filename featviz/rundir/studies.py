@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from featviz.files import Folder
 from featviz.options import MOST_TOP
 from featviz.records import Place
 from featviz.rundir import AUDIT_FILE, EXEMPLARS_FILE, MANIFEST_FILE, RUN_FILE, schema
-from featviz.rundir.image import ReadImage, check_picture, pictures_beside, png_header
+from featviz.rundir.image import ReadImage, pictures_beside
 from featviz.rundir.read import read_json
 from featviz.rundir.schema import MOST_RECORD, Audit, Count, Reason, Text
 from featviz.text import quoted
@@ -160,58 +160,50 @@ class ExemplarRecord:
 
 
 def read_exemplars(root: Path) -> ExemplarRecord:
-    """The exemplars that a folder holds.
-
-    Raises:
-        StoreError: it holds none, or they cannot be read.
-    """
+    """The exemplars that a folder holds."""
     path = root / EXEMPLARS_FILE
-    try:
-        content = files.read_json(path, _MOST)
-        schema.check_version(content, SCHEMA_VERSION)
-        record = schema.convert(content, ExemplarRecord)
-        for contradiction in _contradictions(record):
-            raise ValueError(contradiction)
-        return record
-    except FileNotFoundError:
+    if not path.exists():
         raise StoreError(
             f"{quoted(str(root))} holds no exemplars: it has no {EXEMPLARS_FILE}",
             "give a folder that featviz exemplars wrote",
-        ) from None
-    except (OSError, FileError, ValueError) as error:
-        words = str(error).removeprefix("cannot be read: ")
-        raise StoreError(f"{quoted(str(path))} cannot be read: {quoted(words)}") from error
+        )
+    with _reading(path, "exemplars"):
+        content = files.read_json(path, _MOST)
+        schema.check_version(content, SCHEMA_VERSION)
+        record = schema.convert(content, ExemplarRecord)
+        if record.options.get("by") not in ("max", "mean"):
+            raise ValueError("options.by is neither max nor mean")
+        if not 1 <= record.top <= MOST_TOP:
+            raise ValueError(f"options.top is not 1 to {MOST_TOP}")
+        for layer in record.layers:
+            for row in layer.channels:
+                count = len(row.exemplars)
+                if count > record.room or bool(row.file) != bool(count):
+                    where = f"channel {row.channel} of {layer.sheet}"
+                    raise ValueError(f"{where} has {count} exemplars")
+    return record
 
 
 def exemplar_pictures(root: Path, record: ExemplarRecord) -> ReadImage:
-    """The pictures of exemplars, as those of an image that has no input and no grids.
-
-    Raises:
-        StoreError: one of them is missing, or is no PNG.
-    """
+    """The pictures of exemplars, as those of an image that has no input and no grids."""
     named = [layer.sheet for layer in record.layers]
     named += [row.file for layer in record.layers for row in layer.channels if row.file]
+    with _reading(root, "exemplars"):
+        return pictures_beside(root, "exemplars", named)
+
+
+@contextmanager
+def _reading(path: Path, what: str) -> Iterator[None]:
+    """Turn what is said of a file of a study into a StoreError."""
     try:
-        with Folder(root) as folder:
-            found = {name: png_header(folder, name) for name in named}
+        yield
     except FileNotFoundError as error:
-        missing = quoted(str(root / str(error.filename)))
-        raise StoreError(f"{missing} is missing", "draw the exemplars again") from None
-    except (FileError, OSError) as error:
-        raise StoreError(f"{quoted(str(root))}: {quoted(str(error))}") from error
-    return pictures_beside(root, "exemplars", found)
-
-
-def _contradictions(record: ExemplarRecord) -> Iterator[str]:
-    """What one field says against another, or against what featviz writes."""
-    if record.options.get("by") not in ("max", "mean"):
-        yield "options.by is neither max nor mean"
-    if not 1 <= record.top <= MOST_TOP:
-        yield f"options.top is not 1 to {MOST_TOP}"
-    for layer in record.layers:
-        for row in layer.channels:
-            if len(row.exemplars) > record.room or bool(row.file) != bool(row.exemplars):
-                yield f"channel {row.channel} of {layer.sheet} has {len(row.exemplars)} exemplars"
+        folder = path if path.is_dir() else path.parent
+        missing = quoted(str(folder / str(error.filename)))
+        raise StoreError(f"{missing} is missing", f"draw the {what} again") from None
+    except (FileError, StoreError, OSError, ValueError) as error:
+        words = str(error).removeprefix("cannot be read: ")
+        raise StoreError(f"{quoted(str(path))} cannot be read: {quoted(words)}") from error
 
 
 # Audits
@@ -234,25 +226,16 @@ def is_audit(root: Path) -> bool:
 
 def read_audit(root: Path, given: Path | None) -> ReadAudit | None:
     """The audit that was asked for, a file or its folder, or the one in `root`; None where there
-    is none.
-
-    Raises:
-        StoreError: it is no audit.json, or a picture of suspects is none.
-    """
-    path = root / AUDIT_FILE if given is None else given
-    if given is not None and path.is_dir():
+    is none."""
+    path = given or root
+    if given is None or path.is_dir():
         path /= AUDIT_FILE
     try:
-        with Folder(path.parent) as folder:
-            if given is None:
-                content = folder.read_json(AUDIT_FILE, MOST_RECORD)
-            else:
-                content = files.read_json(path, MOST_RECORD)
-            record, found = schema.convert(content, Audit), {}
-            for row in record.drawn:
-                with suppress(FileNotFoundError):
-                    found[row.file] = png_header(folder, row.file)
-        return ReadAudit(record, pictures_beside(path.parent, "audit", found))
+        with Folder(path.parent) as folder:  # the user's own path may be a link
+            content = None if given else folder.read_json(AUDIT_FILE, MOST_RECORD)
+        record = schema.convert(content or files.read_json(path, MOST_RECORD), Audit)
+        named = [row.file for row in record.drawn]
+        return ReadAudit(record, pictures_beside(path.parent, "audit", named, whole=False))
     except FileNotFoundError as error:
         if given is None:
             return None
@@ -296,27 +279,15 @@ def is_kernels(root: Path) -> bool:
 
 
 def read_kernels(root: Path) -> ReadKernels:
-    """Read what `featviz kernels` wrote.
-
-    Raises:
-        StoreError: it holds no kernels, or a file of it is missing or does not fit.
-    """
+    """Read what `featviz kernels` wrote."""
     record = read_json(root / RUN_FILE) if (root / RUN_FILE).exists() else {}
     if record.get("kind") != "kernels":
         raise StoreError(
             f"{quoted(str(root))} holds no kernels", "give a folder that `featviz kernels` wrote"
         )
-    try:
+    with _reading(root, "kernels"):
         with Folder(root) as folder:
             rows = schema.check_kernels(folder.read_json(MANIFEST_FILE, MOST_RECORD))
-            sizes = [(row.plan.width, row.plan.height) for row in rows]
-            found = {
-                row.file: (size, check_picture(folder, row.file, size))
-                for row, size in zip(rows, sizes, strict=True)
-            }
-    except FileNotFoundError as error:
-        missing = quoted(str(root / str(error.filename)))
-        raise StoreError(f"{missing} is missing", "draw the kernels again") from None
-    except (FileError, ValueError) as error:
-        raise StoreError(f"{quoted(str(root / MANIFEST_FILE))}: {error}") from error
-    return ReadKernels(record, pictures_beside(root, "kernels", found, rows))
+        return ReadKernels(
+            record, pictures_beside(root, "kernels", [row.file for row in rows], rows)
+        )

@@ -19,23 +19,23 @@ _BEFORE = 20
 """Those of them that stand before the first that differs, where it is far behind."""
 
 
-def differences(old: Any, new: Any, where: str = "") -> list[str]:
+def differences(old: Any, new: Any) -> list[str]:
     """In words, what of two records is not the same; options come first."""
-    return sorted(_differences(old, new, where), key=lambda words: not words.startswith("there "))
+    found: list[str] = []
 
+    def compare(old: Any, new: Any, where: str) -> None:
+        if isinstance(old, dict) and isinstance(new, dict):
+            for key in dict.fromkeys((*old, *new)):
+                compare(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))
+        elif old != new and where.startswith("options."):
+            there, here = (_as_typed(where.removeprefix("options."), value) for value in (old, new))
+            found.append(f"there {there}, here {here}")
+        elif old != new:
+            there, here = _short(old, new)
+            found.append(f"its {printable(where)} is {there}, this one's {here}")
 
-def _differences(old: Any, new: Any, where: str) -> list[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = [*old, *(key for key in new if key not in old)]
-        at = [(f"{where}.{k}" if where else k, old.get(k), new.get(k)) for k in keys]
-        return [words for name, a, b in at for words in _differences(a, b, name)]
-    if old == new:
-        return []
-    if where.startswith("options."):
-        there, here = (_as_typed(where.removeprefix("options."), value) for value in (old, new))
-        return [f"there {there}, here {here}"]
-    there, here = _short(old, new)
-    return [f"its {printable(where)} is {there}, this one's {here}"]
+    compare(old, new, "")
+    return sorted(found, key=lambda words: not words.startswith("there "))
 
 
 def _as_typed(name: str, value: Any) -> str:
@@ -58,39 +58,38 @@ def _short(*values: Any) -> list[str]:
     begin = alike - _BEFORE if alike > _SHOWN - _BEFORE else 0
     shown = []
     for text in texts:
-        part = text[begin : begin + _SHOWN - 3]
-        before, behind = "..." if begin else "", "..." if text[begin:] != part else ""
-        shown.append(quoted(text if len(text) <= _SHOWN else before + part + behind))
+        if len(text) > _SHOWN:
+            part = text[begin : begin + _SHOWN - 3]
+            text = f"{'...' * bool(begin)}{part}{'...' * (text[begin:] != part)}"
+        shown.append(quoted(text))
     return shown
 
 
 def taken(
     where: str,
+    noun: str,
     earlier: Mapping[str, Any],
     complete: int,
     record: Mapping[str, Any] | None,
     certain: bool,
-    ways: str,
+    hint: str,
 ) -> StoreError:
-    """The refusal of a place that holds a run with complete images.
+    """The refusal of a place that holds a result with complete images.
 
     Args:
-        where: the place.
         earlier: the content of its run.json.
-        complete: its complete images.
         record, certain: as for `check_free`.
-        ways: what can be done in any case.
     """
     if record is None or "kind" in record or "kind" in earlier:
-        return StoreError(f"--out {where} holds another run", ways)
+        return StoreError(f"--out {where} holds another {noun}", hint)
     plain = json.loads(json.dumps(record, default=str))
     if unlike := differences(_common(earlier, plain), plain):
         return StoreError(
-            f"--out {where} holds another run; {unlike[0]}", f"{ways}; --resume takes the same run"
+            f"--out {where} holds another run; {unlike[0]}", f"{hint}; --resume takes the same run"
         )
     name = "the same run" if certain else "a run with the same options"
     count = f"{counted(complete, 'image')} complete"
-    return StoreError(f"--out {where} holds {name}, {count}", f"--resume goes on with it, {ways}")
+    return StoreError(f"--out {where} holds {name}, {count}", f"--resume goes on with it, {hint}")
 
 
 def _common(old: Any, new: Any) -> Any:

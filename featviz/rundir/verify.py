@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,13 +84,9 @@ def verify(
         roots: run directories, here or in object stores; a folder with the series of a training
             stands for the run of each of its steps.
         jobs: threads that read; None takes as many as Python thinks good.
-
-    Raises:
-        StoreError: one of the places is no run.
     """
     with ExitStack() as copies, ThreadPoolExecutor(jobs, "featviz-verify") as pool:
-        here_now = [(copies.enter_context(here(root)), root) for root in roots]
-        found = [run for pair in here_now for run in _found(*pair)]
+        found = [run for root in roots for run in _found(copies.enter_context(here(root)), root)]
         total = sum(len(run.folders) for run in found)
         return Verified(tuple(run.verdict(pool, partial(progress, total)) for run in found))
 
@@ -103,7 +99,7 @@ def _found(root: Path, place: Path | Url) -> Iterator[_FoundRun]:
         return
     for step in step_folders(root).values():
         try:
-            yield replace(_FoundRun.of(step, step), series=root)
+            yield _FoundRun.of(step, step, root)
         except StoreError as error:
             yield _FoundRun(step, step, {}, faults=(error.message,), series=root)
 
@@ -125,27 +121,27 @@ class _FoundRun:
     series: Path | None = None
 
     @classmethod
-    def of(cls, root: Path, place: Path | Url) -> _FoundRun:
+    def of(cls, root: Path, place: Path | Url, series: Path | None = None) -> _FoundRun:
         try:
             record, known = read_record(root)
         except StoreError as error:
             folders = dict(image_folders(root, {})) if root.is_dir() else {}
             if None not in folders.values():
                 raise
-            words = error.message.replace(str(root), str(place))
-            return cls(root, place, folders, faults=(f"{words}; --resume writes it anew",))
+            words = f"{error.message.replace(str(root), str(place))}; --resume writes it anew"
+            return cls(root, place, folders, faults=(words,), series=series)
         listed = {safe_way(name): name for name in known.images.complete}
-        return cls(root, place, dict(image_folders(root, listed)), listed, record)
+        return cls(root, place, dict(image_folders(root, listed)), listed, record, series=series)
 
     def verdict(self, pool: ThreadPoolExecutor, advance: Callable[[], None]) -> RunVerdict:
         """Read the images, and hold run.json against them: its settings, and their number."""
-        found, others = [], []
+        found, others, faults = [], [], list(self.faults)
+        missing, unlisted = 0, list[str]()
         own = None if self.record is None else fingerprint(self.record)
         for verdict, drawn_by in pool.map(self._image, self.folders):
             found.append(verdict)
             others += [verdict.name] if own and drawn_by not in (None, own) else []
             advance()
-        faults, missing, unlisted = list(self.faults), 0, list[str]()
         lost = [name for folder, name in self.listed.items() if folder not in self.folders]
         if others:
             names = listed([quoted(name) for name in others], _NAMED)

@@ -6,12 +6,15 @@ the manifest, the last of them, is in it: what has a manifest is complete. Nothi
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
+import os
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
@@ -21,8 +24,10 @@ from featviz.errors import StoreError
 from featviz.records import Floats, Layer, Skip
 from featviz.rundir import MANIFEST_FILE, RUN_FILE, SCHEMA_VERSION, STATS_FILE
 from featviz.rundir.atomic import (
-    HiddenFolder,
     atomic,
+    new_file,
+    opened,
+    part_name,
     part_of,
     refuse_links,
     remove,
@@ -31,8 +36,7 @@ from featviz.rundir.atomic import (
     reported,
 )
 from featviz.rundir.place import RUN, Earlier, check_free, left_of_image, walk
-from featviz.rundir.schema import Capture
-from featviz.rundir.unlike import taken
+from featviz.rundir.schema import OPTIONAL, Capture
 from featviz.text import quoted, safe_name, safe_way
 from featviz.version import __version__
 
@@ -40,128 +44,33 @@ __all__ = ["ImageFolder", "RunDirectory", "atomic", "write_json"]
 
 _SHORT = 40
 """Bytes of an image's name in the names of its files, so that what follows is not cut off."""
-
-
-class RunDirectory:
-    """A run directory that is being written."""
-
-    def __init__(self, root: Path) -> None:
-        """Note which folder it is."""
-        self.root = root
-        self._identity = _identity(root)
-
-    @classmethod
-    def create(
-        cls,
-        root: Path,
-        overwrite: bool = False,
-        record: Mapping[str, Any] | None = None,
-    ) -> RunDirectory:
-        """Make the folder, or empty the run that it holds: where `overwrite` says so, or where
-        none of its images is complete.
-
-        Args:
-            record: what run.json will say, to tell the same run from another.
-
-        Raises:
-            StoreError: it holds another run, or something that featviz did not write, or cannot be
-                written.
-        """
-        with reported(root):
-            if (earlier := check_free_for_run(root, overwrite, record)) is not None:
-                remove(root, earlier.in_order)
-                remove_empty(root)
-            root.mkdir(parents=True, exist_ok=True)
-        return cls(root)
-
-    def refresh(self) -> None:
-        """Look anew what is there: a folder is looked at whenever it is asked."""
-
-    def image(self, name: str) -> ImageFolder:
-        """The folder of the image with this relative name."""
-        return self.folder(safe_way(name))
-
-    def folder(self, way: str) -> ImageFolder:
-        """The folder of an image, by its path relative to the run directory."""
-        return ImageFolder(self, way)
-
-    def new_image(self, name: str) -> ImageFolder:
-        """The folder of the image with this relative name, to be written; there is none under its
-        name until it is finished.
-
-        Raises:
-            StoreError: it cannot be made, or the run directory is no longer there.
-        """
-        self.check_place()
-        return ImageFolder(self, safe_way(name), new=True)
-
-    def check_place(self) -> None:
-        """Whether this is still the folder in which the run began.
-
-        Raises:
-            StoreError: it was removed or renamed.
-        """
-        if self._identity is not None and _identity(self.root) != self._identity:
-            raise StoreError(
-                f"{quoted(str(self.root))} was removed or renamed while the run wrote into it",
-                "where it is now, --resume goes on with what is complete",
-            )
-
-    def clear_images(self, names: Iterable[str]) -> None:
-        """Remove what killed runs left beside the folders of these images and run.json, and folders
-        above that this empties.
-
-        Raises:
-            StoreError: the folder in which something is cannot be read.
-        """
-        ways = {RUN_FILE, *map(safe_way, names)}
-        for above in {PurePosixPath(way).parent for way in ways}:
-            if any((self.root / part).is_symlink() for part in (above, *above.parents)[:-1]):
-                continue  # nothing behind a link is ours
-            hidden: list[Path] = []
-            with reported(self.root / above), suppress(FileNotFoundError, NotADirectoryError):
-                named = ((path, part_of(path.name)) for path in (self.root / above).iterdir())
-                hidden = [path for path, name in named if name and str(above / name) in ways]
-            for path in hidden:
-                if path.is_dir() and not path.is_symlink():
-                    remove_folder(path, self.root)
-                elif path.is_file():
-                    remove(self.root, [str(above / path.name)])
-
-    def refuse_links(self, names: Iterable[str]) -> None:
-        """Say before the work that the folder of one of these images is a link, or lies behind one.
-
-        Raises:
-            StoreError: names the link.
-        """
-        refuse_links(self.root, map(safe_way, names))
-
-    def write_run(self, content: Mapping[str, Any]) -> None:
-        """Write run.json.
-
-        Raises:
-            StoreError: it cannot be written, or the run directory is no longer there.
-        """
-        self.check_place()
-        content = {"schema_version": SCHEMA_VERSION, **content}
-        write_json(self.root / RUN_FILE, content, self.root)
+_TRIES = 10
+"""How often a hidden folder is made where another process removes the empty folder above it."""
+_dump = partial(json.dumps, ensure_ascii=False, allow_nan=False)
 
 
 class ImageFolder:
-    """The folder of one image."""
+    """The folder of one image. A new one is written under an unguessable name beside its final one,
+    and moved there when all is in it: under its final name it is whole."""
 
     def __init__(self, run: RunDirectory, name: str, new: bool = False) -> None:
         """Make a hidden folder for an image that is new.
 
         Args:
             name: the folder relative to the run directory, with forward slashes.
-
-        Raises:
-            StoreError: it cannot be made.
         """
-        self.run, self.name, self.path = run, name, run.root / name
-        self._hidden = HiddenFolder(self.path, run.root) if new else None
+        self.run, self.name, self.path, self.is_new = run, name, run.root / name, new
         self._written: dict[str, _SummedFile] = {}
+        self._hidden = self.path.with_name(part_name(self.path.name)) if new else self.path
+        with reported(self.path):
+            for left in reversed(range(_TRIES if new else 0)):
+                try:
+                    with opened(self.path.parent, run.root) as above:
+                        os.mkdir(above.prefix + self._hidden.name, dir_fd=above.fd)
+                    break
+                except FileNotFoundError:  # another process has removed the empty folder above
+                    if not left:
+                        raise
 
     def file(self, layer: Layer, name: str, image: str | None = None) -> str:
         """A layer's file, relative to this folder: `004_layer1.0.conv1/output.png`.
@@ -180,25 +89,22 @@ class ImageFolder:
 
     @contextmanager
     def writing(self, relative: str) -> Iterator[BinaryIO]:
-        """Open a file of this folder for writing from its beginning to its end, through no link
-        below the run."""
-        with self._opened(relative) as file:
-            summed = _SummedFile(file)
-            yield cast(BinaryIO, summed)
-        self._written[relative] = summed
-
-    @contextmanager
-    def _opened(self, relative: str) -> Iterator[BinaryIO]:
+        """Open a new file of this folder, `name` or `folder/name`, to be written from its beginning
+        to its end; removed if the block fails. No link below the run is followed."""
+        *folders, name = relative.split("/")
+        parent = self._hidden.joinpath(*folders)
         try:
-            if self._hidden is not None:
-                with self._hidden.writing(relative) as file:
-                    yield file
-            else:
-                with atomic(self.path / relative, self.run.root) as file:
-                    yield file
+            with (
+                reported(f"{self.path}/{relative}"),
+                opened(parent, self.run.root, len(folders) if self.is_new else None) as place,
+                new_file(place, name) as file,
+            ):
+                summed = _SummedFile(file)
+                yield cast(BinaryIO, summed)
         except StoreError:
             self.run.check_place()  # says so, if the run was moved away
             raise
+        self._written[relative] = summed
 
     def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
         """Write the statistics, then the manifest, and give a new folder its name: from now on the
@@ -212,11 +118,18 @@ class ImageFolder:
             for name, one in sorted(self._written.items())
         ]
         content = {"schema_version": SCHEMA_VERSION, **manifest, "files": files}
-        with self._opened(MANIFEST_FILE) as file:
-            file.write(sealed(_json(content)))
-        if self._hidden is not None:
-            self.run.check_place()
-            self._hidden.publish()
+        with self.writing(MANIFEST_FILE) as file:
+            file.write(sealed(as_json(content)))
+        if not self.is_new:
+            return
+        self.run.check_place()
+        with reported(self.path), opened(self.path.parent, self.run.root, made=0) as above:
+            try:
+                above.move(self._hidden.name, self.path.name)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise self._holds_others() from None
+                raise
 
     @property
     def is_complete(self) -> bool:
@@ -230,15 +143,14 @@ class ImageFolder:
             return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
 
     def refuse_others(self) -> None:
-        """Say before the work that files of others are in its place.
-
-        Raises:
-            StoreError: there are; what is complete beside them stays.
-        """
+        """Say before the work that files of others are in its place."""
         ours = {*left_of_image(self.run.root, self.name)}
-        if not ours.issuperset(f"{self.name}/{way}" for way, _ in walk(self.path)):
-            words = f"{quoted(str(self.path))} holds files that featviz did not write"
-            raise StoreError(words, "move them away; --resume goes on")
+        if not ours.issuperset(f"{self.name}/{inside}" for inside, _ in walk(self.path)):
+            raise self._holds_others()
+
+    def _holds_others(self) -> StoreError:
+        words = f"{quoted(str(self.path))} holds files that featviz did not write"
+        return StoreError(words, "move them away; --resume goes on")
 
     def discard(self) -> None:
         """Remove what was written of an image that failed, with folders that this empties.
@@ -246,11 +158,98 @@ class ImageFolder:
         The manifest goes first: killed in between, this leaves an incomplete image. Files that
         have no name of ours stay.
         """
-        if self._hidden is not None:
-            self._hidden.discard()
+        if self.is_new:
+            remove_folder(self._hidden, self.run.root)
         with reported(self.path):
             remove(self.run.root, left_of_image(self.run.root, self.name))
             remove_empty(self.path)
+
+
+class RunDirectory:
+    """A run directory that is being written."""
+
+    kind = ImageFolder
+    """The class of its images' folders."""
+
+    def __init__(self, root: Path) -> None:
+        """Note which folder it is."""
+        self.root = root
+        self._began: os.stat_result | None = None
+        with suppress(OSError):
+            self._began = root.stat()
+
+    @classmethod
+    def create(
+        cls, root: Path, overwrite: bool = False, record: Mapping[str, Any] | None = None
+    ) -> RunDirectory:
+        """Make the folder, or empty the run that it holds: where `overwrite` says so, or where
+        none of its images is complete.
+
+        Args:
+            record: what run.json will say, to tell the same run from another.
+        """
+        with reported(root):
+            if (earlier := check_free_for_run(root, overwrite, record)) is not None:
+                remove(root, earlier.in_order)
+                remove_empty(root)
+            root.mkdir(parents=True, exist_ok=True)
+        return cls(root)
+
+    def refresh(self) -> None:
+        """Look anew what is there: a folder is looked at whenever it is asked."""
+
+    def image(self, name: str) -> ImageFolder:
+        """The folder of the image with this relative name."""
+        return self.kind(self, safe_way(name))
+
+    def folder(self, relative: str) -> ImageFolder:
+        """The folder of an image, by its path relative to the run directory."""
+        return self.kind(self, relative)
+
+    def new_image(self, name: str) -> ImageFolder:
+        """The folder of the image with this relative name, to be written; there is none under its
+        name until it is finished."""
+        self.check_place()
+        return self.kind(self, safe_way(name), new=True)
+
+    def check_place(self) -> None:
+        """Whether this is still the folder in which the run began."""
+        if self._began is None:
+            return
+        with suppress(OSError):
+            if os.path.samestat(self._began, self.root.stat()):
+                return
+        raise StoreError(
+            f"{quoted(str(self.root))} was removed or renamed while the run wrote into it",
+            "where it is now, --resume goes on with what is complete",
+        )
+
+    def clear_images(self, names: Iterable[str]) -> None:
+        """Remove what killed runs left beside the folders of these images and run.json, and folders
+        above that this empties."""
+        paths = {RUN_FILE, *map(safe_way, names)}
+        for above in {PurePosixPath(path).parent for path in paths}:
+            if any((self.root / part).is_symlink() for part in (above, *above.parents)[:-1]):
+                continue  # nothing behind a link is ours
+            hidden: list[Path] = []
+            with reported(self.root / above), suppress(FileNotFoundError, NotADirectoryError):
+                named = ((path, part_of(path.name)) for path in (self.root / above).iterdir())
+                hidden = [path for path, name in named if name and str(above / name) in paths]
+            for path in hidden:
+                if path.is_dir() and not path.is_symlink():
+                    remove_folder(path, self.root)
+                elif path.is_file():
+                    remove(self.root, [str(above / path.name)])
+
+    def refuse_links(self, names: Iterable[str]) -> None:
+        """Say before the work that the folder of one of these images is, or is behind, a link."""
+        refuse_links(self.root, map(safe_way, names))
+
+    def write_run(self, content: Mapping[str, Any]) -> None:
+        """Write run.json."""
+        self.check_place()
+        content = {"schema_version": SCHEMA_VERSION, **content}
+        write_json(self.root / RUN_FILE, content, self.root)
 
 
 class _SummedFile(io.RawIOBase):
@@ -269,9 +268,9 @@ class _SummedFile(io.RawIOBase):
         return True
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
-        count = memoryview(data).nbytes
         self.file.write(data)
         self.hash.update(data)
+        count = memoryview(data).nbytes
         self.count += count
         return count
 
@@ -296,41 +295,20 @@ def is_sealed(document: bytes) -> bool:
     return len(document) > length and sealed(document[:-length] + _END) == document
 
 
-def _identity(folder: Path) -> tuple[int, int] | None:
-    """The device and the number of a folder; None where there is none."""
-    with suppress(OSError):
-        found = folder.stat()
-        return found.st_dev, found.st_ino
-    return None
-
-
 def manifest_rows(captures: Sequence[Capture], skipped: Sequence[Skip]) -> dict[str, Any]:
     """`captures` and `skipped` as the manifest has them; optional fields only where set."""
-    rows = [capture.as_row for capture in captures]
+    rows = []
+    for capture in captures:
+        row = {name: getattr(capture, name) for name in capture.__slots__}
+        rows.append({k: v for k, v in row.items() if v is not None or k not in OPTIONAL})
     return {"captures": rows, "skipped": [vars(skip) for skip in skipped]}
 
 
 def check_free_for_run(
     root: Path, overwrite: bool, record: Mapping[str, Any] | None = None, certain: bool = True
 ) -> Earlier | None:
-    """Say before the work that a folder cannot become a run's.
-
-    Args:
-        record: what is known of the run that run.json will tell, to tell the same from another.
-        certain: whether the record says all that makes a run the same.
-
-    Returns:
-        The run of which the folder is to be emptied; None where there is none.
-
-    Raises:
-        StoreError: it is a file, holds another run, or something that featviz did not write.
-    """
-    ways = "--overwrite replaces it, --out names another folder"
-
-    def refusal(root: Path, earlier: Earlier) -> StoreError:
-        return taken(str(root), earlier.run or {}, earlier.complete, record, certain, ways)
-
-    return check_free(root, RUN, overwrite, taken=refusal)
+    """`check_free` for a run, of whose run.json this record is known."""
+    return check_free(root, RUN, overwrite, (), record, certain)
 
 
 def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
@@ -350,31 +328,28 @@ def write_record(
     Args:
         files: relative to the folder; None takes all that are in it.
     """
-    names = [way for way, _ in walk(folder)] if files is None else files
+    names = [name for name, _ in walk(folder)] if files is None else files
     whole = {"schema_version": 1, "featviz": __version__, **content, "files": sorted(names)}
     write_json(folder / name, whole)
 
 
 def write_json(path: Path, content: Mapping[str, Any], below: Path | None = None) -> None:
-    """Write JSON with a line for each entry and for each item of a list of objects.
+    """Write a JSON file, as `as_json` gives it."""
+    with atomic(path, below) as file:
+        file.write(as_json(content))
+
+
+def as_json(content: Mapping[str, Any]) -> bytes:
+    """JSON with a line for each entry and for each item of a list of objects.
 
     A tenth of the time of `indent`, for which the standard library leaves its C encoder, and a
     diff of two manifests still shows the captures that differ.
     """
-    with atomic(path, below) as file:
-        file.write(_json(content))
-
-
-def _json(content: Mapping[str, Any]) -> bytes:
-    entries = ",\n".join(f" {_dump(key)}: {_value(value)}" for key, value in content.items())
-    return f"{{\n{entries}\n}}\n".encode("utf-8", "backslashreplace")
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n" + ",\n".join(f"  {_dump(item)}" for item in value) + "\n ]"
-    return _dump(value)
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    entries = []
+    for key, value in content.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            text = "[\n" + ",\n".join(f"  {_dump(item)}" for item in value) + "\n ]"
+        else:
+            text = _dump(value)
+        entries.append(f" {_dump(key)}: {text}")
+    return ("{\n" + ",\n".join(entries) + "\n}\n").encode("utf-8", "backslashreplace")

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import featviz as fv
 from featviz.drawing import values
-from featviz.rundir import atomic
 from featviz.rundir.read import read_run
+from featviz.rundir.write import ImageFolder
 
 Run = Callable[..., Outcome]
 
@@ -178,15 +178,15 @@ def test_a_reader_beside_a_run_that_is_going_on(
     draw: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At every file that is written, each image is whole or not there."""
-    real, seen = atomic.HiddenFolder.writing, []
+    real, seen = ImageFolder.writing, []
 
-    def writing(self: atomic.HiddenFolder, relative: str) -> object:
+    def writing(self: ImageFolder, relative: str) -> object:
         run = read_run(out)
         seen.append((len(run.images), run.left_out))
         return real(self, relative)
 
     out = tmp_path / "out"
-    monkeypatch.setattr(atomic.HiddenFolder, "writing", writing)
+    monkeypatch.setattr(ImageFolder, "writing", writing)
     assert draw(out).code == 0
     assert len(seen) == 6 * 5 and not any(left for _, left in seen)
     counts = [count for count, _ in seen]

@@ -211,9 +211,7 @@ def test_odd_names(name: str, run: RunDirectory) -> None:
     left = filled(run, f"sub/{name}")
     other = filled(run, "sub/other")
     run.clear_images([f"sub/{name}"])
-    assert [p.name for p in kept.path.parent.iterdir() if p != kept.path] == [
-        other._hidden.hidden.name
-    ]
+    assert [p.name for p in kept.path.parent.iterdir() if p != kept.path] == [other._hidden.name]
     assert (kept.path / "manifest.json").is_file()
     left.discard()
 

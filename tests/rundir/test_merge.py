@@ -124,22 +124,6 @@ def test_parts_of_other_runs_are_refused(
     assert not (tmp_path / "merged").exists()
 
 
-def test_another_model_is_refused(
-    featviz: CLI, run: Run, photos: list[Path], tmp_path: Path, tiny_file: Path
-) -> None:
-    """Its sha256 tells, though the file has the same name."""
-    import torch
-
-    one = run("one", photos[:2])
-    model = torch.load(tiny_file, weights_only=False)
-    with torch.no_grad():
-        model[0].bias[0] += 1
-    torch.save(model, tiny_file)
-    done = featviz("merge", one, run("two", photos[2:]), "--out", tmp_path / "merged")
-    assert done.code == 1
-    assert "model.sha256 is " in done.err
-
-
 def test_an_image_in_several_parts(
     featviz: CLI, run: Run, photos: list[Path], tmp_path: Path
 ) -> None:
@@ -237,15 +221,3 @@ def test_the_output_folder(featviz: CLI, run: Run, photos: list[Path], tmp_path:
     (tmp_path / "other").mkdir()
     assert featviz("merge", tmp_path / "other", "--out", tmp_path / "new").code == 1
     assert featviz("merge").code == 2
-
-
-def test_a_part_that_was_killed(featviz: CLI, run: Run, photos: list[Path], tmp_path: Path) -> None:
-    """Its run.json names no image as complete; what has a manifest is."""
-    whole = run("whole", photos)
-    parts = [run("one", photos[0::2]), run("two", photos[1::2])]
-    path = parts[1] / "run.json"
-    record = json.loads(path.read_text())
-    record["images"]["complete"] = []
-    path.write_text(json.dumps(record))
-    assert featviz("merge", *parts, "--out", tmp_path / "merged").code == 0
-    assert tree(tmp_path / "merged") == tree(whole)

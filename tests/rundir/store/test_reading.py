@@ -15,7 +15,6 @@ from stores import URL, put
 
 from featviz.errors import StoreError
 from featviz.files.urls import Url
-from featviz.rundir import store
 from featviz.rundir.store import Store, files_of_images
 
 Run = Callable[..., Outcome]
@@ -139,16 +138,6 @@ def test_hostile_objects_stay_in_the_store(
     )
     assert featviz("report", URL, "--zip", "--out", tmp_path / "x.zip").code == 0
     assert not set(fetched) & set(HOSTILE) and "run.json" in fetched
-
-
-def test_too_much_is_refused_before_it_is_fetched(
-    featviz: Run, words: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More bytes than the disk has room for, with their number."""
-    assert featviz(*words, "--out", URL).code == 0
-    report = ["report", URL, "--zip", "--out", tmp_path / "x.zip"]
-    monkeypatch.setattr(store, "_SPARE", 2**62)
-    refused(featviz(*report), 1, "has room for 0 MB", "TMPDIR")
 
 
 def test_an_object_is_read_as_far_as_the_listing_says(memory: Any, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import signal
 import subprocess
@@ -14,9 +12,9 @@ from pathlib import Path
 import pytest
 import s3_server
 from conftest import Outcome
-from runs import refused, run_json, tree
+from runs import refused, tree
 from s3_server import Server
-from stores import flip, stored
+from stores import stored
 
 from featviz.rundir import LOCK_FILE
 
@@ -191,37 +189,3 @@ def test_refusals_of_the_server_are_one_line(
     done = featviz(*words, "--out", URL)
     refused(done, 1, f"{URL}/{LOCK_FILE} cannot be read", "give credentials")
     assert SECRET not in done.err
-
-
-def test_flipped_bits_are_found_and_reports_are_equal(
-    server: Server, featviz: Run, words: list[object], local: Path, tmp_path: Path
-) -> None:
-    """`verify` names each of them; a whole run gives the report of the folder, byte for byte."""
-    assert featviz(*words, "--out", URL).code == 0
-    for place, name in ((URL, "a.zip"), (local, "b.zip")):
-        assert featviz("report", place, "--zip", "--out", tmp_path / name).code == 0
-    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
-    assert featviz("verify", URL).code == 0
-    planted = sorted(name for name in stored(URL) if name != "run.json")[::5]
-    for name in planted:
-        flip(name, URL)
-    done = featviz("verify", URL, "--json")
-    (run,) = json.loads(done.out)["runs"]
-    assert done.code == 4
-    found = {row["image"] for row in run["faults"]}
-    assert found == {name.partition("/")[0] for name in planted}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="torchrun's rendezvous is tested on Linux")
-def test_processes_of_torchrun_upload_their_images(
-    server: Server, words: list[object], local: Path
-) -> None:
-    """One run.json; the tree of one process with one thread."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["-m", "featviz", *map(str, words), "--out", URL]
-    done = subprocess.run(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert stored(URL).keys() == tree(local).keys()
-    assert json.loads(stored(URL)["run.json"])["images"] == run_json(local)["images"]

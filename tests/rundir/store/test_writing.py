@@ -115,16 +115,6 @@ def test_resume_mends_what_was_lost(
     assert stored() == tree(local)
 
 
-def test_what_is_no_longer_among_the_inputs_is_named(
-    featviz: Run, words: list[object], photos: Path
-) -> None:
-    """As in a folder."""
-    assert featviz(*words, "--out", URL).code == 0
-    (photos / "02.png").unlink()
-    kept = featviz(*words, "--out", URL, "--resume")
-    assert "02.png: stays, though" in kept.err and "02.png/input.png" in stored()
-
-
 def test_a_file_that_is_not_taken_fails_its_image(
     featviz: Run, words: list[object], local: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,14 +220,6 @@ def test_other_options_take_no_url(featviz: Run, words: list[object], ran: Path)
         assert "geheim" not in done.err
     with pytest.raises(UsageError, match="tensorboard: s3://bucket/x is a URL"):
         fv.run(str(model), str(photos), tensorboard=secret)
-
-
-def test_limits_count_what_is_uploaded(featviz: Run, words: list[object], local: Path) -> None:
-    """The image that goes over stops the run, as in a folder."""
-    sizes = [len(data) for name, data in tree(local).items() if name.startswith("0")]
-    most = sum(sizes) - 100
-    done = featviz(*words, "--out", URL, "--max-output-size", str(most))
-    assert done.code in (1, 2) and "--max-output-size" in done.err
 
 
 def test_a_manifest_whose_answer_was_lost_is_removed(
