@@ -21,9 +21,10 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 """Where an object lies in memory, as `repr` says it: another place in every process."""
 
 
-def of_module(module: nn.Module) -> str:
+def of_module(module: nn.Module) -> str | None:
     """sha256 of a module: names, classes and settings (`extra_repr`) of what it consists of,
-    parameters and buffers. The code of the classes is no part of it.
+    parameters and buffers; None where a tensor does not tell its values. The code of the classes is
+    no part of it.
 
     Takes about a second for each gigabyte.
     """
@@ -39,13 +40,18 @@ def of_module(module: nn.Module) -> str:
         sha256.update(f"{name}: {tensor.dtype}\n".encode())
         if not (is_lazy(tensor) or tensor.is_meta):
             sha256.update(f"{list(tensor.shape)}\n".encode())
-            sha256.update(_plain(tensor).numpy().data)
+            try:
+                _add(tensor, sha256)
+            except Exception:  # a tensor of somebody else's class
+                return None
     return sha256.hexdigest()
 
 
 def of_tensor(tensor: Tensor) -> str:
     """sha256 of a tensor's values, without its shape and type."""
-    return hashlib.sha256(_plain(tensor).numpy().data).hexdigest()
+    sha256 = hashlib.sha256()
+    _add(tensor, sha256)
+    return sha256.hexdigest()
 
 
 def of_value(value: Any) -> str:
@@ -91,8 +97,8 @@ class _Told(pickle.Pickler):
 
 
 def _code(made: Any) -> Any:
-    """The source of a function or class, else what it runs. That of a lambda is the whole line, in
-    which all else may change."""
+    """The source of a function or class, else what it runs; of a lambda the source is the whole
+    line, in which all else may change."""
     if made.__name__ != "<lambda>":
         with suppress(OSError, TypeError, SyntaxError):
             return inspect.getsource(made)
@@ -100,11 +106,17 @@ def _code(made: Any) -> Any:
     return [one.__code__ for one in functions if hasattr(one, "__code__")]
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, uint8 [N]."""
+def _add(tensor: Tensor, sha256: Any) -> None:
+    """Add a tensor's bytes, or those of the tensors that it consists of (torchao's)."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, settings = tensor.__tensor_flatten__()
+        sha256.update(_ADDRESS.sub("0x", repr(settings)).encode())
+        for name in names:
+            _add(getattr(tensor, name), sha256)
+        return
     tensor = tensor.detach().cpu()
     if tensor.is_quantized:
         tensor = tensor.int_repr()
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    sha256.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from featviz.errors import LoadError, UsageError
-from featviz.models import code, digests
-from featviz.models.files import checkpoint
+from featviz.models import checkpoint, code, digests
 from featviz.models.sources import Loaded, source_of
 from featviz.models.weights import put_weights, read_weights
 from featviz.options import ModelOptions
@@ -59,15 +58,17 @@ def load_factory(options: ModelOptions) -> Loaded:
 
 def unknown_weights(file: str, content: Any) -> LoadError | None:
     """The error for a Lightning checkpoint without its class; None for any other file."""
-    hparams = [quoted(str(name)) for name in _hparams_of(content)]
-    if not hparams and not (
-        isinstance(content, Mapping) and "pytorch-lightning_version" in content
-    ):
+    if not isinstance(content, Mapping) or not content.keys() & {
+        _HPARAMS,
+        "pytorch-lightning_version",
+    }:
         return None
-    has = f"; it has {_HPARAMS}: {listed(hparams, 8)}" if hparams else ""
+    found = content.get(_HPARAMS)
+    names = [quoted(str(name)) for name in found] if isinstance(found, Mapping) else []
+    has = f"; it has {_HPARAMS}: {listed(names, 8)}" if names else ""
     return LoadError(
         f"{file} is a Lightning checkpoint, and does not say of which class{has}",
-        "name the class: --arch net.py:CLASS" + (" --model-arg @hparams" if hparams else ""),
+        "name the class: --arch net.py:CLASS" + (" --model-arg @hparams" if names else ""),
     )
 
 
@@ -114,19 +115,18 @@ def _given(
     return {**{n: value for n, value in hparams.items() if n in parameters}, **arguments}
 
 
-def _hparams_of(content: Any) -> Mapping[Any, Any]:
-    found = content.get(_HPARAMS) if isinstance(content, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
-
-
 def _read_hparams(content: Any, file: str) -> dict[str, Any]:
     """The hyper_parameters of a Lightning checkpoint by name; under one name, where the class takes
     all of them as one argument."""
-    named = {str(name): value for name, value in _hparams_of(content).items()}
-    if not named:
+    found = content.get(_HPARAMS) if isinstance(content, Mapping) else None
+    if not isinstance(found, Mapping) or not found:
+        what = (
+            f"{_HPARAMS} that are a {type(found).__name__}, no dict" if found else f"no {_HPARAMS}"
+        )
         raise LoadError(
-            f"--model-arg @hparams: {file} has no {_HPARAMS}",
+            f"--model-arg @hparams: {file} has {what}",
             "give the arguments: --model-arg NAME=VALUE, repeatable",
         )
+    named = {str(key): value for key, value in found.items()}
     name = content.get("hparams_name")
     return {name: named} if isinstance(name, str) and name not in ("", "kwargs") else named

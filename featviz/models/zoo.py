@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 import pickle
@@ -20,14 +19,13 @@ from urllib.request import getproxies
 import torch
 from torch import Tensor, nn
 
-from featviz.errors import FeatvizError, FileError, LoadError, UsageError
+from featviz.errors import FileError, LoadError, UsageError
 from featviz.files import read_json
-from featviz.models.files.state_dict import stripped_forms
 from featviz.models.preprocess import Chain
 from featviz.models.presets import from_timm
 from featviz.models.requirements import require_torchvision
-from featviz.models.sources import Loaded, no_builder
-from featviz.models.weights import put_weights, read_weights
+from featviz.models.sources import Loaded, unknown_name
+from featviz.models.weights import put_weights, read_weights, stripped_forms
 from featviz.options import ModelOptions
 
 log = logging.getLogger(__name__)
@@ -75,11 +73,25 @@ def build_torchvision(
         UsageError: no such model or entry.
         LoadError: the weights cannot be had, or the builder refuses its arguments.
     """
-    known = _entry(name, weights)
-    entry = known if weights not in (None, "none") else None
+    require_torchvision()
+    from torchvision import models
+
+    if name not in models.list_models():
+        raise unknown_name("torchvision", name, models.list_models())
+    entries: Any = models.get_model_weights(name)
+    default = getattr(entries, "DEFAULT", None)
+    entry = default if weights == "default" else None
+    if weights == "default" and entry is None:
+        raise UsageError(f"torchvision has no weights for {name}", "--weights none, or a file")
     if weights == "none":
         log.warning("%s has random weights (--weights none, --seed %d)", name, seed)
-    models = _torchvision()
+    elif weights not in (None, "default"):
+        if weights not in entries.__members__:
+            raise UsageError(
+                f"--weights {weights!r} is neither a file nor an entry of {name}",
+                f"one of default, none, {', '.join(entries.__members__)}",
+            )
+        entry = entries[weights]
     quiet: dict[str, Any] = {"weights": entry, "progress": sys.stderr.isatty()}
     parameters = inspect.signature(models.get_model_builder(name)).parameters
     if entry is None and "weights_backbone" in parameters.keys() - arguments.keys():
@@ -91,51 +103,18 @@ def build_torchvision(
             torch.manual_seed(seed)
             module: nn.Module = models.get_model(name, **quiet, **arguments)
     except (TypeError, ValueError) as error:
-        raise LoadError(
-            f"torchvision's {name} refused its arguments: {error}", "see --model-arg"
-        ) from error
+        message = f"torchvision's {name} refused its arguments: {error}"
+        raise LoadError(message, "see --model-arg") from error
     except (OSError, EOFError, pickle.UnpicklingError, RuntimeError) as error:
-        if entry is None and isinstance(error, RuntimeError):
+        if entry is None:
             raise
-        raise _not_downloaded(name, entry, error) from error
-    return module, known
-
-
-def _not_downloaded(name: str, entry: Any, error: Exception) -> FeatvizError:
-    if entry is None:
-        return LoadError(f"torchvision's {name} could not be built: {error}")
-    file = Path(urlparse(entry.url).path).name
-    folder = Path(torch.hub.get_dir()) / "checkpoints"
-    return LoadError(
-        f"the weights {entry} could not be loaded: {error}",
-        f"put {file} into {folder}, or use --weights none for random ones",
-    )
-
-
-def _torchvision() -> Any:
-    """torchvision.models."""
-    require_torchvision()
-    from torchvision import models
-
-    return models
-
-
-def _entry(name: str, weights: str | None) -> Any:
-    """The entry of torchvision's weights, or the default one; None where there is none."""
-    models = _torchvision()
-    if name not in models.list_models():
-        raise no_builder(name, models.list_models())
-    entries = models.get_model_weights(name)
-    if weights == "default" and not len(entries):
-        raise UsageError(f"torchvision has no weights for {name}", "--weights none, or a file")
-    if weights in (None, "none", "default"):
-        return getattr(entries, "DEFAULT", None)
-    if str(weights) in entries.__members__:
-        return entries[str(weights)]
-    raise UsageError(
-        f"--weights {weights!r} is neither a file nor an entry of {name}",
-        f"one of default, none, {', '.join(entries.__members__)}",
-    )
+        file = Path(urlparse(entry.url).path).name
+        raise LoadError(
+            f"the weights {entry} could not be loaded: {error}",
+            f"put {file} into {Path(torch.hub.get_dir()) / 'checkpoints'}, "
+            "or use --weights none for random ones",
+        ) from error
+    return module, entry or default
 
 
 def load_timm(options: ModelOptions) -> Loaded:
@@ -242,9 +221,8 @@ def _timm() -> ModuleType:
     try:
         import timm
     except ImportError as error:
-        raise LoadError(
-            f"timm:NAME needs the package timm: {error}", "pip install 'featviz[timm]'"
-        ) from error
+        message = f"timm:NAME needs the package timm: {error}"
+        raise LoadError(message, "pip install 'featviz[timm]'") from error
     module: ModuleType = timm
     return module
 
@@ -253,17 +231,12 @@ def _tagged(timm: ModuleType, name: str, weights: str | None) -> str:
     """The model's name with the tag that was asked for."""
     arch, _, tag = name.partition(".")
     if "/" in name or not timm.is_model(arch):
-        close = difflib.get_close_matches(arch.lower(), timm.list_models(), 3)
-        raise UsageError(
-            f"timm has no model {name!r}",
-            f"did you mean {', '.join(f'timm:{c}' for c in close)}?" if close else "timm:resnet18",
-            replace=(f"timm:{name}", f"timm:{close[0]}") if close else None,
-        )
-    tags = _tags(timm, arch)
+        raise unknown_name("timm", name, timm.list_models())
     if weights not in (None, "none", "default"):
         if tag and weights != tag:
             raise UsageError(f"--weights {weights} and timm:{name} differ", "leave one out")
         tag = str(weights)
+    tags = _tags(timm, arch)
     if tag and tag not in tags:
         raise UsageError(
             f"{tag!r} is neither a file nor weights that timm has for {arch}",
@@ -301,16 +274,13 @@ def _where_weights_are(config: Any, name: str) -> dict[str, Any]:
 
 
 def _not_loaded(config: Any, name: str, why: str) -> LoadError:
-    if not config.hf_hub_id:
-        file, folder = Path(urlparse(config.url).path).name, Path(torch.hub.get_dir())
-        place = f"put {config.url} as {file} into {folder / 'checkpoints'}"
-    else:
+    place = f"put {config.url} into {Path(torch.hub.get_dir()) / 'checkpoints'}"
+    if config.hf_hub_id:
         from huggingface_hub import constants
 
-        file = config.hf_hub_filename or _HUB_FILES[0]
         place = (
             f"`hf download {config.hf_hub_id}` where there is a connection fills "
-            f"{constants.HF_HUB_CACHE}; or fetch {file} of "
+            f"{constants.HF_HUB_CACHE}; or fetch {config.hf_hub_filename or _HUB_FILES[0]} of "
             f"{constants.ENDPOINT}/{config.hf_hub_id} and give it as --weights FILE"
         )
     return LoadError(

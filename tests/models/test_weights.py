@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torchvision import models
 
 from featviz.errors import LoadError
-from featviz.models.files.state_dict import Unwrapped, strip, unwrap
 from featviz.models.identify import INDEX, identify
 from featviz.models.load import adopt, load_model
+from featviz.models.weights import Unwrapped, strip, unwrap
 from featviz.options import InputOptions, ModelOptions
 from models.loading import nothing_fetched, on_meta, uninitialised
 
@@ -238,7 +238,7 @@ def test_every_torchvision_builder_is_found_from_its_state_dict(name: str) -> No
         known = identify(Unwrapped(dict(module.state_dict())))
         plain = name.removeprefix("quantized_")
         assert known.name in (plain, TWINS.get(plain)) or name in known.names, known.words
-        assert known.num_classes == (None if name.startswith("raft") else classes)
+        assert known.arguments.get("num_classes") == (None if name.startswith("raft") else classes)
 
 
 @pytest.mark.slow

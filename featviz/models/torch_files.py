@@ -19,7 +19,7 @@ import warnings
 import weakref
 from argparse import Namespace
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from io import BytesIO
 from types import FunctionType, MethodType, SimpleNamespace
@@ -31,7 +31,6 @@ from torch import Tensor, nn
 
 from featviz.errors import FileError
 from featviz.files import npy
-from featviz.models.files.state_dict import nested
 from featviz.models.requirements import require_torchvision, tamed
 from featviz.text import listed, quoted
 
@@ -112,9 +111,9 @@ class RefusedError(Exception):
 class UnknownNamesError(Exception):
     """Names that a file may not use."""
 
-    def __init__(self, names: Set[str]) -> None:
-        super().__init__(", ".join(sorted(names)))
+    def __init__(self, names: Iterable[str]) -> None:
         self.names = sorted(names)
+        super().__init__(", ".join(self.names))
 
 
 class _Name(type):
@@ -150,7 +149,11 @@ def load(file: BinaryIO, plain: bool = False) -> Any:
         RefusedError: it holds a module that is none, or would call something.
         Exception: it is broken.
     """
-    needed = _needed(file)
+    try:
+        with _only({}):
+            needed = {*torch.serialization.get_unsafe_globals_in_checkpoint(file)}
+    except ValueError:  # of before torch 1.6: what scripts keep beside weights
+        needed = {*_KEPT}
     allowed = {} if plain else {n: m for n in needed if (m := _meaning(n)) is not None}
     if unknown := needed - allowed.keys():
         raise UnknownNamesError(unknown)
@@ -188,8 +191,6 @@ def read_tensor(data: bytes) -> np.ndarray:
         names = listed([*map(quoted, error.names)], 3)
         words = f"holds more than tensors ({names}); nothing was executed"
         raise FileError(words, _SAVE_IMAGE) from error
-    except RefusedError as error:
-        raise FileError(quoted(str(error)), _SAVE_IMAGE) from error
     except Exception as error:  # a broken pickle decides itself what it raises
         words = quoted(str(error).splitlines()[0]) if str(error) else type(error).__name__
         raise FileError(f"is no whole file of torch.save: {words}") from error
@@ -206,16 +207,6 @@ def read_tensor(data: bytes) -> np.ndarray:
     except TypeError:
         array = dense.float().numpy()
     return array
-
-
-def _needed(file: BinaryIO) -> set[str]:
-    """The names that a file needs beyond torch's own; of the format before torch 1.6, which torch
-    does not look through, those that scripts keep beside weights."""
-    try:
-        with _only({}):
-            return {*torch.serialization.get_unsafe_globals_in_checkpoint(file)}
-    except ValueError:
-        return {*_KEPT}
 
 
 @contextmanager
@@ -262,12 +253,13 @@ def _attribute(name: str) -> Any:
 
 def _class(name: str) -> type | None:
     """The class of modules, or the helper, with this very name."""
-    if name in _HELPERS:
-        kind: type = _attribute(name)
-        return kind
-    if not _NAME.fullmatch(name) or not (name.startswith(_PACKAGES) or name in _MODULES):
+    if name not in _HELPERS and not (
+        _NAME.fullmatch(name) and (name.startswith(_PACKAGES) or name in _MODULES)
+    ):
         return None
-    kind = _attribute(name)
+    kind: Any = _attribute(name)
+    if name in _HELPERS:
+        return kind  # type: ignore[no-any-return]
     if not isinstance(kind, type) or not issubclass(kind, nn.Module):
         return None
     home, named = kind.__module__, name.rpartition(".")[0]
@@ -396,6 +388,17 @@ def _check(content: Any) -> None:
             check_use(value)
 
 
+def nested(content: Any) -> Iterator[Any]:
+    """A mapping and all that is in it, at any depth; each object once, as it may hold itself."""
+    reached, seen = [content], {id(content)}
+    for value in reached:
+        yield value
+        for inner in value.values() if isinstance(value, Mapping) else ():
+            if id(inner) not in seen:
+                reached.append(inner)
+                seen.add(id(inner))
+
+
 def _check_tensor(tensor: Tensor) -> None:
     """Refuse one with hooks, and one that was expanded to much more than its data."""
     if tensor._backward_hooks:
@@ -518,7 +521,7 @@ def broken(module: nn.Module) -> RefusedError:
 
 def lacks(name: str) -> bool:
     """Whether a name is of a class that Ultralytics or timm should have, and is not there."""
-    if not _NAME.fullmatch(name) or not name.startswith(_PACKAGES):
+    if not _NAME.fullmatch(name) or not name.startswith(("timm.models.", "timm.layers.", *_YOLO)):
         return False
     try:
         _attribute(name)
