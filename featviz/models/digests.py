@@ -79,20 +79,18 @@ class _Told(pickle.Pickler):
             return str, (f"{value.dtype} {list(value.shape)} {of_tensor(value)}",)
         if isinstance(value, CodeType):
             kept = [
-                sorted(map(repr, one)) if isinstance(one, frozenset) else one
-                for one in value.co_consts
+                sorted(map(repr, v)) if isinstance(v, frozenset) else v for v in value.co_consts
             ]
             return str, (value.co_code, value.co_names, kept)
         if isinstance(value, FunctionType):
             cells = [cell.cell_contents for cell in value.__closure__ or ()]
             return str, (_code(value), value.__defaults__, value.__kwdefaults__, cells)
-        if isinstance(value, type) and value.__module__ != "builtins":
-            return str, (_code(value),)
-        if not isinstance(value, type):
-            try:
-                value.__reduce_ex__(2)
-            except Exception:  # a module, a lock, a generator: all around it still counts
-                return str, (type(value).__qualname__, getattr(value, "__name__", ""))
+        if isinstance(value, type):
+            return NotImplemented if value.__module__ == "builtins" else (str, (_code(value),))
+        try:
+            value.__reduce_ex__(2)
+        except Exception:  # a module, a lock, a generator: all around it still counts
+            return str, (type(value).__qualname__, getattr(value, "__name__", ""))
         return NotImplemented
 
 

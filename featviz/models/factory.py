@@ -26,12 +26,7 @@ _HPARAMS = "hyper_parameters"
 
 
 def load_factory(options: ModelOptions) -> Loaded:
-    """Call the factory; give the model the weights of a file, if one is named.
-
-    Raises:
-        UsageError: no such file, module or attribute.
-        LoadError: the code raised, or gave no nn.Module, or the weights do not fit.
-    """
+    """Call the factory; give the model the weights of a file, if one is named."""
     path = None if options.weights in (None, "none") else Path(str(options.weights))
     if path is not None and not path.is_file():
         raise UsageError(f"no weights file {options.weights!r}", "a factory takes a file, or none")

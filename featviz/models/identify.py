@@ -139,11 +139,7 @@ class Identification:
 def identify_file(
     path: Path, key: str | None = None, prefix: str | None = None, ema: bool | None = None
 ) -> Identification:
-    """Identify a file of weights.
-
-    Raises:
-        LoadError: no checkpoint, or no weights in it.
-    """
+    """Identify a file of weights."""
     try:
         content = checkpoint.read(path)
     except LoadError as error:

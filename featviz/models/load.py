@@ -167,12 +167,7 @@ def _classes(module: nn.Module) -> tuple[str | None, tuple[str, ...]]:
 
 def load_file(options: ModelOptions) -> Loaded:
     """Load a file; weights into `options.arch`, else into what a config.json beside the file names,
-    else into the architecture whose tensors they are.
-
-    Raises:
-        UsageError: the architecture is a file, or there is no such name.
-        LoadError: the file holds no model, or weights that fit no known architecture.
-    """
+    else into the architecture whose tensors they are."""
     path = Path(options.spec)
     if options.arch is None and (beside := zoo.timm_name_beside(path)):
         log.info("%s: config.json beside it says timm:%s", path.name, beside)

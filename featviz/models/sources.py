@@ -157,10 +157,6 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
 
     Args:
         option: where the string stands, for messages.
-
-    Raises:
-        UsageError: it looks like a file, and there is none; or it is a file of code, of which a
-            class or function must be named.
     """
     if spec.endswith(".py") and Path(spec).is_file():
         raise UsageError(

@@ -19,7 +19,7 @@ import warnings
 import weakref
 from argparse import Namespace
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from io import BytesIO
 from types import FunctionType, MethodType, SimpleNamespace
@@ -164,9 +164,9 @@ def load(file: BinaryIO, plain: bool = False) -> Any:
             content = torch.load(file, "cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             found = _UNSUPPORTED.search(str(error))
-            full = found[1] if found and "." in found[1] else f"builtins.{found and found[1]}"
-            if found and _meaning(full) is None:
-                raise UnknownNamesError({full}) from error
+            name = found[1] if found and "." in found[1] else f"builtins.{found and found[1]}"
+            if found and _meaning(name) is None:
+                raise UnknownNamesError({name}) from error
             if found or "persistent_load of storage" in str(error):
                 words = "is a whole model in the format of before torch 1.6"
                 raise RefusedError(words) from error
@@ -249,6 +249,17 @@ def _attribute(name: str) -> Any:
         require_torchvision()
     with tamed() if name.startswith(_YOLO) else nullcontext():
         return getattr(importlib.import_module(module), attribute)
+
+
+def lacks(name: str) -> bool:
+    """Whether a name is of a class that Ultralytics or timm should have, and is not there."""
+    if not _NAME.fullmatch(name) or not name.startswith(("timm.models.", "timm.layers.", *_YOLO)):
+        return False
+    try:
+        _attribute(name)
+    except (ImportError, AttributeError):
+        return True
+    return False
 
 
 def _class(name: str) -> type | None:
@@ -368,8 +379,7 @@ _BESIDE = 64 * 2**20
 def _check(content: Any) -> None:
     """Look at all that a file made, once: modules are what their classes make, and nothing is kept
     that could be called."""
-    reached, seen = [content], {id(content)}
-    for value in reached:
+    for value in _reached(content, _parts):
         if isinstance(value, (Tensor, OrderedDict, Counter)):
             vars(value).clear()  # attributes, which could take the place of methods
         if isinstance(value, nn.Module):
@@ -379,34 +389,24 @@ def _check(content: Any) -> None:
         elif callable(value) and not _harmless(value):
             what = getattr(value, "__name__", type(value).__name__)
             raise RefusedError(f"keeps {quoted(what)}, which could be called")
-        for inner in _parts(value):
-            if id(inner) not in seen:
-                seen.add(id(inner))
-                reached.append(inner)
     for value in nested(content):
         if isinstance(value, nn.Module):
-            check_use(value)
+            _check_use(value)
 
 
 def nested(content: Any) -> Iterator[Any]:
     """A mapping and all that is in it, at any depth; each object once, as it may hold itself."""
+    return _reached(content, lambda value: value.values() if isinstance(value, Mapping) else ())
+
+
+def _reached(content: Any, parts: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
     reached, seen = [content], {id(content)}
     for value in reached:
         yield value
-        for inner in value.values() if isinstance(value, Mapping) else ():
+        for inner in parts(value):
             if id(inner) not in seen:
                 reached.append(inner)
                 seen.add(id(inner))
-
-
-def _check_tensor(tensor: Tensor) -> None:
-    """Refuse one with hooks, and one that was expanded to much more than its data."""
-    if tensor._backward_hooks:
-        raise RefusedError("holds a tensor with hooks, which would call what the file says")
-    if tensor.layout is torch.strided:
-        there = 0 if tensor.is_meta else tensor.untyped_storage().nbytes()
-        if tensor.numel() * tensor.element_size() > 4 * there + _BESIDE:
-            raise RefusedError(f"holds a tensor of shape {list(tensor.shape)} without its data")
 
 
 def _parts(value: Any) -> Sequence[Any]:
@@ -420,6 +420,16 @@ def _parts(value: Any) -> Sequence[Any]:
     if isinstance(value, (nn.Module, Namespace, SimpleNamespace)) or _is_helper(value):
         return [*vars(value).values()]
     return []
+
+
+def _check_tensor(tensor: Tensor) -> None:
+    """Refuse one with hooks, and one that was expanded to much more than its data."""
+    if tensor._backward_hooks:
+        raise RefusedError("holds a tensor with hooks, which would call what the file says")
+    if tensor.layout is torch.strided:
+        there = 0 if tensor.is_meta else tensor.untyped_storage().nbytes()
+        if tensor.numel() * tensor.element_size() > 4 * there + _BESIDE:
+            raise RefusedError(f"holds a tensor of shape {list(tensor.shape)} without its data")
 
 
 def _is_helper(value: Any) -> bool:
@@ -440,8 +450,13 @@ def _harmless(value: Any) -> bool:
 
 
 def _check_module(module: nn.Module) -> None:
-    _check_names(module)
-    attributes = vars(module)
+    """What nn.Module keeps is of its kind, no hooks are set, and no attribute takes the place of
+    what the class defines."""
+    attributes, of = vars(module), f"holds a {type(module).__name__}"
+    for name, value in attributes.items():
+        if _replaces(module, name, value):
+            words = f"whose state replaces its {quoted(str(name))}: it could run code"
+            raise RefusedError(f"{of} {words}")
     for name, kind in _CONTENTS.items():
         items: Any = attributes.get(name)
         if type(items) not in (dict, OrderedDict) or not all(
@@ -450,37 +465,30 @@ def _check_module(module: nn.Module) -> None:
         ):
             raise broken(module)
     if not all(_PART.fullmatch(name) for name in attributes["_modules"]):
-        raise RefusedError(f"holds a {type(module).__name__} with a module of an impossible name")
+        raise RefusedError(f"{of} with a module of an impossible name")
     if filled := sorted(name for name in _HOOKS if attributes.get(name)):
-        raise RefusedError(
-            f"holds a {type(module).__name__} with {filled[0]}, which would call what the file says"
-        )
+        raise RefusedError(f"{of} with {filled[0]}, which would call what the file says")
     if not is_sound(module):
         raise broken(module)
 
 
-def _check_names(item: nn.Module) -> None:
-    """No attribute takes the place of what the class defines."""
-    for name, value in vars(item).items():
-        owner = next((kind for kind in type(item).__mro__ if name in vars(kind)), None)
-        if owner is None and not (type(name) is str and name.startswith("__")):
-            continue
-        default = None if owner is None else vars(owner)[name]
-        harmless = owner and not callable(default) and not hasattr(type(default), "__get__")
-        items = value if isinstance(value, (list, tuple)) else [value]
-        if harmless and all(isinstance(item, (*_PLAIN, Tensor)) for item in items):
-            continue
-        own = isinstance(value, MethodType) and value.__self__ is item
-        if (name == "type" and type(value) is str) or (
-            name == "forward" and own and _is_forward(value.__name__)
-        ):  # Ultralytics sets these
-            continue
-        if name == "all_weights" and isinstance(item, nn.RNNBase):  # of torch before 1.0
-            continue
-        raise RefusedError(
-            f"holds a {type(item).__name__} whose state replaces its {quoted(str(name))}: "
-            "it could run code"
-        )
+def _replaces(module: nn.Module, name: Any, value: Any) -> bool:
+    """Whether an attribute takes the place of what the class defines, other than a plain value of a
+    plain value."""
+    owner = next((kind for kind in type(module).__mro__ if name in vars(kind)), None)
+    if owner is None:
+        return type(name) is str and name.startswith("__")
+    default = vars(owner)[name]
+    items = value if isinstance(value, (list, tuple)) else [value]
+    plain = not callable(default) and not hasattr(type(default), "__get__")
+    if plain and all(isinstance(item, (*_PLAIN, Tensor)) for item in items):
+        return False
+    if name == "forward":  # of a fused model of Ultralytics
+        own = isinstance(value, MethodType) and value.__self__ is module
+        return not (own and _is_forward(value.__name__))
+    is_type = name == "type" and type(value) is str  # Ultralytics sets it
+    # of torch before 1.0
+    return not (is_type or (name == "all_weights" and isinstance(module, nn.RNNBase)))
 
 
 def is_sound(module: nn.Module) -> bool:
@@ -493,12 +501,8 @@ def is_sound(module: nn.Module) -> bool:
     )
 
 
-def check_use(module: nn.Module) -> None:
-    """Do with a module what every command does first.
-
-    Raises:
-        RefusedError: torch cannot, though each part is right: it may contain itself.
-    """
+def _check_use(module: nn.Module) -> None:
+    """Do with a module what every command does first: it may contain itself."""
     try:
         module.state_dict()
         module.to(non_blocking=False)  # goes through all tensors as any .to, changing none
@@ -513,18 +517,5 @@ def check_use(module: nn.Module) -> None:
 
 def broken(module: nn.Module) -> RefusedError:
     """The error for a module that torch could not use."""
-    return RefusedError(
-        f"holds a broken {type(module).__name__}: it lacks parts of an nn.Module, "
-        "or contains itself"
-    )
-
-
-def lacks(name: str) -> bool:
-    """Whether a name is of a class that Ultralytics or timm should have, and is not there."""
-    if not _NAME.fullmatch(name) or not name.startswith(("timm.models.", "timm.layers.", *_YOLO)):
-        return False
-    try:
-        _attribute(name)
-    except (ImportError, AttributeError):
-        return True
-    return False
+    words = "it lacks parts of an nn.Module, or contains itself"
+    return RefusedError(f"holds a broken {type(module).__name__}: {words}")

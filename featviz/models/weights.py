@@ -69,11 +69,7 @@ class Unwrapped:
 
 
 def read_weights(path: Path, options: ModelOptions) -> Unwrapped:
-    """The tensors of a file by name.
-
-    Raises:
-        LoadError: the file holds no weights.
-    """
+    """The tensors of a file by name."""
     content = checkpoint.read(path, options.trust)
     return unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
 
@@ -207,11 +203,7 @@ def stripped_forms(weights: Unwrapped) -> list[Unwrapped]:
 def put_weights(
     module: nn.Module, tensors: Unwrapped, path: Path, options: ModelOptions
 ) -> dict[str, Any]:
-    """Load the tensors of a file into a module; returns what run.json says of them.
-
-    Raises:
-        LoadError: they do not fit.
-    """
+    """Load the tensors of a file into a module; returns what run.json says of them."""
     fitting = strip(tensors, module)
     if fitting.steps:
         log.info("%s: %s", path.name, "; ".join(fitting.steps))

@@ -8,7 +8,7 @@ import pickle
 import socket
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,23 +38,37 @@ _HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def load_torchvision(options: ModelOptions) -> Loaded:
-    """Build the model with the weights of torchvision, of a file, or random ones.
+    """Build the model with the weights of torchvision, of a file, or random ones."""
+    return _loaded(options, "torchvision", build_torchvision, lambda name, forms: {})
 
-    Raises:
-        UsageError: no such model or entry.
-        LoadError: the weights cannot be had, or do not fit.
-    """
-    name = options.spec.removeprefix("torchvision:")
-    weights = options.weights or "default"
-    source = {"kind": "torchvision", "name": name}
-    if Path(weights).is_file():
-        path = Path(weights)
-        module, entry = build_torchvision(name, None, options.seed, options.model_args)
-        record = put_weights(module, read_weights(path, options), path, options)
-        return Loaded(module, entry, {**source, **record})
-    module, entry = build_torchvision(name, weights, options.seed, options.model_args)
-    seed = {"seed": options.seed} if weights == "none" else {}
-    return Loaded(module, entry, {**source, "weights": weights, **seed})
+
+def load_timm(options: ModelOptions) -> Loaded:
+    """Build the model with the weights of timm, of a file, or random ones. A file says how many
+    classes and channels the model has."""
+    return _loaded(options, "timm", _build_timm, _arguments_of)
+
+
+def _loaded(
+    options: ModelOptions,
+    kind: str,
+    build: Callable[..., tuple[nn.Module, Any]],
+    read: Callable[[str, Sequence[Mapping[str, Tensor]]], dict[str, int]],
+) -> Loaded:
+    name, weights = options.spec.removeprefix(f"{kind}:"), options.weights or "default"
+    source: dict[str, Any] = {"kind": kind, "name": name}
+    path, seed = Path(weights), options.seed
+    if path.is_file():
+        tensors = read_weights(path, options)
+        arguments = read(name, [form.tensors for form in stripped_forms(tensors)])
+        module, entry = build(name, None, seed, {**arguments, **options.model_args})
+        record = put_weights(module, tensors, path, options)
+        return Loaded(module, entry, {**source, **arguments, **record})
+    module, entry = build(name, weights, seed, options.model_args)
+    source["weights"] = weights
+    if weights == "none":
+        log.warning("%s has random weights (--weights none, --seed %d)", name, seed)
+        source["seed"] = seed
+    return Loaded(module, entry, source)
 
 
 def build_torchvision(
@@ -63,15 +77,10 @@ def build_torchvision(
     """Build a torchvision model.
 
     Args:
-        weights: `default`, an entry's name, `none` for random ones (with a warning), or None for
-            random ones that the caller replaces.
+        weights: `default`, an entry's name, or `none` or None for random ones.
 
     Returns:
         The module, and the weights entry whose transforms fit it (None where there is none).
-
-    Raises:
-        UsageError: no such model or entry.
-        LoadError: the weights cannot be had, or the builder refuses its arguments.
     """
     require_torchvision()
     from torchvision import models
@@ -80,12 +89,12 @@ def build_torchvision(
         raise unknown_name("torchvision", name, models.list_models())
     entries: Any = models.get_model_weights(name)
     default = getattr(entries, "DEFAULT", None)
-    entry = default if weights == "default" else None
-    if weights == "default" and entry is None:
+    entry = default
+    if weights == "default" and default is None:
         raise UsageError(f"torchvision has no weights for {name}", "--weights none, or a file")
-    if weights == "none":
-        log.warning("%s has random weights (--weights none, --seed %d)", name, seed)
-    elif weights not in (None, "default"):
+    if weights in (None, "none"):
+        entry = None
+    elif weights != "default":
         if weights not in entries.__members__:
             raise UsageError(
                 f"--weights {weights!r} is neither a file nor an entry of {name}",
@@ -117,29 +126,6 @@ def build_torchvision(
     return module, entry or default
 
 
-def load_timm(options: ModelOptions) -> Loaded:
-    """Build the model with the weights of timm, of a file, or random ones. A file says how many
-    classes and channels the model has.
-
-    Raises:
-        UsageError: no such model or tag.
-        LoadError: timm is not installed, or the weights cannot be had, or do not fit.
-    """
-    name = options.spec.removeprefix("timm:")
-    weights = options.weights or "default"
-    source = {"kind": "timm", "name": name}
-    if not Path(weights).is_file():
-        module, chain = _build_timm(name, weights, options.seed, options.model_args)
-        seed = {"seed": options.seed} if weights == "none" else {}
-        return Loaded(module, chain, {**source, "weights": weights, **seed})
-    path = Path(weights)
-    tensors = read_weights(path, options)
-    read = _arguments_of(name, [form.tensors for form in stripped_forms(tensors)])
-    module, chain = _build_timm(name, None, options.seed, {**read, **options.model_args})
-    record = put_weights(module, tensors, path, options)
-    return Loaded(module, chain, {**source, **read, **record})
-
-
 def timm_name_beside(path: Path) -> str | None:
     """The timm model that a `config.json` beside a file of weights names, as timm's hub has it."""
     try:
@@ -163,23 +149,20 @@ def _build_timm(
 
     Args:
         name: `resnet18`, or with a tag of its weights, `resnet18.a1_in1k`.
-        weights: `default` (those of the tag, else timm's first), a tag, `none` for random ones
-            (with a warning), or None for random ones that the caller replaces.
+        weights: `default` (those of the tag, else timm's first), a tag, or `none` or None for
+            random ones.
         arguments: for `timm.create_model`: num_classes, in_chans, img_size, ...
     """
     timm = _timm()
     full = _tagged(timm, name, weights)
-    config = timm.get_pretrained_cfg(full)
+    config, pretrained = timm.get_pretrained_cfg(full), weights not in (None, "none")
     overlay: dict[str, Any] = {}
-    if weights == "none":
-        log.warning("%s has random weights (--weights none, --seed %d)", name, seed)
-    elif weights is not None:
+    if pretrained:
         overlay = _where_weights_are(config, full)
         asked = arguments.get("num_classes", config.num_classes)
         if asked not in (0, config.num_classes):
             words = "the classifier of %s is random: its weights have %d classes, not %s"
             log.warning(words, full, config.num_classes, asked)
-    pretrained = weights not in (None, "none")
     try:
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
@@ -197,12 +180,8 @@ def _build_timm(
 
 
 def _arguments_of(name: str, forms: Sequence[Mapping[str, Tensor]]) -> dict[str, int]:
-    """Read `num_classes` and `in_chans` off the weights of a file, where they are not the default.
-
-    Args:
-        name: the model.
-        forms: the tensors as they are, then with prefixes taken away.
-    """
+    """Read `num_classes` and `in_chans` off the weights of a file, where they are not the default,
+    from the tensors as they are, or with prefixes taken away."""
     timm = _timm()
     config = timm.get_pretrained_cfg(_tagged(timm, name, None))
     arguments = {}

@@ -91,8 +91,7 @@ def unfit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "torchvision" / "__init__.py").write_text(
         "raise RuntimeError('operator torchvision::nms does not exist')"
     )
-    versions = {"torch": "9.1", "torchvision": "8.2"}
-    monkeypatch.setattr(requirements.metadata, "version", versions.__getitem__)
+    (tmp_path / "torchvision" / "version.py").write_text("__version__ = '8.2'")
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
@@ -116,7 +115,7 @@ def test_torch_and_torchvision_that_do_not_fit_end_in_one_line(
     assert outcome.code == 1 and outcome.out == ""
     line, hint = outcome.err.splitlines()
     assert line == (
-        "error: torch 9.1 and torchvision 8.2 cannot be used together: "
+        f"error: torch {torch.__version__} and torchvision 8.2 cannot be used together: "
         "operator torchvision::nms does not exist"
     )
     assert hint.startswith("hint: ") and "pip install" in hint
