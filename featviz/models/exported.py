@@ -130,22 +130,19 @@ def _loaded(path: Path) -> Any:
 
 def _input_shape(path: Path, program: Any) -> Shape:
     """The shape [1, C, H, W] of the one tensor that the program takes."""
-    values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
     names = program.graph_signature.user_inputs
-    one = torch.utils._pytree.tree_structure(((0,), {}))
-    if program.module_call_graph[0].signature.in_spec != one or len(names) != 1:
-        raise LoadError(
-            f"{path.name} takes {', '.join(map(str, names)) or 'no input'}, not one image",
-            "export it with one positional argument, the image",
-        )
-    value = values.get(names[0])
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+    value = values.get(names[0]) if len(names) == 1 else None
     shape = tuple(size if isinstance(size, int) else None for size in getattr(value, "shape", ()))
+    one = torch.utils._pytree.tree_structure(((0,), {}))
+    plain = program.module_call_graph[0].signature.in_spec == one
     dtype = getattr(value, "dtype", None)
-    if len(shape) != 4 or shape[0] not in (1, None) or dtype != torch.float32:
+    if not plain or len(shape) != 4 or shape[0] not in (1, None) or dtype != torch.float32:
+        given = ", ".join(map(str, names)) or "no input"
         raise LoadError(
-            f"{path.name} takes {dtype} {_words(shape)}, and featviz shows one image at a time, "
-            "torch.float32 [1, C, H, W]",
-            "export it for one such image, or with a dynamic batch",
+            f"{path.name} takes {f'{dtype} {_words(shape)}' if plain else given}, not one image",
+            "export it for one positional argument, an image torch.float32 [1, C, H, W], or with a "
+            "dynamic batch",
         )
     return shape
 

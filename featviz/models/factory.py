@@ -46,9 +46,11 @@ def load_factory(options: ModelOptions) -> Loaded:
         record[_HPARAMS] = {name: quoted(repr(value)) for name, value in hparams.items()}
     if (digest := code.digest(options.spec)) is not None:
         record["code_sha256"] = digest
+    parameters = digests.of_module(module)
+    if parameters is not None or path is None:  # else the file's sha256 tells it from others
+        record["parameters"] = parameters
     name = source_of(options.spec).name(options.spec)
-    source = {"kind": "factory", "name": name, **record}
-    return Loaded(module, None, {**source, "parameters": digests.of_module(module)})
+    return Loaded(module, None, {"kind": "factory", "name": name, **record})
 
 
 def unknown_weights(file: str, content: Any) -> LoadError | None:

@@ -368,9 +368,6 @@ _HOOKS = {n for n, v in _FRESH.items() if isinstance(v, dict)} - _CONTENTS.keys(
 _PART = re.compile(r"[^.\0\ud800-\udfff]+")
 """Names of modules: torch wants no dots, and results are filed under them."""
 
-_LONGEST_PATH = 3000
-"""Characters of the path to a module, under which results are filed."""
-
 _PLAIN = (bool, int, float, str, type(None))
 _BESIDE = 64 * 2**20
 """Bytes that a tensor may have beside four times its data: it may be expanded, or on meta."""
@@ -508,11 +505,8 @@ def _check_use(module: nn.Module) -> None:
         module.to(non_blocking=False)  # goes through all tensors as any .to, changing none
         for part in module.modules():
             part.extra_repr()  # reads the settings of a layer, which others rely on
-        longest = max(len(name) for name, _ in module.named_modules())
     except Exception as error:  # whatever a state that a file made up leads to
         raise broken(module) from error
-    if longest > _LONGEST_PATH:
-        raise RefusedError(f"holds a module under a name of {longest:,} characters")
 
 
 def broken(module: nn.Module) -> RefusedError:

@@ -235,6 +235,13 @@ def test_an_unknown_name_gives_the_nearest(name: str) -> None:
     assert "timm:resnet18" in str(caught.value.hint)
 
 
+def test_the_first_of_names_that_are_as_near_is_named() -> None:
+    """b0 to b8 are as like `bo`."""
+    with pytest.raises(UsageError) as caught:
+        load("timm:efficientnet_bo", weights="none")
+    assert caught.value.replace == ("timm:efficientnet_bo", "timm:efficientnet_b0")
+
+
 @pytest.mark.parametrize(
     ("spec", "weights", "message"),
     [
