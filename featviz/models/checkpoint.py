@@ -156,16 +156,15 @@ def _read_safetensors(path: Path, unsafe: bool) -> Any:
 def _read_shards(path: Path, unsafe: bool) -> Any:
     """The files that an index.json names, which must lie beside it."""
     try:
-        weights = dict.fromkeys(read_json(path)["weight_map"].values())
-        shards = [path.with_name(n) for n in sorted({Path(str(name)).name for name in weights})]
+        shards = sorted({Path(str(n)).name for n in read_json(path)["weight_map"].values()})
     except FileError as error:
         raise LoadError(f"{path.name} is no index of shards: {error}", None) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{path.name} is no index of shards", "it lacks a weight_map") from error
     tensors: dict[str, Any] = {}
-    for shard in shards:
-        words = f"{path.name} names {quoted(shard.name)}"
-        is_index = shard.name.endswith(".index.json")  # which could name itself
+    for name in shards:
+        words, shard = f"{path.name} names {quoted(name)}", path.with_name(name)
+        is_index = name.endswith(".index.json")  # which could name itself
         if is_index or not os.path.isfile(shard):  # noqa: PTH113 - takes names of any length
             raise LoadError(f"{words}, which is not beside it", "fetch it")
         part = read(shard, unsafe)

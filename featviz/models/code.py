@@ -61,15 +61,18 @@ def raised(what: str, error: BaseException) -> LoadError:
 
 
 def _imported(where: str, spec: str) -> ModuleType:
-    if where.endswith(".py") and not Path(where).is_file():
-        message, near = f"no file {where!r} for {spec!r}", misspelt(Path(where))
-        if near is None or near.suffix != ".py":
-            raise UsageError(message, "check the path")
-        meant = f"{near}{spec.removeprefix(where)}"
-        raise UsageError(message, f"did you mean {quoted(meant)}?", replace=(spec, meant))
+    path = Path(where) if where.endswith(".py") else None
+    if path and not path.is_file():
+        near = misspelt(path)
+        meant = f"{near}{spec.removeprefix(where)}" if near and near.suffix == ".py" else None
+        raise UsageError(
+            f"no file {where!r} for {spec!r}",
+            f"did you mean {quoted(meant)}?" if meant else "check the path",
+            replace=(spec, meant) if meant else None,
+        )
     try:
-        if where.endswith(".py"):
-            return from_file(Path(where))
+        if path:
+            return from_file(path)
         with importable():
             return importlib.import_module(where)
     except (Exception, SystemExit) as error:

@@ -100,11 +100,6 @@ class Identification:
     """What a config.json beside weights says that they belong to."""
 
     @property
-    def known(self) -> bool:
-        """Whether `run` takes the file as it stands."""
-        return self.whole is not None or self.beside is not None or self.match.name is not None
-
-    @property
     def words(self) -> str:
         """For people."""
         steps = [*self.match.form.steps, f"{len(self.match.form.tensors)} tensors"]
@@ -112,11 +107,11 @@ class Identification:
             steps.append(f"a whole model ({quoted(self.whole)}), which is run as it stands")
         if self.beside is not None:
             steps.append(f"config.json beside it says {quoted(self.beside)}")
-        if self.match.name is not None or (self.match.nearest and not self.known):
+        if self.match.name is not None:
             steps.append(self.match.words)
-        elif not self.known:
-            steps.append("no architecture of torchvision has such tensors")
-        if not self.known:
+        elif self.whole is None and self.beside is None:  # `run` does not take it as it stands
+            nothing = "no architecture of torchvision has such tensors"
+            steps.append(self.match.words if self.match.nearest else nothing)
             steps.append("--arch names the class or the architecture")
         return f"{self.file}: {'; '.join(steps)}"
 
@@ -142,8 +137,8 @@ def identify_file(
     """Identify a file of weights."""
     try:
         content = checkpoint.read(path)
-    except LoadError as error:
-        trusted = f"with `featviz run`: {error.hint}" if "--trust" in error.add else error.hint
+    except LoadError as error:  # identify has no --trust
+        trusted = f"with `featviz run`: {error.hint}" if error.add else error.hint
         raise LoadError(error.message, trusted) from error
     weights = unwrap(content, key, prefix, ema, path.name)
     forms = stripped_forms(weights)
@@ -172,7 +167,11 @@ def identify(form: Unwrapped) -> Known:
     index = _index()
     names = [name for name, entry in index.items() if _fits(shapes, entry)]
     if not names:
-        near = [_near(shapes, name, entry) for name, entry in index.items()]
+        near = []
+        for name, entry in index.items():
+            both = shapes.keys() & entry["tensors"].keys()
+            fitting = sum(_same(shapes, key, entry) for key in both)
+            near.append(Near(name, fitting, len(entry["tensors"])))
         near.sort(key=lambda n: (-n.fitting / n.total, -n.fitting, _plain_first(n.name)))
         close = [n for n in near[:_NEAREST] if n.fitting >= _LEAST_NEAR * n.total]
         return Known(form, nearest=tuple(close))
@@ -223,8 +222,3 @@ def _same(shapes: Shapes, key: str, entry: Mapping[str, Any]) -> bool:
     return len(shape) == len(expected) and all(
         a == b or axis == free for axis, (a, b) in enumerate(zip(shape, expected, strict=True))
     )
-
-
-def _near(shapes: Shapes, name: str, entry: Mapping[str, Any]) -> Near:
-    both = shapes.keys() & entry["tensors"].keys()
-    return Near(name, sum(_same(shapes, key, entry) for key in both), len(entry["tensors"]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -139,18 +138,6 @@ def test_versions_are_those_that_are_imported() -> None:
         "torch": torch.__version__,
         "torchvision": torchvision.__version__,
     }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("alone", [True, False])
-def test_garbage_is_collected_again_once_torch_is_there(alone: bool) -> None:
-    """A command sets aside what it has imported; a caller's own process is left as it was."""
-    code = (
-        "import gc; from featviz.models.requirements import require_torch; "
-        f"require_torch(alone={alone}); print(gc.isenabled(), gc.get_freeze_count() > 100_000)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", str(alone)] and done.stderr == ""
 
 
 def test_who_collects_no_garbage_goes_on_so() -> None:

@@ -104,19 +104,6 @@ def test_img_size_is_the_size_of_the_input() -> None:
     assert found.module.eval()(found.preprocess.blank()[0]).shape == (1, 1000)
 
 
-@pytest.mark.slow
-def test_a_fixed_size_is_named(picture: Path, tmp_path: Path, featviz: Callable[..., Any]) -> None:
-    """--size on a model of fixed size ends in one line with both; dynamic_img_size lifts it."""
-    common = ("run", "timm:vit_tiny_patch16_224", picture, "--weights", "none", "--size", "96x64")
-    failed = featviz(*common, "--layers", "Conv2d", "--out", tmp_path / "a")
-    assert failed.code == 1
-    assert "PatchEmbed): Input height (96) doesn't match model (224)" in failed.err
-    more = ("--model-arg", "dynamic_img_size=True", "--json")
-    done = featviz("layers", *common[1:2], *common[3:], *more)
-    rows = {row["name"]: row for row in json.loads(done.out)["layers"]}
-    assert rows["patch_embed"]["output_shape"] == [1, 6, 4, 192]
-
-
 # Weights -------------------------------------------------------------------------------------
 
 
