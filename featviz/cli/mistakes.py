@@ -184,8 +184,7 @@ def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> Non
 
 def looks_like_model(word: str) -> bool:
     """Whether a word is a form of MODEL, by its letters and by what lies there."""
-    from featviz.models import code
-    from featviz.models.files import sniff
+    from featviz.models import code, sniff
     from featviz.models.sources import SOURCES
 
     names = Path(__file__).parent.parent / "models" / "names.txt"  # of torchvision
@@ -199,7 +198,7 @@ def looks_like_model(word: str) -> bool:
 def looks_like_image(word: str) -> bool:
     """Whether a word names an image, or a folder that holds no model."""
     from featviz.images.formats import SUFFIXES
-    from featviz.models.files import sniff
+    from featviz.models import sniff
 
     path = Path(word)
     if path.suffix.lower() in SUFFIXES:

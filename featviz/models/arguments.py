@@ -22,8 +22,8 @@ from torch.utils.hooks import RemovableHandle
 from featviz.errors import FileError, ImageError, LoadError, UsageError
 from featviz.files import npy, read_bytes
 from featviz.models import code, digests
-from featviz.models.files.torch_files import read_tensor
 from featviz.models.preprocess import Chain, Preprocess
+from featviz.models.torch_files import read_tensor
 from featviz.records import Raster
 from featviz.text import listed, quoted
 

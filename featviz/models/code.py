@@ -25,12 +25,6 @@ log = logging.getLogger(__name__)
 FORM = re.compile(r"(?P<where>.+\.py|[A-Za-z_][\w.]*):(?P<attribute>[A-Za-z_][\w.]*)")
 """`pkg.mod:name` or `file.py:name`."""
 
-SCRIPT = "__main__"
-"""The module that Python calls a script in which a class was defined, whatever its file."""
-
-_LARGEST = 2**20
-"""Bytes of a file of code in which the class of a script is looked for."""
-
 
 def target(spec: str) -> Any:
     """What `pkg.mod:name` or `file.py:name` names, imported.
@@ -67,15 +61,18 @@ def raised(what: str, error: BaseException) -> LoadError:
 
 
 def _imported(where: str, spec: str) -> ModuleType:
-    if where.endswith(".py") and not Path(where).is_file():
-        message, near = f"no file {where!r} for {spec!r}", misspelt(Path(where))
-        if near is None or near.suffix != ".py":
-            raise UsageError(message, "check the path")
-        meant = f"{near}{spec.removeprefix(where)}"
-        raise UsageError(message, f"did you mean {quoted(meant)}?", replace=(spec, meant))
+    path = Path(where) if where.endswith(".py") else None
+    if path and not path.is_file():
+        near = misspelt(path)
+        meant = f"{near}{spec.removeprefix(where)}" if near and near.suffix == ".py" else None
+        raise UsageError(
+            f"no file {where!r} for {spec!r}",
+            f"did you mean {quoted(meant)}?" if meant else "check the path",
+            replace=(spec, meant) if meant else None,
+        )
     try:
-        if where.endswith(".py"):
-            return from_file(Path(where))
+        if path:
+            return from_file(path)
         with importable():
             return importlib.import_module(where)
     except (Exception, SystemExit) as error:
@@ -114,8 +111,7 @@ def from_file(path: Path) -> ModuleType:
     Raises:
         BaseException: whatever the code raises; sys.path and sys.modules are then as before.
     """
-    place = hashlib.sha256(os.fsencode(real(path))).hexdigest()[:12]
-    name = f"featviz_user_{path.stem}_{place}"
+    name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -133,35 +129,32 @@ def from_file(path: Path) -> ModuleType:
     return module
 
 
-def from_script(name: str, folder: Path) -> Any:
+def from_script(name: str, model: Path) -> Any:
     """A class or function that was defined in a script, from the one file of code in the current
-    folder or in `folder` that defines it at the top. The file is imported once: its classes are the
-    same for all that name them.
+    folder or beside the file of the model that defines it at the top.
 
     Raises:
-        AttributeError: no file there defines it, or several do.
-        Exception: whatever the file raises when it is imported.
+        LoadError: no file there defines it, or several do; or it raises when it is imported.
     """
     first, *rest = name.split(".")
     defines = re.compile(rf"^(class|def)\s+{re.escape(first)}\b".encode(), re.MULTILINE)
-    folders = dict.fromkeys([real(Path()), real(folder)])
-    files = [
-        path
-        for place in folders
-        for path in sorted(place.glob("*.py"))
-        if path.is_file() and path.stat().st_size <= _LARGEST
-        if defines.search(path.read_bytes())
-    ]
+    folders = dict.fromkeys([real(Path()), real(model.parent)])
+    scripts = [path for place in folders for path in sorted(place.glob("*.py")) if path.is_file()]
+    files = [path for path in scripts if defines.search(path.read_bytes())]
     if len(files) != 1:
         names = ", ".join(path.name for path in files) or "no .py file"
-        raise AttributeError(
-            f"{name!r} was defined in a script, and {names} in {', '.join(map(str, folders))} "
-            f"{'each define it' if files else 'defines it'}"
+        raise LoadError(
+            f"{model.name}: {name!r} was defined in a script, and {names} "
+            f"in {', '.join(map(str, folders))} {'each define it' if files else 'defines it'}",
+            "run where the one file is that defines it",
         )
     log.info("%s: from %s, which is imported", name, files[0].name)
-    known = [module for n, module in [*sys.modules.items()] if n.startswith("featviz_user_")]
-    same = (m for m in known if real(Path(str(m.__file__))) == files[0])
-    found: Any = getattr(next(same, None) or from_file(files[0]), first)
-    for part in rest:
+    found: Any = sys.modules.get(_module_name(files[0])) or _imported(str(files[0]), name)
+    for part in (first, *rest):
         found = getattr(found, part)
     return found
+
+
+def _module_name(path: Path) -> str:
+    place = hashlib.sha256(os.fsencode(real(path))).hexdigest()[:12]
+    return f"featviz_user_{path.stem}_{place}"

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from featviz.errors import LoadError, UsageError
-from featviz.models import code, digests
-from featviz.models.files import checkpoint
+from featviz.models import checkpoint, code, digests
 from featviz.models.sources import Loaded, source_of
 from featviz.models.weights import put_weights, read_weights
 from featviz.options import ModelOptions
@@ -27,12 +26,7 @@ _HPARAMS = "hyper_parameters"
 
 
 def load_factory(options: ModelOptions) -> Loaded:
-    """Call the factory; give the model the weights of a file, if one is named.
-
-    Raises:
-        UsageError: no such file, module or attribute.
-        LoadError: the code raised, or gave no nn.Module, or the weights do not fit.
-    """
+    """Call the factory; give the model the weights of a file, if one is named."""
     path = None if options.weights in (None, "none") else Path(str(options.weights))
     if path is not None and not path.is_file():
         raise UsageError(f"no weights file {options.weights!r}", "a factory takes a file, or none")
@@ -52,22 +46,26 @@ def load_factory(options: ModelOptions) -> Loaded:
         record[_HPARAMS] = {name: quoted(repr(value)) for name, value in hparams.items()}
     if (digest := code.digest(options.spec)) is not None:
         record["code_sha256"] = digest
+    parameters = digests.of_module(module)
+    if parameters is not None or path is None:  # else the file's sha256 tells it from others
+        record["parameters"] = parameters
     name = source_of(options.spec).name(options.spec)
-    source = {"kind": "factory", "name": name, **record}
-    return Loaded(module, None, {**source, "parameters": digests.of_module(module)})
+    return Loaded(module, None, {"kind": "factory", "name": name, **record})
 
 
 def unknown_weights(file: str, content: Any) -> LoadError | None:
     """The error for a Lightning checkpoint without its class; None for any other file."""
-    hparams = [quoted(str(name)) for name in _hparams_of(content)]
-    if not hparams and not (
-        isinstance(content, Mapping) and "pytorch-lightning_version" in content
-    ):
+    if not isinstance(content, Mapping) or not content.keys() & {
+        _HPARAMS,
+        "pytorch-lightning_version",
+    }:
         return None
-    has = f"; it has {_HPARAMS}: {listed(hparams, 8)}" if hparams else ""
+    found = content.get(_HPARAMS)
+    names = [quoted(str(name)) for name in found] if isinstance(found, Mapping) else []
+    has = f"; it has {_HPARAMS}: {listed(names, 8)}" if names else ""
     return LoadError(
         f"{file} is a Lightning checkpoint, and does not say of which class{has}",
-        "name the class: --arch net.py:CLASS" + (" --model-arg @hparams" if hparams else ""),
+        "name the class: --arch net.py:CLASS" + (" --model-arg @hparams" if names else ""),
     )
 
 
@@ -114,19 +112,18 @@ def _given(
     return {**{n: value for n, value in hparams.items() if n in parameters}, **arguments}
 
 
-def _hparams_of(content: Any) -> Mapping[Any, Any]:
-    found = content.get(_HPARAMS) if isinstance(content, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
-
-
 def _read_hparams(content: Any, file: str) -> dict[str, Any]:
     """The hyper_parameters of a Lightning checkpoint by name; under one name, where the class takes
     all of them as one argument."""
-    named = {str(name): value for name, value in _hparams_of(content).items()}
-    if not named:
+    found = content.get(_HPARAMS) if isinstance(content, Mapping) else None
+    if not isinstance(found, Mapping) or not found:
+        what = (
+            f"{_HPARAMS} that are a {type(found).__name__}, no dict" if found else f"no {_HPARAMS}"
+        )
         raise LoadError(
-            f"--model-arg @hparams: {file} has no {_HPARAMS}",
+            f"--model-arg @hparams: {file} has {what}",
             "give the arguments: --model-arg NAME=VALUE, repeatable",
         )
+    named = {str(key): value for key, value in found.items()}
     name = content.get("hparams_name")
     return {name: named} if isinstance(name, str) and name not in ("", "kwargs") else named

@@ -24,12 +24,11 @@ from torch import Tensor, nn
 
 from featviz.errors import FileError, LoadError, UsageError
 from featviz.files import read_json
-from featviz.models.files import checkpoint, sniff
-from featviz.models.files.state_dict import unwrap
+from featviz.models import checkpoint, sniff
 from featviz.models.preprocess import FixedInput
 from featviz.models.presets import from_transformers, image_size
 from featviz.models.sources import Loaded, download_hint, load_source
-from featviz.models.weights import read_weights
+from featviz.models.weights import read_weights, unwrap
 from featviz.models.zoo import timm_name_beside
 from featviz.options import ModelOptions
 from featviz.text import listed, quoted

@@ -1,5 +1,4 @@
-"""The story of `identify`: which torchvision architecture the tensors of a file belong to, by
-their names and shapes.
+"""Which torchvision architecture the tensors of a file belong to, by their names and shapes.
 
 The index that ships with featviz (`scripts/make_architectures.py` writes it) holds every builder of
 torchvision; the head is left out of the comparison, and the number of classes is read from it.
@@ -17,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from featviz.errors import LoadError
-from featviz.models.files import checkpoint
-from featviz.models.files.state_dict import Unwrapped, stripped_forms, unwrap
+from featviz.models import checkpoint
 from featviz.models.huggingface import architecture_beside
+from featviz.models.weights import Unwrapped, stripped_forms, unwrap
 from featviz.models.zoo import timm_name_beside
 from featviz.text import quoted
 
@@ -38,9 +37,6 @@ _AUXILIARY = {
 
 _POSITIONS = "encoder.pos_embedding"
 """torchvision's vision transformers: [1, tokens, channels], by the size of the input."""
-
-_HEADS = {"aux_loss": "its auxiliary head", "aux_logits": "its auxiliary heads"}
-"""The arguments above, in words."""
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -66,19 +62,11 @@ class Known:
 
     form: Unwrapped
     """The tensors as they fit, with what was done to their names."""
-    names: tuple[str, ...]
-    num_classes: int | None
-    nearest: tuple[Near, ...]
-    image_size: int | None = None
-    """Pixels of a side of a vision transformer's input, from its table of positions."""
-    auxiliary: Mapping[str, bool] = field(default_factory=dict)
-    """`aux_loss` or `aux_logits`, where the file differs from what the builder makes unasked."""
-
-    @property
-    def arguments(self) -> dict[str, int]:
-        """Keyword arguments of the builder, where they differ from its defaults."""
-        values = {"num_classes": self.num_classes, "image_size": self.image_size, **self.auxiliary}
-        return {name: value for name, value in values.items() if value is not None}
+    names: tuple[str, ...] = ()
+    arguments: Mapping[str, int] = field(default_factory=dict)
+    """Of the builder, where they differ from its defaults: `num_classes`, `image_size` of a vision
+    transformer, `aux_loss` or `aux_logits`."""
+    nearest: tuple[Near, ...] = ()
 
     @property
     def name(self) -> str | None:
@@ -86,22 +74,18 @@ class Known:
         return self.names[0] if self.names else None
 
     @property
-    def best(self) -> float:
-        """Share of the nearest architecture's tensors that fit."""
-        return self.nearest[0].fitting / self.nearest[0].total if self.nearest else 0.0
-
-    @property
     def words(self) -> str:
         """For people."""
         if not self.names:
-            return f"nearest: {', '.join(near.words for near in self.nearest) or 'nothing'}"
-        classes = "" if self.num_classes is None else f" with {self.num_classes} classes"
-        heads = "".join(
-            f" {'with' if there else 'without'} {_HEADS[name]}"
-            for name, there in self.auxiliary.items()
-        )
-        twins = f" (or {', '.join(self.names[1:])}, of the same shapes)" if self.names[1:] else ""
-        return f"it is {self.name}{classes}{heads}{twins}"
+            return f"nearest: {', '.join(near.words for near in self.nearest)}"
+        words = f"it is {self.name}"
+        if "num_classes" in self.arguments:
+            words += f" with {self.arguments['num_classes']} classes"
+        for argument, heads in (("aux_loss", "auxiliary head"), ("aux_logits", "auxiliary heads")):
+            if argument in self.arguments:
+                words += f" {'with' if self.arguments[argument] else 'without'} its {heads}"
+        twins = ", ".join(self.names[1:])
+        return words + (f" (or {twins}, of the same shapes)" if twins else "")
 
 
 @dataclass(frozen=True)
@@ -116,12 +100,6 @@ class Identification:
     """What a config.json beside weights says that they belong to."""
 
     @property
-    def known(self) -> bool:
-        """Whether `run` takes the file as it stands: an architecture fits entirely, a config.json
-        names one, or it is a whole model."""
-        return self.whole is not None or self.beside is not None or self.match.name is not None
-
-    @property
     def words(self) -> str:
         """For people."""
         steps = [*self.match.form.steps, f"{len(self.match.form.tensors)} tensors"]
@@ -129,11 +107,11 @@ class Identification:
             steps.append(f"a whole model ({quoted(self.whole)}), which is run as it stands")
         if self.beside is not None:
             steps.append(f"config.json beside it says {quoted(self.beside)}")
-        if self.match.name is not None or (self.match.nearest and not self.known):
+        if self.match.name is not None:
             steps.append(self.match.words)
-        elif not self.known:
-            steps.append("no architecture of torchvision has such tensors")
-        if not self.known:
+        elif self.whole is None and self.beside is None:  # `run` does not take it as it stands
+            nothing = "no architecture of torchvision has such tensors"
+            steps.append(self.match.words if self.match.nearest else nothing)
             steps.append("--arch names the class or the architecture")
         return f"{self.file}: {'; '.join(steps)}"
 
@@ -146,7 +124,7 @@ class Identification:
             "tensors": len(match.form.tensors),
             "architecture": match.name,
             "also": list(match.names[1:]),
-            "num_classes": match.num_classes,
+            "num_classes": match.arguments.get("num_classes"),
             "nearest": [vars(near) for near in match.nearest],
             "whole_model": self.whole,
             "beside": self.beside,
@@ -156,15 +134,11 @@ class Identification:
 def identify_file(
     path: Path, key: str | None = None, prefix: str | None = None, ema: bool | None = None
 ) -> Identification:
-    """Identify a file of weights.
-
-    Raises:
-        LoadError: no checkpoint, or no weights in it.
-    """
+    """Identify a file of weights."""
     try:
         content = checkpoint.read(path)
-    except LoadError as error:
-        trusted = f"with `featviz run`: {error.hint}" if "--trust" in error.add else error.hint
+    except LoadError as error:  # identify has no --trust
+        trusted = f"with `featviz run`: {error.hint}" if error.add else error.hint
         raise LoadError(error.message, trusted) from error
     weights = unwrap(content, key, prefix, ema, path.name)
     forms = stripped_forms(weights)
@@ -177,33 +151,46 @@ def identify_file(
 def identify_forms(forms: Iterable[Unwrapped]) -> Known:
     """The best match among several forms of the same tensors, with and without prefixes."""
     matches = [identify(form) for form in forms]
+    best = [max((n.fitting / n.total for n in known.nearest), default=0.0) for known in matches]
     whole = [known for known in matches if known.names]
-    return (whole or sorted(matches, key=lambda known: -known.best))[0]
+    return whole[0] if whole else matches[best.index(max(best))]
 
 
 def identify(form: Unwrapped) -> Known:
     """Find the architecture of a state dict from its keys and shapes."""
-    shapes = {key: list(tensor.shape) for key, tensor in form.tensors.items()}
     # without BatchNorm's step counter, which old checkpoints lack
-    counted = {k: shape for k, shape in shapes.items() if not k.endswith("num_batches_tracked")}
-    exact = [name for name, entry in _index().items() if _fits(counted, entry)]
-    exact = exact or _fitting_but_heads(counted)
-    exact.sort(key=_plain_first)
-    if exact:
-        entry = _index()[exact[0]]
-        classes, size = None, None
-        for key, (axis, factor, offset) in entry["head"].items():
-            if key in counted and classes is None:
-                classes = int((counted[key][axis] - offset) // factor)
-        if counted.get(_POSITIONS) != entry["tensors"].get(_POSITIONS):  # not the default
-            size = isqrt(counted[_POSITIONS][1] - 1) * counted["conv_proj.weight"][-1]
-        there, made = _heads(counted), _heads(entry["tensors"])
-        heads = {_AUXILIARY[prefix]: prefix in there for prefix in sorted(there ^ made)}
-        return Known(form, tuple(exact), classes, (), size, heads)
-    near = [_near(counted, name, entry) for name, entry in _index().items()]
-    near.sort(key=lambda n: (-n.fitting / n.total, -n.fitting, _plain_first(n.name)))
-    close = (n for n in near[:_NEAREST] if n.fitting >= _LEAST_NEAR * n.total)
-    return Known(form, (), None, tuple(close))
+    shapes = {
+        key: list(tensor.shape)
+        for key, tensor in form.tensors.items()
+        if not key.endswith("num_batches_tracked")
+    }
+    index = _index()
+    names = [name for name, entry in index.items() if _fits(shapes, entry)]
+    if not names:
+        near = []
+        for name, entry in index.items():
+            both = shapes.keys() & entry["tensors"].keys()
+            fitting = sum(_same(shapes, key, entry) for key in both)
+            near.append(Near(name, fitting, len(entry["tensors"])))
+        near.sort(key=lambda n: (-n.fitting / n.total, -n.fitting, _plain_first(n.name)))
+        close = [n for n in near[:_NEAREST] if n.fitting >= _LEAST_NEAR * n.total]
+        return Known(form, nearest=tuple(close))
+    names.sort(key=_plain_first)
+    entry, arguments = index[names[0]], {}
+    for key, (axis, factor, offset) in entry["head"].items():
+        if key in shapes:
+            arguments["num_classes"] = int((shapes[key][axis] - offset) // factor)
+            break
+    if shapes.get(_POSITIONS) != entry["tensors"].get(_POSITIONS):
+        patch = shapes["conv_proj.weight"][-1]
+        arguments["image_size"] = isqrt(shapes[_POSITIONS][1] - 1) * patch
+    for prefix, argument in _AUXILIARY.items():
+        there, made = (
+            any(key.startswith(prefix) for key in keys) for keys in (shapes, entry["tensors"])
+        )
+        if there != made:
+            arguments[argument] = there
+    return Known(form, tuple(names), arguments)
 
 
 def _plain_first(name: str) -> tuple[bool, int, str]:
@@ -217,46 +204,21 @@ def _index() -> dict[str, dict[str, Any]]:
 
 
 def _fits(shapes: Shapes, entry: Mapping[str, Any]) -> bool:
-    expected, head = entry["tensors"], entry["head"]
-    if len(shapes) != len(expected) or shapes.keys() != expected.keys():
-        return False
-    return all(
-        shape == expected[key]
-        or (key in head and _same_but(shape, expected[key], head[key][0]))
-        or (key == _POSITIONS and _same_but(shape, expected[key], 1))
-        for key, shape in shapes.items()
-    )
-
-
-def _fitting_but_heads(shapes: Shapes) -> list[str]:
-    """Names of the builders of which all fits but the auxiliary heads, which one of the two
+    """Whether all tensors are those of an architecture, but for auxiliary heads that one of the two
     lacks."""
-
-    def main(tensors: Shapes) -> Shapes:
-        return {k: shape for k, shape in tensors.items() if not k.startswith(tuple(_AUXILIARY))}
-
-    heads, rest = _heads(shapes), main(shapes)
-    others = {n: entry for n, entry in _index().items() if _heads(entry["tensors"]) != heads}
-    return [n for n, e in others.items() if _fits(rest, {**e, "tensors": main(e["tensors"])})]
+    expected = entry["tensors"].keys()
+    heads = all(key.startswith(tuple(_AUXILIARY)) for key in shapes.keys() ^ expected)
+    return heads and all(_same(shapes, key, entry) for key in shapes.keys() & expected)
 
 
-def _heads(keys: Iterable[str]) -> set[str]:
-    """How the names of the auxiliary heads among these tensors begin."""
-    return {prefix for key in keys for prefix in _AUXILIARY if key.startswith(prefix)}
-
-
-def _same_but(shape: Sequence[int], expected: Sequence[int], axis: int) -> bool:
-    """Whether two shapes differ at most along an axis."""
+def _same(shapes: Shapes, key: str, entry: Mapping[str, Any]) -> bool:
+    """Whether a tensor has the shape of an architecture's, but for the number of classes and the
+    size of the input."""
+    shape, expected, free = shapes[key], entry["tensors"][key], -1
+    if key in entry["head"]:
+        free = entry["head"][key][0]
+    elif key == _POSITIONS:
+        free = 1
     return len(shape) == len(expected) and all(
-        a == b or i == axis for i, (a, b) in enumerate(zip(shape, expected, strict=True))
+        a == b or axis == free for axis, (a, b) in enumerate(zip(shape, expected, strict=True))
     )
-
-
-def _near(shapes: Shapes, name: str, entry: Mapping[str, Any]) -> Near:
-    expected, head = entry["tensors"], entry["head"]
-    fitting = sum(
-        shapes.get(key) == shape
-        or (key in head and key in shapes and _same_but(shapes[key], shape, head[key][0]))
-        for key, shape in expected.items()
-    )
-    return Near(name, fitting, len(expected))

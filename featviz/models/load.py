@@ -16,17 +16,16 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from featviz.errors import LoadError, UsageError
-from featviz.models import arguments, digests, identify, zoo
+from featviz.models import arguments, checkpoint, digests, exported, identify, sniff, zoo
 from featviz.models.arguments import UserTransform
+from featviz.models.checkpoint import unwrapped
 from featviz.models.factory import unknown_weights
-from featviz.models.files import checkpoint, exported, sniff
-from featviz.models.files.state_dict import stripped_forms, unwrap, unwrapped
 from featviz.models.huggingface import ImageTower, architecture_beside
 from featviz.models.preprocess import Preprocess
 from featviz.models.presets import choose_preprocess, from_ultralytics
 from featviz.models.requirements import UnfitError, pick_device, unfit
 from featviz.models.sources import Loaded, load_source, source_of
-from featviz.models.weights import in_full_precision, put_into
+from featviz.models.weights import in_full_precision, put_into, stripped_forms, unwrap
 from featviz.options import InputOptions, ModelOptions
 from featviz.text import printable
 
@@ -79,12 +78,13 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
         preprocess = choose_preprocess(module, loaded.entry, inputs, loaded.fixed)
     further = arguments.parse(inputs.forward_args)
     preprocess, _ = arguments.feed(module, preprocess, transform, further, device)
-    built_with = {name: repr(value) for name, value in options.model_args.items()}
-    source = {**loaded.source, **({"arguments": built_with} if built_with else {})}
+    source = dict(loaded.source)
+    if options.model_args:
+        source["arguments"] = {name: repr(value) for name, value in options.model_args.items()}
     trained = loaded.source.get("weights") != "none"  # random weights know no classes
     categories = tuple(getattr(loaded.entry, "meta", {}).get("categories", ())) if trained else ()
-    named = class_names(module) or categories
-    return LoadedModel(module, preprocess, device, source, named, scores(module))
+    scores, names = _classes(module)
+    return LoadedModel(module, preprocess, device, source, names or categories, scores)
 
 
 def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
@@ -106,8 +106,8 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
     digest = digests.of_module(module)
     record = {"kind": "module", "type": type(module).__name__, "parameters": digest}
     preprocess = choose_preprocess(module, None, inputs)
-    named = class_names(module)
-    return LoadedModel(module, preprocess, tensor.device, record, named, scores(module))
+    scores, names = _classes(module)
+    return LoadedModel(module, preprocess, tensor.device, record, names, scores)
 
 
 @contextmanager
@@ -140,48 +140,26 @@ def fed(
             hook.remove()
 
 
-def scores(module: nn.Module) -> str | None:
-    """Where the scores of classes are in a model's output: a key, empty for the output itself, or
-    None where the model says that it is no classifier.
-
-    Models of transformers say it by their class, also where they were exported, those of
-    Ultralytics by theirs, those of timm by `num_classes`; others say nothing, and are taken for
-    classifiers.
-    """
-    name, library = _class_and_library(module)
-    if library == "ultralytics":
-        return "1" if name.endswith(".ClassificationModel") else None  # (shares, scores)
-    if library == "transformers":
-        return "logits" if "ForImageClassification" in name else None
-    return None if getattr(module, "num_classes", None) == 0 else ""
-
-
-def class_names(module: nn.Module) -> tuple[str, ...]:
-    """The names of the classes by number, where a classifier of transformers or Ultralytics has one
-    for each."""
-    library, labels = _class_and_library(module)[1], None
-    if scores(module) is not None and library == "ultralytics":
-        labels = getattr(module, "names", None)
-    elif scores(module) is not None and library == "transformers":
-        labels = getattr(getattr(module, "config", None), "id2label", None)
-    if not isinstance(labels, Mapping) or set(labels) != set(range(len(labels))):
-        return ()
-    return tuple(printable(str(labels[number])) for number in range(len(labels)))
-
-
-def _class_and_library(module: nn.Module) -> tuple[str, str]:
-    """The full name of a module's class, or of the one that an exported module stands for, and the
-    library that it is of, also where somebody derived it from a class of theirs."""
+def _classes(module: nn.Module) -> tuple[str | None, tuple[str, ...]]:
+    """Where the scores of classes are in a model's output (a key, empty for the output itself, None
+    where its library says that it is no classifier), and the names of the classes by number."""
     kind = type(module)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    original = getattr(module, "type_name", None)
-    if kind.__module__ == "torch.export.unflatten" and original is not None:
-        name = str(original() or "")
-    if kind.__module__.startswith("ultralytics."):
-        return name, "ultralytics"
+    if kind.__module__ == "torch.export.unflatten" and hasattr(module, "type_name"):
+        name = str(module.type_name() or "")  # type: ignore[operator]  # of the original
     homes = [name, *(base.__module__ for base in kind.__mro__)]
-    of_theirs = isinstance(module, ImageTower) or any(h.startswith("transformers.") for h in homes)
-    return name, "transformers" if of_theirs else ""
+    if kind.__module__.startswith("ultralytics."):
+        scores = "1" if name.endswith(".ClassificationModel") else None  # (shares, scores)
+        labels = getattr(module, "names", None)
+    elif isinstance(module, ImageTower) or any(h.startswith("transformers.") for h in homes):
+        scores = "logits" if "ForImageClassification" in name else None
+        labels = getattr(getattr(module, "config", None), "id2label", None)
+    else:
+        return None if getattr(module, "num_classes", None) == 0 else "", ()  # timm's
+    numbers = range(len(labels)) if isinstance(labels, Mapping) else range(0)
+    if scores is None or not isinstance(labels, Mapping) or set(labels) != set(numbers):
+        return scores, ()
+    return scores, tuple(printable(str(labels[number])) for number in numbers)
 
 
 # Files ----------------------------------------------------------------------------------------
@@ -189,12 +167,7 @@ def _class_and_library(module: nn.Module) -> tuple[str, str]:
 
 def load_file(options: ModelOptions) -> Loaded:
     """Load a file; weights into `options.arch`, else into what a config.json beside the file names,
-    else into the architecture whose tensors they are.
-
-    Raises:
-        UsageError: the architecture is a file, or there is no such name.
-        LoadError: the file holds no model, or weights that fit no known architecture.
-    """
+    else into the architecture whose tensors they are."""
     path = Path(options.spec)
     if options.arch is None and (beside := zoo.timm_name_beside(path)):
         log.info("%s: config.json beside it says timm:%s", path.name, beside)
@@ -234,24 +207,19 @@ def _from_content(path: Path, options: ModelOptions) -> Loaded:
         arguments = content.get("train_args") if isinstance(content, Mapping) else None
         entry = from_ultralytics(weights.module, arguments)
         return Loaded(weights.module, entry, {**record, "taken": list(weights.steps)})
-    forms = stripped_forms(weights)
-    known = identify.identify_forms(forms)
+    known = identify.identify_forms(stripped_forms(weights))
     if known.name is None and known.nearest and options.partial:
         known = replace(known, names=(known.nearest[0].name,))
     elif known.name is None:
-        near = f"; nearest: {', '.join(n.words for n in known.nearest)}" if known.nearest else ""
+        near = f"; {known.words}" if known.nearest else ""
         raise unknown_weights(path.name, content) or LoadError(
-            f"{path.name} holds weights of an architecture that torchvision has not{near}",
-            "--arch says what they belong to (a name, timm:NAME, or file.py:factory)"
+            f"{path.name} matches no torchvision architecture{near}",
+            "--arch says what its weights belong to (a name, timm:NAME, or file.py:factory)"
             + ("; --partial loads what fits into the nearest" if near else ""),
         )
-    arguments = known.arguments
-    module, entry = zoo.build_torchvision(
-        str(known.name), None, options.seed, {**arguments, **options.model_args}
-    )
+    built_with = {**known.arguments, **options.model_args}
+    module, entry = zoo.build_torchvision(str(known.name), None, options.seed, built_with)
     log.info("%s: %s", path.name, "; ".join((*known.form.steps, known.words)))
-    loaded = put_into(
-        module, known.form.tensors, f"{path.name} does not fit {known.name}", options.partial
-    )
-    taken = [*known.form.steps, loaded]
-    return Loaded(module, entry, {**record, "arch": known.name, **arguments, "taken": taken})
+    what = f"{path.name} does not fit {known.name}"
+    taken = [*known.form.steps, put_into(module, known.form.tensors, what, options.partial)]
+    return Loaded(module, entry, {**record, "arch": known.name, **known.arguments, "taken": taken})

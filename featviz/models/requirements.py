@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -24,11 +24,8 @@ from featviz.version import __version__
 if TYPE_CHECKING:
     import torch
 
-_NO_MEMORY = ("cannot allocate memory", "failed to map segment", "cannot map")
+_NO_MEMORY = re.compile("cannot allocate memory|failed to map segment|cannot map", re.IGNORECASE)
 """What the system's loader says of a library that does not fit into the memory."""
-
-_OUT_OF_MEMORY = (MemoryError, SystemError)
-"""What Python raises; SystemError where a library written in C returns without a word."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """The numbers of mallopt(3)."""
@@ -67,15 +64,13 @@ def require_torchvision() -> None:
     """Import torchvision, which takes as long as torch; most models of one's own do without it.
 
     Raises:
-        UnfitError: it is missing, or its build does not fit that of torch, which torchvision shows
-            only as `operator torchvision::nms does not exist`.
+        UnfitError: it is missing, or its build does not fit that of torch.
         FeatvizError: there is too little memory.
     """
-    if "torchvision" in sys.modules:
-        return
-    _import("torchvision")
-    if gc.get_freeze_count():  # a command has set aside what torch made
-        gc.freeze()
+    if "torchvision" not in sys.modules:
+        _import("torchvision")
+        if gc.get_freeze_count():  # a command has set aside what torch made
+            gc.freeze()
 
 
 def _import(package: str) -> None:
@@ -85,12 +80,11 @@ def _import(package: str) -> None:
     gc.disable()
     try:
         import_module(package)
-    except (ImportError, OSError, RuntimeError, AttributeError, *_OUT_OF_MEMORY) as error:
-        said = str(error).lower()
-        if isinstance(error, _OUT_OF_MEMORY) or any(words in said for words in _NO_MEMORY):
+    # SystemError: a library written in C returned without a word
+    except (ImportError, OSError, RuntimeError, AttributeError, MemoryError, SystemError) as error:
+        if isinstance(error, (MemoryError, SystemError)) or _NO_MEMORY.search(str(error)):
             raise FeatvizError(
-                f"there is too little memory to load {package}: "
-                + (str(error).splitlines() or [type(error).__name__])[0],
+                f"there is too little memory to load {package}: {_first_line(error)}",
                 "raise the limit (ulimit -v); torch takes several GB of addresses",
             ) from error
         raise unfit(error) from error
@@ -101,11 +95,16 @@ def _import(package: str) -> None:
 
 def unfit(error: Exception) -> UnfitError:
     """The error for a torchvision whose build does not fit that of torch."""
+    found = versions()
     return UnfitError(
-        f"torch {_version('torch')} and torchvision {_version('torchvision')} cannot be used "
-        f"together: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+        f"torch {found['torch']} and torchvision {found['torchvision']} cannot be used together: "
+        f"{_first_line(error)}",
         "install a pair that fits: pip install --upgrade --force-reinstall torch torchvision",
     )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def lacking(module: str, extra: str, error: ImportError) -> ImportError:
@@ -114,24 +113,16 @@ def lacking(module: str, extra: str, error: ImportError) -> ImportError:
 
 
 def versions() -> dict[str, str]:
-    """The versions that decide what is computed and drawn, as records name them: those of featviz,
-    torch and torchvision (with the build's suffix, which pip does not know: read, not imported)."""
-    import torch
-
-    spec = find_spec("torchvision")
-    folders = (spec.submodule_search_locations if spec else None) or ()
-    files = [Path(folder, "version.py") for folder in folders]
-    text = "".join(file.read_text("utf-8") for file in files if file.is_file())
-    found = re.search(r"""^__version__ = ['"]([^'"]+)""", text, re.MULTILINE)
-    torchvision = found[1] if found else _version("torchvision")
-    return {"featviz": __version__, "torch": str(torch.__version__), "torchvision": torchvision}
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
+    """The versions that decide what is computed and drawn, as records name them: with the build's
+    suffix, which pip does not know, and read, since an import takes long."""
+    found = {"featviz": __version__}
+    for package in ("torch", "torchvision"):
+        spec = find_spec(package)
+        file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+        text = file.read_text("utf-8") if file and file.is_file() else ""
+        named = re.search(r"""^__version__\b[^=]*= ['"]([^'"]+)""", text, re.MULTILINE)
+        found[package] = named[1] if named else "(not installed)"
+    return found
 
 
 @contextmanager
@@ -146,16 +137,18 @@ def tamed() -> Iterator[None]:
     import torch
     from PIL import Image
 
-    before, opens, saves = dict(os.environ), Image.open, torch.save
+    names = ("YOLO_CONFIG_DIR", "YOLO_OFFLINE")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    opens, saves = Image.open, torch.save
     with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
         os.environ |= {"YOLO_CONFIG_DIR": folder, **before, "YOLO_OFFLINE": "true"}
         try:
             yield
         finally:
             Image.open, torch.save = opens, saves
-            for name in ("YOLO_CONFIG_DIR", "YOLO_OFFLINE"):
+            for name in names:
                 del os.environ[name]
-                os.environ |= {name: before[name]} if name in before else {}
+            os.environ |= before
 
 
 def check_device(name: str) -> None:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from featviz.errors import UsageError
 from featviz.files.missing import misspelt
-from featviz.models import code
-from featviz.models.files import sniff
+from featviz.models import code, sniff
 from featviz.options import ModelOptions
 from featviz.text import quoted
 
@@ -58,7 +57,6 @@ class ModelSource:
     """Begins a MODEL string that is certainly of this kind."""
     default_weights: str | None = None
     takes_arch: bool = False
-    """Whether `--arch` may say what it belongs to."""
     certain: bool = True
     """Whether the MODEL string, its files and its weights decide what the model is; code does
     not, as it may change."""
@@ -78,9 +76,10 @@ class ModelSource:
         return named if Path(weights).is_file() else {**named, "weights": weights}
 
 
-def _looks_like_a_file(spec: str) -> bool:
+def _is_file_or_code(spec: str) -> bool:
     path = Path(spec)
-    return path.suffix.lower() in sniff.SUFFIXES or "/" in spec or path.exists()
+    is_file = path.suffix.lower() in sniff.SUFFIXES or "/" in spec or path.exists()
+    return is_file or code.FORM.fullmatch(spec) is not None
 
 
 def _is_adapter(spec: str) -> bool:
@@ -93,7 +92,7 @@ SOURCES = (
         "torchvision",
         "zoo",
         "a torchvision name",
-        recognises=lambda spec: not (_looks_like_a_file(spec) or code.FORM.fullmatch(spec)),
+        recognises=lambda spec: not _is_file_or_code(spec),
         weights="default, an entry such as IMAGENET1K_V1, a file, or none (random)",
         prefix="torchvision:",
         default_weights="default",
@@ -158,10 +157,6 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
 
     Args:
         option: where the string stands, for messages.
-
-    Raises:
-        UsageError: it looks like a file, and there is none; or it is a file of code, of which a
-            class or function must be named.
     """
     if spec.endswith(".py") and Path(spec).is_file():
         raise UsageError(
@@ -174,10 +169,12 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
     for source in SOURCES:
         if source.recognises(spec):
             return source
-    if (near := misspelt(Path(spec))) is not None:
-        hint, again = f"did you mean {quoted(str(near))}?", (spec, str(near))
-        raise UsageError(f"no model file {spec!r}", hint, replace=again)
-    raise UsageError(f"no model file {spec!r}", download_hint(spec))
+    near = misspelt(Path(spec))
+    raise UsageError(
+        f"no model file {spec!r}",
+        f"did you mean {quoted(str(near))}?" if near else download_hint(spec),
+        replace=(spec, str(near)) if near else None,
+    )
 
 
 def download_hint(spec: str) -> str:
@@ -226,16 +223,22 @@ def check_words(options: ModelOptions) -> None:
         files = (Path(found.origin).parent / "models").rglob("*.py")
         named = re.compile(rf"def {re.escape(name)}\(|[\"']{re.escape(name)}[\"']")
         if not any(named.search(file.read_text("utf-8")) for file in files):
-            raise no_builder(name, listed)
+            raise unknown_name("torchvision", name, listed)
 
 
-def no_builder(name: str, names: Sequence[str]) -> UsageError:
-    """What to say of a name that torchvision has not, with the nearest that it has."""
-    close = difflib.get_close_matches(name.lower(), names, 3)
+def unknown_name(library: str, name: str, names: Sequence[str]) -> UsageError:
+    """The error for a model that torchvision or timm has not, with the nearest that it has."""
+    prefix, file = ("timm:", "") if library == "timm" else ("", " or file")
+
+    def unlike(other: str) -> tuple[float, str]:  # of b0 to b8, as like as one another: b0
+        return -difflib.SequenceMatcher(None, other, name.lower()).ratio(), other
+
+    many = difflib.get_close_matches(name.lower(), names, 20)
+    close = [f"{prefix}{other}" for other in sorted(many, key=unlike)[:3]]
     return UsageError(
-        f"torchvision has no model {name!r}, and no file is called so",
-        f"did you mean {', '.join(close)}?" if close else "a file, or a name such as resnet18",
-        replace=(name, close[0]) if close else None,
+        f"no {library} model{file} named {name!r}",
+        f"did you mean {', '.join(close)}?" if close else f"a name such as {prefix}resnet18",
+        replace=(f"{prefix}{name}", close[0]) if close else None,
     )
 
 

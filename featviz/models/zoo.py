@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 import pickle
 import socket
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,14 +19,13 @@ from urllib.request import getproxies
 import torch
 from torch import Tensor, nn
 
-from featviz.errors import FeatvizError, FileError, LoadError, UsageError
+from featviz.errors import FileError, LoadError, UsageError
 from featviz.files import read_json
-from featviz.models.files.state_dict import stripped_forms
 from featviz.models.preprocess import Chain
 from featviz.models.presets import from_timm
 from featviz.models.requirements import require_torchvision
-from featviz.models.sources import Loaded, no_builder
-from featviz.models.weights import put_weights, read_weights
+from featviz.models.sources import Loaded, unknown_name
+from featviz.models.weights import put_weights, read_weights, stripped_forms
 from featviz.options import ModelOptions
 
 log = logging.getLogger(__name__)
@@ -40,23 +38,37 @@ _HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def load_torchvision(options: ModelOptions) -> Loaded:
-    """Build the model with the weights of torchvision, of a file, or random ones.
+    """Build the model with the weights of torchvision, of a file, or random ones."""
+    return _loaded(options, "torchvision", build_torchvision, lambda name, forms: {})
 
-    Raises:
-        UsageError: no such model or entry.
-        LoadError: the weights cannot be had, or do not fit.
-    """
-    name = options.spec.removeprefix("torchvision:")
-    weights = options.weights or "default"
-    source = {"kind": "torchvision", "name": name}
-    if Path(weights).is_file():
-        path = Path(weights)
-        module, entry = build_torchvision(name, None, options.seed, options.model_args)
-        record = put_weights(module, read_weights(path, options), path, options)
-        return Loaded(module, entry, {**source, **record})
-    module, entry = build_torchvision(name, weights, options.seed, options.model_args)
-    seed = {"seed": options.seed} if weights == "none" else {}
-    return Loaded(module, entry, {**source, "weights": weights, **seed})
+
+def load_timm(options: ModelOptions) -> Loaded:
+    """Build the model with the weights of timm, of a file, or random ones. A file says how many
+    classes and channels the model has."""
+    return _loaded(options, "timm", _build_timm, _arguments_of)
+
+
+def _loaded(
+    options: ModelOptions,
+    kind: str,
+    build: Callable[..., tuple[nn.Module, Any]],
+    read: Callable[[str, Sequence[Mapping[str, Tensor]]], dict[str, int]],
+) -> Loaded:
+    name, weights = options.spec.removeprefix(f"{kind}:"), options.weights or "default"
+    source: dict[str, Any] = {"kind": kind, "name": name}
+    path, seed = Path(weights), options.seed
+    if path.is_file():
+        tensors = read_weights(path, options)
+        arguments = read(name, [form.tensors for form in stripped_forms(tensors)])
+        module, entry = build(name, None, seed, {**arguments, **options.model_args})
+        record = put_weights(module, tensors, path, options)
+        return Loaded(module, entry, {**source, **arguments, **record})
+    module, entry = build(name, weights, seed, options.model_args)
+    source["weights"] = weights
+    if weights == "none":
+        log.warning("%s has random weights (--weights none, --seed %d)", name, seed)
+        source["seed"] = seed
+    return Loaded(module, entry, source)
 
 
 def build_torchvision(
@@ -65,21 +77,30 @@ def build_torchvision(
     """Build a torchvision model.
 
     Args:
-        weights: `default`, an entry's name, `none` for random ones (with a warning), or None for
-            random ones that the caller replaces.
+        weights: `default`, an entry's name, or `none` or None for random ones.
 
     Returns:
         The module, and the weights entry whose transforms fit it (None where there is none).
-
-    Raises:
-        UsageError: no such model or entry.
-        LoadError: the weights cannot be had, or the builder refuses its arguments.
     """
-    known = _entry(name, weights)
-    entry = known if weights not in (None, "none") else None
-    if weights == "none":
-        log.warning("%s has random weights (--weights none, --seed %d)", name, seed)
-    models = _torchvision()
+    require_torchvision()
+    from torchvision import models
+
+    if name not in models.list_models():
+        raise unknown_name("torchvision", name, models.list_models())
+    entries: Any = models.get_model_weights(name)
+    default = getattr(entries, "DEFAULT", None)
+    entry = default
+    if weights == "default" and default is None:
+        raise UsageError(f"torchvision has no weights for {name}", "--weights none, or a file")
+    if weights in (None, "none"):
+        entry = None
+    elif weights != "default":
+        if weights not in entries.__members__:
+            raise UsageError(
+                f"--weights {weights!r} is neither a file nor an entry of {name}",
+                f"one of default, none, {', '.join(entries.__members__)}",
+            )
+        entry = entries[weights]
     quiet: dict[str, Any] = {"weights": entry, "progress": sys.stderr.isatty()}
     parameters = inspect.signature(models.get_model_builder(name)).parameters
     if entry is None and "weights_backbone" in parameters.keys() - arguments.keys():
@@ -91,74 +112,18 @@ def build_torchvision(
             torch.manual_seed(seed)
             module: nn.Module = models.get_model(name, **quiet, **arguments)
     except (TypeError, ValueError) as error:
-        raise LoadError(
-            f"torchvision's {name} refused its arguments: {error}", "see --model-arg"
-        ) from error
+        message = f"torchvision's {name} refused its arguments: {error}"
+        raise LoadError(message, "see --model-arg") from error
     except (OSError, EOFError, pickle.UnpicklingError, RuntimeError) as error:
-        if entry is None and isinstance(error, RuntimeError):
+        if entry is None:
             raise
-        raise _not_downloaded(name, entry, error) from error
-    return module, known
-
-
-def _not_downloaded(name: str, entry: Any, error: Exception) -> FeatvizError:
-    if entry is None:
-        return LoadError(f"torchvision's {name} could not be built: {error}")
-    file = Path(urlparse(entry.url).path).name
-    folder = Path(torch.hub.get_dir()) / "checkpoints"
-    return LoadError(
-        f"the weights {entry} could not be loaded: {error}",
-        f"put {file} into {folder}, or use --weights none for random ones",
-    )
-
-
-def _torchvision() -> Any:
-    """torchvision.models."""
-    require_torchvision()
-    from torchvision import models
-
-    return models
-
-
-def _entry(name: str, weights: str | None) -> Any:
-    """The entry of torchvision's weights, or the default one; None where there is none."""
-    models = _torchvision()
-    if name not in models.list_models():
-        raise no_builder(name, models.list_models())
-    entries = models.get_model_weights(name)
-    if weights == "default" and not len(entries):
-        raise UsageError(f"torchvision has no weights for {name}", "--weights none, or a file")
-    if weights in (None, "none", "default"):
-        return getattr(entries, "DEFAULT", None)
-    if str(weights) in entries.__members__:
-        return entries[str(weights)]
-    raise UsageError(
-        f"--weights {weights!r} is neither a file nor an entry of {name}",
-        f"one of default, none, {', '.join(entries.__members__)}",
-    )
-
-
-def load_timm(options: ModelOptions) -> Loaded:
-    """Build the model with the weights of timm, of a file, or random ones. A file says how many
-    classes and channels the model has.
-
-    Raises:
-        UsageError: no such model or tag.
-        LoadError: timm is not installed, or the weights cannot be had, or do not fit.
-    """
-    name = options.spec.removeprefix("timm:")
-    weights = options.weights or "default"
-    source = {"kind": "timm", "name": name}
-    if not Path(weights).is_file():
-        module, chain = _build_timm(name, weights, options.seed, options.model_args)
-        seed = {"seed": options.seed} if weights == "none" else {}
-        return Loaded(module, chain, {**source, "weights": weights, **seed})
-    path = Path(weights)
-    tensors = read_weights(path, options)
-    read = _arguments_of(name, [form.tensors for form in stripped_forms(tensors)])
-    module, chain = _build_timm(name, None, options.seed, {**read, **options.model_args})
-    record = put_weights(module, tensors, path, options)
-    return Loaded(module, chain, {**source, **read, **record})
+        file = Path(urlparse(entry.url).path).name
+        raise LoadError(
+            f"the weights {entry} could not be loaded: {error}",
+            f"put {file} into {Path(torch.hub.get_dir()) / 'checkpoints'}, "
+            "or use --weights none for random ones",
+        ) from error
+    return module, entry or default
 
 
 def timm_name_beside(path: Path) -> str | None:
@@ -184,23 +149,20 @@ def _build_timm(
 
     Args:
         name: `resnet18`, or with a tag of its weights, `resnet18.a1_in1k`.
-        weights: `default` (those of the tag, else timm's first), a tag, `none` for random ones
-            (with a warning), or None for random ones that the caller replaces.
+        weights: `default` (those of the tag, else timm's first), a tag, or `none` or None for
+            random ones.
         arguments: for `timm.create_model`: num_classes, in_chans, img_size, ...
     """
     timm = _timm()
     full = _tagged(timm, name, weights)
-    config = timm.get_pretrained_cfg(full)
+    config, pretrained = timm.get_pretrained_cfg(full), weights not in (None, "none")
     overlay: dict[str, Any] = {}
-    if weights == "none":
-        log.warning("%s has random weights (--weights none, --seed %d)", name, seed)
-    elif weights is not None:
+    if pretrained:
         overlay = _where_weights_are(config, full)
         asked = arguments.get("num_classes", config.num_classes)
         if asked not in (0, config.num_classes):
             words = "the classifier of %s is random: its weights have %d classes, not %s"
             log.warning(words, full, config.num_classes, asked)
-    pretrained = weights not in (None, "none")
     try:
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
@@ -218,12 +180,8 @@ def _build_timm(
 
 
 def _arguments_of(name: str, forms: Sequence[Mapping[str, Tensor]]) -> dict[str, int]:
-    """Read `num_classes` and `in_chans` off the weights of a file, where they are not the default.
-
-    Args:
-        name: the model.
-        forms: the tensors as they are, then with prefixes taken away.
-    """
+    """Read `num_classes` and `in_chans` off the weights of a file, where they are not the default,
+    from the tensors as they are, or with prefixes taken away."""
     timm = _timm()
     config = timm.get_pretrained_cfg(_tagged(timm, name, None))
     arguments = {}
@@ -242,9 +200,8 @@ def _timm() -> ModuleType:
     try:
         import timm
     except ImportError as error:
-        raise LoadError(
-            f"timm:NAME needs the package timm: {error}", "pip install 'featviz[timm]'"
-        ) from error
+        message = f"timm:NAME needs the package timm: {error}"
+        raise LoadError(message, "pip install 'featviz[timm]'") from error
     module: ModuleType = timm
     return module
 
@@ -253,17 +210,12 @@ def _tagged(timm: ModuleType, name: str, weights: str | None) -> str:
     """The model's name with the tag that was asked for."""
     arch, _, tag = name.partition(".")
     if "/" in name or not timm.is_model(arch):
-        close = difflib.get_close_matches(arch.lower(), timm.list_models(), 3)
-        raise UsageError(
-            f"timm has no model {name!r}",
-            f"did you mean {', '.join(f'timm:{c}' for c in close)}?" if close else "timm:resnet18",
-            replace=(f"timm:{name}", f"timm:{close[0]}") if close else None,
-        )
-    tags = _tags(timm, arch)
+        raise unknown_name("timm", name, timm.list_models())
     if weights not in (None, "none", "default"):
         if tag and weights != tag:
             raise UsageError(f"--weights {weights} and timm:{name} differ", "leave one out")
         tag = str(weights)
+    tags = _tags(timm, arch)
     if tag and tag not in tags:
         raise UsageError(
             f"{tag!r} is neither a file nor weights that timm has for {arch}",
@@ -301,16 +253,13 @@ def _where_weights_are(config: Any, name: str) -> dict[str, Any]:
 
 
 def _not_loaded(config: Any, name: str, why: str) -> LoadError:
-    if not config.hf_hub_id:
-        file, folder = Path(urlparse(config.url).path).name, Path(torch.hub.get_dir())
-        place = f"put {config.url} as {file} into {folder / 'checkpoints'}"
-    else:
+    place = f"put {config.url} into {Path(torch.hub.get_dir()) / 'checkpoints'}"
+    if config.hf_hub_id:
         from huggingface_hub import constants
 
-        file = config.hf_hub_filename or _HUB_FILES[0]
         place = (
             f"`hf download {config.hf_hub_id}` where there is a connection fills "
-            f"{constants.HF_HUB_CACHE}; or fetch {file} of "
+            f"{constants.HF_HUB_CACHE}; or fetch {config.hf_hub_filename or _HUB_FILES[0]} of "
             f"{constants.ENDPOINT}/{config.hf_hub_id} and give it as --weights FILE"
         )
     return LoadError(

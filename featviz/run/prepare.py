@@ -30,9 +30,9 @@ from featviz.layout import map_size, to_maps
 from featviz.layout.guess import parse_override
 from featviz.layout.hints import HintBook
 from featviz.layout.layouts import LAYOUTS
-from featviz.models.files.torch_files import read_tensor
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.preprocess import Preprocess, Window
+from featviz.models.torch_files import read_tensor
 from featviz.options import DrawOptions, InputOptions, ModelOptions, RunOptions
 from featviz.records import KINDS, PRESETS, Bytes, Layer, Outcome, Sample, Site
 from featviz.run.choose import ADDS_NOTHING, choose_layers

@@ -14,7 +14,7 @@ from msgspec import structs
 from featviz.errors import ImageError, StoreError
 from featviz.files.urls import Url
 from featviz.images import decode
-from featviz.models.files import checkpoint
+from featviz.models import checkpoint
 from featviz.models.load import LoadedModel
 from featviz.models.requirements import versions
 from featviz.models.sources import source_of
@@ -200,6 +200,11 @@ def name_gone(store: RunDirectory, names: Collection[str]) -> None:
 
 def _check_same(before: Mapping[str, Any], record: Mapping[str, Any], options: RunOptions) -> None:
     """Whether a run that is there is the one that is to go on."""
+    if record["model"].get("parameters", "") is None:
+        raise StoreError(
+            f"{options.out} holds a run, and this model's tensors do not tell their values",
+            "--overwrite, or another --out",
+        )
     plain = json.loads(json.dumps(record, default=str))
     old = {key: value for key, value in before.items() if key not in GROWING}
     if different := differences(old, plain):

@@ -93,9 +93,9 @@ PLACES = [
 ]
 
 MODELS = [
-    ("run resnet81 cat.jpg", "has no model 'resnet81'", "did you mean resnet18,"),
-    ("run resnt18 cat.jpg", "has no model 'resnt18'", "? featviz run resnet18 cat.jpg"),
-    ("run weights.pth cat.jpg --arch resnt18", "no model 'resnt18'", "cat.jpg --arch resnet18"),
+    ("run resnet81 cat.jpg", "or file named 'resnet81'", "did you mean resnet18,"),
+    ("run resnt18 cat.jpg", "or file named 'resnt18'", "? featviz run resnet18 cat.jpg"),
+    ("run weights.pth cat.jpg --arch resnt18", "named 'resnt18'", "cat.jpg --arch resnet18"),
     ("run modle.pth cat.jpg", "no model file 'modle.pth'", "featviz run model.pth cat.jpg"),
     ("run far/x.pth cat.jpg", "no model file 'far/x.pth'", "check the path"),
     ("run org/net cat.jpg", "no model file 'org/net'", "hf download org/net"),
@@ -106,7 +106,7 @@ MODELS = [
     ("run store cat.jpg", "no folder of a Hugging Face model", "store/weights.pth --arch MODEL"),
     ("run empty.pth cat.jpg", "empty.pth is no checkpoint: it is empty", "that torch.save wrote"),
     ("run notes.txt cat.jpg", "it is a text file", "a file that torch.save wrote"),
-    ("run weights.pth cat.jpg", "an architecture that torchvision has not", "--arch says"),
+    ("run weights.pth cat.jpg", "matches no torchvision architecture", "--arch says"),
     ("identify gone.pth", "File 'gone.pth' does not exist", "did you mean gan.pth?"),
     (
         "run gan.pth cat.jpg",

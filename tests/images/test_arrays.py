@@ -18,7 +18,7 @@ from PIL import Image
 from featviz.errors import ImageError
 from featviz.images import decode
 from featviz.images.arrays import Wanted
-from featviz.models.files.torch_files import read_tensor
+from featviz.models.torch_files import read_tensor
 from featviz.records import Raster, Sample
 
 

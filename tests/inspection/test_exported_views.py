@@ -22,7 +22,7 @@ from featviz.errors import LayoutError
 from featviz.gradients.passes import relu_rule
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import class_names
-from featviz.models.files import exported
+from featviz.models import exported
 from featviz.models.load import adopt
 from featviz.options import InputOptions
 

@@ -27,7 +27,7 @@ from featviz.errors import LoadError
 from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
-from featviz.models.files import exported as programs
+from featviz.models import exported as programs
 from featviz.models.load import LoadedModel, load_model
 from featviz.options import InputOptions, ModelOptions
 from featviz.records import Site

@@ -17,8 +17,7 @@ from hostile_nodes import around, named
 from torch import nn
 
 from featviz.errors import LoadError
-from featviz.models import zoo
-from featviz.models.files import checkpoint
+from featviz.models import checkpoint, zoo
 from featviz.models.load import load_model
 from featviz.options import InputOptions, ModelOptions
 

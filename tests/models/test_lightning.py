@@ -122,6 +122,12 @@ def test_hyper_parameters_as_one_argument(folder: Path) -> None:
             LoadError,
             r"plain\.pth has no hyper_parameters",
         ),
+        (
+            "list.ckpt",
+            {"arch": "user_lit.py:Lit"},
+            LoadError,
+            r"list\.ckpt has hyper_parameters that are a list, no dict",
+        ),
     ],
 )
 def test_hyper_parameters_need_a_checkpoint_and_a_class(
@@ -129,5 +135,6 @@ def test_hyper_parameters_need_a_checkpoint_and_a_class(
 ) -> None:
     """Each place where they are not gets one line."""
     torch.save(lit(), "plain.pth")
+    torch.save({"state_dict": lit(), "hyper_parameters": [5, 2]}, "list.ckpt")
     with pytest.raises(kind, match=message):
         load(spec, hparams=True, **options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +50,7 @@ def test_options_that_do_not_go_together(
 @pytest.mark.parametrize("spec", ["resnet81", "torchvision:resnet81", "ResNet81"])
 def test_an_unknown_torchvision_name_gives_the_nearest(spec: str) -> None:
     """A misspelt name is a usage error whose hint has real names."""
-    with pytest.raises(UsageError, match=r"torchvision has no model .*81'") as caught:
+    with pytest.raises(UsageError, match=r"no torchvision model or file named '.*81'") as caught:
         load(spec)
     near = str(caught.value.hint).removeprefix("did you mean ").removesuffix("?").split(", ")
     assert "resnet18" in near or "resnet101" in near
@@ -91,8 +90,7 @@ def unfit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "torchvision" / "__init__.py").write_text(
         "raise RuntimeError('operator torchvision::nms does not exist')"
     )
-    versions = {"torch": "9.1", "torchvision": "8.2"}
-    monkeypatch.setattr(requirements.metadata, "version", versions.__getitem__)
+    (tmp_path / "torchvision" / "version.py").write_text("__version__ = '8.2'")
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
@@ -116,7 +114,7 @@ def test_torch_and_torchvision_that_do_not_fit_end_in_one_line(
     assert outcome.code == 1 and outcome.out == ""
     line, hint = outcome.err.splitlines()
     assert line == (
-        "error: torch 9.1 and torchvision 8.2 cannot be used together: "
+        f"error: torch {torch.__version__} and torchvision 8.2 cannot be used together: "
         "operator torchvision::nms does not exist"
     )
     assert hint.startswith("hint: ") and "pip install" in hint
@@ -140,18 +138,6 @@ def test_versions_are_those_that_are_imported() -> None:
         "torch": torch.__version__,
         "torchvision": torchvision.__version__,
     }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("alone", [True, False])
-def test_garbage_is_collected_again_once_torch_is_there(alone: bool) -> None:
-    """A command sets aside what it has imported; a caller's own process is left as it was."""
-    code = (
-        "import gc; from featviz.models.requirements import require_torch; "
-        f"require_torch(alone={alone}); print(gc.isenabled(), gc.get_freeze_count() > 100_000)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", str(alone)] and done.stderr == ""
 
 
 def test_who_collects_no_garbage_goes_on_so() -> None:

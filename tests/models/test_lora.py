@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from featviz.errors import FeatvizError, LoadError, UsageError
-from featviz.models.files import sniff
+from featviz.models import sniff
 from models.loading import load
 
 peft: Any = pytest.importorskip("peft", reason="peft is not installed")

@@ -18,8 +18,8 @@ from torchvision import models
 
 from featviz.errors import LoadError
 from featviz.models import identify
-from featviz.models.files.state_dict import Unwrapped, stripped_forms, unwrap
 from featviz.models.load import load_model
+from featviz.models.weights import Unwrapped, stripped_forms, unwrap
 from featviz.options import InputOptions, ModelOptions
 from models.loading import load, uninitialised
 
@@ -72,7 +72,7 @@ def all_at_once(net: nn.Module) -> nn.Module:
 
 KINDS: dict[str, tuple[Change, str]] = {
     "pruned": (pruned, "multiplied 4 weights by the masks of pruning"),
-    "EMA": (averaged, "took the averaged weights"),
+    "EMA": (averaged, "stripped 'module.', leaving 1 others out"),
     "compiled part": (compiled_part, "took '_orig_mod.' out of names"),
     "all at once": (
         all_at_once,
@@ -224,5 +224,5 @@ def test_no_neighbour_is_named_below_a_third(tmp_path: Path) -> None:
         with pytest.raises(LoadError) as caught:
             options = ModelOptions(str(tmp_path / "few.pth"), partial=partial)
             load_model(options, InputOptions())
-        assert caught.value.message.endswith("of an architecture that torchvision has not")
+        assert caught.value.message.endswith("few.pth matches no torchvision architecture")
         assert "--partial" not in str(caught.value.hint)

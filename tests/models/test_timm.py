@@ -104,19 +104,6 @@ def test_img_size_is_the_size_of_the_input() -> None:
     assert found.module.eval()(found.preprocess.blank()[0]).shape == (1, 1000)
 
 
-@pytest.mark.slow
-def test_a_fixed_size_is_named(picture: Path, tmp_path: Path, featviz: Callable[..., Any]) -> None:
-    """--size on a model of fixed size ends in one line with both; dynamic_img_size lifts it."""
-    common = ("run", "timm:vit_tiny_patch16_224", picture, "--weights", "none", "--size", "96x64")
-    failed = featviz(*common, "--layers", "Conv2d", "--out", tmp_path / "a")
-    assert failed.code == 1
-    assert "PatchEmbed): Input height (96) doesn't match model (224)" in failed.err
-    more = ("--model-arg", "dynamic_img_size=True", "--json")
-    done = featviz("layers", *common[1:2], *common[3:], *more)
-    rows = {row["name"]: row for row in json.loads(done.out)["layers"]}
-    assert rows["patch_embed"]["output_shape"] == [1, 6, 4, 192]
-
-
 # Weights -------------------------------------------------------------------------------------
 
 
@@ -229,10 +216,17 @@ def test_weights_that_cannot_be_downloaded(
 @pytest.mark.parametrize("name", ["resnet181", "ResNet18x", "hf-hub:timm/resnet18", "a/b"])
 def test_an_unknown_name_gives_the_nearest(name: str) -> None:
     """Exit code 2, with names that timm has."""
-    with pytest.raises(UsageError, match="timm has no model") as caught:
+    with pytest.raises(UsageError, match="no timm model named") as caught:
         load(f"timm:{name}", weights="none")
     assert caught.value.exit_code == 2
     assert "timm:resnet18" in str(caught.value.hint)
+
+
+def test_the_first_of_names_that_are_as_near_is_named() -> None:
+    """b0 to b8 are as like `bo`."""
+    with pytest.raises(UsageError) as caught:
+        load("timm:efficientnet_bo", weights="none")
+    assert caught.value.replace == ("timm:efficientnet_bo", "timm:efficientnet_b0")
 
 
 @pytest.mark.parametrize(

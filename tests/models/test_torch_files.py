@@ -22,8 +22,8 @@ from torch import nn
 from torchvision import models
 
 from featviz.errors import LoadError
-from featviz.models.files import checkpoint, torch_files
-from featviz.models.files.state_dict import unwrap
+from featviz.models import checkpoint, torch_files
+from featviz.models.weights import unwrap
 from models.loading import load, nothing_fetched, on_meta, same_modules, same_weights, uninitialised
 
 from .test_zoo import SMALLEST

@@ -28,7 +28,7 @@ from featviz.errors import LoadError
 from featviz.hooks.layers import list_layers
 from featviz.hooks.selectors import parse, select
 from featviz.images import decode
-from featviz.models.files import checkpoint
+from featviz.models import checkpoint
 from featviz.models.load import adopt, load_model
 from featviz.models.preprocess import Preprocess
 from featviz.models.presets import Letterbox, choose_preprocess, from_ultralytics
@@ -208,7 +208,7 @@ def test_the_first_import_has_no_other_effects(small: nn.Module, tmp_path: Path)
         "import socket, sys\n"
         "def refuse(*args, **more): sys.exit('asked the network')\n"
         "socket.getaddrinfo = socket.socket.connect = refuse\n"
-        "from featviz.models.files import checkpoint\n"
+        "from featviz.models import checkpoint\n"
         f"checkpoint.read(__import__('pathlib').Path({str(path)!r}))\n"
         "assert 'ultralytics' in sys.modules\n"
         "import torch, PIL.Image\n"

@@ -143,7 +143,11 @@ def test_what_is_wrong_with_the_model_is_said_before_the_place_is_refused(
     assert featviz(*base, *images, *place, *size).code == 0
     before = snapshot(tmp_path / out)
     refused(featviz(*base, *images, *place, "--device", "gpu"), 2, "'gpu' is no device")
-    refused(featviz(command, "resnet81", *images, *place), 2, "torchvision has no model 'resnet81'")
+    refused(
+        featviz(command, "resnet81", *images, *place),
+        2,
+        "no torchvision model or file named 'resnet81'",
+    )
     refused(featviz(*base, *images, *place, *size), 1, "--overwrite replaces it")
     assert snapshot(tmp_path / out) == before
 

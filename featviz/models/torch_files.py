@@ -19,7 +19,7 @@ import warnings
 import weakref
 from argparse import Namespace
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from io import BytesIO
 from types import FunctionType, MethodType, SimpleNamespace
@@ -31,7 +31,6 @@ from torch import Tensor, nn
 
 from featviz.errors import FileError
 from featviz.files import npy
-from featviz.models.files.state_dict import nested
 from featviz.models.requirements import require_torchvision, tamed
 from featviz.text import listed, quoted
 
@@ -112,9 +111,9 @@ class RefusedError(Exception):
 class UnknownNamesError(Exception):
     """Names that a file may not use."""
 
-    def __init__(self, names: Set[str]) -> None:
-        super().__init__(", ".join(sorted(names)))
+    def __init__(self, names: Iterable[str]) -> None:
         self.names = sorted(names)
+        super().__init__(", ".join(self.names))
 
 
 class _Name(type):
@@ -150,7 +149,11 @@ def load(file: BinaryIO, plain: bool = False) -> Any:
         RefusedError: it holds a module that is none, or would call something.
         Exception: it is broken.
     """
-    needed = _needed(file)
+    try:
+        with _only({}):
+            needed = {*torch.serialization.get_unsafe_globals_in_checkpoint(file)}
+    except ValueError:  # of before torch 1.6: what scripts keep beside weights
+        needed = {*_KEPT}
     allowed = {} if plain else {n: m for n in needed if (m := _meaning(n)) is not None}
     if unknown := needed - allowed.keys():
         raise UnknownNamesError(unknown)
@@ -161,9 +164,9 @@ def load(file: BinaryIO, plain: bool = False) -> Any:
             content = torch.load(file, "cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             found = _UNSUPPORTED.search(str(error))
-            full = found[1] if found and "." in found[1] else f"builtins.{found and found[1]}"
-            if found and _meaning(full) is None:
-                raise UnknownNamesError({full}) from error
+            name = found[1] if found and "." in found[1] else f"builtins.{found and found[1]}"
+            if found and _meaning(name) is None:
+                raise UnknownNamesError({name}) from error
             if found or "persistent_load of storage" in str(error):
                 words = "is a whole model in the format of before torch 1.6"
                 raise RefusedError(words) from error
@@ -188,8 +191,6 @@ def read_tensor(data: bytes) -> np.ndarray:
         names = listed([*map(quoted, error.names)], 3)
         words = f"holds more than tensors ({names}); nothing was executed"
         raise FileError(words, _SAVE_IMAGE) from error
-    except RefusedError as error:
-        raise FileError(quoted(str(error)), _SAVE_IMAGE) from error
     except Exception as error:  # a broken pickle decides itself what it raises
         words = quoted(str(error).splitlines()[0]) if str(error) else type(error).__name__
         raise FileError(f"is no whole file of torch.save: {words}") from error
@@ -206,16 +207,6 @@ def read_tensor(data: bytes) -> np.ndarray:
     except TypeError:
         array = dense.float().numpy()
     return array
-
-
-def _needed(file: BinaryIO) -> set[str]:
-    """The names that a file needs beyond torch's own; of the format before torch 1.6, which torch
-    does not look through, those that scripts keep beside weights."""
-    try:
-        with _only({}):
-            return {*torch.serialization.get_unsafe_globals_in_checkpoint(file)}
-    except ValueError:
-        return {*_KEPT}
 
 
 @contextmanager
@@ -260,14 +251,26 @@ def _attribute(name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
 
 
+def lacks(name: str) -> bool:
+    """Whether a name is of a class that Ultralytics or timm should have, and is not there."""
+    if not _NAME.fullmatch(name) or not name.startswith(("timm.models.", "timm.layers.", *_YOLO)):
+        return False
+    try:
+        _attribute(name)
+    except (ImportError, AttributeError):
+        return True
+    return False
+
+
 def _class(name: str) -> type | None:
     """The class of modules, or the helper, with this very name."""
-    if name in _HELPERS:
-        kind: type = _attribute(name)
-        return kind
-    if not _NAME.fullmatch(name) or not (name.startswith(_PACKAGES) or name in _MODULES):
+    if name not in _HELPERS and not (
+        _NAME.fullmatch(name) and (name.startswith(_PACKAGES) or name in _MODULES)
+    ):
         return None
-    kind = _attribute(name)
+    kind: Any = _attribute(name)
+    if name in _HELPERS:
+        return kind  # type: ignore[no-any-return]
     if not isinstance(kind, type) or not issubclass(kind, nn.Module):
         return None
     home, named = kind.__module__, name.rpartition(".")[0]
@@ -365,9 +368,6 @@ _HOOKS = {n for n, v in _FRESH.items() if isinstance(v, dict)} - _CONTENTS.keys(
 _PART = re.compile(r"[^.\0\ud800-\udfff]+")
 """Names of modules: torch wants no dots, and results are filed under them."""
 
-_LONGEST_PATH = 3000
-"""Characters of the path to a module, under which results are filed."""
-
 _PLAIN = (bool, int, float, str, type(None))
 _BESIDE = 64 * 2**20
 """Bytes that a tensor may have beside four times its data: it may be expanded, or on meta."""
@@ -376,8 +376,7 @@ _BESIDE = 64 * 2**20
 def _check(content: Any) -> None:
     """Look at all that a file made, once: modules are what their classes make, and nothing is kept
     that could be called."""
-    reached, seen = [content], {id(content)}
-    for value in reached:
+    for value in _reached(content, _parts):
         if isinstance(value, (Tensor, OrderedDict, Counter)):
             vars(value).clear()  # attributes, which could take the place of methods
         if isinstance(value, nn.Module):
@@ -387,23 +386,24 @@ def _check(content: Any) -> None:
         elif callable(value) and not _harmless(value):
             what = getattr(value, "__name__", type(value).__name__)
             raise RefusedError(f"keeps {quoted(what)}, which could be called")
-        for inner in _parts(value):
-            if id(inner) not in seen:
-                seen.add(id(inner))
-                reached.append(inner)
     for value in nested(content):
         if isinstance(value, nn.Module):
-            check_use(value)
+            _check_use(value)
 
 
-def _check_tensor(tensor: Tensor) -> None:
-    """Refuse one with hooks, and one that was expanded to much more than its data."""
-    if tensor._backward_hooks:
-        raise RefusedError("holds a tensor with hooks, which would call what the file says")
-    if tensor.layout is torch.strided:
-        there = 0 if tensor.is_meta else tensor.untyped_storage().nbytes()
-        if tensor.numel() * tensor.element_size() > 4 * there + _BESIDE:
-            raise RefusedError(f"holds a tensor of shape {list(tensor.shape)} without its data")
+def nested(content: Any) -> Iterator[Any]:
+    """A mapping and all that is in it, at any depth; each object once, as it may hold itself."""
+    return _reached(content, lambda value: value.values() if isinstance(value, Mapping) else ())
+
+
+def _reached(content: Any, parts: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
+    reached, seen = [content], {id(content)}
+    for value in reached:
+        yield value
+        for inner in parts(value):
+            if id(inner) not in seen:
+                reached.append(inner)
+                seen.add(id(inner))
 
 
 def _parts(value: Any) -> Sequence[Any]:
@@ -417,6 +417,16 @@ def _parts(value: Any) -> Sequence[Any]:
     if isinstance(value, (nn.Module, Namespace, SimpleNamespace)) or _is_helper(value):
         return [*vars(value).values()]
     return []
+
+
+def _check_tensor(tensor: Tensor) -> None:
+    """Refuse one with hooks, and one that was expanded to much more than its data."""
+    if tensor._backward_hooks:
+        raise RefusedError("holds a tensor with hooks, which would call what the file says")
+    if tensor.layout is torch.strided:
+        there = 0 if tensor.is_meta else tensor.untyped_storage().nbytes()
+        if tensor.numel() * tensor.element_size() > 4 * there + _BESIDE:
+            raise RefusedError(f"holds a tensor of shape {list(tensor.shape)} without its data")
 
 
 def _is_helper(value: Any) -> bool:
@@ -437,8 +447,13 @@ def _harmless(value: Any) -> bool:
 
 
 def _check_module(module: nn.Module) -> None:
-    _check_names(module)
-    attributes = vars(module)
+    """What nn.Module keeps is of its kind, no hooks are set, and no attribute takes the place of
+    what the class defines."""
+    attributes, of = vars(module), f"holds a {type(module).__name__}"
+    for name, value in attributes.items():
+        if _replaces(module, name, value):
+            words = f"whose state replaces its {quoted(str(name))}: it could run code"
+            raise RefusedError(f"{of} {words}")
     for name, kind in _CONTENTS.items():
         items: Any = attributes.get(name)
         if type(items) not in (dict, OrderedDict) or not all(
@@ -447,37 +462,30 @@ def _check_module(module: nn.Module) -> None:
         ):
             raise broken(module)
     if not all(_PART.fullmatch(name) for name in attributes["_modules"]):
-        raise RefusedError(f"holds a {type(module).__name__} with a module of an impossible name")
+        raise RefusedError(f"{of} with a module of an impossible name")
     if filled := sorted(name for name in _HOOKS if attributes.get(name)):
-        raise RefusedError(
-            f"holds a {type(module).__name__} with {filled[0]}, which would call what the file says"
-        )
+        raise RefusedError(f"{of} with {filled[0]}, which would call what the file says")
     if not is_sound(module):
         raise broken(module)
 
 
-def _check_names(item: nn.Module) -> None:
-    """No attribute takes the place of what the class defines."""
-    for name, value in vars(item).items():
-        owner = next((kind for kind in type(item).__mro__ if name in vars(kind)), None)
-        if owner is None and not (type(name) is str and name.startswith("__")):
-            continue
-        default = None if owner is None else vars(owner)[name]
-        harmless = owner and not callable(default) and not hasattr(type(default), "__get__")
-        items = value if isinstance(value, (list, tuple)) else [value]
-        if harmless and all(isinstance(item, (*_PLAIN, Tensor)) for item in items):
-            continue
-        own = isinstance(value, MethodType) and value.__self__ is item
-        if (name == "type" and type(value) is str) or (
-            name == "forward" and own and _is_forward(value.__name__)
-        ):  # Ultralytics sets these
-            continue
-        if name == "all_weights" and isinstance(item, nn.RNNBase):  # of torch before 1.0
-            continue
-        raise RefusedError(
-            f"holds a {type(item).__name__} whose state replaces its {quoted(str(name))}: "
-            "it could run code"
-        )
+def _replaces(module: nn.Module, name: Any, value: Any) -> bool:
+    """Whether an attribute takes the place of what the class defines, other than a plain value of a
+    plain value."""
+    owner = next((kind for kind in type(module).__mro__ if name in vars(kind)), None)
+    if owner is None:
+        return type(name) is str and name.startswith("__")
+    default = vars(owner)[name]
+    items = value if isinstance(value, (list, tuple)) else [value]
+    plain = not callable(default) and not hasattr(type(default), "__get__")
+    if plain and all(isinstance(item, (*_PLAIN, Tensor)) for item in items):
+        return False
+    if name == "forward":  # of a fused model of Ultralytics
+        own = isinstance(value, MethodType) and value.__self__ is module
+        return not (own and _is_forward(value.__name__))
+    is_type = name == "type" and type(value) is str  # Ultralytics sets it
+    # of torch before 1.0
+    return not (is_type or (name == "all_weights" and isinstance(module, nn.RNNBase)))
 
 
 def is_sound(module: nn.Module) -> bool:
@@ -490,38 +498,18 @@ def is_sound(module: nn.Module) -> bool:
     )
 
 
-def check_use(module: nn.Module) -> None:
-    """Do with a module what every command does first.
-
-    Raises:
-        RefusedError: torch cannot, though each part is right: it may contain itself.
-    """
+def _check_use(module: nn.Module) -> None:
+    """Do with a module what every command does first: it may contain itself."""
     try:
         module.state_dict()
         module.to(non_blocking=False)  # goes through all tensors as any .to, changing none
         for part in module.modules():
             part.extra_repr()  # reads the settings of a layer, which others rely on
-        longest = max(len(name) for name, _ in module.named_modules())
     except Exception as error:  # whatever a state that a file made up leads to
         raise broken(module) from error
-    if longest > _LONGEST_PATH:
-        raise RefusedError(f"holds a module under a name of {longest:,} characters")
 
 
 def broken(module: nn.Module) -> RefusedError:
     """The error for a module that torch could not use."""
-    return RefusedError(
-        f"holds a broken {type(module).__name__}: it lacks parts of an nn.Module, "
-        "or contains itself"
-    )
-
-
-def lacks(name: str) -> bool:
-    """Whether a name is of a class that Ultralytics or timm should have, and is not there."""
-    if not _NAME.fullmatch(name) or not name.startswith(_PACKAGES):
-        return False
-    try:
-        _attribute(name)
-    except (ImportError, AttributeError):
-        return True
-    return False
+    words = "it lacks parts of an nn.Module, or contains itself"
+    return RefusedError(f"holds a broken {type(module).__name__}: {words}")

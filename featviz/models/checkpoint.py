@@ -8,7 +8,7 @@ import pickle
 import re
 import struct
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
@@ -18,10 +18,9 @@ from torch import nn
 
 from featviz.errors import FeatvizError, FileError, LoadError
 from featviz.files import open_regular, read_json, real
-from featviz.models.code import SCRIPT, from_script, importable
-from featviz.models.files import exported, sniff, torch_files
-from featviz.models.files.state_dict import unwrapped
-from featviz.models.files.torch_files import RefusedError, UnknownNamesError
+from featviz.models import exported, sniff, torch_files
+from featviz.models.code import from_script, importable
+from featviz.models.torch_files import RefusedError, UnknownNamesError
 from featviz.text import listed, quoted
 
 _PICKLE_ERRORS = (
@@ -35,12 +34,8 @@ _PICKLE_ERRORS = (
 )
 """What reading a pickle raises, in words that do not say what was being read."""
 
-
 _SHOWN = 20
 """Names that a message lists before it says how many more there are."""
-
-_LONGEST = 1000
-"""Characters of what the user's own code raises, which may name folders."""
 
 
 def record(path: Path) -> dict[str, Any]:
@@ -77,43 +72,45 @@ def read(path: Path, unsafe: bool = False) -> Any:
 def _read_torch(path: Path, unsafe: bool) -> Any:
     if unsafe:
         return _read_unsafely(path)
+    trust = "if you trust the file, --trust"
     try:
         with open_regular(path) as file:
             return torch_files.load(file)
     except FeatvizError:
         raise
     except UnknownNamesError as error:
-        raise _refusal(path.name, error.names) from error
+        if lacking := [name for name in error.names if torch_files.lacks(name)]:
+            package = lacking[0].partition(".")[0]
+            raise LoadError(
+                f"{path.name} needs the package {package} for {listed([*map(quoted, lacking)], 3)}",
+                f"pip install {package}, or a newer one (-U) if it is there",
+            ) from error
+        shown = listed([quoted(name) for name in error.names], _SHOWN)
+        message = f"{path.name} needs {shown}, which could run any code; nothing was executed"
+        raise LoadError(message, trust, add=("--trust",)) from error
     except RefusedError as error:
-        raise LoadError(
-            f"{path.name} {error}",
-            "save the state_dict() of a model that runs; if you trust the file, --trust",
-            add=("--trust",),
-        ) from error
+        remedy = f"save the state_dict() of a model that runs; {trust}"
+        raise LoadError(f"{path.name} {error}", remedy, add=("--trust",)) from error
     except Exception as error:  # a broken pickle decides itself what it makes torch raise
         raise _damaged(path, error) from error
 
 
-def _refusal(file: str, names: Sequence[str]) -> LoadError:
-    shown = listed([quoted(name) for name in names], _SHOWN)
-    for package in ("ultralytics", "timm"):
-        own = [name for name in names if name.startswith(f"{package}.")]
-        if lacking := [quoted(name) for name in own if torch_files.lacks(name)]:
-            return LoadError(
-                f"{file} needs the package {package} for {listed(lacking, 3)}",
-                f"pip install {package}, or a newer one (-U) if it is there",
-            )
-    return LoadError(
-        f"{file} needs {shown}, which could run any code; nothing was executed",
-        "if you trust the file, --trust",
-        add=("--trust",),
-    )
-
-
 def _read_unsafely(path: Path) -> Any:
+    """Any pickle; a class that was defined in the script that saved the model is found in the file
+    of code that defines it."""
+
+    class TrustingUnpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            scripted = module == "__main__"
+            return from_script(name, path) if scripted else super().find_class(module, name)
+
+    def load(file: BinaryIO, **options: Any) -> Any:
+        return TrustingUnpickler(file, **options).load()
+
+    reader: Any = SimpleNamespace(__name__="pickle", Unpickler=TrustingUnpickler, load=load)
     try:
         with importable(path.parent):
-            content = torch.load(path, "cpu", _with_scripts(path), weights_only=False)
+            content = torch.load(path, "cpu", reader, weights_only=False)
     except LoadError:
         raise
     except ModuleNotFoundError as error:
@@ -135,26 +132,15 @@ def _read_unsafely(path: Path) -> Any:
     return content
 
 
-def _with_scripts(path: Path) -> Any:
-    """The module pickle, for torch.load, with the classes of scripts: a class that was defined in
-    the script that saved the model is found in the file of code that defines it."""
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper.
 
-    class TrustingUnpickler(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            if module != SCRIPT:
-                return super().find_class(module, name)
-            try:
-                return from_script(name, path.parent)
-            except Exception as error:  # the user's own code is run
-                raise LoadError(
-                    f"{path.name} needs a class of a script: {quoted(str(error), _LONGEST)}",
-                    "run where the one file is that defines it",
-                ) from error
-
-    def load(file: BinaryIO, **options: Any) -> Any:
-        return TrustingUnpickler(file, **options).load()
-
-    return SimpleNamespace(__name__="pickle", Unpickler=TrustingUnpickler, load=load)
+    A compiled one ignores hooks that come later, or traces them into its graph.
+    """
+    inner = getattr(module, "_orig_mod", None)
+    if inner is None and isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        inner = module.module
+    return unwrapped(inner) if isinstance(inner, nn.Module) else module
 
 
 def _read_safetensors(path: Path, unsafe: bool) -> Any:
@@ -170,16 +156,15 @@ def _read_safetensors(path: Path, unsafe: bool) -> Any:
 def _read_shards(path: Path, unsafe: bool) -> Any:
     """The files that an index.json names, which must lie beside it."""
     try:
-        weights = dict.fromkeys(read_json(path)["weight_map"].values())
-        shards = [path.with_name(n) for n in sorted({Path(str(name)).name for name in weights})]
+        shards = sorted({Path(str(n)).name for n in read_json(path)["weight_map"].values()})
     except FileError as error:
         raise LoadError(f"{path.name} is no index of shards: {error}", None) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{path.name} is no index of shards", "it lacks a weight_map") from error
     tensors: dict[str, Any] = {}
-    for shard in shards:
-        words = f"{path.name} names {quoted(shard.name)}"
-        is_index = shard.name.endswith(".index.json")  # which could name itself
+    for name in shards:
+        words, shard = f"{path.name} names {quoted(name)}", path.with_name(name)
+        is_index = name.endswith(".index.json")  # which could name itself
         if is_index or not os.path.isfile(shard):  # noqa: PTH113 - takes names of any length
             raise LoadError(f"{words}, which is not beside it", "fetch it")
         part = read(shard, unsafe)

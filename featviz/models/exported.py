@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import zipfile
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,10 @@ _TRAINING_FLAG = {
 """Position of the argument that says whether an operator works as in training."""
 
 _LOGGERS = ("torch.export", "torch.export.unflatten", "torch._export.serde.serialize")
+"""torch logs why a program cannot be loaded, and raises an error in other words."""
 
-_NOT_IMPORTED = re.compile(r"Deserializing ([\w.]+)\.\w+ in pytree|torch\.ops\.(torchvision)\.")
-"""What torch says of a class of outputs, and of operators, whose package must be imported first."""
+_NEEDED = re.compile(rb'\\"type\\": \\"([\w.]+)\.\w+\\"|torch\.ops\.(torchvision)\.')
+"""Classes of outputs, and operators, whose package must be imported first."""
 
 
 def read(
@@ -41,9 +42,8 @@ def read(
 ) -> tuple[nn.Module, FixedInput]:
     """Read a .pt2 file with `torch.export.load`, which can run whatever code it holds.
 
-    The modules are torch.export's InterpreterModules in the original's tree, with the original's
-    names; each call of a shared module is a call of its one InterpreterModule, or, where the calls
-    differ, one of `NAME`, `NAME@1`, ... (`torch.export.unflatten`).
+    The modules are `torch.export.unflatten`'s InterpreterModules, by the original's names; where
+    calls of a shared module differ, they are `NAME`, `NAME@1`, ...
 
     Args:
         trust: whether the user trusts the file.
@@ -99,61 +99,50 @@ def read(
 
 
 def _loaded(path: Path) -> Any:
-    """The program; packages that it names and torch misses are imported."""
-    imported: set[str] = set()
-    while True:
-        try:
-            with path.open("rb") as file, _silent() as reasons:
-                return torch.export.load(file)
-        except Exception as error:
-            cause: BaseException = reasons[-1] if reasons else error
-            while cause.__cause__ is not None:  # torch says last what it was doing
-                cause = cause.__cause__
-            found = _NOT_IMPORTED.search(str(cause))
-            package = (found[1] or found[2]) if found else ""
-            if not package or package in imported:
-                raise cause from None
-            imported.add(package)
-            with importable(path.parent):
-                import_module(package)
-
-
-@contextmanager
-def _silent() -> Iterator[list[BaseException]]:
-    """Keep torch.export's log, with the errors that it raises in other words, off the terminal."""
-    errors: list[BaseException] = []
+    """The program; packages that it names are imported."""
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name.endswith("models/model.json")]
+        texts = [archive.read(name) for name in names]
+    packages = {one or other for text in texts for one, other in _NEEDED.findall(text)}
+    reasons: list[BaseException] = []
 
     def keep(record: logging.LogRecord) -> bool:
-        errors.extend(record.exc_info[1:2] if record.exc_info else ())  # type: ignore[arg-type]
+        reasons.extend(record.exc_info[1:2] if record.exc_info else ())  # type: ignore[arg-type]
         return False
 
-    for name in _LOGGERS:
-        logging.getLogger(name).addFilter(keep)
-    try:
-        yield errors
-    finally:
-        for name in _LOGGERS:
-            logging.getLogger(name).removeFilter(keep)
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    with importable(path.parent), path.open("rb") as file:
+        for package in sorted(packages):
+            import_module(package.decode())
+        for logger in loggers:
+            logger.addFilter(keep)
+        try:
+            return torch.export.load(file)
+        except Exception as error:
+            cause = [error, *reasons][-1]
+            while cause.__cause__ is not None:  # torch says last what it was doing
+                cause = cause.__cause__
+            raise cause from None
+        finally:
+            for logger in loggers:
+                logger.removeFilter(keep)
 
 
 def _input_shape(path: Path, program: Any) -> Shape:
     """The shape [1, C, H, W] of the one tensor that the program takes."""
-    values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
     names = program.graph_signature.user_inputs
-    one = torch.utils._pytree.tree_structure(((0,), {}))
-    if program.module_call_graph[0].signature.in_spec != one or len(names) != 1:
-        raise LoadError(
-            f"{path.name} takes {', '.join(map(str, names)) or 'no input'}, not one image",
-            "export it with one positional argument, the image",
-        )
-    value = values.get(names[0])
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+    value = values.get(names[0]) if len(names) == 1 else None
     shape = tuple(size if isinstance(size, int) else None for size in getattr(value, "shape", ()))
+    one = torch.utils._pytree.tree_structure(((0,), {}))
+    plain = program.module_call_graph[0].signature.in_spec == one
     dtype = getattr(value, "dtype", None)
-    if len(shape) != 4 or shape[0] not in (1, None) or dtype != torch.float32:
+    if not plain or len(shape) != 4 or shape[0] not in (1, None) or dtype != torch.float32:
+        given = ", ".join(map(str, names)) or "no input"
         raise LoadError(
-            f"{path.name} takes {dtype} {_words(shape)}, and featviz shows one image at a time, "
-            "torch.float32 [1, C, H, W]",
-            "export it for one such image, or with a dynamic batch",
+            f"{path.name} takes {f'{dtype} {_words(shape)}' if plain else given}, not one image",
+            "export it for one positional argument, an image torch.float32 [1, C, H, W], or with a "
+            "dynamic batch",
         )
     return shape
 

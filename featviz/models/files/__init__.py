@@ -1,1 +1,0 @@
-"""Model files, read without running what they hold."""
