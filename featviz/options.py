@@ -24,7 +24,7 @@ from msgspec import Meta, Struct, field, structs
 
 from featviz.errors import UsageError
 from featviz.files.urls import Url, is_url, refuse_url
-from featviz.records.choices import (
+from featviz.records.tables import (
     CLASS_MAPS,
     FORMATS,
     KINDS,
@@ -32,7 +32,7 @@ from featviz.records.choices import (
     REDUCTIONS,
     is_gradient,
 )
-from featviz.records.layers import Shard
+from featviz.records.types import Shard
 from featviz.text import parse_bytes, quoted
 
 T = TypeVar("T", bound=Struct)
