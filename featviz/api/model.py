@@ -22,6 +22,14 @@ from featviz.text import by, counted
 class LayerTable(Listing):
     """All modules of a model; shows itself as a table."""
 
+    out = None
+    """It has no files."""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return self.as_json()
+
     def __repr__(self) -> str:
         total = self.totals
         macs = "" if total.macs is None else f", {total.macs:,} MACs"
@@ -42,11 +50,8 @@ class KernelPicture(showing.OnePicture):
     """All that the manifest says of them: layer, type, shape, range, min, max, mean, std, ..."""
     folder: Path
     room: Room | None
-
-    @property
-    def layer(self) -> str:
-        """Qualified name of the layer."""
-        return str(self.row["layer"])
+    layer: str
+    """Qualified name of the layer."""
 
     @property
     def image(self) -> Image.Image:
@@ -62,15 +67,13 @@ class KernelPicture(showing.OnePicture):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class KernelPictures:
+class KernelPictures(showing.FolderResult):
     """The kernels of a model's layers."""
 
     captures: tuple[KernelPicture, ...]
     """A picture for each layer, in the order of the model."""
     skipped: tuple[Skip, ...]
     """Layers whose kernels could not be drawn, each with the reason."""
-    out: Path | None
-    """The folder of the pictures; None where it is temporary."""
 
     def __repr__(self) -> str:
         return f"<KernelPictures of {counted(len(self.captures), 'layer')}>"
@@ -96,9 +99,9 @@ def layers(
             `selected`. None selects what `featviz.run` draws without `layers`.
 
     Returns:
-        A record with `rows`, each with index, name, type, parameters (a count), output_shape, macs,
-        activation_bytes, calls and selected; `totals` (parameters, MACs, FLOPs, bytes); and
-        `not_counted`, the operators without a formula.
+        A record with `document` (what `--json` prints); `rows`, each with index, name, type,
+        parameters (a count), output_shape, macs, activation_bytes, calls and selected; `totals`;
+        and `not_counted`, the operators without a formula.
 
     Raises:
         FeatvizError: no such model, or no layer matches.
@@ -152,5 +155,6 @@ def kernels(
     order = ordered(KernelOptions, model, options, layers, NOT_OF_KERNELS, "kernels", out=out)
     with order.lent(NO_IMAGE) as source:
         result = draw_kernels(source, order.options)
-    captures = tuple(KernelPicture(row, result.out, order.room) for row in result.rows)
-    return KernelPictures(captures, result.skipped, None if order.room else result.out)
+    place = result.out, order.room
+    captures = tuple(KernelPicture(row, *place, str(row["layer"])) for row in result.rows)
+    return KernelPictures(result.as_json(), *place, captures, result.skipped)

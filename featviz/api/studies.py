@@ -13,25 +13,16 @@ from PIL import Image
 from torch import Tensor
 
 from featviz.api import showing
-from featviz.api.keywords import (
-    Layers,
-    Model,
-    Picture,
-    Pictures,
-    Room,
-    keywords_of,
-    ordered,
-)
-from featviz.audit.audit import AuditResult
+from featviz.api.keywords import Layers, Model, Picture, Pictures, keywords_of, ordered
 from featviz.audit.audit import audit as audit_model
 from featviz.audit.output import audit_table
-from featviz.exemplars.exemplars import ExemplarResult, find_exemplars
+from featviz.exemplars.exemplars import find_exemplars
 from featviz.inspection.cam import ImageCam
 from featviz.inspection.cam import cam as explain
 from featviz.inspection.look import LookResult
 from featviz.inspection.look import look as look_at
 from featviz.options import AuditOptions, CamOptions, ExemplarOptions, LookOptions, ModelOptions
-from featviz.records import REDUCTIONS, Bytes, Floats, Guess
+from featviz.records import REDUCTIONS, Bytes, Floats, Guess, TextTable, Verdict
 from featviz.rundir.studies import ExemplarChannel, ExemplarLayer
 from featviz.text import by, counted
 
@@ -245,18 +236,21 @@ def cam(
     return ClassMaps(results)
 
 
-@dataclass(frozen=True, repr=False)
-class AuditTable(AuditResult):
+@dataclass(frozen=True, repr=False, eq=False)
+class AuditTable(showing.FolderResult):
     """What the channels of a model do for images; shows itself as a table."""
 
-    room: Room | None = None
+    verdicts: tuple[Verdict, ...]
+    """Of each gate, whether it held."""
+    exit_code: int
+    """That of `featviz audit`."""
 
     @cached_property
     def suspects(self) -> dict[str, Image.Image]:
         """Pictures of channels that have a finding, by their file in `out`."""
-        files = sorted(self.out.rglob("suspects/*.png"))
-        ways = [file.relative_to(self.out).as_posix() for file in files]
-        return {way: showing.read_picture(self.out, way) for way in ways}
+        files = sorted(self.folder.rglob("suspects/*.png"))
+        names = [file.relative_to(self.folder).as_posix() for file in files]
+        return {name: self.picture_at(name) for name in names}
 
     def __repr__(self) -> str:
         found = self.document["total"]["findings"].items()
@@ -270,43 +264,43 @@ class AuditTable(AuditResult):
 
     @property
     def _broken(self) -> list[str]:
-        return [
-            f"gate {verdict.gate} is broken: {verdict.words}"
-            for verdict in self.verdicts
-            if not verdict.held
-        ]
+        broken = [verdict for verdict in self.verdicts if not verdict.held]
+        return [f"gate {verdict.gate} is broken: {verdict.words}" for verdict in broken]
 
     def _repr_html_(self) -> str:
-        read = self.suspects.__getitem__
-        ways = list(self.suspects)[: showing.MOST]
-        figures = [showing.figure(partial(read, way), Path(way).stem) for way in ways]
+        figures = [
+            showing.figure(partial(self.picture_at, name), Path(name).stem)
+            for name in list(self.suspects)[: showing.MOST]
+        ]
         seen = counted(self.document["images"]["seen"], "image")
         lines = [*self._broken, f"{seen} seen; the verdicts hold for these images"]
         return showing.render(figures, lines, audit_table(self.document))
 
 
-@dataclass(frozen=True, repr=False)
-class ExemplarSheets(ExemplarResult):
+@dataclass(frozen=True, repr=False, eq=False)
+class ExemplarSheets(showing.FolderResult):
     """The images that excite channels most; shows itself as a gallery."""
 
-    room: Room | None = None
-
-    @property
-    def layers(self) -> tuple[ExemplarLayer, ...]:
-        """The tensors that were looked at; each has `channels`, and they `exemplars`."""
-        return tuple(self.record.layers)
+    layers: tuple[ExemplarLayer, ...]
+    """The tensors that were looked at; each has `channels`, and they `exemplars`."""
+    table: TextTable
+    exit_code: int
+    """That of `featviz exemplars`."""
 
     def sheet(self, layer: ExemplarLayer) -> Image.Image:
         """The picture of a layer: a row for each channel, the best image first."""
-        return showing.read_picture(self.out, layer.sheet)
+        return self.picture_at(layer.sheet)
 
     def picture(self, channel: ExemplarChannel) -> Image.Image | None:
         """The picture of a channel; None where no image excites it."""
-        return None if channel.file is None else showing.read_picture(self.out, channel.file)
+        return None if channel.file is None else self.picture_at(channel.file)
+
+    @property
+    def _seen(self) -> str:
+        return f"{counted(self.document['images']['seen'], 'image')} seen"
 
     def __repr__(self) -> str:
-        layers, seen = counted(len(self.layers), "layer"), self.record.images.seen
-        return f"<ExemplarSheets of {layers}: {counted(seen, 'image')} seen>"
+        return f"<ExemplarSheets of {counted(len(self.layers), 'layer')}: {self._seen}>"
 
     def _repr_html_(self) -> str:
         rows = self.layers[: showing.MOST]
@@ -314,8 +308,7 @@ class ExemplarSheets(ExemplarResult):
         figures = [
             showing.figure(partial(self.sheet, row), row.layer or row.type, side) for row in rows
         ]
-        seen = f"{counted(self.record.images.seen, 'image')} seen"
-        return showing.render(figures, [seen], self.table)
+        return showing.render(figures, [self._seen], self.table)
 
 
 @keywords_of(AuditOptions, ModelOptions)
@@ -353,7 +346,9 @@ def audit(
         [3]
     """
     order = ordered(AuditOptions, model, options, layers, place="audit", out=out)
-    return AuditTable(**vars(order.given_to(audit_model, images)), room=order.room)
+    found = order.given_to(audit_model, images)
+    files = found.as_json(), found.out, order.room
+    return AuditTable(*files, found.verdicts, found.exit_code)
 
 
 @keywords_of(ExemplarOptions, ModelOptions)
@@ -373,8 +368,8 @@ def exemplars(
         out: the folder of the pictures and exemplars.json. None leaves nothing behind.
 
     Returns:
-        A record with `layers`, `sheet(layer)`, `picture(channel)` and `record`, which is the
-        content of exemplars.json.
+        A record with `document`, the content of exemplars.json, `layers`, `sheet(layer)` and
+        `picture(channel)`.
 
     Raises:
         FeatvizError: nothing could be begun or written, or not one image went through.
@@ -390,4 +385,6 @@ def exemplars(
         [1, 1, 1, 1]
     """
     order = ordered(ExemplarOptions, model, options, layers, place="exemplars", out=out)
-    return ExemplarSheets(**vars(order.given_to(find_exemplars, images)), room=order.room)
+    found = order.given_to(find_exemplars, images)
+    files = found.record.as_json(), found.out, order.room
+    return ExemplarSheets(*files, tuple(found.record.layers), found.table, found.exit_code)

@@ -15,6 +15,7 @@ from featviz.api.keywords import (
     NOT_OF_TENSORS,
     Layers,
     Picture,
+    alone_with,
     check_module,
     keywords_of,
     names_of,
@@ -87,7 +88,7 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
         name = site.layer.name + (f":{site.key}" if site.key else "")
         captured.setdefault(name, []).append(tensor.clone())
 
-    with as_written, hooked(model, chosen, keep, wanted=functions):
+    with alone_with(model), as_written, hooked(model, chosen, keep, wanted=functions):
         yield captured
     if text is not None and functions is not None and not captured:
         called = list(functions.seen)

@@ -18,6 +18,7 @@ from featviz.api.keywords import (
     Feeding,
     Layers,
     Pictures,
+    alone_with,
     as_files,
     check_module,
     names_of,
@@ -110,6 +111,7 @@ class StepWriter:
             )
 
         with ExitStack() as stack:
+            stack.enter_context(alone_with(module))
             stack.enter_context(torch.autocast(device.type, enabled=False, cache_enabled=False))
             if dtype.is_floating_point and dtype != torch.float32:
                 stack.callback(module.register_forward_pre_hook(cast).remove)

@@ -63,7 +63,7 @@ BAD = [
     ("inputs", 1.5, "inputs=1.5: expected an integer ≥ 1"),
     ("interpolation", "sinc", "interpolation=sinc: expected one of nearest"),
     ("capture", "foo", "capture=foo: expected some of output, input, grad, grad-input"),
-    ("target", "5", "'5' cannot be read"),
+    ("target", "x", "'x' cannot be read"),
     ("grad_rule", "x", "grad_rule=x: expected one of plain, guided, deconv"),
     ("ablate", "5", "ablate='5' cannot be read"),
     ("edit", "conv:0.1", "edit='conv:0.1' cannot be read"),

@@ -115,7 +115,7 @@ def test_exemplars_are_those_of_the_command(
     told = json.loads((tmp_path / "e" / "exemplars.json").read_text())
     assert all((tmp_path / "e" / name).is_file() for name in told.pop("files"))
     found = fv.exemplars(tiny, photos, nn.Conv2d, top=2, pick="mean", **AS_IT_IS)
-    content = json.loads(json.dumps(dict(found.record.as_json())))
+    content = json.loads(json.dumps(dict(found.document)))
     assert {**told, "model": None} == {**content, "model": None}
     (layer,) = found.layers
     sheet = Image.open(tmp_path / "e" / layer.sheet)
