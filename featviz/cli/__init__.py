@@ -118,8 +118,8 @@ def group() -> None:
       featviz run model.pth photos/ --layers Conv2d,ReLU --out maps
       featviz layers resnet18 --layers 'layer1.*'
 
-    `featviz COMMAND --help` describes a command. Of many options it shows those
-    that one needs first, and --help-all shows all.
+    `featviz COMMAND --help` describes a command. It lists common options;
+    --help-all lists all.
     """
 
 
@@ -157,8 +157,12 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+_MEANT = {"version": "--version", "--verison": "--version", "help": "--help"}
+
+
 def guarded(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
+    arguments = [*(_MEANT.get(word, word) for word in arguments[:1]), *arguments[1:]]
     try:
         _listen()
         if not (_ASKS.intersection(arguments) or _folder_is_there()):

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from featviz.cli.mistakes import refuse_spaces_in_a_list
+from featviz.cli import mistakes
 from featviz.options import GENERAL, GROUPS, OPTIONS
 
 _MOST = 15
@@ -29,6 +29,7 @@ class ClickOption(click.Option):
         group: the heading under which it stands, one of GROUPS.
         first: whether `--help` of a long command shows it.
         usual: the default in words.
+        is_list: whether it takes a list, whose parts a space would cut.
     """
 
     def __init__(
@@ -37,10 +38,11 @@ class ClickOption(click.Option):
         group: str = OPTIONS,
         first: bool = False,
         usual: str = "",
+        is_list: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(names, **settings)
-        self.group, self.first, self.usual = group, first, usual
+        self.group, self.first, self.usual, self.is_list = group, first, usual, is_list
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Its flags, and its help with the default; what stands behind a form feed is for
@@ -105,12 +107,17 @@ class Command(click.Command):
         """Read a command line.
 
         Raises:
-            UsageError: a space cuts a list in two.
+            UsageError: a space cuts a list in two, or an argument is missing.
             click.UsageError: it cannot be read.
         """
         if not ctx.resilient_parsing:
-            refuse_spaces_in_a_list(ctx, args)
-        return super().parse_args(ctx, args)
+            mistakes.refuse_spaces(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            if not isinstance(error.param, click.Argument):
+                raise
+            raise mistakes.missing(str(error.param.name), ctx) from None
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """What the command does; all that there is to say, where no option is left out."""

@@ -28,9 +28,6 @@ from featviz.text import counted, listed
 
 log = logging.getLogger(__name__)
 
-_TOLD = 10
-"""Images whose predictions are told on stderr; beyond them the lines would push all others away."""
-
 _NAMED = 3
 """Layers without a picture that are named on stderr; the manifests name them all."""
 
@@ -54,6 +51,7 @@ def _passes(given: Given) -> PassOptions:
         flag("Print what would be written, and write nothing.", "--dry-run", group=OUTPUT),
     ],
     json="one JSON line for each image",
+    first=("model_args", "trust"),
 )
 def run(given: Given) -> int:
     """Draw the feature maps of images into a run directory.
@@ -124,7 +122,7 @@ def run(given: Given) -> int:
 
         def report(image: ImageResult, total: int) -> None:
             advance(total)
-            messages.add(image)
+            messages.add(image, with_outcome=total == 1)
             if given["json"]:
                 output.document(_line(image), indent=None)
 
@@ -157,26 +155,23 @@ def _line(result: ImageResult) -> dict[str, Any]:
 class Messages:
     """What is said on stderr of each image, and of all of them at the end of a run."""
 
-    outcomes: int = 0
-    """Images of which there was something to tell."""
     never_ran: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     """By layer: the reason."""
 
-    def add(self, result: ImageResult) -> None:
-        """Say what went wrong with an image; of the first ones also the prediction, and what
-        interventions made of it."""
+    def add(self, result: ImageResult, with_outcome: bool) -> None:
+        """Say what went wrong with an image; where it is asked for also the prediction, and what
+        interventions changed; -v asks for it."""
         outcome = result.outcome
-        self.outcomes += bool((outcome.prediction or outcome.intervened) and not result.kept)
         self.never_ran |= dict.fromkeys(result.never_ran, "")
         self.skipped |= {skip.layer or skip.type: skip.reason for skip in result.skipped}
         if result.error is not None:
             output.image_error(result.name, result.error, result.hint)
-        if self.outcomes > _TOLD:
+        if result.kept or not (with_outcome or log.isEnabledFor(logging.DEBUG)):
             return
         after = " after" if outcome.intervened else ""
         for when, guesses in ((" before", outcome.before), (after, outcome.prediction)):
-            if guesses and not result.kept:
+            if guesses:
                 words = ", ".join(guess.words for guess in guesses)
                 log.info("%s%s: %s", result.name, when, words)
         if outcome.intervened:
@@ -206,9 +201,6 @@ class Messages:
             why = "interrupted" if result.interrupted else "stopped"
             missing = counted(len(result.missing), "image")
             log.warning("%s: %s missing, %d complete; --resume goes on", why, missing, len(done))
-        if self.outcomes > _TOLD:
-            more = counted(self.outcomes - _TOLD, "more image")
-            log.info("what the model said of %s is in manifest.json; --json prints it", more)
         if not done:
             return
         line = f"{counted(result.pictures, 'picture')} of {counted(len(done), 'image')}"

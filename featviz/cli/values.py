@@ -45,9 +45,8 @@ class PathType(click.Path):
 
 
 FILE = PathType(exists=True, dir_okay=False)
-RUN = PathType(urls=True)
+RUN = PathType(urls=True, exists=True)
 """A run directory. A file is taken, too: the reader of runs says what is wrong with it."""
-EXISTING_RUN = PathType(urls=True, exists=True)
 
 _LARGEST_CONFIG = 2**16
 """Bytes of a TOML file."""

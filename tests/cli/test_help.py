@@ -89,13 +89,14 @@ def test_no_line_is_longer_than_a_terminal(
 def test_the_first_screen_of_run_holds_what_a_newcomer_needs(
     featviz: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """40 lines: the forms of MODEL, five examples, ten options, and how to see the others."""
+    """40 lines: the forms of MODEL, five examples, twelve options, and how to see the others."""
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     text = featviz("run", "--help").out
     assert len(text.splitlines()) <= SCREEN
     assert len(re.findall(r"^    featviz run ", text, re.MULTILINE)) == 5
     needed = ["--layers", "-o", "--overwrite", "--normalize", "--cmap", "--max-maps"]
-    assert options_in(text) == [*needed, "--size", "--arch", "--weights", "--open"]
+    model = ["--size", "--arch", "--weights", "--model-arg", "--trust"]
+    assert options_in(text) == [*needed, *model, "--open"]
     count = re.search(r"`featviz run --help-all` shows all (\d+) options", text)
     assert count and int(count[1]) <= 66
 
@@ -134,10 +135,10 @@ def test_a_terminal_gets_bold_headings_unless_it_wants_no_colour(
 
 
 def test_the_group_lists_every_command(featviz: Run) -> None:
-    """--help has each command with its line, and an example; --version says the version."""
-    assert (
-        featviz("-V") == featviz("--version") == Outcome(0, f"featviz, version {__version__}\n", "")
-    )
+    """--help has each command with its line, and an example; --version says the version, also
+    misspelt."""
+    for words in ("--version", "-V", "version", "--verison"):
+        assert featviz(words) == Outcome(0, f"featviz, version {__version__}\n", "")
     text = featviz("--help").out
     assert all(re.search(rf"^  {n} +{re.escape(h)}$", text, re.M) for n, h in cli.COMMANDS.items())
     assert re.search(r"Examples:\n +featviz \w+", text)
