@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from featviz.api import showing
-from featviz.api.keywords import NOT_OF_KERNELS, Layers, Model, Room, keywords_of, ordered
+from featviz.api.keywords import NOT_OF_KERNELS, Layers, Model, keywords_of, ordered
 from featviz.inspection.kernels import NO_IMAGE, draw_kernels
 from featviz.inspection.layers import Listing, list_model
 from featviz.options import KernelOptions, ListOptions, ModelOptions
@@ -46,34 +46,36 @@ class LayerTable(Listing):
 class KernelPicture(showing.OnePicture):
     """The kernels of a layer."""
 
+    of: KernelPictures
     row: Mapping[str, Any]
     """All that the manifest says of them: layer, type, shape, range, min, max, mean, std, ..."""
-    folder: Path
-    room: Room | None
     layer: str
     """Qualified name of the layer."""
 
     @property
     def image(self) -> Image.Image:
         """The picture, a tile for each output channel: mode L, P or RGB."""
-        return showing.read_picture(self.folder, str(self.row["file"]))
-
-    def __repr__(self) -> str:
-        return f"<KernelPicture {self._words}>"
+        return self.of.picture_at(str(self.row["file"]))
 
     @property
     def _words(self) -> str:
         return f"{self.layer} ({self.row['type']}), {by(self.row['shape'])}"
+
+    def __repr__(self) -> str:
+        return f"<KernelPicture {self._words}>"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class KernelPictures(showing.FolderResult):
     """The kernels of a model's layers."""
 
-    captures: tuple[KernelPicture, ...]
-    """A picture for each layer, in the order of the model."""
     skipped: tuple[Skip, ...]
     """Layers whose kernels could not be drawn, each with the reason."""
+
+    @property
+    def captures(self) -> tuple[KernelPicture, ...]:
+        """A picture for each layer, in the order of the model."""
+        return tuple(KernelPicture(self, row, row["layer"]) for row in self.document["captures"])
 
     def __repr__(self) -> str:
         return f"<KernelPictures of {counted(len(self.captures), 'layer')}>"
@@ -155,6 +157,4 @@ def kernels(
     order = ordered(KernelOptions, model, options, layers, NOT_OF_KERNELS, "kernels", out=out)
     with order.lent(NO_IMAGE) as source:
         result = draw_kernels(source, order.options)
-    place = result.out, order.room
-    captures = tuple(KernelPicture(row, *place, str(row["layer"])) for row in result.rows)
-    return KernelPictures(result.as_json(), *place, captures, result.skipped)
+    return KernelPictures(result.as_json(), result.out, order.room, result.skipped)

@@ -3,7 +3,7 @@ evidence for a class lies, and what channels do for many images."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ from featviz.api.keywords import Layers, Model, Picture, Pictures, keywords_of, 
 from featviz.audit.audit import audit as audit_model
 from featviz.audit.output import audit_table
 from featviz.exemplars.exemplars import find_exemplars
-from featviz.inspection.cam import ImageCam
+from featviz.inspection.cam import ImageCam, LayerCam
 from featviz.inspection.cam import cam as explain
 from featviz.inspection.look import LookResult
 from featviz.inspection.look import look as look_at
 from featviz.options import AuditOptions, CamOptions, ExemplarOptions, LookOptions, ModelOptions
-from featviz.records import REDUCTIONS, Bytes, Floats, Guess, TextTable, Verdict
+from featviz.records import REDUCTIONS, TextTable, Verdict
 from featviz.rundir.studies import ExemplarChannel, ExemplarLayer
 from featviz.text import by, counted
 
@@ -96,76 +96,57 @@ def look(
 class ClassMap(showing.OnePicture):
     """The class activation map of one call of a layer, for one image."""
 
-    name: str
-    """Of the image: its path relative to the argument it came from, `image-0.png` in memory."""
-    label: str = field(repr=False)
-    layer: str
-    """Qualified name of the layer; empty for the model itself."""
-    call: int
-    """Which call of the layer, from 0."""
-    method: str
-    """`gradcam`, `layercam`, ..."""
-    target: str
-    """What the map is evidence for: `tabby`, `class 281`, or the target as it was given."""
-    score: float | None
-    """The value of the target."""
-    prediction: tuple[Guess, ...]
-    """The likeliest classes, where the model is a classifier."""
-    file: Path | None
-    """The picture of the image with all of its maps, where `out` was given."""
-    range: tuple[float, float]
-    """The values that are drawn darkest and brightest."""
-    pixels: Bytes = field(repr=False)
-    values: Floats = field(repr=False)
+    of: ImageCam
+    """Of the image: its name `image`, `method`, `target`, `prediction`, and the file `path` of the
+    picture with all of its maps, where `out` was given."""
+    at: LayerCam
+    """Of the layer: its `site`, and the `limits` that are drawn darkest and brightest."""
+
+    @property
+    def layer(self) -> str:
+        """Qualified name of the layer; empty for the model itself."""
+        return self.at.site.layer.name
+
+    @property
+    def score(self) -> float | None:
+        """The value of the target."""
+        return self.of.outcome.target
 
     @property
     def image(self) -> Image.Image:
         """The map over what the model saw: RGB, in the size of the input."""
-        return Image.fromarray(self.pixels)
+        return Image.fromarray(self.at.picture)
 
     @property
     def tensor(self) -> Tensor:
         """The map's values, float32 [H, W] in the resolution of the layer; [T, H, W] of a clip."""
-        return torch.from_numpy(self.values.copy())
-
-    @property
-    def _evidence(self) -> str:
-        method = REDUCTIONS[self.method].words
-        return f"{self.label}, {by(self.values.shape)}: {method} for {self.target}"
+        return torch.from_numpy(self.at.values.copy())
 
     @property
     def _words(self) -> str:
-        said = f": {self.prediction[0].words}" if self.prediction else ""
-        return f"{self.name}{said}. {self._evidence}"
+        return f"{self.of.words} at {self.at.name}, {by(self.at.values.shape)}"
 
     def __repr__(self) -> str:
-        return f"<ClassMap of {self._evidence}>"
+        evidence = f"{REDUCTIONS[self.of.method].words} for {self.of.target}"
+        return f"<ClassMap of {self.at.name}, {by(self.at.values.shape)}: {evidence}>"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ClassMaps:
-    """The class activation maps of images."""
+    """The class activation maps of images; `image` and `tensor` are those of the first map."""
 
     images: tuple[ImageCam, ...]
     """What became of each image."""
 
-    @cached_property
+    @property
     def maps(self) -> tuple[ClassMap, ...]:
         """Every map: image by image, in the order in which the layers ran."""
-        return tuple(
-            ClassMap(
-                *(one.image, at.name, at.site.layer.name, at.site.call, one.method, one.target),
-                *(one.outcome.target, one.prediction, one.path, at.limits, at.picture, at.values),
-            )
-            for one in self.images
-            for at in one.maps
-        )
+        return tuple(ClassMap(one, at) for one in self.images for at in one.maps)
 
     @property
     def failures(self) -> dict[str, str]:
         """Why images failed, by their names."""
-        errors = {one.image: one.error for one in self.images}
-        return {name: error.message for name, error in errors.items() if error is not None}
+        return {one.image: one.error.message for one in self.images if one.error is not None}
 
     @property
     def image(self) -> Image.Image:
@@ -179,8 +160,7 @@ class ClassMaps:
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
-        one = self.images[0]
-        words = f"{REDUCTIONS[one.method].words} of {counted(len(self.images), 'image')}"
+        words = f"{REDUCTIONS[self.images[0].method].words} of {counted(len(self.images), 'image')}"
         return f"<ClassMaps, {words}{failed}: {counted(len(self.maps), 'map')}>"
 
     def _repr_html_(self) -> str:

@@ -77,7 +77,7 @@ def test_kernels_are_those_of_the_command(
     assert all(module.training for module in tiny.modules())
     with pytest.raises(UsageError, match="no option overlay"):
         fv.kernels(tiny, overlay=0.5)  # type: ignore[call-arg]
-    kernels.folder.joinpath(str(kernels.row["file"])).unlink()
+    kernels.of.folder.joinpath(str(kernels.row["file"])).unlink()
     with pytest.raises(StoreError, match=r"kernel\.png' cannot be read|kernel\.png cannot be read"):
         _ = kernels.image
 
