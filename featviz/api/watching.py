@@ -104,10 +104,8 @@ class StepWriter:
 
         def cast(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             """Let a model of half or double precision take images, which are float32."""
-            is_image = [isinstance(a, torch.Tensor) and a.dtype == torch.float32 for a in args]
-            return tuple(
-                a.to(tensor.dtype) if i else a for a, i in zip(args, is_image, strict=True)
-            )
+            given = [getattr(a, "dtype", None) == torch.float32 for a in args]
+            return tuple(a.to(tensor.dtype) if i else a for a, i in zip(args, given, strict=True))
 
         with ExitStack() as stack:
             stack.enter_context(alone_with(module))

@@ -61,8 +61,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 _ASKS = {"-h", "--help", "--help-all", "-V", "--version"}
 """Options that are answered from anywhere."""
-_NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
-"""click before 8.2 has none: it prints the help by itself."""
 
 
 class LazyGroup(click.Group):
@@ -125,7 +123,14 @@ def group() -> None:
 
 def main() -> None:
     """Entry point: run a command, and turn what went wrong into one line and an exit code."""
-    _open_streams()
+    # closed streams (`>&-`) lead nowhere, or the next file would be stdout to who prints from C
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, mode))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what it says of sockets is said by us
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's idle threads leave cores alone
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
@@ -165,15 +170,18 @@ def guarded(arguments: list[str]) -> int:
     arguments = [*(_MEANT.get(word, word) for word in arguments[:1]), *arguments[1:]]
     try:
         _listen()
-        if not (_ASKS.intersection(arguments) or _folder_is_there()):
-            where = " ".join(filter(None, ("the current folder", os.environ.get("PWD"))))
-            return _say(f"{where} has been removed", "cd to another one", 1, None)
+        if not _ASKS.intersection(arguments):  # libraries that miss it say so in their own words
+            try:
+                Path.cwd()
+            except FileNotFoundError:
+                where = f"the current folder {os.environ.get('PWD', '')}".strip()
+                return _say(f"{where} has been removed", "cd to another one", 1, None)
         result = group.main(arguments, prog_name="featviz", standalone_mode=False)
         output.flush()
         return result if isinstance(result, int) else 0
     except FeatvizError as error:
         return _say(error.message, mistakes.hint_of(error, arguments), error.exit_code, error)
-    except _NO_ARGUMENTS as error:  # the help is the answer, not what went wrong
+    except click.exceptions.NoArgsIsHelpError as error:  # the help is the answer
         error.show()
         return int(error.exit_code)
     except click.ClickException as error:
@@ -199,26 +207,6 @@ def guarded(arguments: list[str]) -> int:
             output.drop_stdout()
             return CLOSED_PIPE
         return error.code if isinstance(error.code, int) else 1
-
-
-def _folder_is_there() -> bool:
-    """Whether there is a current folder: libraries that miss it say so in words of their own."""
-    try:
-        return bool(Path.cwd())
-    except FileNotFoundError:
-        return False
-
-
-def _open_streams() -> None:
-    """Let streams that were closed when the program began (`>&-`) lead nowhere: else the next file
-    that is opened would be stdout to whoever prints from C."""
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            if nowhere != number:
-                os.dup2(nowhere, number)
-                os.close(nowhere)
-            setattr(sys, name, os.fdopen(number, mode))
 
 
 def _listen() -> None:

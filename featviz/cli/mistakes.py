@@ -75,10 +75,10 @@ def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
     words[end:end] = error.add
     if error.replace is not None:
         old, new = error.replace
-        where = [i for i, word in enumerate(words) if word in (old, f"--arch={old}")]
-        if not where:  # a file of --config has it
+        place = next((i for i, word in enumerate(words) if word in (old, f"--arch={old}")), None)
+        if place is None:  # a file of --config has it
             return error.hint
-        words[where[0]] = words[where[0]].removesuffix(old) + new
+        words[place] = words[place].removesuffix(old) + new
     return _with_command(error.hint or "", words) or None
 
 

@@ -68,13 +68,17 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
     """
     if path is None:
         return
-    content, commands, own = _read_toml(path), _commands(ctx), str(ctx.info_name)
+    group, own = ctx.parent.command if ctx.parent else None, str(ctx.info_name)
+    commands = group.list_commands(ctx) if isinstance(group, click.Group) else []
+    content = _read_toml(path)
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
     for key in sorted(tables.keys() - {own, *commands}):
         lacks = f"{path} has a table [{quoted(key)}], and there is no such command"
         hint = "a table is named as a command is, and holds its options"
         raise UsageError(f"{lacks}; {_meant(key, commands or [own])}", hint)
-    params = {name: p for p in ctx.command.params for name in _config_names(p)}
+    params = {str(p.name): p for p in ctx.command.params if isinstance(p, click.Argument)}
+    for p in ctx.command.params:
+        params |= {name.removeprefix("--"): p for name in p.opts if name.startswith("--")}
     hint = "a key is an option's long name without dashes, or model or images"
     defaults = {}
     plain = {key: value for key, value in content.items() if key not in tables}
@@ -101,20 +105,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{quoted(str(path))} cannot be read: {words}", hint) from error
 
 
-def _commands(ctx: click.Context) -> list[str]:
-    group = ctx.parent.command if ctx.parent else None
-    return group.list_commands(ctx) if isinstance(group, click.Group) else []
-
-
 def _meant(name: str, names: Iterable[str]) -> str:
     close = mistakes.close_to(name, names)
     return f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(names))}"
-
-
-def _config_names(param: click.Parameter) -> list[str]:
-    if isinstance(param, click.Argument):
-        return [str(param.name)]
-    return [opt.removeprefix("--") for opt in param.opts if opt.startswith("--")]
 
 
 def _as_typed(param: click.Parameter, value: Any) -> Any:
