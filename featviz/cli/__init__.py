@@ -21,9 +21,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from featviz.cli import mistakes, output
-from featviz.cli.help import Context
 from featviz.errors import FeatvizError
-from featviz.text import indented, printable
+from featviz.text import printable
 from featviz.version import __version__
 
 COMMANDS = {
@@ -65,8 +64,6 @@ _ASKS = {"-h", "--help", "--help-all", "-V", "--version"}
 
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are used."""
-
-    context_class = Context
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find the command of the first word.
@@ -168,8 +165,11 @@ _MEANT = {"version": "--version", "--verison": "--version", "help": "--help"}
 def guarded(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
     arguments = [*(_MEANT.get(word, word) for word in arguments[:1]), *arguments[1:]]
+    handler, logger = logging.StreamHandler(sys.stderr), logging.getLogger("featviz")
+    handler.setFormatter(_Formatter())
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)  # which -q and -v change
     try:
-        _listen()
         if not _ASKS.intersection(arguments):  # libraries that miss it say so in their own words
             try:
                 Path.cwd()
@@ -209,28 +209,23 @@ def guarded(arguments: list[str]) -> int:
         return error.code if isinstance(error.code, int) else 1
 
 
-def _listen() -> None:
-    """Send messages to stderr; the options -q and -v change the level."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter())
-    logger = logging.getLogger("featviz")
-    logger.handlers = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-
-
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = printable(record.getMessage())
         if record.levelno != logging.INFO:
             line = f"{record.levelname.lower()}: {line}"
         if record.exc_info and record.exc_info[0] is not None:
-            line += "\n" + indented(self.formatException(record.exc_info))
+            line += "\n" + _indented(self.formatException(record.exc_info))
         return line
+
+
+def _indented(text: str) -> str:
+    """Lines of a traceback, of which none looks like a message, whatever an exception says."""
+    return "\n".join(f"  {printable(line)}".rstrip() for line in text.split("\n"))
 
 
 def _say(message: str, hint: str | None, code: int, error: BaseException | None) -> int:
     output.error(message, hint)
     if error is not None and logging.getLogger("featviz").isEnabledFor(logging.DEBUG):
-        click.echo(indented("".join(traceback.format_exception(error))), err=True, nl=False)
+        click.echo(_indented("".join(traceback.format_exception(error))), err=True, nl=False)
     return code

@@ -7,7 +7,6 @@ nothing else lists options. `--help` of a long command shows the first ones, `--
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,38 +59,11 @@ def shows_all(ctx: click.Context) -> bool:
     return not getattr(ctx.command, "is_long", False) or _WHOLE in ctx.meta
 
 
-class Formatter(click.HelpFormatter):
-    """Click's formatter, with headings and options set off; click drops that where no terminal is.
-
-    https://no-color.org: a terminal whose user has set NO_COLOR gets none.
-    """
-
-    def write_heading(self, heading: str) -> None:
-        """A heading in bold."""
-        super().write_heading(_styled(heading, bold=True))
-
-    def write_dl(self, rows: Any, col_max: int = 26, col_spacing: int = 2) -> None:
-        """A list of options or commands, whose names are cyan."""
-        super().write_dl([(_styled(a, fg="cyan"), b) for a, b in rows], col_max, col_spacing)
-
-
-def _styled(words: str, **style: Any) -> str:
-    return words if os.environ.get("NO_COLOR") else click.style(words, **style)
-
-
-class Context(click.Context):
-    """What a command line is read in."""
-
-    formatter_class = Formatter
-
-
 class Command(click.Command):
     """A command whose options stand in groups.
 
     The part of its help behind a form feed is for `--help-all`.
     """
-
-    context_class = Context
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -50,11 +49,6 @@ RUN = PathType(urls=True, exists=True)
 
 _LARGEST_CONFIG = 2**16
 """Bytes of a TOML file."""
-_LONG_KEY = re.compile(
-    r"""(?<![\w-]) (?: (?: [\w-]++ | "[^"\n]*+" | '[^'\n]*+' ) [ \t]*+ \. [ \t]*+ ){50}""",
-    re.VERBOSE,
-)
-"""A dotted key of more than 50 parts: Python's reader takes the square of their number."""
 
 
 def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
@@ -95,10 +89,7 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        text = read_text(path, _LARGEST_CONFIG)
-        if _LONG_KEY.search(text):
-            raise ValueError("a key of more than 50 parts")
-        return tomllib.loads(text)
+        return tomllib.loads(read_text(path, _LARGEST_CONFIG))
     except (OSError, FileError, ValueError, RecursionError) as error:
         words = "too many levels" if isinstance(error, RecursionError) else quoted(str(error))
         hint = 'lines of TOML say OPTION = VALUE, such as layers = "ReLU", below [COMMAND] or alone'

@@ -121,19 +121,6 @@ def test_a_long_help_begins_on_one_screen_and_help_all_shows_every_option(
     assert name != "run" or ("More examples:" in whole and "More examples:" not in brief)
 
 
-def test_a_terminal_gets_bold_headings_unless_it_wants_no_colour(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Escape sequences are in what click prints on a terminal, and NO_COLOR leaves them out."""
-    command = COMMANDS["report"]
-    assert command is not None
-    for value, styled in (("", True), ("1", False)):
-        monkeypatch.setenv("NO_COLOR", value)
-        text = command.get_help(command.make_context("report", [], resilient_parsing=True))
-        assert ("\x1b[1mGeneral" in text) is styled
-        assert ("\x1b[36m--open\x1b[0m" in text) is styled
-
-
 def test_the_group_lists_every_command(featviz: Run) -> None:
     """--help has each command with its line, and an example; --version says the version, also
     misspelt."""
