@@ -160,7 +160,7 @@ def _target(given: Any) -> str:
 
 
 def _weights(given: Any) -> str:
-    text = fspath(given)
+    text: str = fspath(given)
     return text.lower() if text.lower() in ("none", "default") else text
 
 

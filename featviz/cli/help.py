@@ -7,7 +7,6 @@ nothing else lists options. `--help` of a long command shows the first ones, `--
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -103,13 +102,14 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The groups of options, or of a long command the first options."""
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
-        if not shows_all(ctx):
-            first = [p for p in options if getattr(p, "first", False)]
-            _section(ctx, formatter, "First options", first)
-            return
-        for group in GROUPS:  # click's own options, such as --help, are general
-            own = [p for p in options if getattr(p, "group", GENERAL) == group]
-            _section(ctx, formatter, group, own)
+        sections = {"First options": [p for p in options if getattr(p, "first", False)]}
+        if shows_all(ctx):  # click's own options, such as --help, are general
+            groups = [(p, getattr(p, "group", GENERAL)) for p in options]
+            sections = {title: [p for p, group in groups if group == title] for title in GROUPS}
+        for title, own in sections.items():
+            if own:
+                with formatter.section(title):
+                    formatter.write_dl([r for p in own if (r := p.get_help_record(ctx))])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Where the rest is."""
@@ -120,14 +120,6 @@ class Command(click.Command):
         more = ", and more examples" if "xamples:" in behind else ""
         formatter.write_paragraph()
         formatter.write_text(f"`{ctx.command_path} --help-all` shows all {count} options{more}.")
-
-
-def _section(
-    ctx: click.Context, formatter: click.HelpFormatter, title: str, params: Sequence[Any]
-) -> None:
-    if params:
-        with formatter.section(title):
-            formatter.write_dl([p.get_help_record(ctx) for p in params])
 
 
 def _show_all(ctx: click.Context, param: click.Parameter, given: bool) -> None:

@@ -194,7 +194,7 @@ def missing(argument: str, ctx: click.Context) -> UsageError:
 
 
 def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> None:
-    """Refuse an image where MODEL stands, weights where IMAGE stands, and a class without its file.
+    """Refuse an image where MODEL stands, and weights where IMAGE stands.
 
     Raises:
         UsageError: with an example.
@@ -206,7 +206,18 @@ def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> Non
             again = [*ctx.command_path.split()[1:], other or "resnet18", model]
             hint = _with_command("MODEL comes first", again)
             raise UsageError(f"MODEL {quoted(model)!r} is {what}", hint)
-    arch = ctx.params.get("arch") or ""
+    for image in images:
+        if Path(image).suffix in _WEIGHTS and Path(image).is_file() and not looks_like_image(image):
+            hint, again = "weights stand behind --weights", (image, f"--weights={image}")
+            raise UsageError(f"{quoted(image)!r} is no image but weights", hint, replace=again)
+
+
+def refuse_class_alone(model: str, arch: str) -> None:
+    """Refuse `--arch Net` where a file here, or beside MODEL, has a class or function Net.
+
+    Raises:
+        UsageError: with the file.
+    """
     if arch.isidentifier() and not looks_like_model(arch):
         declared = re.compile(rf"^(class|def) {arch}\b", re.MULTILINE)
         for file in [*sorted(Path().glob("*.py")), *sorted(Path(model).parent.glob("*.py"))]:
@@ -214,10 +225,6 @@ def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> Non
                 if declared.search(read_text(file)):
                     hint, again = f"did you mean {file}:{arch}?", (arch, f"{file}:{arch}")
                     raise UsageError(f"--arch {arch!r} names no file", hint, replace=again)
-    for image in images:
-        if Path(image).suffix in _WEIGHTS and Path(image).is_file() and not looks_like_image(image):
-            hint, again = "weights stand behind --weights", (image, f"--weights={image}")
-            raise UsageError(f"{quoted(image)!r} is no image but weights", hint, replace=again)
 
 
 def looks_like_model(word: str) -> bool:

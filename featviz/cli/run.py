@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -187,8 +186,10 @@ class Messages:
         """Say what gave no picture, what is missing, and on the last line what was written, what
         failed, and, if asked for, how to look at the run."""
         done = [image for image in result.images if image.error is None]
-        without = {"never ran": self.never_ran, "skipped": self.skipped}
-        words = [f"{what}: {_named(layers)}" for what, layers in without.items() if layers]
+        words = []
+        for what, layers in (("never ran", self.never_ran), ("skipped", self.skipped)):
+            named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
+            words += [f"{what}: {listed(named, _NAMED)}"] if named else []
         if result.drew_nothing:
             output.error(
                 f"no picture was drawn; {'; '.join(words) or 'no layer was taken'}",
@@ -215,8 +216,3 @@ class Messages:
             again = shlex.join(["featviz", "report", str(result.root), *url, "--open"])
             line += f"; to look at them: {again}"
         log.info("%s", line)
-
-
-def _named(layers: Mapping[str, str]) -> str:
-    named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
-    return listed(named, _NAMED)
