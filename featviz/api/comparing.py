@@ -63,11 +63,7 @@ class ReportPages(ReportResult):
 
 
 @keywords_of(DiffThresholds, DiffFiles)
-def diff(
-    base: str | Path | Run,
-    new: str | Path | Run,
-    **options: Any,
-) -> RunDifference:
+def diff(base: str | Path | Run, new: str | Path | Run, **options: Any) -> RunDifference:
     """Compare two runs, layer by layer.
 
     Args:
@@ -98,11 +94,7 @@ def diff(
 
 
 @keywords_of(ReportOptions)
-def report(
-    run: str | Path | Run,
-    out: str | Path | None = None,
-    **options: Any,
-) -> ReportPages:
+def report(run: str | Path | Run, out: str | Path | None = None, **options: Any) -> ReportPages:
     """Write an HTML report of a run: the network as a picture, its images, layers and channels; or
     one page of an audit or of kernels.
 

@@ -85,11 +85,7 @@ class KernelPictures(showing.FolderResult):
 
 
 @keywords_of(ListOptions, ModelOptions)
-def layers(
-    model: Model,
-    layers: Layers | None = None,
-    **options: Any,
-) -> LayerTable:
+def layers(model: Model, layers: Layers | None = None, **options: Any) -> LayerTable:
     """List the modules of a model: types, shapes, parameters, multiply-accumulates (MACs), calls
     and activation memory.
 
@@ -126,10 +122,7 @@ def layers(
 
 @keywords_of(KernelOptions, ModelOptions, but=NOT_OF_KERNELS)
 def kernels(
-    model: Model,
-    layers: Layers | None = None,
-    out: str | Path | None = None,
-    **options: Any,
+    model: Model, layers: Layers | None = None, out: str | Path | None = None, **options: Any
 ) -> KernelPictures:
     """Draw the kernels of a model's convolutions, a picture for each layer and a tile for each
     output channel; zero is mid-grey.

@@ -119,10 +119,7 @@ class _AsCalled:
 
 @keywords_of(DrawOptions, but=NOT_OF_TENSORS)
 def grid(
-    tensor: Tensor | np.ndarray,
-    *,
-    image: Picture | None = None,
-    **options: Any,
+    tensor: Tensor | np.ndarray, *, image: Picture | None = None, **options: Any
 ) -> Image.Image:
     """Draw one tensor as `featviz.run` would.
 
