@@ -133,9 +133,9 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are no UTF-8
     for name in ("SIGTERM", "SIGHUP"):  # end like Ctrl-C, and tidy up; not what nohup has ignored
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
+        which = getattr(signal, name, None)
+        if which is not None and signal.getsignal(which) is not signal.SIG_IGN:
+            signal.signal(which, signal.default_int_handler)
     _leave(guarded(sys.argv[1:]))
 
 

@@ -70,9 +70,11 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
         lacks = f"{path} has a table [{quoted(key)}], and there is no such command"
         hint = "a table is named as a command is, and holds its options"
         raise UsageError(f"{lacks}; {_meant(key, commands or [own])}", hint)
-    params = {str(p.name): p for p in ctx.command.params if isinstance(p, click.Argument)}
-    for p in ctx.command.params:
-        params |= {name.removeprefix("--"): p for name in p.opts if name.startswith("--")}
+    params: dict[str, click.Parameter] = {}
+    for param in ctx.command.params:
+        names = [name.removeprefix("--") for name in param.opts if name.startswith("--")]
+        is_argument = isinstance(param, click.Argument)
+        params |= dict.fromkeys([str(param.name)] if is_argument else names, param)
     hint = "a key is an option's long name without dashes, or model or images"
     defaults = {}
     plain = {key: value for key, value in content.items() if key not in tables}
