@@ -208,8 +208,11 @@ def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> Non
             raise UsageError(f"MODEL {quoted(model)!r} is {what}", hint)
     for image in images:
         if Path(image).suffix in _WEIGHTS and Path(image).is_file() and not looks_like_image(image):
-            hint, again = "weights stand behind --weights", (image, f"--weights={image}")
-            raise UsageError(f"{quoted(image)!r} is no image but weights", hint, replace=again)
+            words, hint = (
+                f"{quoted(image)!r} is no image but weights",
+                "they stand behind --weights",
+            )
+            raise UsageError(words, hint, replace=(image, f"--weights={image}"))
 
 
 def refuse_class_alone(model: str, arch: str) -> None:

@@ -94,7 +94,7 @@ PLACES = [
     (
         "look net.py:Net weights.pth cat.jpg",
         "'weights.pth' is no image but weights",
-        "weights stand behind --weights: featviz look net.py:Net --weights=weights.pth cat.jpg",
+        "they stand behind --weights: featviz look net.py:Net --weights=weights.pth cat.jpg",
     ),
     ("run cat.jpg", "'cat.jpg' is an image", "MODEL comes first: featviz run resnet18 cat.jpg"),
     ("run photos", "'photos' is a folder of images", "featviz run resnet18 photos"),
