@@ -66,11 +66,7 @@ class LazyGroup(click.Group):
     """A group whose commands are imported when they are used."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find the command of the first word.
-
-        Raises:
-            UsageError: it is none, with the command line that was meant.
-        """
+        """Find the command of the first word."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             raise mistakes.unknown_command(args, list(COMMANDS))
         return super().resolve_command(ctx, args)

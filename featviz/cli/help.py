@@ -75,12 +75,7 @@ class Command(click.Command):
             )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read a command line.
-
-        Raises:
-            UsageError: a space cuts a list in two, or an argument is missing.
-            click.UsageError: it cannot be read.
-        """
+        """Read a command line."""
         if not ctx.resilient_parsing:
             mistakes.refuse_spaces(ctx, args)
         try:

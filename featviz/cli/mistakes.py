@@ -149,12 +149,8 @@ def _options_of(command: click.Command) -> list[str]:
 
 
 def refuse_spaces(ctx: click.Context, words: Sequence[str]) -> None:
-    """Refuse `--layers Conv2d ReLU` and `my photo.jpg`, of which the shell makes two words.
-
-    Raises:
-        UsageError: behind the value of an option that takes a list stands a word that is neither
-            an option nor MODEL nor IMAGE; or only words together are a path.
-    """
+    """Refuse `--layers Conv2d ReLU`, where a word that is no option, MODEL or IMAGE stands behind
+    the value of a list; and `my photo.jpg`, where only the words together are a path."""
     names = {name: param for param in ctx.command.params for name in param.opts}
     words = [part for w in words for part in (w.split("=", 1) if w.startswith("--") else [w])]
     for option, value, after in zip(words, words[1:], words[2:], strict=False):
@@ -194,11 +190,7 @@ def missing(argument: str, ctx: click.Context) -> UsageError:
 
 
 def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> None:
-    """Refuse an image where MODEL stands, and weights where IMAGE stands.
-
-    Raises:
-        UsageError: with an example.
-    """
+    """Refuse an image where MODEL stands, and weights where IMAGE stands."""
     if looks_like_image(model):
         other = next((image for image in images if looks_like_model(image)), None)
         if other is not None or Path(model).is_file() or not images:
@@ -216,11 +208,7 @@ def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> Non
 
 
 def refuse_class_alone(model: str, arch: str) -> None:
-    """Refuse `--arch Net` where a file here, or beside MODEL, has a class or function Net.
-
-    Raises:
-        UsageError: with the file.
-    """
+    """Refuse `--arch Net` where a file here, or beside MODEL, has a class or function Net."""
     if arch.isidentifier() and not looks_like_model(arch):
         declared = re.compile(rf"^(class|def) {arch}\b", re.MULTILINE)
         for file in [*sorted(Path().glob("*.py")), *sorted(Path(model).parent.glob("*.py"))]:

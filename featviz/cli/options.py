@@ -191,9 +191,6 @@ def _given(
 ) -> Given:
     """What a command line gave; a MODEL or IMAGE that is not there is refused before torch is
     imported.
-
-    Raises:
-        FeatvizError: there is none; or torch is missing, or cannot be loaded.
     """
     if "model" not in values:
         return Given(values)

@@ -50,11 +50,7 @@ def flush() -> None:
 
 @contextmanager
 def _written() -> Iterator[None]:
-    """Say that stdout cannot be written (a full disk); that its reader has gone is another matter.
-
-    Raises:
-        StoreError: it cannot.
-    """
+    """Raise StoreError where stdout cannot be written (a full disk), not where its reader has gone."""
     try:
         yield
     except BrokenPipeError:

@@ -27,11 +27,7 @@ class PathType(click.Path):
         self.name = "directory" if urls else self.name
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Read it.
-
-        Raises:
-            UsageError: there is none, or a URL stands where a path is wanted.
-        """
+        """Read it."""
         if self.urls and (isinstance(value, Url) or is_url(value)):
             return value if isinstance(value, Url) else Url.of_run(value)
         refuse_url(value)
@@ -56,9 +52,6 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
 
     A key is an option's long name without dashes in front; `model` and `images` stand for the
     arguments. Values are what one would type, paths included; the command line wins over them.
-
-    Raises:
-        UsageError: it cannot be read, or names an option that the command lacks.
     """
     if path is None:
         return
