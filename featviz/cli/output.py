@@ -50,7 +50,7 @@ def flush() -> None:
 
 @contextmanager
 def _written() -> Iterator[None]:
-    """Raise StoreError where stdout cannot be written (a full disk), not where its reader has gone."""
+    """Raise StoreError for a stdout that cannot be written, not for one whose reader has gone."""
     try:
         yield
     except BrokenPipeError:
