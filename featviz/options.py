@@ -461,11 +461,7 @@ class DrawOptions(Struct, frozen=True):
         return PAD_GREY if self.padding is None else 0.0
 
     def check(self) -> None:
-        """Refuse options that would do nothing beside `reduce`.
-
-        Raises:
-            UsageError: names them.
-        """
+        """Refuse options that would do nothing beside `reduce`."""
         if self.reduce is None:
             return
         names = ["order", "collapse", "labels", "max_maps"]
@@ -791,11 +787,7 @@ class Option:
     """Whether it may be given several times."""
 
     def value(self, given: Any) -> Any:
-        """The value that was given: by a user as text, by a program in its types.
-
-        Raises:
-            UsageError: names the option, the value and what the option takes.
-        """
+        """The value that was given: by a user as text, by a program in its types."""
         if given is None and (NoneType in self.kinds or self.kinds == {tuple}):
             return None if NoneType in self.kinds else self.default
         try:
@@ -893,11 +885,7 @@ def every_option(*kinds: type[Struct]) -> dict[str, Option]:
 
 
 def read(kind: type[T], given: Mapping[str, Any]) -> T:
-    """A record of values as a user or a program gives them.
-
-    Raises:
-        UsageError: there is no such option, or it does not take the value.
-    """
+    """A record of values as a user or a program gives them."""
     rest, options = dict(given), every_option(kind)
     plain = {name: rest.pop(name) for name in given.keys() & {*kind.__struct_fields__} - {*options}}
     made = read_from(kind, rest, **plain)
@@ -909,9 +897,6 @@ def read(kind: type[T], given: Mapping[str, Any]) -> T:
 def read_from(kind: type[T], given: dict[str, Any], but: Collection[str] = (), **further: Any) -> T:
     """A record, and the records in it, of those keywords that are their options, which are removed;
     `further` are values of fields as they stand.
-
-    Raises:
-        UsageError: one does not take its value.
     """
     for info in structs.fields(kind):
         if info.name in nested(kind) and info.name not in further:

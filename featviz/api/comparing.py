@@ -134,11 +134,7 @@ def report(run: str | Path | Run, out: str | Path | None = None, **options: Any)
 
 
 def _root(run: Any) -> Path | Url:
-    """The run directory, or its URL.
-
-    Raises:
-        UsageError: it is neither a path nor a run.
-    """
+    """The run directory, or its URL."""
     if isinstance(run, Run):
         return run.root
     if isinstance(run, str) and is_url(run):

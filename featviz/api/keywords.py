@@ -182,9 +182,6 @@ def ordered(
         but: names of options that it lacks.
         place: where results are in a temporary folder, if the option `out` is None.
         own: options that it takes in another way.
-
-    Raises:
-        UsageError: there is no such keyword, or it does not take the value; or the model is none.
     """
     given = {**options, **own, "layers": selectors(layers)}
     room = Room() if place and own["out"] is None else None

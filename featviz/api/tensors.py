@@ -187,11 +187,7 @@ def _as_tensor(value: Any) -> Tensor:
 
 
 def _of_one_image(tensor: Tensor, hints: Hints) -> Tensor:
-    """Maps [C, H, W] get the axis of the batch that a layer's output would have.
-
-    Raises:
-        LayoutError: [1, H, W] may be one map, or the tokens [1, T, D] of an image.
-    """
+    """Maps [C, H, W] get the axis of the batch that a layer's output would have."""
     if tensor.is_nested or tensor.ndim != 3 or hints.layout is not None:
         return tensor
     if len(tensor) != 1:
