@@ -330,8 +330,8 @@ class FitWatch:
         """Keep the keywords; they are checked when a training begins."""
         super().__init__()
         self._part, self._overwrite = part, overwrite
-        self._given = {"images": images, "layers": layers, "every": every, "out": out}
-        self._given |= {"tensorboard": tensorboard, **options}
+        self._given: dict[str, Any] = {"images": images, "layers": layers, "every": every}
+        self._given |= {"out": out, "tensorboard": tensorboard, **options}
         self._watcher: Watcher | None = None
 
     def _begin(self, model: Any, number: int) -> None:
