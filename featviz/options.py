@@ -11,7 +11,7 @@ import difflib
 import math
 import re
 from collections import abc
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from os import PathLike, fspath
@@ -24,15 +24,8 @@ from msgspec import Meta, Struct, field, structs
 
 from featviz.errors import UsageError
 from featviz.files.urls import Url, is_url, refuse_url
-from featviz.records.choices import (
-    CLASS_MAPS,
-    FORMATS,
-    KINDS,
-    PRESETS,
-    REDUCTIONS,
-    is_gradient,
-)
-from featviz.records.layers import Shard
+from featviz.records.tables import CLASS_MAPS, FORMATS, KINDS, PRESETS, REDUCTIONS, is_gradient
+from featviz.records.types import Shard
 from featviz.text import parse_bytes, quoted
 
 T = TypeVar("T", bound=Struct)
@@ -48,8 +41,6 @@ that a short command alone has."""
 OPTIONS, LAYERS, READ, MODEL, DRAWING, VIEWS, GRADIENTS, INTERVENTIONS, FINDINGS = GROUPS[:9]
 OUTPUT, LIMITS, MACHINES, GENERAL = GROUPS[9:]
 
-# How a field says what it takes
-
 LONGEST_SIDE = 2**16
 """Pixels; no image is larger, and its tensor would not fit into memory."""
 
@@ -64,26 +55,10 @@ PAD_GREY = 0.4
 MOST_TOP = 1000
 """The largest number of exemplars of a channel."""
 
+HPARAMS = "@hparams"
+"""An argument of a model: all those that a Lightning checkpoint holds."""
 
-def _takes(metavar: str, expects: str, read: Callable[[Any], Any]) -> Meta:
-    """What a type's annotation says: what its values are called in help and in errors, and what
-    makes them of what was given (it raises ValueError where it cannot)."""
-    return Meta(extra={"metavar": metavar, "expects": expects, "read": read})
-
-
-def _option(
-    words: str, metavar: str = "", first: bool = False, *, group: str = OPTIONS, **extra: Any
-) -> Meta:
-    """What a field's annotation says of its option beside its type and bounds.
-
-    Args:
-        words: for help; what stands behind a form feed is for `--help-all` alone.
-        first: whether `--help` of a long command shows it.
-        extra: fields of Option: `flags` on the command line, where they are not the name;
-            `usual`, the default in words; `choices`; `expects`.
-    """
-    extra |= {"metavar": metavar} if metavar else {}
-    return Meta(description=words, extra={"group": group, "first": first, **extra})
+# What makes values of what was given; each raises ValueError where it cannot
 
 
 def _parts(given: Any) -> list[Any]:
@@ -98,8 +73,7 @@ def _parts(given: Any) -> list[Any]:
 
 def _size(given: Any) -> int | tuple[int, int]:
     """Pixels: `224`, (height, width), `"224x320"`, `"224,320"`."""
-    side = Annotated[int, Meta(ge=1, le=LONGEST_SIDE)]
-    sides = [msgspec.convert(_number(part, int), side) for part in _parts(given)]
+    sides = [_integer(part, 1, LONGEST_SIDE) for part in _parts(given)]
     if len(sides) not in (1, 2):
         raise ValueError(given)
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
@@ -129,10 +103,6 @@ def _integer(given: Any, least: int, most: int = 2**63) -> int:
 
 def _auto(given: Any) -> int | None:
     return None if str(given).lower() == "auto" else _integer(given, 1)
-
-
-def _seed(given: Any) -> int:
-    return _integer(given, -(2**63), 2**64 - 1)
 
 
 def _bytes(given: Any) -> int:
@@ -173,11 +143,29 @@ def _tensors(given: Any) -> str | None:
     return _known_word(given, ("npy",))
 
 
+_INDEXED = re.compile(r"(?<![^,!\s])([A-Z]\w*|fn:\w+)\[(-?\d{1,9}|[-\d]*:[-:\d]*)\](?=\s*(?:,|$))")
+"""A class or function with an index as in Python, `Conv2d[0]`."""
+
+
 def _selectors(given: Any) -> str | None:
     texts = [given] if isinstance(given, str) else list(given)
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(given)
-    return ",".join(texts)
+    return _INDEXED.sub(r"\1#\2", ",".join(texts))
+
+
+def _target(given: Any) -> str:
+    text = str(_integer(given, 0)) if not isinstance(given, str) else given.strip()
+    return f"class:{text}" if re.fullmatch(r"[0-9]{1,9}", text) else text
+
+
+def _weights(given: Any) -> str:
+    text: str = fspath(given)
+    return text.lower() if text.lower() in ("none", "default") else text
+
+
+def _format(given: Any) -> str:
+    return _known_word("jpg" if str(given).lower() == "jpeg" else given, tuple(FORMATS))
 
 
 def _arguments(given: Any) -> Mapping[str, Any]:
@@ -200,14 +188,57 @@ def _arguments(given: Any) -> Mapping[str, Any]:
     return arguments
 
 
-HPARAMS = "@hparams"
-"""An argument of a model: all those that a Lightning checkpoint holds."""
+def _known_word(given: Any, choices: Collection[str]) -> str:
+    """The choice that is meant, without regard to case."""
+    found = [choice for choice in choices if choice.lower() == str(given).strip().lower()]
+    if len(found) != 1 or not isinstance(given, str):
+        raise ValueError(given)
+    return found[0]
+
+
+def _plain(given: Any) -> Any:
+    """Numbers of numpy and torch as Python's."""
+    return given.item() if getattr(given, "ndim", None) == 0 and hasattr(given, "item") else given
+
+
+def _number(given: Any, kind: type) -> Any:
+    """A number, or the text of one."""
+    number = kind(given) if isinstance(given, str) else _plain(given)
+    if isinstance(number, float) and not (math.isfinite(number) and kind is float):
+        raise ValueError(given)
+    return number
+
 
 LISTS = (_size, _numbers, _captures, _selectors)
 """Readers of lists, of which each part may be an option of its own."""
 
+# What a field takes
+
+
+def _takes(metavar: str, expects: str, read: Callable[[Any], Any]) -> Meta:
+    """The annotation of a type: what its values are called in help and in errors, and what makes
+    them of what was given."""
+    return Meta(extra={"metavar": metavar, "expects": expects, "read": read})
+
+
+def _option(
+    words: str, metavar: str = "", first: bool = False, *, group: str = OPTIONS, **extra: Any
+) -> Meta:
+    """The annotation of a field, beside its type and bounds.
+
+    Args:
+        words: for help; what stands behind a form feed is for `--help-all` alone.
+        first: whether `--help` of a long command shows it.
+        extra: fields of Option: `flags` on the command line, where they are not the name;
+            `usual`, the default in words; `choices`; `expects`.
+    """
+    extra |= {"metavar": metavar} if metavar else {}
+    return Meta(description=words, extra={"group": group, "first": first, **extra})
+
+
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+_seed = partial(_integer, least=-(2**63), most=2**64 - 1)
 Seed = Annotated[int, _takes("N", "an integer that torch.manual_seed takes", _seed)]
 _PIXELS = f"pixels from 1 to {LONGEST_SIDE}, such as 224 or 224x320"
 Size = Annotated[int | tuple[int, int], _takes("PIXELS", _PIXELS, _size)]
@@ -218,6 +249,7 @@ AnyPath = Annotated[Path, _takes("PATH", "a path", _path)]
 File = Annotated[Path, _takes("FILE", "a file, not a folder", partial(_path, is_dir=False))]
 Folder = Annotated[Path, _takes("FOLDER", "a folder, not a file", partial(_path, is_dir=True))]
 Selectors = Annotated[str, _takes("SELECTORS", "selectors, such as Conv2d,layer1.*", _selectors)]
+Target = Annotated[str, _takes("TARGET", "a target, such as class:281 or mean", _target)]
 Texts = tuple[str, ...]
 
 _model, _input = partial(_option, group=MODEL), partial(_option, group=READ)
@@ -233,15 +265,12 @@ _layers = partial(
     group=LAYERS,
 )
 _out = partial(_option, group=OUTPUT, first=True, flags=("-o", "--out"))
+_replace = partial(_write, first=True)
 
 
 def _named(records: Mapping[str, Any], words: str, mark: str = ": ") -> str:
     """A table in a help text: `mean: their mean; max: their maximum`."""
     return "; ".join(f"{name}{mark}{getattr(one, words)}" for name, one in records.items())
-
-
-def _overwrite(what: str) -> Meta:
-    return _write(f"Replace {what}.", first=True)
 
 
 _nul = _input(
@@ -279,18 +308,18 @@ class ModelOptions(Struct, frozen=True):
     arch: Annotated[str | None, _model("Build this architecture, such as resnet50 or net.py:Net, "
         "for a file of weights.\f A LoRA adapter needs it, too.", "MODEL", True)] = None
     weights: Annotated[str | None, _model(
-        "Load these weights: default, a file, or none (random).\f {WEIGHTS}.", "WEIGHTS", True,
-    )] = None
+        "Load weights: default, none (random) or a file.\f {WEIGHTS}.", "WEIGHTS", True,
+        read=_weights, expects="default, none, a weights entry or a file")] = None
     seed: Annotated[Seed, _model("Seed the random numbers of random weights and of noise.")] = 0
     model_args: Annotated[Mapping[str, Any], _model(
-        "Pass this argument to the factory or builder of the model; repeatable. @hparams passes "
-        "the hyper_parameters of a Lightning checkpoint.", "KEY=VALUE",
+        "Pass this to the factory of the model; repeatable.\f Builders take it, too. "
+        "@hparams passes the hyper_parameters of a Lightning checkpoint.", "KEY=VALUE",
         flags=("--model-arg",), read=_arguments, many=True, expects="KEY=VALUE, or a mapping",
     )] = field(default_factory=dict)
     hparams: bool = False
     """Pass a Lightning checkpoint's hyper_parameters to the factory, too; `model_args` win."""
-    trust: Annotated[bool, _model("Trust MODEL: let a pickled model run any code, with classes "
-        "from the current folder and the folder of its file.")] = False
+    trust: Annotated[bool, _model("Trust MODEL: let a pickled model run any code.\f Classes "
+        "may be in the current folder and the folder of the file.")] = False
     key: Annotated[str | None, _model("Take the weights at this key of a checkpoint.", "KEY")] = (
         None)
     strip_prefix: Annotated[
@@ -302,6 +331,13 @@ class ModelOptions(Struct, frozen=True):
     device: Annotated[
         str, _model("Run the model on this device: auto, cpu, cuda, cuda:N or mps.", "DEVICE"),
     ] = "auto"
+
+    def __post_init__(self) -> None:
+        """`@hparams` among the arguments is an argument of its own."""
+        if HPARAMS in self.model_args:
+            own = {name: v for name, v in self.model_args.items() if name != HPARAMS}
+            structs.force_setattr(self, "model_args", own)
+            structs.force_setattr(self, "hparams", True)
 
 
 class InputOptions(Struct, frozen=True):
@@ -398,7 +434,7 @@ class DrawOptions(Struct, frozen=True):
         bool, _view("Also draw a figure with a title, the input and a colour bar.")] = False
     format: Annotated[str, _write(
         f"Write pictures in this format: {_named(FORMATS, 'words', ', ')}.",
-        choices=tuple(FORMATS),
+        choices=tuple(FORMATS), read=_format,
     )] = "png"
     flat: Annotated[bool, _write("Write the pictures of an image into one folder, with image and "
         "layer in each name: cat__004_layer1.0.conv1.png.")] = False
@@ -425,11 +461,7 @@ class DrawOptions(Struct, frozen=True):
         return PAD_GREY if self.padding is None else 0.0
 
     def check(self) -> None:
-        """Refuse options that would do nothing beside `reduce`.
-
-        Raises:
-            UsageError: names them.
-        """
+        """Refuse options that would do nothing beside `reduce`."""
         if self.reduce is None:
             return
         names = ["order", "collapse", "labels", "max_maps"]
@@ -451,8 +483,7 @@ class PassOptions(Struct, frozen=True):
         "KINDS", usual="output", read=_captures, expects=f"some of {', '.join(KINDS)}",
     )] = ("output",)
     target: Annotated[
-        str | None, _grad(f"Take gradients of this value: {_targets}", "TARGET", usual="top1"),
-    ] = None
+        Target | None, _grad(f"Take gradients of this value: {_targets}", usual="top1")] = None
     grad_rule: Annotated[
         Literal["plain", "guided", "deconv"], _grad("Pass gradients through ReLUs by this rule."),
     ] = "plain"
@@ -485,10 +516,10 @@ class RunOptions(Struct, frozen=True):
     """All options of `run` beside the model and the images."""
 
     layers: Annotated[Selectors | None, _layers(usual="one layer for each stage")] = None
-    out: Annotated[Place, _out("Write the run into this folder, or below this URL of an object "
+    out: Annotated[Place, _out("Write the run into this folder.\f A URL is a place in an object "
         "store (s3://bucket/maps).", "DIRECTORY")] = Path("featviz-out")
     """A path, or the `files.urls.Url` below which a run is written in an object store."""
-    overwrite: Annotated[bool, _overwrite("the run in --out")] = False
+    overwrite: Annotated[bool, _replace("Replace the run in --out.")] = False
     resume: Annotated[bool, _write("Continue the run in --out where it stopped.")] = False
     nul_separated: Annotated[bool, _nul] = False
     jobs: Annotated[Count | None, _limit(
@@ -526,7 +557,7 @@ class LookOptions(Struct, frozen=True):
         None)
     out: Annotated[File | None, _out("Write the picture into this PNG file, in place of an "
         "earlier picture of look.", usual="look-IMAGE.png")] = None
-    overwrite: Annotated[bool, _overwrite("any file in --out")] = False
+    overwrite: Annotated[bool, _replace("Replace any file in --out.")] = False
     nul_separated: Annotated[bool, _nul] = False
     page: PageOptions = PageOptions()
     inputs: InputOptions = InputOptions()
@@ -535,9 +566,9 @@ class LookOptions(Struct, frozen=True):
 class ClassMapOptions(Struct, frozen=True):
     """Which class activation maps `cam` makes, and how they look."""
 
-    target: Annotated[str | None, _grad(
+    target: Annotated[Target | None, _grad(
         f"Show the evidence for this class, such as class:281 or class:tabby.\f Or for {_targets}",
-        "TARGET", True, usual="the predicted class")] = None
+        first=True, usual="the predicted class")] = None
     method: Annotated[str, _grad("Make the map in this way; xgradcam and gradxact also show what "
         "speaks against the target.", first=True, choices=tuple(CLASS_MAPS))] = "gradcam"
     overlay: Annotated[Share, _draw(_overlay, "ALPHA")] = 0.5
@@ -553,7 +584,7 @@ class CamOptions(Struct, frozen=True):
     out: Annotated[AnyPath | None, _out("Write cam-IMAGE.png of each image into this folder; or "
         "the picture of one image into this PNG file.", usual=".")] = None
     """In Python, None writes nothing."""
-    overwrite: Annotated[bool, _overwrite("any file in --out")] = False
+    overwrite: Annotated[bool, _replace("Replace any file in --out.")] = False
     nul_separated: Annotated[bool, _nul] = False
     maps: ClassMapOptions = ClassMapOptions()
     inputs: InputOptions = InputOptions()
@@ -580,7 +611,7 @@ class KernelOptions(Struct, frozen=True):
         "Draw the convolutions that these selectors match, as in `featviz run`.",
         first=True, group=LAYERS, usual="all convolutions")] = None
     out: Annotated[AnyPath, _out("Write the pictures into this folder.")] = Path("featviz-kernels")
-    overwrite: Annotated[bool, _overwrite("the kernels in --out")] = False
+    overwrite: Annotated[bool, _replace("Replace the kernels in --out.")] = False
     all_slices: Annotated[bool, _draw(
         "Draw a tile for each input channel, in a row for each output channel.", first=True),
     ] = False
@@ -611,8 +642,8 @@ class AuditOptions(Struct, frozen=True):
     max_suspects: Annotated[Annotated[int, Meta(ge=0)], _write(
         "Draw at most N of the channels that have a finding.")] = 48
     out: Annotated[AnyPath, _out("Write the results into this folder.")] = Path("featviz-audit")
-    overwrite: Annotated[
-        bool, _overwrite("the audit in --out, and any file at --junit and --prune-out")] = False
+    overwrite: Annotated[bool, _replace(
+        "Replace the audit in --out, and any file at --junit and --prune-out.")] = False
     nul_separated: Annotated[bool, _nul] = False
     fail_on: Annotated[Texts, _find("End with exit code 4 where this gate is broken: dead>5%, "
         "nonfinite>0, 'layer3.*:constant>2'; repeatable.", "GATE", True)] = ()
@@ -644,7 +675,7 @@ class ExemplarOptions(Struct, frozen=True):
     batch_size: Annotated[Count, _batch] = 1
     out: Annotated[AnyPath, _out("Write the pictures and exemplars.json into this folder.")] = (
         Path("featviz-exemplars"))
-    overwrite: Annotated[bool, _overwrite("the exemplars in --out")] = False
+    overwrite: Annotated[bool, _replace("Replace the exemplars in --out.")] = False
     nul_separated: Annotated[bool, _nul] = False
 
 
@@ -667,8 +698,8 @@ class DiffFiles(Struct, frozen=True):
         usual="with --html, PAGE-maps beside the page")] = None
     html: Annotated[File | None, _write("Write an HTML page into this file.")] = None
     junit: Annotated[File | None, _junit] = None
-    overwrite: Annotated[bool, _overwrite(
-        "any file at --html and --junit, not only those of an earlier diff")] = False
+    overwrite: Annotated[bool, _replace(
+        "Replace any file at --html and --junit, not only those of an earlier diff.")] = False
 
 
 class ReportOptions(Struct, frozen=True):
@@ -677,7 +708,7 @@ class ReportOptions(Struct, frozen=True):
     out: Annotated[AnyPath | None, _out(
         "Write the report into this folder, or with --single-file or --zip into this file.",
         usual="RUN/report, RUN/report.html or RUN/report.zip")] = None
-    overwrite: Annotated[bool, _overwrite("any file that is in --out")] = False
+    overwrite: Annotated[bool, _replace("Replace any file that is in --out.")] = False
     single_file: Annotated[bool, _option("Write one HTML file that holds everything; of a large "
         "run it has fewer tiles a layer.")] = False
     zip: Annotated[bool, _option("Write one zip file of the report and its pictures.")] = False
@@ -695,7 +726,7 @@ class MergeOptions(Struct, frozen=True):
     """The options of `merge`."""
 
     out: Annotated[AnyPath, _out("Write the joined run into this folder.")] = Path("featviz-out")
-    overwrite: Annotated[bool, _overwrite("the run in --out")] = False
+    overwrite: Annotated[bool, _replace("Replace the run in --out.")] = False
 
 
 class VerifyOptions(Struct, frozen=True):
@@ -721,7 +752,7 @@ class SheetOptions(Struct, frozen=True):
         bool, _option("Draw a row for each image and a column for each channel.")] = False
     out: Annotated[
         File | None, _out("Write the sheet into this PNG file.", usual="sheet-NAME.png")] = None
-    overwrite: Annotated[bool, _overwrite("any file in --out")] = False
+    overwrite: Annotated[bool, _replace("Replace any file in --out.")] = False
 
 
 # fmt: on
@@ -737,9 +768,12 @@ class Option:
     """The keyword in Python; with dashes, the flag and the key in TOML."""
     hint: Any
     """Its type, as an annotation."""
+    kinds: frozenset[Any]
+    """The types that its values have."""
     default: Any
     """`msgspec.NODEFAULT` where it must be given."""
     words: str
+    bounds: str
     group: str
     first: bool
     flags: tuple[str, ...]
@@ -752,27 +786,8 @@ class Option:
     many: bool = False
     """Whether it may be given several times."""
 
-    @property
-    def kinds(self) -> set[Any]:
-        """The types that its values have."""
-        return _kinds(self.hint)
-
-    @property
-    def takes(self) -> str:
-        """What it takes, for errors."""
-        if self.expects or self.choices:
-            return self.expects or ("one of " * (len(self.choices) > 1) + ", ".join(self.choices))
-        words = {bool: "true or false", int: "an integer", float: "a number"}
-        return next((words[kind] for kind in words if kind in self.kinds), "a text") + _bounds(
-            self.hint
-        )
-
     def value(self, given: Any) -> Any:
-        """The value that was given: by a user as text, by a program in its types.
-
-        Raises:
-            UsageError: names the option, the value and what the option takes.
-        """
+        """The value that was given: by a user as text, by a program in its types."""
         if given is None and (NoneType in self.kinds or self.kinds == {tuple}):
             return None if NoneType in self.kinds else self.default
         try:
@@ -782,7 +797,11 @@ class Option:
             hint = re.split(r"\.[ \f]|: {", self.words)[0].rstrip(".")
             if close := difflib.get_close_matches(shown.lower(), self.choices, 1, 0.65):
                 hint = f"did you mean {close[0]}?"
-            raise UsageError(f"{self.name}={shown}: expected {self.takes}", hint) from None
+            words = {bool: "true or false", int: "an integer", float: "a number"}
+            kind = next((words[kind] for kind in words if kind in self.kinds), "a text")
+            named = "one of " * (len(self.choices) > 1) + ", ".join(self.choices)
+            takes = self.expects or named or kind + self.bounds
+            raise UsageError(f"{self.name}={shown}: expected {takes}", hint) from None
         except UsageError as error:
             if error.message.startswith(self.name):
                 raise
@@ -790,75 +809,31 @@ class Option:
 
     def _convert(self, given: Any) -> Any:
         """By the type, from the text of a number or of true and false, or a single text."""
-        kinds = self.kinds
         if self.choices:
             return _known_word(given, self.choices)
-        if tuple in kinds and isinstance(given, (str, tuple)):
+        if tuple in self.kinds and isinstance(given, (str, tuple)):
             given = [given] if isinstance(given, str) else list(given)
-        elif str in kinds and isinstance(given, PathLike):
+        elif str in self.kinds and isinstance(given, PathLike):
             given = fspath(given)
-        elif isinstance(given, str) and bool in kinds:
+        elif isinstance(given, str) and bool in self.kinds:
             given = {"true": True, "false": False}[given.lower()]
-        elif number := next((kind for kind in (int, float) if kind in kinds), None):
+        elif number := next((kind for kind in (int, float) if kind in self.kinds), None):
             given = _number(given, number)
         return msgspec.convert(given, self.hint)
 
 
-def _known_word(given: Any, choices: Sequence[str]) -> str:
-    """The choice that is meant, without regard to case."""
-    found = [choice for choice in choices if choice.lower() == str(given).strip().lower()]
-    if len(found) != 1 or not isinstance(given, str):
-        raise ValueError(given)
-    return found[0]
-
-
-def _plain(given: Any) -> Any:
-    """Numbers of numpy and torch as Python's."""
-    return given.item() if getattr(given, "ndim", None) == 0 and hasattr(given, "item") else given
-
-
-def _number(given: Any, kind: type) -> Any:
-    """A number, or the text of one."""
-    number = kind(given) if isinstance(given, str) else _plain(given)
-    if isinstance(number, float) and not (math.isfinite(number) and kind is float):
-        raise ValueError(given)
-    return number
-
-
-def _metas(hint: Any) -> Iterator[Meta]:
-    """What the annotations in a type say, the outer ones last."""
-    for part in get_args(hint)[: 1 if get_origin(hint) is Annotated else None]:
-        yield from _metas(part)
-    yield from getattr(hint, "__metadata__", ())
-
-
-def _kinds(hint: Any) -> set[Any]:
-    """The types in a union."""
+def _taken_apart(hint: Any) -> tuple[list[Meta], set[Any]]:
+    """What the annotations in a type say, the outer ones last, and the types in its union."""
     origin = get_origin(hint)
     if origin is Annotated:
-        return _kinds(hint.__origin__)
+        metas, kinds = _taken_apart(hint.__origin__)
+        return [*metas, *hint.__metadata__], kinds
     if origin is Literal:
-        return {str}
+        return [], {str}
     if origin in (tuple, abc.Mapping) or not get_args(hint):
-        return {origin or hint}
-    return {kind for part in get_args(hint) for kind in _kinds(part)}
-
-
-def _bounds(hint: Any) -> str:
-    """` ≥ 1`, ` from 0 to 1`; empty without bounds."""
-    for meta in _metas(hint):
-        if meta.gt is not None:
-            end = f", at most {meta.le}" if meta.lt is None else f" and below {meta.lt}"
-            return f" above {meta.gt}{end}"
-        if meta.ge is not None:
-            return f" ≥ {meta.ge}" if meta.le is None else f" from {meta.ge} to {meta.le}"
-    return ""
-
-
-def nested(kind: type[Struct]) -> dict[str, type[Struct]]:
-    """The records in a record."""
-    fields = {info.name: info.type for info in structs.fields(kind)}
-    return {n: t for n, t in fields.items() if isinstance(t, type) and issubclass(t, Struct)}
+        return [], {origin or hint}
+    parts = [_taken_apart(part) for part in get_args(hint)]
+    return [meta for metas, _ in parts for meta in metas], {k for _, kinds in parts for k in kinds}
 
 
 @cache
@@ -867,74 +842,78 @@ def declared(kind: type[Struct]) -> dict[str, Option]:
     hints = get_type_hints(kind, include_extras=True)
     found = {}
     for info in structs.fields(kind):
-        hint, name = hints[info.name], info.name
-        words = next((meta.description for meta in _metas(hint) if meta.description), None)
+        hint, name, bounds = hints[info.name], info.name, ""
+        metas, kinds = _taken_apart(hint)
+        words = next((meta.description for meta in metas if meta.description), None)
         if words is None:
             continue
         extra: dict[str, Any] = {
             "flags": (f"--{name.replace('_', '-')}",),
             "choices": get_args(hint.__origin__) if get_origin(hint.__origin__) is Literal else (),
-            "metavar": "N" if int in _kinds(hint) else "",
-            "many": tuple in _kinds(hint),
+            "metavar": "N" if int in kinds else "",
+            "many": tuple in kinds,
         }
-        for meta in _metas(hint):
+        for meta in metas:
             extra |= meta.extra or {}
+            if meta.gt is not None:
+                end = f", at most {meta.le}" if meta.lt is None else f" and below {meta.lt}"
+                bounds = f" above {meta.gt}{end}"
+            elif meta.ge is not None:
+                bounds = f" ≥ {meta.ge}" if meta.le is None else f" from {meta.ge} to {meta.le}"
         made = info.default_factory is not msgspec.NODEFAULT
         default = info.default_factory() if made else info.default
-        found[name] = Option(name, hint, default, words, **extra)
+        found[name] = Option(name, hint, frozenset(kinds), default, words, bounds, **extra)
     return found
 
 
-def every_option(kind: type[Struct]) -> dict[str, Option]:
-    """The options of a record and of those nested in it, whose defaults are the outer record's."""
-    found = dict(declared(kind))
-    defaults = {info.name: info.default for info in structs.fields(kind)}
-    for name, part in nested(kind).items():
-        for one in every_option(part).values():
-            found.setdefault(one.name, replace(one, default=getattr(defaults[name], one.name)))
+def nested(kind: type[Struct]) -> dict[str, type[Struct]]:
+    """The records in a record."""
+    fields = {info.name: info.type for info in structs.fields(kind)}
+    return {n: t for n, t in fields.items() if isinstance(t, type) and issubclass(t, Struct)}
+
+
+def every_option(*kinds: type[Struct]) -> dict[str, Option]:
+    """The options of records and of those nested in them, whose defaults are the outer record's."""
+    found: dict[str, Option] = {}
+    for kind in kinds:
+        found |= declared(kind)
+        defaults = {info.name: info.default for info in structs.fields(kind)}
+        for name, part in nested(kind).items():
+            for one in every_option(part).values():
+                found.setdefault(one.name, replace(one, default=getattr(defaults[name], one.name)))
     return found
 
 
 def read(kind: type[T], given: Mapping[str, Any]) -> T:
-    """A record of values as a user or a program gives them.
+    """A record of values as a user or a program gives them."""
+    rest, options = dict(given), every_option(kind)
+    plain = {name: rest.pop(name) for name in given.keys() & {*kind.__struct_fields__} - {*options}}
+    made = read_from(kind, rest, **plain)
+    if rest:
+        raise no_option(rest, options)
+    return made
 
-    Raises:
-        UsageError: there is no such option, or it does not take the value.
+
+def read_from(kind: type[T], given: dict[str, Any], but: Collection[str] = (), **further: Any) -> T:
+    """A record, and the records in it, of those keywords that are their options, which are removed;
+    `further` are values of fields as they stand.
     """
+    for info in structs.fields(kind):
+        if info.name in nested(kind) and info.name not in further:
+            part = values(info.type, given, but)
+            further[info.name] = structs.replace(info.default, **part)
+    return kind(**values(kind, given, but), **further)
+
+
+def values(kind: type[Struct], given: dict[str, Any], but: Collection[str] = ()) -> dict[str, Any]:
+    """The options of a record among keywords, read; from the keywords they are removed."""
     options = declared(kind)
-    if wrong := [name for name in given if name not in kind.__struct_fields__]:
-        raise no_option(wrong, options)
-    values = {name: options[name].value(v) if name in options else v for name, v in given.items()}
-    return kind(**values)
-
-
-def take(kind: type[Struct], given: dict[str, Any], but: Collection[str] = ()) -> dict[str, Any]:
-    """The options of a record among keywords, from which they are removed."""
-    return {name: given.pop(name) for name in declared(kind) if name in given and name not in but}
-
-
-def read_from(kind: type[T], given: dict[str, Any], but: Collection[str] = ()) -> T:
-    """A record, and the records in it, of those keywords that are their options; from the keywords
-    these are removed.
-
-    Raises:
-        UsageError: one does not take its value.
-    """
-    inner = {
-        info.name: structs.replace(info.default, **_values(info.type, given, but))
-        for info in structs.fields(kind)
-        if info.name in nested(kind)
-    }
-    return kind(**_values(kind, given, but), **inner)
-
-
-def _values(kind: type[Struct], given: dict[str, Any], but: Collection[str]) -> dict[str, Any]:
-    options = declared(kind)
-    return {name: options[name].value(v) for name, v in take(kind, given, but).items()}
+    taken = {name: given.pop(name) for name in options if name in given and name not in but}
+    return {name: options[name].value(value) for name, value in taken.items()}
 
 
 def no_option(wrong: Iterable[str], known: Iterable[str]) -> UsageError:
-    """What to say of keywords that do not exist."""
+    """The error for keywords that do not exist."""
     names, there = list(wrong), sorted(known)
     close = difflib.get_close_matches(names[0], there, 1)
     hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(there)}"
@@ -943,6 +922,5 @@ def no_option(wrong: Iterable[str], known: Iterable[str]) -> UsageError:
 
 def flag(name: str) -> str:
     """What an option of `run` is called on the command line."""
-    records = (ModelOptions, InputOptions, DrawOptions, PassOptions, RunOptions)
-    found = [declared(kind)[name] for kind in records if name in declared(kind)]
-    return found[0].flags[-1] if found else f"--{name.replace('_', '-')}"
+    options = every_option(ModelOptions, RunOptions)
+    return options[name].flags[-1] if name in options else f"--{name.replace('_', '-')}"

@@ -15,9 +15,6 @@ from typing import Any
 
 from featviz.errors import UsageError
 
-LONGEST = 160
-"""Characters of a file's own words that a message has room for."""
-
 
 def printable(words: str) -> str:
     r"""The same text with every control character, line break and lone surrogate escaped.
@@ -32,11 +29,6 @@ def printable(words: str) -> str:
     if words.isprintable():
         return words
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
-
-
-def indented(text: str) -> str:
-    """Lines of a traceback, tame: none looks like a message, whatever an exception says."""
-    return "\n".join(f"  {printable(line)}".rstrip() for line in text.split("\n"))
 
 
 def printable_json(content: Any, indent: int | None = None) -> str:
@@ -71,7 +63,7 @@ def is_number(words: str) -> bool:
     return words.isdecimal() and len(words) < 1000
 
 
-def quoted(words: str, longest: int = LONGEST) -> str:
+def quoted(words: str, longest: int = 160) -> str:
     """Words from a file as a message may show them: printable, on one line, not too long."""
     return printable(words[:longest]) + ("…" if len(words) > longest else "")
 
@@ -177,21 +169,19 @@ def expand_braces(text: str) -> list[str]:
     for match in _BRACES.finditer(text):
         first, last, words = match.groups()
         pieces.append([text[place : match.start()]])
-        pieces.append(words.split(",") if words else _numbers(first, last))
+        if words:
+            pieces.append(words.split(","))
+        else:  # up or down, with leading zeros if either has any
+            start, end = int(first), int(last)
+            padded = any(word[0] == "0" and len(word) > 1 for word in (first, last))
+            width = max(len(first), len(last)) if padded else 0
+            numbers = range(start, end + 1) if start <= end else range(start, end - 1, -1)
+            pieces.append([f"{n:0{width}d}" for n in numbers[: _MOST_EXPANDED + 1]])
         place = match.end()
     pieces.append([text[place:]])
     if math.prod(map(len, pieces)) > _MOST_EXPANDED:
         raise UsageError(f"{quoted(text)!r} stands for more than {_MOST_EXPANDED:,} names")
     return ["".join(piece) for piece in itertools.product(*pieces)]
-
-
-def _numbers(first: str, last: str) -> Sequence[str]:
-    """From the first number to the last, up or down; with leading zeros if either has any."""
-    start, end = int(first), int(last)
-    padded = any(word[0] == "0" and len(word) > 1 for word in (first, last))
-    width = max(len(first), len(last)) if padded else 0
-    numbers = range(start, end + 1) if start <= end else range(start, end - 1, -1)
-    return [f"{number:0{width}d}" for number in numbers[: _MOST_EXPANDED + 1]]
 
 
 _LONGEST_NAME = 100

@@ -6,18 +6,3 @@ from featviz.api.running import run
 from featviz.api.studies import audit, cam, exemplars, look
 from featviz.api.tensors import capture, grid
 from featviz.api.watching import Watcher
-
-__all__ = [
-    "Watcher",
-    "audit",
-    "cam",
-    "capture",
-    "diff",
-    "exemplars",
-    "grid",
-    "kernels",
-    "layers",
-    "look",
-    "report",
-    "run",
-]

@@ -9,14 +9,22 @@ from typing import Any
 from urllib.parse import quote
 
 from featviz.api import showing
-from featviz.api.keywords import keywords_of, names_of
+from featviz.api.keywords import keywords_of
 from featviz.api.running import Run
 from featviz.diff import Outputs, compare_runs
 from featviz.diff import diff as diff_runs
-from featviz.diff.output import diff_table
+from featviz.diff.output import as_json, diff_table
 from featviz.errors import UsageError
 from featviz.files.urls import Url, is_url
-from featviz.options import DiffFiles, DiffThresholds, ReportOptions, no_option, read, read_from
+from featviz.options import (
+    DiffFiles,
+    DiffThresholds,
+    ReportOptions,
+    every_option,
+    no_option,
+    read,
+    read_from,
+)
 from featviz.records import Comparison
 from featviz.report import ReportResult, build_report
 from featviz.report.compare import render
@@ -25,6 +33,14 @@ from featviz.report.compare import render
 @dataclass(frozen=True, repr=False)
 class RunDifference(Comparison):
     """How two runs differ; shows itself as a table."""
+
+    out: Path | None = None
+    """The folder of the difference maps; None where none was asked for."""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return as_json(self)
 
     def __repr__(self) -> str:
         return f"<RunDifference: {self.words}>"
@@ -47,11 +63,7 @@ class ReportPages(ReportResult):
 
 
 @keywords_of(DiffThresholds, DiffFiles)
-def diff(
-    base: str | Path | Run,
-    new: str | Path | Run,
-    **options: Any,
-) -> RunDifference:
+def diff(base: str | Path | Run, new: str | Path | Run, **options: Any) -> RunDifference:
     """Compare two runs, layer by layer.
 
     Args:
@@ -59,7 +71,8 @@ def diff(
         options: those below.
 
     Returns:
-        A record with `equal`, `ratio`, `first` (the first layer that differs) and `layers`.
+        A record with `document` (what `--json` prints), `equal`, `ratio`, `first` (the first layer
+        that differs) and `layers`.
 
     Raises:
         FeatvizError: a run cannot be read, the runs cannot be compared, or a file cannot be
@@ -73,19 +86,15 @@ def diff(
         True
     """
     given = dict(options)
-    asked = read_from(DiffThresholds, given)
-    if wrong := given.keys() - names_of(DiffFiles):
-        raise no_option(wrong, names_of(DiffThresholds, DiffFiles))
-    files = read(Outputs, {**given, "render": render})
-    return RunDifference(**vars(diff_runs(_root(base), _root(new), asked, files)))
+    asked, files = read_from(DiffThresholds, given), read_from(Outputs, given, render=render)
+    if given:
+        raise no_option(given, every_option(DiffThresholds, DiffFiles))
+    found = diff_runs(_root(base), _root(new), asked, files)
+    return RunDifference(**vars(found), out=files.folder)
 
 
 @keywords_of(ReportOptions)
-def report(
-    run: str | Path | Run,
-    out: str | Path | None = None,
-    **options: Any,
-) -> ReportPages:
+def report(run: str | Path | Run, out: str | Path | None = None, **options: Any) -> ReportPages:
     """Write an HTML report of a run: the network as a picture, its images, layers and channels; or
     one page of an audit or of kernels.
 
@@ -125,11 +134,7 @@ def report(
 
 
 def _root(run: Any) -> Path | Url:
-    """The run directory, or its URL.
-
-    Raises:
-        UsageError: it is neither a path nor a run.
-    """
+    """The run directory, or its URL."""
     if isinstance(run, Run):
         return run.root
     if isinstance(run, str) and is_url(run):

@@ -1,5 +1,5 @@
 """The keywords of the public functions, which are the options of the command line, and what a
-caller has in memory: a model is lent and given back as it was, images become files."""
+caller has in memory: a model is borrowed and given back as it was, images become files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock, RLock
 from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints
 
 import numpy as np
@@ -21,11 +22,11 @@ from torch import Tensor, nn
 
 from featviz.drawing.normalize import in_full
 from featviz.errors import UsageError
+from featviz.hooks.eval_mode import uncompiled
 from featviz.images import memory
 from featviz.models.arguments import UserTransform
 from featviz.models.load import LoadedModel, adopt, fed, load_model
 from featviz.options import (
-    HPARAMS,
     InputOptions,
     ModelOptions,
     declared,
@@ -34,31 +35,24 @@ from featviz.options import (
     no_option,
     read,
     read_from,
-    take,
 )
 
 Model: TypeAlias = str | Path | nn.Module
 """A MODEL string (`"resnet18"`, a file, `"file.py:factory"`), or a module, which is given back as
 it was."""
-
 Layers: TypeAlias = str | type[nn.Module] | Sequence[str | type[nn.Module]]
 """Selectors as text, classes of modules, or a list of these."""
-
 Picture: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
 """A path, or an image in memory."""
-
 Pictures: TypeAlias = Picture | list[Picture] | tuple[Picture, ...]
-"""Paths and images in memory, one or several."""
 
 F = TypeVar("F", bound=Callable[..., Any])
-M = TypeVar("M", ModelOptions, LoadedModel, ModelOptions | LoadedModel)
 R = TypeVar("R")
 T = TypeVar("T", bound=Struct)
 
 NOT_OF_KERNELS = ("overlay", "reduce", "figure", "flat", "tensors")
 NOT_OF_TENSORS = ("figure", "flat", "format", "tensors")
 """Drawing options that a function lacks."""
-
 NOT_IN_PYTHON = ("nul_separated",)
 """Options that only a command line can have a use for."""
 
@@ -68,19 +62,18 @@ def keywords_of(*kinds: type[Struct], but: Sequence[str] = ()) -> Callable[[F], 
     records in them are: in its signature with types and defaults, and in its documentation."""
 
     def decorate(function: F) -> F:
-        signature, left_out = inspect.signature(function), (*but, *NOT_IN_PYTHON)
-        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        options = {n: one for kind in kinds for n, one in every_option(kind).items()}
+        signature, lines = inspect.signature(function), []
         records = [record for kind in kinds for record in (kind, *nested(kind).values())]
         types = {name: hint for record in records for name, hint in get_type_hints(record).items()}
-        further, lines = [], []
-        for name, one in options.items():
-            if name not in left_out:
+        parameters = dict(signature.parameters)
+        parameters.pop("options", None)
+        for name, one in every_option(*kinds).items():
+            if name not in (*but, *NOT_IN_PYTHON):
                 lines.append(f"        {name}: {in_full(one.words)}\n".replace("\f", ""))
-            if name not in (*left_out, *signature.parameters):
                 about: Any = {"default": one.default, "annotation": types[name]}
-                further.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **about))
-        function.__signature__ = signature.replace(parameters=[*own, *further])  # type: ignore[attr-defined]
+                keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **about)
+                parameters.setdefault(name, keyword)
+        function.__signature__ = signature.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
         function.__doc__ = f"{function.__doc__}\n    Options:\n{''.join(lines)}"
         return function
 
@@ -89,8 +82,7 @@ def keywords_of(*kinds: type[Struct], but: Sequence[str] = ()) -> Callable[[F], 
 
 def names_of(*kinds: type[Struct], but: Sequence[str] = ()) -> set[str]:
     """All keywords of records and of the records in them, for messages."""
-    names = {name for kind in kinds for name in every_option(kind)} | {"forward_args"}
-    return names - {*but, *NOT_IN_PYTHON}
+    return {*every_option(*kinds), "forward_args"} - {*but, *NOT_IN_PYTHON}
 
 
 class Room:
@@ -99,6 +91,22 @@ class Room:
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="featviz-"))
         self._end = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+_LOCKS: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+_LOOKING_UP = Lock()
+
+
+@contextmanager
+def alone_with(model: Any) -> Iterator[None]:
+    """Let one thread at a time hook a module; copies of it have locks of their own."""
+    if not isinstance(model, nn.Module):
+        yield
+        return
+    with _LOOKING_UP:
+        lock = _LOCKS.setdefault(uncompiled(model), RLock())
+    with lock:
+        yield
 
 
 @dataclass(frozen=True)
@@ -119,13 +127,20 @@ class Feeding:
         return cls(UserTransform.of(transform) if callable(transform) else None, further)
 
     @contextmanager
-    def lent(self, model: M, inputs: InputOptions) -> Iterator[M | LoadedModel]:
-        """The model, fed in this way for a while."""
-        if self == Feeding():
-            yield model
-            return
-        with fed(load_model(model, inputs), inputs, self.transform, self.further) as loaded:
-            yield loaded
+    def lent(
+        self, model: ModelOptions | LoadedModel | nn.Module, inputs: InputOptions
+    ) -> Iterator[Any]:
+        """A model as the commands take it, fed in this way for a while; a module is for this thread
+        alone, and given back as it was."""
+        module = model.module if isinstance(model, LoadedModel) else model
+        with alone_with(module):
+            source = adopt(model, inputs) if isinstance(model, nn.Module) else model
+            if self == Feeding():
+                yield source
+                return
+            loaded = load_model(source, inputs)
+            with fed(loaded, inputs, self.transform, self.further) as feeding:
+                yield feeding
 
 
 @dataclass(frozen=True)
@@ -133,23 +148,21 @@ class Order(Generic[T]):
     """What a caller asks for: a model, and the options of a command."""
 
     options: T
-    model: Any
-    for_model: Mapping[str, Any]
-    """The keywords of a MODEL string."""
+    model: ModelOptions | nn.Module
     feeding: Feeding
     room: Room | None
     """Holds the results where the caller named no place for them."""
 
     def given_to(self, story: Callable[..., R], images: Any) -> R:
-        """What a command makes of the model, the images and the options."""
+        """The result of a command for the model, the images and the options."""
         with as_files(images) as files, self.lent() as source:
             return story(source, files, self.options)
 
     @contextmanager
     def lent(self, inputs: InputOptions | None = None) -> Iterator[ModelOptions | LoadedModel]:
-        """The model as the commands take it; it is given back as it was."""
+        """The model as the commands take it."""
         inputs = inputs or self.options.inputs  # type: ignore[attr-defined]
-        with self.feeding.lent(_source_of(self.model, self.for_model, inputs), inputs) as source:
+        with self.feeding.lent(self.model, inputs) as source:
             yield source
 
 
@@ -174,35 +187,23 @@ def ordered(
     room = Room() if place and own["out"] is None else None
     given |= {"out": room.path / place} if room else {}
     feeding = Feeding.taken(given)
-    for_model = take(ModelOptions, given)
-    if "model_args" in for_model:
-        arguments = dict(declared(ModelOptions)["model_args"].value(for_model["model_args"]))
-        for_model |= {"hparams": True} if arguments.pop(HPARAMS, None) else {}
-        for_model["model_args"] = arguments
-    for_model |= {"hparams": given.pop("hparams")} if "hparams" in given else {}
+    for_model = {name: given.pop(name) for name in declared(ModelOptions) if name in given}
     asked = read_from(kind, given, (*but, *NOT_IN_PYTHON))
     if given:
         raise no_option(given, names_of(kind, ModelOptions, but=but))
-    return Order(asked, model, for_model, feeding, room)
-
-
-def _source_of(
-    model: Any, for_model: Mapping[str, Any], inputs: InputOptions
-) -> ModelOptions | LoadedModel:
     if isinstance(model, nn.Module):
         if for_model:
             raise UsageError(f"{', '.join(for_model)} is for a MODEL string, and this is a module")
         check_module(model)
-        return adopt(model, inputs)
+        return Order(asked, model, feeding, room)
     if not isinstance(model, (str, Path)):
         raise UsageError(
             f"the model is {type(model).__name__!r}, and neither a MODEL string nor a module",
             "of an exported program, torch.export.unflatten makes a module",
         )
-    options = dict(for_model)
-    if isinstance(options.get("device"), torch.device):
-        options["device"] = str(options["device"])
-    return read(ModelOptions, {"spec": str(model), **options})
+    if isinstance(for_model.get("device"), torch.device):
+        for_model["device"] = str(for_model["device"])
+    return Order(asked, read(ModelOptions, {"spec": str(model), **for_model}), feeding, room)
 
 
 def check_module(model: Any) -> None:
@@ -219,7 +220,8 @@ def check_module(model: Any) -> None:
 @contextmanager
 def as_files(images: Any) -> Iterator[list[str]]:
     """Paths as they are, and images in memory as files for a while."""
-    if not (pictures := _several(images)):
+    pictures = images if isinstance(images, (list, tuple)) else [images]
+    if not pictures:
         raise UsageError("there are no images", "give paths or images")
     room = Room()
     inside = room.path / "in-memory"
@@ -232,18 +234,13 @@ def selectors(layers: Any) -> str | None:
     if layers is None:
         return None
     texts = []
-    for layer in _several(layers):
+    for layer in layers if isinstance(layers, (list, tuple)) else [layers]:
         if not isinstance(layer, str) and not (
             isinstance(layer, type) and issubclass(layer, nn.Module)
         ):
             raise UsageError(
-                f"layers has a {type(layer).__name__!r}, which is neither text nor a class of "
-                "modules",
+                f"layers has a {type(layer).__name__!r}, neither text nor a class of modules",
                 "for example 'Conv2d,layer1.*', torch.nn.Conv2d, or a list of these",
             )
         texts.append(layer if isinstance(layer, str) else layer.__name__)
     return ",".join(texts)
-
-
-def _several(values: Any) -> Sequence[Any]:
-    return values if isinstance(values, (list, tuple)) else [values]

@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from featviz.api import showing
-from featviz.api.keywords import NOT_OF_KERNELS, Layers, Model, Room, keywords_of, ordered
+from featviz.api.keywords import NOT_OF_KERNELS, Layers, Model, keywords_of, ordered
 from featviz.inspection.kernels import NO_IMAGE, draw_kernels
 from featviz.inspection.layers import Listing, list_model
 from featviz.options import KernelOptions, ListOptions, ModelOptions
@@ -21,6 +21,14 @@ from featviz.text import by, counted
 @dataclass(frozen=True, repr=False)
 class LayerTable(Listing):
     """All modules of a model; shows itself as a table."""
+
+    out = None
+    """It has no files."""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return self.as_json()
 
     def __repr__(self) -> str:
         total = self.totals
@@ -38,39 +46,36 @@ class LayerTable(Listing):
 class KernelPicture(showing.OnePicture):
     """The kernels of a layer."""
 
+    of: KernelPictures
     row: Mapping[str, Any]
     """All that the manifest says of them: layer, type, shape, range, min, max, mean, std, ..."""
-    folder: Path
-    room: Room | None
-
-    @property
-    def layer(self) -> str:
-        """Qualified name of the layer."""
-        return str(self.row["layer"])
+    layer: str
+    """Qualified name of the layer."""
 
     @property
     def image(self) -> Image.Image:
         """The picture, a tile for each output channel: mode L, P or RGB."""
-        return showing.read_picture(self.folder, str(self.row["file"]))
-
-    def __repr__(self) -> str:
-        return f"<KernelPicture {self._words}>"
+        return self.of.picture_at(str(self.row["file"]))
 
     @property
     def _words(self) -> str:
         return f"{self.layer} ({self.row['type']}), {by(self.row['shape'])}"
 
+    def __repr__(self) -> str:
+        return f"<KernelPicture {self._words}>"
+
 
 @dataclass(frozen=True, repr=False, eq=False)
-class KernelPictures:
+class KernelPictures(showing.FolderResult):
     """The kernels of a model's layers."""
 
-    captures: tuple[KernelPicture, ...]
-    """A picture for each layer, in the order of the model."""
     skipped: tuple[Skip, ...]
     """Layers whose kernels could not be drawn, each with the reason."""
-    out: Path | None
-    """The folder of the pictures; None where it is temporary."""
+
+    @property
+    def captures(self) -> tuple[KernelPicture, ...]:
+        """A picture for each layer, in the order of the model."""
+        return tuple(KernelPicture(self, row, row["layer"]) for row in self.document["captures"])
 
     def __repr__(self) -> str:
         return f"<KernelPictures of {counted(len(self.captures), 'layer')}>"
@@ -80,11 +85,7 @@ class KernelPictures:
 
 
 @keywords_of(ListOptions, ModelOptions)
-def layers(
-    model: Model,
-    layers: Layers | None = None,
-    **options: Any,
-) -> LayerTable:
+def layers(model: Model, layers: Layers | None = None, **options: Any) -> LayerTable:
     """List the modules of a model: types, shapes, parameters, multiply-accumulates (MACs), calls
     and activation memory.
 
@@ -96,9 +97,9 @@ def layers(
             `selected`. None selects what `featviz.run` draws without `layers`.
 
     Returns:
-        A record with `rows`, each with index, name, type, parameters (a count), output_shape, macs,
-        activation_bytes, calls and selected; `totals` (parameters, MACs, FLOPs, bytes); and
-        `not_counted`, the operators without a formula.
+        A record with `document` (what `--json` prints); `rows`, each with index, name, type,
+        parameters (a count), output_shape, macs, activation_bytes, calls and selected; `totals`;
+        and `not_counted`, the operators without a formula.
 
     Raises:
         FeatvizError: no such model, or no layer matches.
@@ -121,10 +122,7 @@ def layers(
 
 @keywords_of(KernelOptions, ModelOptions, but=NOT_OF_KERNELS)
 def kernels(
-    model: Model,
-    layers: Layers | None = None,
-    out: str | Path | None = None,
-    **options: Any,
+    model: Model, layers: Layers | None = None, out: str | Path | None = None, **options: Any
 ) -> KernelPictures:
     """Draw the kernels of a model's convolutions, a picture for each layer and a tile for each
     output channel; zero is mid-grey.
@@ -152,5 +150,4 @@ def kernels(
     order = ordered(KernelOptions, model, options, layers, NOT_OF_KERNELS, "kernels", out=out)
     with order.lent(NO_IMAGE) as source:
         result = draw_kernels(source, order.options)
-    captures = tuple(KernelPicture(row, result.out, order.room) for row in result.rows)
-    return KernelPictures(captures, result.skipped, None if order.room else result.out)
+    return KernelPictures(result.as_json(), result.out, order.room, result.skipped)

@@ -15,15 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from featviz.api import showing
-from featviz.api.keywords import (
-    Layers,
-    Model,
-    Order,
-    Pictures,
-    Room,
-    keywords_of,
-    ordered,
-)
+from featviz.api.keywords import Layers, Model, Order, Pictures, Room, keywords_of, ordered
 from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url
 from featviz.gradients.options import for_drawing
@@ -41,29 +33,36 @@ _COLUMNS = np.dtype([(name, np.float32) for name in STAT_COLUMNS])
 
 @dataclass(frozen=True, repr=False, eq=False)
 class FeatureMaps(showing.OnePicture):
-    """A drawn tensor of a layer, for one image."""
+    """A drawn tensor of a layer, for one image.
+
+    What the manifest says of it are attributes: `layer` (the qualified name, empty for the model
+    itself), `type`, `kind` (`output`, `input`, `grad`, `grad-input`), `call` (from 0), `key`,
+    `layout`, `maps`, `min`, `max`, `mean`, `std`, ...
+    """
 
     of: RunImage
     row: Capture
-    """All that the manifest says of it."""
-    layer: str
-    """Qualified name; empty for the model itself."""
-    type: str
-    """Class name of the layer, or `fn:NAME` of a function."""
-    kind: str
-    """`output`, `input`, `grad` or `grad-input`."""
-    call: int
-    """Which call of the layer, from 0."""
-    key: str
-    """Where in a tuple, list or dict the tensor stood."""
-    shape: tuple[int, ...]
-    layout: str
-    """How the tensor was read: `nchw`, `tokens`, ..."""
-    channels: list[int]
-    """The channel of each tile, in tile order; none where all channels became one tile."""
-    range: tuple[float | None, float | None] | None
-    """The values that are drawn darkest and brightest; None where each map has its own range, which
-    `stats` tells."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in Capture.__slots__:
+            return getattr(self.row, name)
+        raise AttributeError(f"FeatureMaps has no attribute {name!r}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor."""
+        return tuple(self.row.shape)
+
+    @property
+    def channels(self) -> list[int]:
+        """The channel of each tile, in tile order; none where all channels became one tile."""
+        return self.row.drawn
+
+    @property
+    def range(self) -> tuple[float | None, float | None] | None:
+        """The values that are drawn darkest and brightest; None where each map has its own range,
+        which `stats` tells."""
+        return None if self.row.range is None else (self.row.range[0], self.row.range[1])
 
     @property
     def file(self) -> Path:
@@ -90,16 +89,25 @@ class FeatureMaps(showing.OnePicture):
         return table
 
     @property
-    def _what(self) -> str:
-        return f"{self.row.label} ({self.type}) {self.row.place.stem}"
-
-    @property
     def _words(self) -> str:
-        return f"{self._what}, {by(self.shape)}"
+        return f"{self.row.label} ({self.type}) {self.row.place.stem}, {by(self.shape)}"
 
     def __repr__(self) -> str:
-        maps = counted(self.row.maps, "map")
-        return f"<FeatureMaps of {self._what}: {maps}, {by(self.shape)}>"
+        what, maps = f"{self.row.label} ({self.type}) {self.row.place.stem}", self.row.maps
+        return f"<FeatureMaps of {what}: {counted(maps, 'map')}, {by(self.shape)}>"
+
+
+class Captures(tuple[FeatureMaps, ...]):
+    """Feature maps in the order in which the model came to them; where there are too few because an
+    image failed, an index says so."""
+
+    error: StoreError | None = None
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return super().__getitem__(index)
+        except IndexError:
+            raise (self.error or IndexError(f"there are {len(self)} captures")) from None
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -125,32 +133,23 @@ class RunImage(ImageResult):
     @cached_property
     def read(self) -> ReadImage:
         """The image as the run directory has it; StoreError if it failed, or a file is broken."""
-        if self.error is not None:
-            raise StoreError(f"{self.name} failed: {self.error}", self.hint)
-        root = self._copy.path if isinstance(self.root, Url) else self.root
-        return read_image(root, self.folder, hold=True)
-
-    @cached_property
-    def _copy(self) -> Room:
-        """A temporary folder with the image's files, which lie in a store."""
-        assert isinstance(self.root, Url)
+        if (failure := _failure(self)) is not None:
+            raise failure
+        if not isinstance(self.root, Url):
+            return read_image(self.root, self.folder, hold=True)
         room = Room()
         copy_image(self.root, self.folder, room.path)
-        return room
+        vars(self)["room"] = room  # the copy stays as long as this image
+        return read_image(room.path, self.folder, hold=True)
 
     @property
-    def captures(self) -> tuple[FeatureMaps, ...]:
+    def captures(self) -> Captures:
         """What was drawn, in the order in which the model came to it; nothing if it failed."""
-        if self.error is not None:
-            return ()
-        return tuple(
-            FeatureMaps(
-                *(self, row, row.layer, row.type, row.kind, row.call, row.key, tuple(row.shape)),
-                *(row.layout, row.drawn),
-                None if row.range is None else (row.range[0], row.range[1]),
-            )
-            for row in self.read.manifest.captures
-        )
+        failure = _failure(self)
+        rows = self.read.manifest.captures if failure is None else ()
+        found = Captures(FeatureMaps(self, row) for row in rows)
+        found.error = failure
+        return found
 
     @property
     def input(self) -> Image.Image:
@@ -176,6 +175,12 @@ class RunImage(ImageResult):
         return [shown, *(maps._figure() for maps in self.captures[: showing.MOST])]
 
 
+def _failure(image: ImageResult) -> StoreError | None:
+    if image.error is None:
+        return None
+    return StoreError(f"{image.name} failed: {image.error}", image.hint)
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Run(RunResult):
     """The feature maps of images."""
@@ -190,9 +195,11 @@ class Run(RunResult):
         return self.root if self.room is None else None
 
     @property
-    def captures(self) -> tuple[FeatureMaps, ...]:
+    def captures(self) -> Captures:
         """What was drawn of all images, one after the other; StoreError if a file is broken."""
-        return tuple(maps for image in self.images for maps in image.captures)
+        found = Captures(maps for image in self.images for maps in image.captures)
+        found.error = _failure(self.failures[0]) if self.failures else None
+        return found
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""

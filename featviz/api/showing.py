@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
+from featviz.api.keywords import Room
 from featviz.errors import FileError, StoreError
 from featviz.files import Folder
 from featviz.records import TextTable
@@ -114,3 +116,23 @@ def gallery(pictures: Sequence[OnePicture], where: str, *lines: str) -> str:
     """The first pictures of a result, and how many more there are."""
     more = [f"{len(pictures) - MOST} more in {where}"] if len(pictures) > MOST else []
     return render([one._figure() for one in pictures[:MOST]], [*lines, *more])
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class FolderResult:
+    """A result whose files lie in a folder."""
+
+    document: Mapping[str, Any]
+    """What `--json` prints."""
+    folder: Path
+    room: Room | None
+    """Holds the folder where it is a temporary one."""
+
+    @property
+    def out(self) -> Path | None:
+        """The folder; None where it is temporary."""
+        return self.folder if self.room is None else None
+
+    def picture_at(self, relative: str) -> Image.Image:
+        """A picture in the folder."""
+        return read_picture(self.folder, relative)

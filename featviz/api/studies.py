@@ -3,7 +3,7 @@ evidence for a class lies, and what channels do for many images."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -13,25 +13,16 @@ from PIL import Image
 from torch import Tensor
 
 from featviz.api import showing
-from featviz.api.keywords import (
-    Layers,
-    Model,
-    Picture,
-    Pictures,
-    Room,
-    keywords_of,
-    ordered,
-)
-from featviz.audit.audit import AuditResult
+from featviz.api.keywords import Layers, Model, Picture, Pictures, keywords_of, ordered
 from featviz.audit.audit import audit as audit_model
 from featviz.audit.output import audit_table
-from featviz.exemplars.exemplars import ExemplarResult, find_exemplars
-from featviz.inspection.cam import ImageCam
+from featviz.exemplars.exemplars import find_exemplars
+from featviz.inspection.cam import ImageCam, LayerCam
 from featviz.inspection.cam import cam as explain
 from featviz.inspection.look import LookResult
 from featviz.inspection.look import look as look_at
 from featviz.options import AuditOptions, CamOptions, ExemplarOptions, LookOptions, ModelOptions
-from featviz.records import REDUCTIONS, Bytes, Floats, Guess
+from featviz.records import REDUCTIONS, TextTable, Verdict
 from featviz.rundir.studies import ExemplarChannel, ExemplarLayer
 from featviz.text import by, counted
 
@@ -105,76 +96,57 @@ def look(
 class ClassMap(showing.OnePicture):
     """The class activation map of one call of a layer, for one image."""
 
-    name: str
-    """Of the image: its path relative to the argument it came from, `image-0.png` in memory."""
-    label: str = field(repr=False)
-    layer: str
-    """Qualified name of the layer; empty for the model itself."""
-    call: int
-    """Which call of the layer, from 0."""
-    method: str
-    """`gradcam`, `layercam`, ..."""
-    target: str
-    """What the map is evidence for: `tabby`, `class 281`, or the target as it was given."""
-    score: float | None
-    """The value of the target."""
-    prediction: tuple[Guess, ...]
-    """The likeliest classes, where the model is a classifier."""
-    file: Path | None
-    """The picture of the image with all of its maps, where `out` was given."""
-    range: tuple[float, float]
-    """The values that are drawn darkest and brightest."""
-    pixels: Bytes = field(repr=False)
-    values: Floats = field(repr=False)
+    of: ImageCam
+    """Of the image: its name `image`, `method`, `target`, `prediction`, and the file `path` of the
+    picture with all of its maps, where `out` was given."""
+    at: LayerCam
+    """Of the layer: its `site`, and the `limits` that are drawn darkest and brightest."""
+
+    @property
+    def layer(self) -> str:
+        """Qualified name of the layer; empty for the model itself."""
+        return self.at.site.layer.name
+
+    @property
+    def score(self) -> float | None:
+        """The value of the target."""
+        return self.of.outcome.target
 
     @property
     def image(self) -> Image.Image:
         """The map over what the model saw: RGB, in the size of the input."""
-        return Image.fromarray(self.pixels)
+        return Image.fromarray(self.at.picture)
 
     @property
     def tensor(self) -> Tensor:
         """The map's values, float32 [H, W] in the resolution of the layer; [T, H, W] of a clip."""
-        return torch.from_numpy(self.values.copy())
-
-    @property
-    def _evidence(self) -> str:
-        method = REDUCTIONS[self.method].words
-        return f"{self.label}, {by(self.values.shape)}: {method} for {self.target}"
+        return torch.from_numpy(self.at.values.copy())
 
     @property
     def _words(self) -> str:
-        said = f": {self.prediction[0].words}" if self.prediction else ""
-        return f"{self.name}{said}. {self._evidence}"
+        return f"{self.of.words} at {self.at.name}, {by(self.at.values.shape)}"
 
     def __repr__(self) -> str:
-        return f"<ClassMap of {self._evidence}>"
+        evidence = f"{REDUCTIONS[self.of.method].words} for {self.of.target}"
+        return f"<ClassMap of {self.at.name}, {by(self.at.values.shape)}: {evidence}>"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ClassMaps:
-    """The class activation maps of images."""
+    """The class activation maps of images; `image` and `tensor` are those of the first map."""
 
     images: tuple[ImageCam, ...]
     """What became of each image."""
 
-    @cached_property
+    @property
     def maps(self) -> tuple[ClassMap, ...]:
         """Every map: image by image, in the order in which the layers ran."""
-        return tuple(
-            ClassMap(
-                *(one.image, at.name, at.site.layer.name, at.site.call, one.method, one.target),
-                *(one.outcome.target, one.prediction, one.path, at.limits, at.picture, at.values),
-            )
-            for one in self.images
-            for at in one.maps
-        )
+        return tuple(ClassMap(one, at) for one in self.images for at in one.maps)
 
     @property
     def failures(self) -> dict[str, str]:
         """Why images failed, by their names."""
-        errors = {one.image: one.error for one in self.images}
-        return {name: error.message for name, error in errors.items() if error is not None}
+        return {one.image: one.error.message for one in self.images if one.error is not None}
 
     @property
     def image(self) -> Image.Image:
@@ -188,8 +160,7 @@ class ClassMaps:
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
-        one = self.images[0]
-        words = f"{REDUCTIONS[one.method].words} of {counted(len(self.images), 'image')}"
+        words = f"{REDUCTIONS[self.images[0].method].words} of {counted(len(self.images), 'image')}"
         return f"<ClassMaps, {words}{failed}: {counted(len(self.maps), 'map')}>"
 
     def _repr_html_(self) -> str:
@@ -245,18 +216,21 @@ def cam(
     return ClassMaps(results)
 
 
-@dataclass(frozen=True, repr=False)
-class AuditTable(AuditResult):
+@dataclass(frozen=True, repr=False, eq=False)
+class AuditTable(showing.FolderResult):
     """What the channels of a model do for images; shows itself as a table."""
 
-    room: Room | None = None
+    verdicts: tuple[Verdict, ...]
+    """Of each gate, whether it held."""
+    exit_code: int
+    """That of `featviz audit`."""
 
     @cached_property
     def suspects(self) -> dict[str, Image.Image]:
         """Pictures of channels that have a finding, by their file in `out`."""
-        files = sorted(self.out.rglob("suspects/*.png"))
-        ways = [file.relative_to(self.out).as_posix() for file in files]
-        return {way: showing.read_picture(self.out, way) for way in ways}
+        files = sorted(self.folder.rglob("suspects/*.png"))
+        names = [file.relative_to(self.folder).as_posix() for file in files]
+        return {name: self.picture_at(name) for name in names}
 
     def __repr__(self) -> str:
         found = self.document["total"]["findings"].items()
@@ -270,43 +244,43 @@ class AuditTable(AuditResult):
 
     @property
     def _broken(self) -> list[str]:
-        return [
-            f"gate {verdict.gate} is broken: {verdict.words}"
-            for verdict in self.verdicts
-            if not verdict.held
-        ]
+        broken = [verdict for verdict in self.verdicts if not verdict.held]
+        return [f"gate {verdict.gate} is broken: {verdict.words}" for verdict in broken]
 
     def _repr_html_(self) -> str:
-        read = self.suspects.__getitem__
-        ways = list(self.suspects)[: showing.MOST]
-        figures = [showing.figure(partial(read, way), Path(way).stem) for way in ways]
+        figures = [
+            showing.figure(partial(self.picture_at, name), Path(name).stem)
+            for name in list(self.suspects)[: showing.MOST]
+        ]
         seen = counted(self.document["images"]["seen"], "image")
         lines = [*self._broken, f"{seen} seen; the verdicts hold for these images"]
         return showing.render(figures, lines, audit_table(self.document))
 
 
-@dataclass(frozen=True, repr=False)
-class ExemplarSheets(ExemplarResult):
+@dataclass(frozen=True, repr=False, eq=False)
+class ExemplarSheets(showing.FolderResult):
     """The images that excite channels most; shows itself as a gallery."""
 
-    room: Room | None = None
-
-    @property
-    def layers(self) -> tuple[ExemplarLayer, ...]:
-        """The tensors that were looked at; each has `channels`, and they `exemplars`."""
-        return tuple(self.record.layers)
+    layers: tuple[ExemplarLayer, ...]
+    """The tensors that were looked at; each has `channels`, and they `exemplars`."""
+    table: TextTable
+    exit_code: int
+    """That of `featviz exemplars`."""
 
     def sheet(self, layer: ExemplarLayer) -> Image.Image:
         """The picture of a layer: a row for each channel, the best image first."""
-        return showing.read_picture(self.out, layer.sheet)
+        return self.picture_at(layer.sheet)
 
     def picture(self, channel: ExemplarChannel) -> Image.Image | None:
         """The picture of a channel; None where no image excites it."""
-        return None if channel.file is None else showing.read_picture(self.out, channel.file)
+        return None if channel.file is None else self.picture_at(channel.file)
+
+    @property
+    def _seen(self) -> str:
+        return f"{counted(self.document['images']['seen'], 'image')} seen"
 
     def __repr__(self) -> str:
-        layers, seen = counted(len(self.layers), "layer"), self.record.images.seen
-        return f"<ExemplarSheets of {layers}: {counted(seen, 'image')} seen>"
+        return f"<ExemplarSheets of {counted(len(self.layers), 'layer')}: {self._seen}>"
 
     def _repr_html_(self) -> str:
         rows = self.layers[: showing.MOST]
@@ -314,8 +288,7 @@ class ExemplarSheets(ExemplarResult):
         figures = [
             showing.figure(partial(self.sheet, row), row.layer or row.type, side) for row in rows
         ]
-        seen = f"{counted(self.record.images.seen, 'image')} seen"
-        return showing.render(figures, [seen], self.table)
+        return showing.render(figures, [self._seen], self.table)
 
 
 @keywords_of(AuditOptions, ModelOptions)
@@ -353,7 +326,9 @@ def audit(
         [3]
     """
     order = ordered(AuditOptions, model, options, layers, place="audit", out=out)
-    return AuditTable(**vars(order.given_to(audit_model, images)), room=order.room)
+    found = order.given_to(audit_model, images)
+    files = found.as_json(), found.out, order.room
+    return AuditTable(*files, found.verdicts, found.exit_code)
 
 
 @keywords_of(ExemplarOptions, ModelOptions)
@@ -373,8 +348,8 @@ def exemplars(
         out: the folder of the pictures and exemplars.json. None leaves nothing behind.
 
     Returns:
-        A record with `layers`, `sheet(layer)`, `picture(channel)` and `record`, which is the
-        content of exemplars.json.
+        A record with `document`, the content of exemplars.json, `layers`, `sheet(layer)` and
+        `picture(channel)`.
 
     Raises:
         FeatvizError: nothing could be begun or written, or not one image went through.
@@ -390,4 +365,6 @@ def exemplars(
         [1, 1, 1, 1]
     """
     order = ordered(ExemplarOptions, model, options, layers, place="exemplars", out=out)
-    return ExemplarSheets(**vars(order.given_to(find_exemplars, images)), room=order.room)
+    found = order.given_to(find_exemplars, images)
+    files = found.record.as_json(), found.out, order.room
+    return ExemplarSheets(*files, tuple(found.record.layers), found.table, found.exit_code)

@@ -15,6 +15,7 @@ from featviz.api.keywords import (
     NOT_OF_TENSORS,
     Layers,
     Picture,
+    alone_with,
     check_module,
     keywords_of,
     names_of,
@@ -87,7 +88,7 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
         name = site.layer.name + (f":{site.key}" if site.key else "")
         captured.setdefault(name, []).append(tensor.clone())
 
-    with as_written, hooked(model, chosen, keep, wanted=functions):
+    with alone_with(model), as_written, hooked(model, chosen, keep, wanted=functions):
         yield captured
     if text is not None and functions is not None and not captured:
         called = list(functions.seen)
@@ -118,10 +119,7 @@ class _AsCalled:
 
 @keywords_of(DrawOptions, but=NOT_OF_TENSORS)
 def grid(
-    tensor: Tensor | np.ndarray,
-    *,
-    image: Picture | None = None,
-    **options: Any,
+    tensor: Tensor | np.ndarray, *, image: Picture | None = None, **options: Any
 ) -> Image.Image:
     """Draw one tensor as `featviz.run` would.
 
@@ -189,11 +187,7 @@ def _as_tensor(value: Any) -> Tensor:
 
 
 def _of_one_image(tensor: Tensor, hints: Hints) -> Tensor:
-    """Maps [C, H, W] get the axis of the batch that a layer's output would have.
-
-    Raises:
-        LayoutError: [1, H, W] may be one map, or the tokens [1, T, D] of an image.
-    """
+    """Maps [C, H, W] get the axis of the batch that a layer's output would have."""
     if tensor.is_nested or tensor.ndim != 3 or hints.layout is not None:
         return tensor
     if len(tensor) != 1:

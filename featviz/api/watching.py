@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from featviz.api.keywords import (
     Feeding,
     Layers,
     Pictures,
+    alone_with,
     as_files,
     check_module,
     names_of,
@@ -99,19 +100,18 @@ class StepWriter:
         """
         module = self._model.module
         tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
-        dtype, device = tensor.dtype, tensor.device
         source = {"kind": "module", "type": type(module).__name__, "step": step}
 
         def cast(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             """Let a model of half or double precision take images, which are float32."""
-            return tuple(
-                a.to(dtype) if isinstance(a, torch.Tensor) and a.dtype == torch.float32 else a
-                for a in args
-            )
+            given = [getattr(a, "dtype", None) == torch.float32 for a in args]
+            return tuple(a.to(tensor.dtype) if i else a for a, i in zip(args, given, strict=True))
 
         with ExitStack() as stack:
+            stack.enter_context(alone_with(module))
+            device = tensor.device
             stack.enter_context(torch.autocast(device.type, enabled=False, cache_enabled=False))
-            if dtype.is_floating_point and dtype != torch.float32:
+            if tensor.is_floating_point() and tensor.dtype != torch.float32:
                 stack.callback(module.register_forward_pre_hook(cast).remove)
             model = replace(self._model, device=device, source=source)
             yield stack.enter_context(self._feeding.lent(model, self._inputs))
@@ -175,7 +175,20 @@ class Watcher:
         **options: Any,
     ) -> None:
         given: dict[str, Any] = dict(options)
-        _check(model, overwrite, resume, given)
+        check_module(model)
+        if overwrite and resume:
+            raise UsageError("resume and overwrite exclude each other", "give one of them")
+        known = {*names_of(InputOptions, DrawOptions), *_KEYWORDS} - {"figure", "flat"}
+        if wrong := [name for name in given if name not in known]:
+            raise no_option(wrong, known)
+        for module in model.modules():
+            kinds = [type(module), *map(type, module.parameters(recurse=False))]
+            if any(kind.__name__ in ("FullyShardedDataParallel", "DTensor") for kind in kinds):
+                raise UsageError(
+                    f"the parameters of {type(module).__name__} are divided among processes "
+                    "(FSDP), and no single one can run it",
+                    "watch a model that each process has whole (DistributedDataParallel)",
+                )
         feeding = Feeding.taken(given)
         self.out, self.every = declared(KernelOptions)["out"].value(out), _whole("every", every, 1)
         self.number = _whole("start", start, 0)
@@ -292,31 +305,10 @@ class Watcher:
 
 def _whole(name: str, given: Any, least: int) -> int:
     """A keyword's value as a whole number."""
-    try:
-        number = least - 1 if isinstance(given, bool) else operator.index(given)
-    except TypeError:
-        number = least - 1
-    if number < least:
-        raise UsageError(f"{name}={quoted(str(given))}: expected an integer ≥ {least}")
-    return number
-
-
-def _check(model: Any, overwrite: Any, resume: Any, options: Mapping[str, Any]) -> None:
-    """Refuse bad values before any work."""
-    check_module(model)
-    if overwrite and resume:
-        raise UsageError("resume and overwrite exclude each other", "give one of them")
-    known = {*names_of(InputOptions, DrawOptions), *_KEYWORDS} - {"figure", "flat"}
-    if wrong := [name for name in options if name not in known]:
-        raise no_option(wrong, known)
-    for module in model.modules():
-        kinds = [type(module), *map(type, module.parameters(recurse=False))]
-        if any(kind.__name__ in ("FullyShardedDataParallel", "DTensor") for kind in kinds):
-            raise UsageError(
-                f"the parameters of {type(module).__name__} are divided among processes (FSDP), "
-                "and no single one can run it",
-                "watch a model that each process has whole (DistributedDataParallel)",
-            )
+    with suppress(TypeError):
+        if not isinstance(given, bool) and operator.index(given) >= least:
+            return operator.index(given)
+    raise UsageError(f"{name}={quoted(str(given))}: expected an integer ≥ {least}")
 
 
 class FitWatch:
@@ -335,7 +327,7 @@ class FitWatch:
         overwrite: bool = False,
         **options: Any,
     ) -> None:
-        """Note what is asked for; it is checked when a training begins."""
+        """Keep the keywords; they are checked when a training begins."""
         super().__init__()
         self._part, self._overwrite = part, overwrite
         self._given: dict[str, Any] = {"images": images, "layers": layers, "every": every}

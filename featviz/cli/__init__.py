@@ -21,9 +21,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from featviz.cli import mistakes, output
-from featviz.cli.help import Context
 from featviz.errors import FeatvizError
-from featviz.text import indented, printable
+from featviz.text import printable
 from featviz.version import __version__
 
 COMMANDS = {
@@ -61,21 +60,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 _ASKS = {"-h", "--help", "--help-all", "-V", "--version"}
 """Options that are answered from anywhere."""
-_NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
-"""click before 8.2 has none: it prints the help by itself."""
 
 
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are used."""
 
-    context_class = Context
-
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find the command of the first word.
-
-        Raises:
-            UsageError: it is none, with the command line that was meant.
-        """
+        """Find the command of the first word."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             raise mistakes.unknown_command(args, list(COMMANDS))
         return super().resolve_command(ctx, args)
@@ -118,22 +109,29 @@ def group() -> None:
       featviz run model.pth photos/ --layers Conv2d,ReLU --out maps
       featviz layers resnet18 --layers 'layer1.*'
 
-    `featviz COMMAND --help` describes a command. Of many options it shows those
-    that one needs first, and --help-all shows all.
+    `featviz COMMAND --help` describes a command. It lists common options;
+    --help-all lists all.
     """
 
 
 def main() -> None:
     """Entry point: run a command, and turn what went wrong into one line and an exit code."""
-    _open_streams()
+    # closed streams (`>&-`) lead nowhere, or the next file would be stdout to who prints from C
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, mode))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what it says of sockets is said by us
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's idle threads leave cores alone
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are no UTF-8
     for name in ("SIGTERM", "SIGHUP"):  # end like Ctrl-C, and tidy up; not what nohup has ignored
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
+        which = getattr(signal, name, None)
+        if which is not None and signal.getsignal(which) is not signal.SIG_IGN:
+            signal.signal(which, signal.default_int_handler)
     _leave(guarded(sys.argv[1:]))
 
 
@@ -157,19 +155,29 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+_MEANT = {"version": "--version", "--verison": "--version", "help": "--help"}
+
+
 def guarded(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
+    arguments = [*(_MEANT.get(word, word) for word in arguments[:1]), *arguments[1:]]
+    handler, logger = logging.StreamHandler(sys.stderr), logging.getLogger("featviz")
+    handler.setFormatter(_Formatter())
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)  # which -q and -v change
     try:
-        _listen()
-        if not (_ASKS.intersection(arguments) or _folder_is_there()):
-            where = " ".join(filter(None, ("the current folder", os.environ.get("PWD"))))
-            return _say(f"{where} has been removed", "cd to another one", 1, None)
+        if not _ASKS.intersection(arguments):  # libraries that miss it say so in their own words
+            try:
+                Path.cwd()
+            except FileNotFoundError:
+                where = f"the current folder {os.environ.get('PWD', '')}".strip()
+                return _say(f"{where} has been removed", "cd to another one", 1, None)
         result = group.main(arguments, prog_name="featviz", standalone_mode=False)
         output.flush()
         return result if isinstance(result, int) else 0
     except FeatvizError as error:
         return _say(error.message, mistakes.hint_of(error, arguments), error.exit_code, error)
-    except _NO_ARGUMENTS as error:  # the help is the answer, not what went wrong
+    except click.exceptions.NoArgsIsHelpError as error:  # the help is the answer
         error.show()
         return int(error.exit_code)
     except click.ClickException as error:
@@ -197,48 +205,23 @@ def guarded(arguments: list[str]) -> int:
         return error.code if isinstance(error.code, int) else 1
 
 
-def _folder_is_there() -> bool:
-    """Whether there is a current folder: libraries that miss it say so in words of their own."""
-    try:
-        return bool(Path.cwd())
-    except FileNotFoundError:
-        return False
-
-
-def _open_streams() -> None:
-    """Let streams that were closed when the program began (`>&-`) lead nowhere: else the next file
-    that is opened would be stdout to whoever prints from C."""
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            if nowhere != number:
-                os.dup2(nowhere, number)
-                os.close(nowhere)
-            setattr(sys, name, os.fdopen(number, mode))
-
-
-def _listen() -> None:
-    """Send messages to stderr; the options -q and -v change the level."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter())
-    logger = logging.getLogger("featviz")
-    logger.handlers = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-
-
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = printable(record.getMessage())
         if record.levelno != logging.INFO:
             line = f"{record.levelname.lower()}: {line}"
         if record.exc_info and record.exc_info[0] is not None:
-            line += "\n" + indented(self.formatException(record.exc_info))
+            line += "\n" + _indented(self.formatException(record.exc_info))
         return line
+
+
+def _indented(text: str) -> str:
+    """Lines of a traceback, of which none looks like a message, whatever an exception says."""
+    return "\n".join(f"  {printable(line)}".rstrip() for line in text.split("\n"))
 
 
 def _say(message: str, hint: str | None, code: int, error: BaseException | None) -> int:
     output.error(message, hint)
     if error is not None and logging.getLogger("featviz").isEnabledFor(logging.DEBUG):
-        click.echo(indented("".join(traceback.format_exception(error))), err=True, nl=False)
+        click.echo(_indented("".join(traceback.format_exception(error))), err=True, nl=False)
     return code

@@ -7,13 +7,11 @@ nothing else lists options. `--help` of a long command shows the first ones, `--
 from __future__ import annotations
 
 import inspect
-import os
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from featviz.cli.mistakes import refuse_spaces_in_a_list
+from featviz.cli import mistakes
 from featviz.options import GENERAL, GROUPS, OPTIONS
 
 _MOST = 15
@@ -29,6 +27,7 @@ class ClickOption(click.Option):
         group: the heading under which it stands, one of GROUPS.
         first: whether `--help` of a long command shows it.
         usual: the default in words.
+        is_list: whether it takes a list, whose parts a space would cut.
     """
 
     def __init__(
@@ -37,10 +36,11 @@ class ClickOption(click.Option):
         group: str = OPTIONS,
         first: bool = False,
         usual: str = "",
+        is_list: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(names, **settings)
-        self.group, self.first, self.usual = group, first, usual
+        self.group, self.first, self.usual, self.is_list = group, first, usual, is_list
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Its flags, and its help with the default; what stands behind a form feed is for
@@ -58,38 +58,11 @@ def shows_all(ctx: click.Context) -> bool:
     return not getattr(ctx.command, "is_long", False) or _WHOLE in ctx.meta
 
 
-class Formatter(click.HelpFormatter):
-    """Click's formatter, with headings and options set off; click drops that where no terminal is.
-
-    https://no-color.org: a terminal whose user has set NO_COLOR gets none.
-    """
-
-    def write_heading(self, heading: str) -> None:
-        """A heading in bold."""
-        super().write_heading(_styled(heading, bold=True))
-
-    def write_dl(self, rows: Any, col_max: int = 26, col_spacing: int = 2) -> None:
-        """A list of options or commands, whose names are cyan."""
-        super().write_dl([(_styled(a, fg="cyan"), b) for a, b in rows], col_max, col_spacing)
-
-
-def _styled(words: str, **style: Any) -> str:
-    return words if os.environ.get("NO_COLOR") else click.style(words, **style)
-
-
-class Context(click.Context):
-    """What a command line is read in."""
-
-    formatter_class = Formatter
-
-
 class Command(click.Command):
     """A command whose options stand in groups.
 
     The part of its help behind a form feed is for `--help-all`.
     """
-
-    context_class = Context
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -102,15 +75,15 @@ class Command(click.Command):
             )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read a command line.
-
-        Raises:
-            UsageError: a space cuts a list in two.
-            click.UsageError: it cannot be read.
-        """
+        """Read a command line."""
         if not ctx.resilient_parsing:
-            refuse_spaces_in_a_list(ctx, args)
-        return super().parse_args(ctx, args)
+            mistakes.refuse_spaces(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            if not isinstance(error.param, click.Argument):
+                raise
+            raise mistakes.missing(str(error.param.name), ctx) from None
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """What the command does; all that there is to say, where no option is left out."""
@@ -124,13 +97,14 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The groups of options, or of a long command the first options."""
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
-        if not shows_all(ctx):
-            first = [p for p in options if getattr(p, "first", False)]
-            _section(ctx, formatter, "First options", first)
-            return
-        for group in GROUPS:  # click's own options, such as --help, are general
-            own = [p for p in options if getattr(p, "group", GENERAL) == group]
-            _section(ctx, formatter, group, own)
+        sections = {"First options": [p for p in options if getattr(p, "first", False)]}
+        if shows_all(ctx):  # click's own options, such as --help, are general
+            groups = [(p, getattr(p, "group", GENERAL)) for p in options]
+            sections = {title: [p for p, group in groups if group == title] for title in GROUPS}
+        for title, own in sections.items():
+            if own:
+                with formatter.section(title):
+                    formatter.write_dl([r for p in own if (r := p.get_help_record(ctx))])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Where the rest is."""
@@ -141,14 +115,6 @@ class Command(click.Command):
         more = ", and more examples" if "xamples:" in behind else ""
         formatter.write_paragraph()
         formatter.write_text(f"`{ctx.command_path} --help-all` shows all {count} options{more}.")
-
-
-def _section(
-    ctx: click.Context, formatter: click.HelpFormatter, title: str, params: Sequence[Any]
-) -> None:
-    if params:
-        with formatter.section(title):
-            formatter.write_dl([p.get_help_record(ctx) for p in params])
 
 
 def _show_all(ctx: click.Context, param: click.Parameter, given: bool) -> None:

@@ -7,13 +7,18 @@ What knows models and images is imported when a mistake is looked at, since --he
 from __future__ import annotations
 
 import difflib
+import os
+import re
 import shlex
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
-from featviz.errors import FeatvizError, UsageError
+from featviz.errors import FeatvizError, FileError, UsageError
+from featviz.files import read_text
+from featviz.files.missing import misspelt
 from featviz.text import quoted
 
 _LONGEST_COMMAND = 500
@@ -39,6 +44,8 @@ _SYNONYMS = {
 }
 """Options of other tools, which no likeness of letters leads to, and what they are called here."""
 
+_WEIGHTS = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")
+
 _EXAMPLES = {
     "model": "resnet18",
     "images": "photo.jpg",
@@ -51,6 +58,13 @@ _EXAMPLES = {
 }
 """For each argument, a value that an example shows."""
 
+_RUN_FOLDER = "a folder that `featviz run` wrote"
+_NEEDED = {
+    "images": "an IMAGE",
+    **dict.fromkeys(("run", "runs", "parts", "base"), _RUN_FOLDER),
+    "new": f"NEW, {_RUN_FOLDER}",
+}
+
 
 def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
     """The error's hint, and behind it the command to go on with, where the error knows it."""
@@ -61,10 +75,10 @@ def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
     words[end:end] = error.add
     if error.replace is not None:
         old, new = error.replace
-        where = [i for i, word in enumerate(words) if word in (old, f"--arch={old}")]
-        if not where:  # a file of --config has it
+        place = next((i for i, word in enumerate(words) if word in (old, f"--arch={old}")), None)
+        if place is None:  # a file of --config has it
             return error.hint
-        words[where[0]] = words[where[0]].removesuffix(old) + new
+        words[place] = words[place].removesuffix(old) + new
     return _with_command(error.hint or "", words) or None
 
 
@@ -75,8 +89,6 @@ def hint_of_click(error: click.ClickException, arguments: Sequence[str]) -> str 
         return None
     if isinstance(error, click.NoSuchOption) and (hint := _of_option(error, ctx, arguments)):
         return hint
-    if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Argument):
-        return missing(str(error.param.name), ctx).hint
     option = "--help-all" if getattr(ctx.command, "is_long", False) else "--help"
     return f"{ctx.command_path} {option} lists all options"
 
@@ -97,7 +109,7 @@ def _with_command(words: str, arguments: Sequence[str]) -> str:
 def unknown_command(words: Sequence[str], commands: Sequence[str]) -> UsageError:
     """The error for a first word that is no command; a model or an image may stand there."""
     name, *rest = words
-    if close := close_to(name, [*commands, "--help", "--version"] if name.isalpha() else []):
+    if close := close_to(name, commands if name.isalpha() else []):
         hint = _with_command(f"did you mean {close[0]}?", [close[0], *rest])
     elif looks_like_model(name):
         command = "run" if any(map(looks_like_image, rest)) else "layers"
@@ -136,25 +148,36 @@ def _options_of(command: click.Command) -> list[str]:
     return [*(name for name in names if name.startswith("--")), "--help"]
 
 
-def refuse_spaces_in_a_list(ctx: click.Context, words: Sequence[str]) -> None:
-    """Refuse `--layers Conv2d, ReLU`: the shell makes two words of it, and the second would be an
-    image.
-
-    Raises:
-        UsageError: the value of an option ends with a comma, and a word follows that is neither an
-            option nor MODEL nor IMAGE.
-    """
-    known = _options_of(ctx.command)
+def refuse_spaces(ctx: click.Context, words: Sequence[str]) -> None:
+    """Refuse `--layers Conv2d ReLU`, where a word that is no option, MODEL or IMAGE stands behind
+    the value of a list; and `my photo.jpg`, where only the words together are a path."""
+    names = {name: param for param in ctx.command.params for name in param.opts}
     words = [part for w in words for part in (w.split("=", 1) if w.startswith("--") else [w])]
     for option, value, after in zip(words, words[1:], words[2:], strict=False):
-        if option not in known or not value.endswith(",") or after.startswith("-"):
-            continue
-        is_place = "/" in after or Path(after).exists() or looks_like_image(after)
-        if after.startswith(("fn:", "re:")) or not (is_place or looks_like_model(after)):
+        if getattr(names.get(option), "is_list", False) and not (
+            after.startswith("-") or _looks_like_place(after)
+        ):
             raise UsageError(
-                f"{option} {quoted(value)!r} ends with a comma: a space cuts the list in two",
-                f"write the list without spaces: {option} {value}{after}",
+                f"{option} {quoted(value)} {quoted(after)}: a space cuts the list in two",
+                f"write the list without spaces: {option} {value.rstrip(',')},{after}",
             )
+    missing = [not os.path.exists(word) for word in words]  # noqa: PTH110 - takes any name
+    for start in range(len(words) - 1):
+        for end in range(start + 2, min(start + 6, len(words) + 1)):
+            path = " ".join(words[start:end])
+            if all(missing[start:end]) and os.path.exists(path):  # noqa: PTH110
+                again = [*words[:start], path, *words[end:]]
+                hint = _with_command("quote it", [*ctx.command_path.split()[1:], *again])
+                raise UsageError(f"{quoted(path)!r} is there, and a space cuts it in two", hint)
+
+
+def _looks_like_place(word: str) -> bool:
+    """Whether a word may be MODEL or IMAGE, and not a part of a list."""
+    if word.startswith(("fn:", "re:")):
+        return False
+    if "/" in word or Path(word).exists() or misspelt(Path(word)) is not None:
+        return True
+    return looks_like_image(word) or looks_like_model(word)
 
 
 def missing(argument: str, ctx: click.Context) -> UsageError:
@@ -162,24 +185,37 @@ def missing(argument: str, ctx: click.Context) -> UsageError:
     names = [str(p.name) for p in ctx.command.params if isinstance(p, click.Argument)]
     words = [str(ctx.params.get(name) or _EXAMPLES[name]) for name in names]
     hint = _with_command("for example", [*ctx.command_path.split()[1:], *words])
-    shown = {"images": "IMAGE"}.get(argument, argument.upper())
-    return UsageError(f"Missing argument '{shown}'.", hint)
+    what = _NEEDED.get(argument, f"a {argument.upper()}")
+    return UsageError(f"{ctx.command_path} needs {what}", hint)
 
 
 def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> None:
-    """Refuse an image where MODEL stands.
+    """Refuse an image where MODEL stands, and weights where IMAGE stands."""
+    if looks_like_image(model):
+        other = next((image for image in images if looks_like_model(image)), None)
+        if other is not None or Path(model).is_file() or not images:
+            what = "a folder of images" if Path(model).is_dir() else "an image"
+            again = [*ctx.command_path.split()[1:], other or "resnet18", model]
+            hint = _with_command("MODEL comes first", again)
+            raise UsageError(f"MODEL {quoted(model)!r} is {what}", hint)
+    for image in images:
+        if Path(image).suffix in _WEIGHTS and Path(image).is_file() and not looks_like_image(image):
+            words, hint = (
+                f"{quoted(image)!r} is no image but weights",
+                "they stand behind --weights",
+            )
+            raise UsageError(words, hint, replace=(image, f"--weights={image}"))
 
-    Raises:
-        UsageError: with an example.
-    """
-    if not looks_like_image(model):
-        return
-    other = next((image for image in images if looks_like_model(image)), None)
-    if other is not None or Path(model).is_file() or not images:
-        what = "a folder of images" if Path(model).is_dir() else "an image"
-        again = [*ctx.command_path.split()[1:], other or "resnet18", model]
-        hint = _with_command("MODEL comes first", again)
-        raise UsageError(f"MODEL {quoted(model)!r} is {what}", hint)
+
+def refuse_class_alone(model: str, arch: str) -> None:
+    """Refuse `--arch Net` where a file here, or beside MODEL, has a class or function Net."""
+    if arch.isidentifier() and not looks_like_model(arch):
+        declared = re.compile(rf"^(class|def) {arch}\b", re.MULTILINE)
+        for file in [*sorted(Path().glob("*.py")), *sorted(Path(model).parent.glob("*.py"))]:
+            with suppress(OSError, FileError):
+                if declared.search(read_text(file)):
+                    hint, again = f"did you mean {file}:{arch}?", (arch, f"{file}:{arch}")
+                    raise UsageError(f"--arch {arch!r} names no file", hint, replace=again)
 
 
 def looks_like_model(word: str) -> bool:

@@ -22,14 +22,12 @@ from featviz.drawing.normalize import in_full
 from featviz.models.sources import MODEL_HELP
 from featviz.options import (
     GENERAL,
-    HPARAMS,
     LISTS,
     OUTPUT,
     ModelOptions,
     Option,
-    declared,
     every_option,
-    nested,
+    read_from,
 )
 
 R = TypeVar("R", bound=Struct)
@@ -65,9 +63,7 @@ class Given:
 
     def record(self, kind: type[R], **further: Any) -> R:
         """A record of options, with the records that are nested in it."""
-        own = {name: self[name] for name in declared(kind) if name in self.values}
-        inside = {name: self.record(part) for name, part in nested(kind).items()}
-        return kind(**{**own, **inside, **further})
+        return read_from(kind, dict(self.values), **further)
 
 
 def command(
@@ -77,6 +73,7 @@ def command(
     json: str = "one JSON document",
     help: str | None = None,
     but: Collection[str] = (),
+    first: Collection[str] = (),
     check: Callable[[Given], object] | None = None,
     **defaults: Any,
 ) -> Callable[[Callable[[Given], int]], Command]:
@@ -88,11 +85,13 @@ def command(
         json: what --json prints on stdout.
         help: by default the function's documentation.
         but: fields that are no options of this command.
+        first: fields whose options `--help` shows, beside those that it shows of each command.
         check: refuses options that cannot go together, before torch is imported.
         **defaults: of this command, where they are not those of the record.
     """
-    options = {name: one for kind in records for name, one in every_option(kind).items()}
+    options = every_option(*records)
     options |= {name: replace(options[name], default=value) for name, value in defaults.items()}
+    options |= {name: replace(options[name], first=True) for name in first}
     params = [
         *arguments,
         *(click_option(one) for name, one in options.items() if name not in but),
@@ -138,9 +137,10 @@ def click_option(option: Option) -> ClickOption:
     if isinstance(usual, (str, int, float, Path)) and not isinstance(usual, bool):
         settings["usual"] = str(usual)
     if bool not in option.kinds:
-        several = option.many or option.read in LISTS
+        is_list = option.read in LISTS
         metavar = option.metavar or f"[{'|'.join(option.choices)}]" * bool(option.choices) or None
-        settings |= {"type": str, "multiple": several, "metavar": metavar}
+        settings |= {"type": str, "multiple": option.many or is_list, "metavar": metavar}
+        settings["is_list"] = is_list
         settings |= {"shell_complete": _offered(option), "required": option.default is NODEFAULT}
     elif option.default is not False:
         flags[-1] += f"/--no-{option.name}"
@@ -191,9 +191,6 @@ def _given(
 ) -> Given:
     """What a command line gave; a MODEL or IMAGE that is not there is refused before torch is
     imported.
-
-    Raises:
-        FeatvizError: there is none; or torch is missing, or cannot be loaded.
     """
     if "model" not in values:
         return Given(values)
@@ -207,10 +204,8 @@ def _given(
         mistakes.refuse_swapped(ctx, model, images)
     if not model or ("images" in values and not images):
         raise mistakes.missing("images" if model else "model", ctx)
-    arguments = dict(values["model_args"])
-    hparams = bool(arguments.pop(HPARAMS, False))
-    own = {"spec": model, "hparams": hparams, "model_args": arguments}
-    source = Given(values).record(ModelOptions, **own)
+    source = Given(values).record(ModelOptions, spec=model)
+    mistakes.refuse_class_alone(model, source.arch or "")
     check_words(source)
     check_arguments(images)
     given = Given(values, source, images)

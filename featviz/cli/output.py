@@ -50,11 +50,7 @@ def flush() -> None:
 
 @contextmanager
 def _written() -> Iterator[None]:
-    """Say that stdout cannot be written (a full disk); that its reader has gone is another matter.
-
-    Raises:
-        StoreError: it cannot.
-    """
+    """Raise StoreError for a stdout that cannot be written, not for one whose reader has gone."""
     try:
         yield
     except BrokenPipeError:

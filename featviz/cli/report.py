@@ -10,7 +10,7 @@ import click
 
 from featviz.cli import output
 from featviz.cli.options import Given, command, open_flag
-from featviz.cli.values import EXISTING_RUN, RUN
+from featviz.cli.values import RUN
 from featviz.options import (
     DiffFiles,
     DiffThresholds,
@@ -107,7 +107,7 @@ def sheet(given: Given) -> int:
 
 @command(
     *(DiffThresholds, DiffFiles),
-    arguments=[click.Argument([name], type=EXISTING_RUN) for name in ("base", "new")],
+    arguments=[click.Argument([name], type=RUN) for name in ("base", "new")],
 )
 def diff(given: Given) -> int:
     """Compare two run directories, layer by layer.
@@ -149,9 +149,7 @@ def diff(given: Given) -> int:
 
 @command(
     MergeOptions,
-    arguments=[
-        click.Argument(["parts"], nargs=-1, required=True, metavar="DIR...", type=EXISTING_RUN)
-    ],
+    arguments=[click.Argument(["parts"], nargs=-1, required=True, metavar="DIR...", type=RUN)],
 )
 def merge(given: Given) -> int:
     """Join parts of a run into one run directory.
@@ -182,9 +180,7 @@ def merge(given: Given) -> int:
 
 @command(
     VerifyOptions,
-    arguments=[
-        click.Argument(["runs"], nargs=-1, required=True, metavar="RUN...", type=EXISTING_RUN)
-    ],
+    arguments=[click.Argument(["runs"], nargs=-1, required=True, metavar="RUN...", type=RUN)],
 )
 def verify(given: Given) -> int:
     """Check that every file of a run is as it was written.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -27,9 +26,6 @@ from featviz.records import UNLIKE_OUTPUTS, ImageResult, RunResult
 from featviz.text import counted, listed
 
 log = logging.getLogger(__name__)
-
-_TOLD = 10
-"""Images whose predictions are told on stderr; beyond them the lines would push all others away."""
 
 _NAMED = 3
 """Layers without a picture that are named on stderr; the manifests name them all."""
@@ -54,6 +50,7 @@ def _passes(given: Given) -> PassOptions:
         flag("Print what would be written, and write nothing.", "--dry-run", group=OUTPUT),
     ],
     json="one JSON line for each image",
+    first=("model_args", "trust"),
 )
 def run(given: Given) -> int:
     """Draw the feature maps of images into a run directory.
@@ -124,7 +121,7 @@ def run(given: Given) -> int:
 
         def report(image: ImageResult, total: int) -> None:
             advance(total)
-            messages.add(image)
+            messages.add(image, with_outcome=total == 1)
             if given["json"]:
                 output.document(_line(image), indent=None)
 
@@ -157,26 +154,23 @@ def _line(result: ImageResult) -> dict[str, Any]:
 class Messages:
     """What is said on stderr of each image, and of all of them at the end of a run."""
 
-    outcomes: int = 0
-    """Images of which there was something to tell."""
     never_ran: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     """By layer: the reason."""
 
-    def add(self, result: ImageResult) -> None:
-        """Say what went wrong with an image; of the first ones also the prediction, and what
-        interventions made of it."""
+    def add(self, result: ImageResult, with_outcome: bool) -> None:
+        """Say what went wrong with an image; where it is asked for also the prediction, and what
+        interventions changed; -v asks for it."""
         outcome = result.outcome
-        self.outcomes += bool((outcome.prediction or outcome.intervened) and not result.kept)
         self.never_ran |= dict.fromkeys(result.never_ran, "")
         self.skipped |= {skip.layer or skip.type: skip.reason for skip in result.skipped}
         if result.error is not None:
             output.image_error(result.name, result.error, result.hint)
-        if self.outcomes > _TOLD:
+        if result.kept or not (with_outcome or log.isEnabledFor(logging.DEBUG)):
             return
         after = " after" if outcome.intervened else ""
         for when, guesses in ((" before", outcome.before), (after, outcome.prediction)):
-            if guesses and not result.kept:
+            if guesses:
                 words = ", ".join(guess.words for guess in guesses)
                 log.info("%s%s: %s", result.name, when, words)
         if outcome.intervened:
@@ -192,8 +186,10 @@ class Messages:
         """Say what gave no picture, what is missing, and on the last line what was written, what
         failed, and, if asked for, how to look at the run."""
         done = [image for image in result.images if image.error is None]
-        without = {"never ran": self.never_ran, "skipped": self.skipped}
-        words = [f"{what}: {_named(layers)}" for what, layers in without.items() if layers]
+        words = []
+        for what, layers in (("never ran", self.never_ran), ("skipped", self.skipped)):
+            named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
+            words += [f"{what}: {listed(named, _NAMED)}"] if named else []
         if result.drew_nothing:
             output.error(
                 f"no picture was drawn; {'; '.join(words) or 'no layer was taken'}",
@@ -206,9 +202,6 @@ class Messages:
             why = "interrupted" if result.interrupted else "stopped"
             missing = counted(len(result.missing), "image")
             log.warning("%s: %s missing, %d complete; --resume goes on", why, missing, len(done))
-        if self.outcomes > _TOLD:
-            more = counted(self.outcomes - _TOLD, "more image")
-            log.info("what the model said of %s is in manifest.json; --json prints it", more)
         if not done:
             return
         line = f"{counted(result.pictures, 'picture')} of {counted(len(done), 'image')}"
@@ -223,8 +216,3 @@ class Messages:
             again = shlex.join(["featviz", "report", str(result.root), *url, "--open"])
             line += f"; to look at them: {again}"
         log.info("%s", line)
-
-
-def _named(layers: Mapping[str, str]) -> str:
-    named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
-    return listed(named, _NAMED)

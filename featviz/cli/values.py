@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,11 +27,7 @@ class PathType(click.Path):
         self.name = "directory" if urls else self.name
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Read it.
-
-        Raises:
-            UsageError: there is none, or a URL stands where a path is wanted.
-        """
+        """Read it."""
         if self.urls and (isinstance(value, Url) or is_url(value)):
             return value if isinstance(value, Url) else Url.of_run(value)
         refuse_url(value)
@@ -45,17 +40,11 @@ class PathType(click.Path):
 
 
 FILE = PathType(exists=True, dir_okay=False)
-RUN = PathType(urls=True)
+RUN = PathType(urls=True, exists=True)
 """A run directory. A file is taken, too: the reader of runs says what is wrong with it."""
-EXISTING_RUN = PathType(urls=True, exists=True)
 
-_LARGEST_CONFIG = 2**16
-"""Bytes of a TOML file."""
-_LONG_KEY = re.compile(
-    r"""(?<![\w-]) (?: (?: [\w-]++ | "[^"\n]*+" | '[^'\n]*+' ) [ \t]*+ \. [ \t]*+ ){50}""",
-    re.VERBOSE,
-)
-"""A dotted key of more than 50 parts: Python's reader takes the square of their number."""
+_LARGEST_CONFIG = 2**13
+"""Bytes of a TOML file: of a long dotted key Python's reader takes the square."""
 
 
 def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
@@ -63,19 +52,22 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
 
     A key is an option's long name without dashes in front; `model` and `images` stand for the
     arguments. Values are what one would type, paths included; the command line wins over them.
-
-    Raises:
-        UsageError: it cannot be read, or names an option that the command lacks.
     """
     if path is None:
         return
-    content, commands, own = _read_toml(path), _commands(ctx), str(ctx.info_name)
+    group, own = ctx.parent.command if ctx.parent else None, str(ctx.info_name)
+    commands = group.list_commands(ctx) if isinstance(group, click.Group) else []
+    content = _read_toml(path)
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
     for key in sorted(tables.keys() - {own, *commands}):
         lacks = f"{path} has a table [{quoted(key)}], and there is no such command"
         hint = "a table is named as a command is, and holds its options"
         raise UsageError(f"{lacks}; {_meant(key, commands or [own])}", hint)
-    params = {name: p for p in ctx.command.params for name in _config_names(p)}
+    params: dict[str, click.Parameter] = {}
+    for param in ctx.command.params:
+        names = [name.removeprefix("--") for name in param.opts if name.startswith("--")]
+        is_argument = isinstance(param, click.Argument)
+        params |= dict.fromkeys([str(param.name)] if is_argument else names, param)
     hint = "a key is an option's long name without dashes, or model or images"
     defaults = {}
     plain = {key: value for key, value in content.items() if key not in tables}
@@ -92,30 +84,16 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        text = read_text(path, _LARGEST_CONFIG)
-        if _LONG_KEY.search(text):
-            raise ValueError("a key of more than 50 parts")
-        return tomllib.loads(text)
+        return tomllib.loads(read_text(path, _LARGEST_CONFIG))
     except (OSError, FileError, ValueError, RecursionError) as error:
         words = "too many levels" if isinstance(error, RecursionError) else quoted(str(error))
         hint = 'lines of TOML say OPTION = VALUE, such as layers = "ReLU", below [COMMAND] or alone'
         raise UsageError(f"{quoted(str(path))} cannot be read: {words}", hint) from error
 
 
-def _commands(ctx: click.Context) -> list[str]:
-    group = ctx.parent.command if ctx.parent else None
-    return group.list_commands(ctx) if isinstance(group, click.Group) else []
-
-
 def _meant(name: str, names: Iterable[str]) -> str:
     close = mistakes.close_to(name, names)
     return f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(names))}"
-
-
-def _config_names(param: click.Parameter) -> list[str]:
-    if isinstance(param, click.Argument):
-        return [str(param.name)]
-    return [opt.removeprefix("--") for opt in param.opts if opt.startswith("--")]
 
 
 def _as_typed(param: click.Parameter, value: Any) -> Any:

@@ -1,6 +1,9 @@
 """The passive data that stages hand to each other: frozen, with shapes and units on the fields."""
 
-from featviz.records.choices import (
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from featviz.records.tables import (
     CLASS_MAPS,
     FORMATS,
     KINDS,
@@ -8,32 +11,51 @@ from featviz.records.choices import (
     REDUCTIONS,
     SALIENCY,
     SUFFIXES,
-    CaptureKind,
-    InputPreset,
     PictureFormat,
-    Reduction,
     is_gradient,
     is_signed,
 )
-from featviz.records.findings import RECTIFIERS, Activation, Call, Part, Role, Verdict
-from featviz.records.layers import Hints, Layer, Origin, Place, Raster, Sample, Shard, Site
-from featviz.records.results import (
+from featviz.records.types import (
     STAT_COLUMNS,
     UNLIKE_OUTPUTS,
     Bytes,
-    ComparedLayer,
-    Comparison,
-    DifferenceMap,
     Floats,
     GridPlan,
     Guess,
+    Hints,
     ImageResult,
     Integers,
-    OnlyIn,
+    Layer,
+    Origin,
     Outcome,
+    Place,
+    Raster,
     RunResult,
+    Sample,
+    Shard,
+    Site,
     Skip,
     TextTable,
     Tiles,
     finite,
 )
+
+if TYPE_CHECKING:
+    from featviz.records.findings import (
+        RECTIFIERS,
+        Activation,
+        Call,
+        ComparedLayer,
+        Comparison,
+        DifferenceMap,
+        OnlyIn,
+        Part,
+        Verdict,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    """What audits and comparisons find, which a plain run does not wait for."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return getattr(import_module("featviz.records.findings"), name)

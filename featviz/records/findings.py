@@ -1,20 +1,25 @@
-"""What an audit knows of calls and channels, what can be wrong with them, and gates on that."""
+"""What audits and comparisons find: faults of channels, gates on them, and how two runs differ."""
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from featviz.errors import UsageError
+from featviz.errors import CHECK_FAILED, UsageError
+from featviz.files.urls import Url
+from featviz.records.types import GridPlan, Place
+from featviz.text import counted
 
 if TYPE_CHECKING:  # the help of the command line imports this, and has no time for numpy
     import numpy as np
     from numpy.typing import NDArray
 
-    from featviz.options import Thresholds
+    from featviz.options import DiffThresholds, Thresholds
 
 
 @dataclass(frozen=True)
@@ -50,16 +55,14 @@ RECTIFIERS = frozenset({"ReLU", "ReLU6", "fn:relu", "fn:relu6"})
 """Types of calls whose output is zero below a threshold, whatever the model: a channel that is zero
 there in all images is dead."""
 
-Role = Literal["maker", "activation", "channelwise", "mixing", "other"]
-"""maker: a convolution or linear module. channelwise: output channel i depends on input channel i
-alone. mixing: channel i stays channel i, but the others have a say (GroupNorm)."""
-
 
 @dataclass(frozen=True)
 class Part:
     """What a module or function is to the channels that pass through it."""
 
-    role: Role
+    role: Literal["maker", "activation", "channelwise", "mixing", "other"]
+    """maker: a convolution or linear module. channelwise: output channel i depends on input channel
+    i alone. mixing: channel i stays channel i, but the others have a say (GroupNorm)."""
     axis: int | None = None
     """Where the channels are in its output; None where its input decides."""
     activation: Activation | None = None
@@ -81,9 +84,6 @@ Doubles: TypeAlias = "NDArray[np.float64]"
 _ROUNDING = 2.0**-20
 """Values that differ by less than this share of the largest are equal but for rounding."""
 
-_FEWEST = 10
-"""Values below which a correlation says nothing."""
-
 
 @dataclass(frozen=True)
 class Evidence:
@@ -101,10 +101,6 @@ class Evidence:
     """[C, C]; None where it was not computed."""
 
 
-Rule: TypeAlias = "Callable[[Evidence, Thresholds], Flags | None]"
-"""Says of each channel whether a finding holds; None where the layer cannot be judged for it."""
-
-
 @dataclass(frozen=True)
 class ChannelFinding:
     """One thing that can be wrong with a channel."""
@@ -112,11 +108,10 @@ class ChannelFinding:
     name: str
     """As in audit.json, in gates and as the heading of its column in the table."""
     definition: str
-    rule: Rule
+    rule: Callable[[Evidence, Thresholds], Flags | None]
+    """Says of each channel whether it holds; None where the layer cannot be judged for it."""
     severity: int
     """Suspects are drawn in this order: 0 is the worst, and drawn first."""
-    gate: str
-    """An example of a gate on it, for help texts and messages."""
     remedy: str = "ask for another finding"
     """The hint of the message about a gate on layers that cannot be judged for this finding."""
     yields_to: tuple[str, ...] = ("nonfinite",)
@@ -146,7 +141,7 @@ def correlated(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
         return None
     linked = evidence.correlation > thresholds.redundant_at
     np.fill_diagonal(linked, False)
-    judged = (evidence.nonfinite == 0) & (evidence.count >= _FEWEST)
+    judged = (evidence.nonfinite == 0) & (evidence.count >= 10)
     return np.asarray(linked & judged[:, None] & judged[None, :])
 
 
@@ -159,7 +154,6 @@ FINDINGS: dict[str, ChannelFinding] = {
             "the activation that follows",
             rule=lambda seen, t: None if seen.ceiling is None else seen.ceiling <= t.eps,
             severity=1,
-            gate="dead>5%",
             remedy="dead is judged at a ReLU or ReLU6; constant suits other activations",
         ),
         ChannelFinding(
@@ -167,7 +161,6 @@ FINDINGS: dict[str, ChannelFinding] = {
             definition="one value over all images and positions (and neither dead nor saturated)",
             rule=_constant,
             severity=3,
-            gate="layer3.*:constant>2",
             yields_to=("nonfinite", "dead", "saturated"),
         ),
         ChannelFinding(
@@ -178,7 +171,6 @@ FINDINGS: dict[str, ChannelFinding] = {
                 None if seen.saturated is None else seen.saturated > t.saturated_at
             ),
             severity=2,
-            gate="saturated>10%",
             remedy="it is judged at ReLU6, Sigmoid, Tanh, Hardsigmoid and Hardtanh",
         ),
         ChannelFinding(
@@ -186,7 +178,6 @@ FINDINGS: dict[str, ChannelFinding] = {
             definition="NaN or infinite somewhere; such a channel is judged for nothing else",
             rule=lambda seen, t: seen.nonfinite.astype(bool),
             severity=0,
-            gate="nonfinite>0",
             yields_to=(),
         ),
         ChannelFinding(
@@ -195,7 +186,6 @@ FINDINGS: dict[str, ChannelFinding] = {
             "components",
             rule=_redundant,
             severity=4,
-            gate="redundant>20%",
             remedy="--redundant-at 0.98 asks for it",
         ),
     )
@@ -208,7 +198,6 @@ _FORM = re.compile(
     r"(?:(?P<where>.+):)?(?P<finding>[A-Za-z]+)\s*(?P<sign>>=?)\s*(?P<number>\d+(?:\.\d+)?)"
     r"\s*(?P<percent>%)?"
 )
-GATE_EXAMPLES = ", ".join(FINDINGS[name].gate for name in ("dead", "nonfinite", "constant"))
 
 
 @dataclass(frozen=True)
@@ -219,9 +208,9 @@ class Gate:
     finding: str
     limit: float
     percent: bool
-    """The limit is a share of the channels, in percent; else a count."""
+    """Whether the limit is a share of the channels, in percent; else it is a count."""
     inclusive: bool
-    """`>=`: broken at the limit, too."""
+    """Whether it is broken at the limit, too (`>=`)."""
     where: str = "*"
     """Glob over the layers' names, labels and types."""
 
@@ -234,7 +223,10 @@ def parse_gate(text: str) -> Gate:
     """
     parts = _FORM.fullmatch(text.strip())
     if parts is None:
-        raise UsageError(f"--fail-on {text!r} is no gate", f"for example {GATE_EXAMPLES}")
+        raise UsageError(
+            f"--fail-on {text!r} is no gate",
+            "for example dead>5%, nonfinite>0, 'layer3.*:constant>2'",
+        )
     finding, limit = parts["finding"], float(parts["number"])
     if finding not in FINDINGS:
         close = difflib.get_close_matches(finding, FINDINGS, 1)
@@ -244,7 +236,198 @@ def parse_gate(text: str) -> Gate:
         )
     if parts["percent"] and limit > 100:
         raise UsageError(f"--fail-on {text!r} can never break", "a share is at most 100%")
-    return Gate(
-        text.strip(), finding, limit, bool(parts["percent"]), parts["sign"] == ">=",
-        parts["where"] or "*",
-    )  # fmt: skip
+    share, inclusive = bool(parts["percent"]), parts["sign"] == ">="
+    return Gate(text.strip(), finding, limit, share, inclusive, parts["where"] or "*")
+
+
+# Two runs compared
+
+
+@dataclass(frozen=True)
+class DifferenceMap:
+    """A picture of signed differences."""
+
+    file: str
+    """Relative to the folder of the maps."""
+    image: str
+    label: str
+    stem: str
+    channels: tuple[int, ...]
+    """The drawn channels in tile order: the most changed first."""
+    source: str
+    """`kept tensors` or `pixels`."""
+    limit: float
+    """The relative difference at the ends of the colours."""
+    plan: GridPlan
+    slices: int
+    """Maps side by side of one channel."""
+
+
+@dataclass(frozen=True)
+class ComparedLayer:
+    """One place of the model in both runs, over all images."""
+
+    place: Place
+    type: str
+    """Class name of the layer."""
+    index: int
+    by: Sequence[str]
+    """What its tensors were compared by: `tensors`, `statistics and pixels`, `statistics`."""
+    reason: str | None
+    """Why it could not be compared, in the first image where it could not."""
+    images: Mapping[str, Mapping[str, float | None]]
+    """By image: how many channels are `differing`, and `absolute`, `relative` and `cosine`."""
+    differing: int
+    """Channels that differ in some image, and how many there are."""
+    total: int
+    channel_images: tuple[int, int]
+    """The same, with each channel counted in each image."""
+    channels: Mapping[str, np.ndarray]
+    """`absolute`, `relative`, `cosine` and `unlike`, as in `diff.compare.Change`: the worst of each
+    channel over the images that could be compared, of the channels that all of these have."""
+    cosine: float
+    """The smallest of a whole tensor, over the images in which the layer differs; NaN where only
+    statistics are known."""
+    most_changed: Sequence[int]
+    """The channels that differ most, of those that all images have."""
+    image: str
+    """The image in which the layer differs most; of equals the first."""
+    severity: float
+    """The largest relative difference there, 0..1; 1 where shapes or finite values differ."""
+    change: np.ndarray
+    """[channels]: the largest relative difference of each there, 0..1."""
+    changed: Sequence[int]
+    """The channels that differ there, the most changed first."""
+    difference: DifferenceMap | None = None
+
+    @property
+    def label(self) -> str:
+        """`layer1.0.conv1`; the class name for the model itself."""
+        return self.place.layer or self.type
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """A row of a table, by heading."""
+        row = {"layer": self.label, "type": self.type, "tensor": self.place.stem}
+        differing = sum(bool(numbers["differing"]) for numbers in self.images.values())
+        row["images"] = f"{differing}/{len(self.images)}"
+        row["channels"] = f"{self.differing:,}/{self.total:,}"
+        if self.reason is not None:
+            empty = dict.fromkeys(("absolute", "relative", "cosine"), "")
+            return row | empty | {"most changed": self.reason, "by": ""}
+        lost = self.channels["unlike"].max()
+        return row | {
+            "absolute": f"{self.channels['absolute'].max():.3g}"
+            + (f" ({lost} not finite)" if lost else ""),
+            "relative": f"{self.channels['relative'].max():.3g}",
+            "cosine": f"{self.cosine:.6f}" if math.isfinite(self.cosine) else "",
+            "most changed": ", ".join(map(str, self.most_changed)),
+            "by": " or ".join(self.by),
+        }
+
+    @property
+    def words(self) -> list[tuple[str, str]]:
+        """What the page says of it: the cells behind its name that hold something."""
+        return [(heading, cell) for heading, cell in list(self.cells.items())[3:] if cell]
+
+
+@dataclass(frozen=True)
+class OnlyIn:
+    """The images and layers that one run has and the other has not."""
+
+    images: Mapping[str, str]
+    """What became of each image, by name, in the other run."""
+    places: Mapping[tuple[Place, str], str]
+    """What became of each (place, type of the layer) in the other run."""
+
+    @property
+    def words(self) -> list[str]:
+        """A line for each."""
+        images = [f"image {name} ({reason})" for name, reason in self.images.items()]
+        return images + [
+            f"layer {place.layer or type} {place.stem} ({reason})"
+            for (place, type), reason in self.places.items()
+        ]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs compared."""
+
+    base: Path | Url
+    new: Path | Url
+    asked: DiffThresholds
+    images: tuple[str, ...]
+    layers: tuple[ComparedLayer, ...]
+    """Those of both runs, in the order in which the model came to them."""
+    only_in_base: OnlyIn
+    only_in_new: OnlyIn
+    incomplete: Mapping[str, Sequence[str]]
+    """Names of images that are left out as incomplete, under `base` and `new`."""
+
+    @property
+    def differing(self) -> tuple[ComparedLayer, ...]:
+        """The layers that differ."""
+        return tuple(layer for layer in self.layers if layer.differing)
+
+    @property
+    def first(self) -> ComparedLayer | None:
+        """The first layer that diverges."""
+        return next(iter(self.differing), None)
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        """How many channels of all layers differ in some image, and how many there are."""
+        return sum(one.differing for one in self.layers), sum(one.total for one in self.layers)
+
+    @property
+    def channel_images(self) -> tuple[int, int]:
+        """The same, with each channel counted in each image."""
+        counts = [layer.channel_images for layer in self.layers]
+        return sum(differing for differing, _ in counts), sum(total for _, total in counts)
+
+    @property
+    def ratio(self) -> float:
+        """Share of channels that differ, each counted in each image."""
+        differing, total = self.channel_images
+        return differing / total if total else 0.0
+
+    @property
+    def within(self) -> bool:
+        """Whether no more channels differ than the thresholds allow."""
+        return self.ratio <= self.asked.max_diff_ratio
+
+    @property
+    def equal(self) -> bool:
+        """Whether the runs are equal, as far as the thresholds ask."""
+        added = self.only_in_new.words and not self.asked.ignore_added
+        return self.within and not self.only_in_base.words and not added
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 4 where the runs differ."""
+        return 0 if self.equal else CHECK_FAILED
+
+    @property
+    def words(self) -> str:
+        """The whole result in a line."""
+        differing, total = self.channels
+        where = "" if self.first is None else f", first at {self.first.label} ({self.first.type})"
+        tensors, images = counted(len(self.layers), "tensor"), counted(len(self.images), "image")
+        share = f"{self.ratio:.2%}"
+        if len(self.images) > 1:
+            some, every = self.channel_images
+            share = f"{some:,} of {every:,} counted in each image, {share}"
+        return (
+            f"{'equal' if self.equal else 'different'}: {tensors} of {images} compared, "
+            f"{differing:,} of {counted(total, 'channel')} differ ({share}){where}"
+        )
+
+    @property
+    def lists(self) -> dict[str, Sequence[str]]:
+        """What only one run has, or has in part, under titles."""
+        return {
+            "Only in BASE": self.only_in_base.words,
+            "Only in NEW": self.only_in_new.words,
+            **{f"Incomplete in {side.upper()}": names for side, names in self.incomplete.items()},
+        }

@@ -63,7 +63,7 @@ BAD = [
     ("inputs", 1.5, "inputs=1.5: expected an integer ≥ 1"),
     ("interpolation", "sinc", "interpolation=sinc: expected one of nearest"),
     ("capture", "foo", "capture=foo: expected some of output, input, grad, grad-input"),
-    ("target", "5", "'5' cannot be read"),
+    ("target", "x", "'x' cannot be read"),
     ("grad_rule", "x", "grad_rule=x: expected one of plain, guided, deconv"),
     ("ablate", "5", "ablate='5' cannot be read"),
     ("edit", "conv:0.1", "edit='conv:0.1' cannot be read"),
@@ -91,12 +91,19 @@ GOOD: list[tuple[Any, str, object, object]] = [
     (InputOptions, "size", "224,320", (224, 320)),
     (InputOptions, "mean", ".5,.5,.5", (0.5, 0.5, 0.5)),
     (DrawOptions, "order", "Similarity", "similarity"),
+    (DrawOptions, "format", "JPEG", "jpg"),
+    (ModelOptions, "weights", "None", "none"),
+    (ModelOptions, "model_args", ["@hparams"], {}),
+    (PassOptions, "target", 281, "class:281"),
+    (PassOptions, "target", "281", "class:281"),
+    (RunOptions, "layers", "Conv2d[0], fn:add[1:],Net.[01]", "Conv2d#0, fn:add#1:,Net.[01]"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "name", "given", "value"), GOOD)
 def test_values_as_one_gives_them(kind: Any, name: str, given: object, value: object) -> None:
-    """None is the default of a list; numbers of numpy, lists of texts and any case are read."""
+    """None is the default of a list; numbers of numpy, lists of texts, any case, and what other
+    tools write are read."""
     further = {"spec": "net"} if kind is ModelOptions else {}
     assert getattr(read(kind, {name: given, **further}), name) == value
 

@@ -79,8 +79,10 @@ def test_an_image_that_fails_says_so(tiny: nn.Module, picture: Path, tmp_path: P
     assert [image.name for image in result.failures] == ["broken.png"] and result.exit_code == 3
     (failed,) = result.failures
     assert failed.captures == () and "broken.png" in str(failed.error)
-    with pytest.raises(StoreError, match=r"broken\.png failed"):
-        _ = failed.input
+    alone = fv.run(tiny, tmp_path / "broken.png", "Conv2d", **AS_IT_IS)
+    for read in (lambda: failed.input, lambda: failed.captures[0], lambda: alone.captures[0]):
+        with pytest.raises(StoreError, match=r"broken\.png failed"):
+            read()
     assert repr(result) == "<Run of 2 images, 1 failed: 1 picture>"
     assert "broken.png failed" in result._repr_html_()
 

@@ -77,7 +77,7 @@ def test_kernels_are_those_of_the_command(
     assert all(module.training for module in tiny.modules())
     with pytest.raises(UsageError, match="no option overlay"):
         fv.kernels(tiny, overlay=0.5)  # type: ignore[call-arg]
-    kernels.folder.joinpath(str(kernels.row["file"])).unlink()
+    kernels.of.folder.joinpath(str(kernels.row["file"])).unlink()
     with pytest.raises(StoreError, match=r"kernel\.png' cannot be read|kernel\.png cannot be read"):
         _ = kernels.image
 
@@ -115,7 +115,7 @@ def test_exemplars_are_those_of_the_command(
     told = json.loads((tmp_path / "e" / "exemplars.json").read_text())
     assert all((tmp_path / "e" / name).is_file() for name in told.pop("files"))
     found = fv.exemplars(tiny, photos, nn.Conv2d, top=2, pick="mean", **AS_IT_IS)
-    content = json.loads(json.dumps(dict(found.record.as_json())))
+    content = json.loads(json.dumps(dict(found.document)))
     assert {**told, "model": None} == {**content, "model": None}
     (layer,) = found.layers
     sheet = Image.open(tmp_path / "e" / layer.sheet)

@@ -37,9 +37,6 @@ COMMANDS = [
     ("model.pth cat.jpg", "No such command", "did you mean run? featviz run model.pth cat.jpg"),
     ("cat.jpg", "No such command", "did you mean run? featviz run MODEL IMAGE..."),
     ("model.pth", "No such command", "did you mean layers? featviz layers model.pth"),
-    ("help", "No such command 'help'", "did you mean --help? featviz --help"),
-    ("version", "No such command 'version'", "did you mean --version? featviz --version"),
-    ("--verison", "No such option '--verison'", "did you mean --version? featviz --version"),
     (
         "--layers b1 run model.pth cat.jpg",
         "No such option '--layers'",
@@ -67,20 +64,38 @@ OPTIONS = [
 ]
 
 LISTS = [
-    (f"{RUN} --layers b1, b2", "--layers 'b1,' ends with a comma", "spaces: --layers b1,b2"),
+    (f"{RUN} --layers b1, b2", "--layers b1, b2: a space cuts the list", "spaces: --layers b1,b2"),
+    (f"{RUN} --layers b1 b2", "--layers b1 b2: a space cuts the list", "spaces: --layers b1,b2"),
+    (f"{RUN} --size 224 224", "--size 224 224: a space cuts the list", "spaces: --size 224,224"),
+    ("layers model.pth --layers b1 b3", "--layers b1 b3: a space cuts", "--layers b1,b3"),
     (
         "run --layers Conv2d, ReLU, b1 model.pth cat.jpg",
-        "--layers 'Conv2d,' ends with a comma: a space cuts the list in two",
+        "--layers Conv2d, ReLU,: a space cuts the list in two",
         "write the list without spaces: --layers Conv2d,ReLU",
     ),
-    (f"{RUN} --mean 0.5, 0.5, 0.5", "ends with a comma", "--mean 0.5,0.5"),
+    (f"{RUN} --mean 0.5, 0.5, 0.5", "a space cuts the list", "--mean 0.5,0.5"),
+    (
+        "run model.pth my photo.jpg",
+        "'my photo.jpg' is there, and a space cuts it in two",
+        "quote it: featviz run model.pth 'my photo.jpg'",
+    ),
 ]
 
 PLACES = [
-    ("layers", "Missing argument 'MODEL'", "for example: featviz layers resnet18"),
-    ("run model.pth", "Missing argument 'IMAGE'", "featviz run model.pth photo.jpg"),
-    ("report", "Missing argument 'RUN'", "for example: featviz report featviz-out"),
-    ("diff ran", "Missing argument 'NEW'", "for example: featviz diff ran after"),
+    ("layers", "featviz layers needs a MODEL", "for example: featviz layers resnet18"),
+    ("run model.pth", "featviz run needs an IMAGE", "featviz run model.pth photo.jpg"),
+    (
+        "report",
+        "report needs a folder that `featviz run` wrote",
+        "example: featviz report featviz-o",
+    ),
+    ("report nope", "Directory 'nope' does not exist", "the current folder has no 'nope'"),
+    ("diff ran", "featviz diff needs NEW, a folder that", "for example: featviz diff ran after"),
+    (
+        "look net.py:Net weights.pth cat.jpg",
+        "'weights.pth' is no image but weights",
+        "they stand behind --weights: featviz look net.py:Net --weights=weights.pth cat.jpg",
+    ),
     ("run cat.jpg", "'cat.jpg' is an image", "MODEL comes first: featviz run resnet18 cat.jpg"),
     ("run photos", "'photos' is a folder of images", "featviz run resnet18 photos"),
     ("run cat.jpg photos/a.png", "'cat.jpg' is an image", "featviz run resnet18 cat.jpg"),
@@ -95,6 +110,7 @@ PLACES = [
 MODELS = [
     ("run resnet81 cat.jpg", "or file named 'resnet81'", "did you mean resnet18,"),
     ("run resnt18 cat.jpg", "or file named 'resnt18'", "? featviz run resnet18 cat.jpg"),
+    ("run weights.pth cat.jpg --arch Net", "'Net' names no file", "cat.jpg --arch net.py:Net"),
     ("run weights.pth cat.jpg --arch resnt18", "named 'resnt18'", "cat.jpg --arch resnet18"),
     ("run modle.pth cat.jpg", "no model file 'modle.pth'", "featviz run model.pth cat.jpg"),
     ("run far/x.pth cat.jpg", "no model file 'far/x.pth'", "check the path"),
@@ -153,7 +169,7 @@ VALUES = [
     ("report ex", "ex is no run directory: it holds exemplars", "report RUN --exemplars ex` shows"),
     ("sheet aud --layer x", "aud is no run directory: it holds an audit", "`featviz report aud`"),
     ("report ran --kernels photos", "photos holds no kernels", "a folder that `featviz kernels`"),
-    ("sheet gone --layer x", "gone is no run directory", "give a folder that `featviz run` wrote"),
+    ("sheet gone --layer x", "Directory 'gone' does not exist", "current folder has no 'gone'"),
     ("diff gone photos", "Directory 'gone' does not exist", "the current folder has no 'gone'"),
     ("diff notes.txt photos", "notes.txt is a file, not a run directory", "give a folder"),
     (f"{RUN} --out cat.jpg", "--out cat.jpg is the input", ""),
@@ -188,7 +204,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "bad.toml").write_text("[run]\nlayer = 'b1'\n")
     (root / "worse.toml").write_text("[run]\nlayers = ['b1'\nnrow = 3\n")
     pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), np.uint8)
-    for name in ("cat.jpg", "photos/a.png"):
+    for name in ("cat.jpg", "my photo.jpg", "photos/a.png"):
         Image.fromarray(pixels).save(root / name)
     return root
 

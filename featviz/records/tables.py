@@ -20,7 +20,7 @@ class PictureFormat:
     """Pixels that a picture may have in one direction."""
     save: Mapping[str, object] | None
     """Options with which Pillow writes it; None for PNG, which our own encoder writes."""
-    lossless: bool = True
+    words: str = "lossless"
     grey: bool = True
     """Whether a picture of greys is written as such, instead of as RGB."""
     levels: bool = False
@@ -36,32 +36,24 @@ class PictureFormat:
         return f".{self.name}"
 
     @property
-    def words(self) -> str:
-        """For help texts."""
-        return "lossless" if self.lossless else "with losses"
+    def lossless(self) -> bool:
+        """Whether its pixels come back as they were."""
+        return self.words == "lossless"
 
 
-_LISTED = (
-    PictureFormat("png", "PNG", "image/png", 2**31 - 1, save=None, levels=True),
-    PictureFormat(
-        *("webp", "WEBP", "image/webp", 16_383),
-        save={"lossless": True},
-        grey=False,
+_JPG = {"quality": 95, "subsampling": 0}
+_AVIF = {"quality": 95, "subsampling": "4:4:4", "speed": 8}
+FORMATS = {
+    "png": PictureFormat("png", "PNG", "image/png", 2**31 - 1, None, levels=True),
+    "webp": PictureFormat("webp", "WEBP", "image/webp", 16_383, {"lossless": True}, grey=False),
+    "jpg": PictureFormat(
+        *("jpg", "JPEG", "image/jpeg", 65_500, _JPG, "with losses"), comment="comment"
     ),
-    PictureFormat(
-        *("jpg", "JPEG", "image/jpeg", 65_500),
-        save={"quality": 95, "subsampling": 0},
-        lossless=False,
-        comment="comment",
-    ),
-    PictureFormat(
-        *("avif", "AVIF", "image/avif", 32_768),  # what libavif reads
-        save={"quality": 95, "subsampling": "4:4:4", "speed": 8},
-        lossless=False,
+    "avif": PictureFormat(  # 32,768 is what libavif reads
+        *("avif", "AVIF", "image/avif", 32_768, _AVIF, "with losses"),
         needs="pip install 'pillow>=11.3'",
     ),
-)
-FORMATS = {format.name: format for format in _LISTED}
+}
 """By name; `--format`, the encoder, the reader of run directories and the report read it."""
 
 SUFFIXES = tuple(format.suffix for format in FORMATS.values())
@@ -79,34 +71,29 @@ class CaptureKind:
     """Whether it is a gradient, which needs a backward pass."""
     help: str
     """The name for help texts, explained where it needs to be."""
-    normalize: str = "auto"
-    """The normalisation that `auto` stands for; `auto` where the picture decides."""
-    cmap: str = "auto"
-    """The colormap that `auto` stands for; `auto` where the picture decides."""
 
+    @property
+    def normalize(self) -> str:
+        """The normalisation that `auto` stands for; `auto` where the picture decides. Of gradients
+        a few large values would else leave all others white."""
+        return "symmetric-percentile:99" if self.backward else "auto"
 
-_CLIPPED = "symmetric-percentile:99"
-"""Of gradients, where a few large values would else leave all others white."""
+    @property
+    def cmap(self) -> str:
+        """The colormap that `auto` stands for; `auto` where the picture decides."""
+        return "coolwarm" if self.backward else "auto"
+
 
 SALIENCY = "saliency"
 """The key of the picture of all channels of a gradient of the image; its values have no sign."""
 
-KINDS: dict[str, CaptureKind] = {
+KINDS = {
     kind.name: kind
     for kind in (
         CaptureKind("output", "output", False, "output"),
         CaptureKind("input", "input", False, "input"),
-        CaptureKind(
-            "grad", "output", True, "grad (the gradient at its output)", _CLIPPED, "coolwarm"
-        ),
-        CaptureKind(
-            "grad-input",
-            "input",
-            True,
-            "grad-input (the gradient at its input)",
-            _CLIPPED,
-            "coolwarm",
-        ),
+        CaptureKind("grad", "output", True, "grad (the gradient at its output)"),
+        CaptureKind("grad-input", "input", True, "grad-input (the gradient at its input)"),
     )
 }
 """By name, in the order of help texts. Gradients have zero in the middle of their colours, and a
@@ -141,7 +128,7 @@ class Reduction:
     """
 
 
-REDUCTIONS: dict[str, Reduction] = {
+REDUCTIONS = {
     reduction.name: reduction
     for reduction in (
         Reduction("mean", "mean", "their mean"),
@@ -167,8 +154,7 @@ REDUCTIONS: dict[str, Reduction] = {
         Reduction("hirescam", "HiResCAM", "HiResCAM", weighs=True),
         Reduction("xgradcam", "XGrad-CAM", "XGrad-CAM, for and against", weighs=True, signed=True),
         Reduction(
-            "gradxact",
-            "gradient × activation",
+            *("gradxact", "gradient × activation"),
             "the sum of gradient × activation, for and against",
             weighs=True,
             signed=True,

@@ -1,0 +1,430 @@
+"""Passive data that stages hand to each other: layers and the tensors taken there, hints on their
+layout, images, and what became of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+
+from featviz.files.urls import Remote, Url
+from featviz.text import percent, printable
+
+if TYPE_CHECKING:  # completion of a shell imports this, and has no time for numpy
+    import numpy as np
+    from numpy.typing import NDArray
+
+Bytes: TypeAlias = "NDArray[np.uint8]"
+Floats: TypeAlias = "NDArray[np.float32]"
+Integers: TypeAlias = "NDArray[np.int64]"
+
+STAT_COLUMNS = ("min", "max", "mean", "std", "zero_fraction", "nonfinite")
+"""The columns of every array in `stats.npz`."""
+
+UNLIKE_OUTPUTS = "its shape changed, or it is complex, sparse or nested"
+"""Why the outputs of two passes are not compared, for people."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module of the model, or a function that a module calls, as selectors see it."""
+
+    index: int
+    """Position in `model.named_modules()`, where a shared module counts in each place from which it
+    is called; of a function that of its module; 0 is the model."""
+    name: str
+    """Qualified name, `layer1.0.conv1`; empty for the model itself."""
+    type: str
+    """Class name, `Conv2d`; `fn:add` for a function."""
+    classes: tuple[str, ...] = ()
+    """Class names along the MRO, most derived first, without `object`."""
+    aliases: tuple[str, ...] = ()
+    """Further qualified names of a shared module in the same place; of a function, those of its
+    module."""
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it is a function called inside a module: `layer1.0/fn:add`."""
+        return self.type.startswith("fn:")
+
+    @property
+    def owner(self) -> str:
+        """Qualified name of the module; of a function, of the module that calls it."""
+        return self.name.rpartition("fn:")[0].rstrip("/") if self.is_function else self.name
+
+    @property
+    def label(self) -> str:
+        """The name for people: the class name for the model itself."""
+        return self.name or self.type
+
+
+class Place(NamedTuple):
+    """Where in a run's image a tensor was met, by name: what two runs are matched by."""
+
+    layer: str
+    """Qualified name; empty for the model itself."""
+    kind: str
+    call: int
+    key: str
+
+    @property
+    def stats_key(self) -> str:
+        """Its key in stats.npz."""
+        return "|".join(map(str, self))
+
+    @property
+    def stem(self) -> str:
+        """`output`, `output.call1`, `output.call1.boxes`."""
+        call = f".call{self.call}" if self.call else ""
+        return f"{self.kind}{call}" + (f".{self.key}" if self.key else "")
+
+
+@dataclass(frozen=True)
+class Site:
+    """The place of a captured tensor: the file `KIND[.callN][.KEY]` of a layer."""
+
+    layer: Layer
+    kind: str
+    """One of the capture kinds, `output`, `input`, `grad`, `grad-input`; or `kernel`."""
+    call: int
+    """0 for the first call of the module with this image."""
+    key: str
+    """Path inside a tuple, list or dict (`0`, `boxes`, `0.feat`); empty for a plain tensor."""
+
+    @property
+    def place(self) -> Place:
+        """The same by name."""
+        return Place(self.layer.name, self.kind, self.call, self.key)
+
+    @property
+    def stem(self) -> str:
+        """File name without extension."""
+        return self.place.stem
+
+    def inside(self, key: str) -> Site:
+        """A part of this tensor, by name; the tensor itself for an empty one."""
+        return replace(self, key=f"{self.key}.{key}".lstrip(".")) if key else self
+
+    @property
+    def stats_key(self) -> str:
+        """Key of this tensor's statistics in `stats.npz`."""
+        return self.place.stats_key
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What one tensor is made of, followed through the model's functions from the image on."""
+
+    weights: bool = False
+    """Whether a softmax inside an attention made it."""
+    grid: tuple[int, int, int] | None = None
+    """Time steps, height and width of the map each of whose places the tensor holds once; None
+    where it is no such tensor."""
+    axes: tuple[int, ...] = ()
+    """The axes along which the places change; along the others are channels."""
+    places: NDArray[np.int64] | None = field(default=None, compare=False)
+    """For each index into `axes`, the last one fastest, the place in the map, row by row; -1
+    for a value beside the map."""
+
+
+@dataclass(frozen=True)
+class Hints:
+    """Facts on a tensor's layout that its shape does not show."""
+
+    input_size: tuple[int, int] | None = None
+    """Height and width of what the layers see: of the input, unless the model resizes it."""
+    time: int | None = None
+    """Time steps of a clip behind the first convolution."""
+    patch: tuple[int, int] | None = None
+    """Height and width in pixels of the patches that become tokens, where the model cuts such."""
+    prefix: tuple[str, ...] = ()
+    """Names of the tokens in front of the grid, in their order: `class_token`, ..."""
+    attention: bool = False
+    """Whether the layer is an attention, or inside one."""
+    features_last: bool = False
+    """Whether the layer makes or scales the numbers along the last axis, as linear layers do: its
+    output is no attention, even where there are as many numbers as tokens."""
+    tokens: int | None = None
+    """The only number of tokens that there can be; 0 where there are none."""
+    channels: Literal["first", "last"] | None = None
+    """Where a layer has its channels, if that is certain: behind the batch in torch's own
+    convolutions, normalisations and poolings."""
+    origin: Origin | None = None
+    """What the tensor is made of, where that has been followed; None before a forward pass."""
+    layout: str | None = None
+    """The user's choice of the layout: a name of `layouts.LAYOUTS`, or `tokens:14x20+1`."""
+
+
+@dataclass(frozen=True)
+class Raster:
+    """An image that is no photograph, as numbers: any channels, or a volume."""
+
+    values: np.ndarray
+    """float32 [C, H, W], or [C, D, H, W] for a volume of D slices; for a function of the user's
+    own the array as the file holds it, of any shape and type."""
+    words: str
+    """What the numbers are, for the manifest: `uint16 / 65535`."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        return self.values.shape[-1], self.values.shape[-2]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The input of one forward pass: an image, the frames of a clip, or several images."""
+
+    name: str
+    """Unique, relative, with forward slashes: the image's folder in the run directory."""
+    paths: tuple[Path | Remote, ...]
+    archive: str | None = None
+    """The archive that holds the file, by which `Shard` divides; None for files of their own."""
+
+    @property
+    def path(self) -> Path | Remote:
+        """The file, or the first of several."""
+        return self.paths[0]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of the images: every `count`-th, from the one at `index` on; or whole archives, where
+    all images lie in archives and there are enough of them, so that each is read by one process."""
+
+    index: int = 0
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.index + 1}/{self.count}"
+
+    def of(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+        """Those samples that are in this part: each is in exactly one."""
+        return [samples[number] for number in self.numbers(samples)]
+
+    def numbers(self, samples: Sequence[Sample]) -> Sequence[int]:
+        """The places of those samples in the whole, in their order."""
+        archives = list(dict.fromkeys(sample.archive for sample in samples))
+        if None in archives or len(archives) < self.count:
+            return range(self.index, len(samples), self.count)
+        mine = set(archives[self.index :: self.count])
+        return [number for number, sample in enumerate(samples) if sample.archive in mine]
+
+
+class Tiles(Protocol):
+    """The tiles of a picture, uint8 [N, h, w] or [N, h, w, 3]: an array, or what makes them as they
+    are asked for."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole array."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """What is held in memory."""
+        ...
+
+    def __getitem__(self, part: slice, /) -> Bytes:
+        """Some of the tiles."""
+        ...
+
+
+@dataclass(frozen=True)
+class GridPlan:
+    """The geometry of a picture, in pixels; tiles run row by row."""
+
+    maps: int
+    columns: int
+    """Tiles in a row; make_grid calls it nrow."""
+    rows: int
+    map_size: tuple[int, int]
+    """Height and width of one map, before it is enlarged."""
+    scale: tuple[int, int]
+    """Whole factors by which a map is enlarged, down and across."""
+    padding: int
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Height and width of one drawn tile without its padding."""
+        return self.map_size[0] * self.scale[0], self.map_size[1] * self.scale[1]
+
+    @property
+    def height(self) -> int:
+        """Height of the picture."""
+        return self.rows * (self.tile[0] + self.padding) + self.padding
+
+    @property
+    def width(self) -> int:
+        """Width of the picture."""
+        return self.columns * (self.tile[1] + self.padding) + self.padding
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of the picture."""
+        return self.height * self.width
+
+    def box(self, number: int) -> tuple[int, int, int, int]:
+        """Left, top, width and height of a tile in the picture."""
+        row, column = divmod(number, self.columns)
+        height, width = self.tile
+        left = self.padding + column * (width + self.padding)
+        return left, self.padding + row * (height + self.padding), width, height
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """One of the classes that a model thinks most likely."""
+
+    index: int
+    name: str | None
+    """None where the weights have no names."""
+    score: float
+    probability: float
+    """Its softmax, 0..1."""
+
+    @property
+    def title(self) -> str:
+        """The class for people: `tabby`, or `class 281`."""
+        return self.name or f"class {self.index}"
+
+    @property
+    def words(self) -> str:
+        """For people: `tabby 43.1 %`."""
+        return f"{self.title} {percent(self.probability)}"
+
+
+def finite(value: float | None) -> float | None:
+    """The value for JSON, which has neither NaN nor infinity."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the model said of an input."""
+
+    prediction: tuple[Guess, ...] = ()
+    before: tuple[Guess, ...] = ()
+    intervened: bool = False
+    """Whether interventions changed the outputs of layers."""
+    largest_change: float | None = None
+    """The largest change of a finite value of the model's output by the interventions; None where
+    the outputs cannot be compared (UNLIKE_OUTPUTS)."""
+    nonfinite: int = 0
+    """Values of the output that are NaN or infinite with the interventions or without, but not
+    alike in both."""
+    target: float | None = None
+    """The value that was differentiated; None where there was no backward pass."""
+    target_title: str = ""
+    """What was differentiated, for people: the class's name or number, or the target as it was
+    asked for; empty where there was no backward pass."""
+    idle: tuple[str, ...] = ()
+    """What was asked for and changed nothing, in words."""
+
+    @property
+    def effect(self) -> dict[str, object]:
+        """What the interventions did, for manifests and JSON lines."""
+        before = [asdict(guess) for guess in self.before]
+        change = finite(self.largest_change)
+        return {"largest_change": change, "nonfinite": self.nonfinite, "before": before}
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A tensor of a selected layer that could not be drawn: a row of `skipped`."""
+
+    layer: str
+    type: str
+    index: int
+    kind: str
+    call: int
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ImageResult:
+    """What became of one image."""
+
+    name: str
+    """Its path relative to the argument it came from; `image-0.png` for one in memory."""
+    folder: str
+    """Its folder, relative to the run directory."""
+    rows: tuple[Any, ...] = ()
+    """Of `rundir.schema.Capture`, which stands on a floor above."""
+    skipped: tuple[Skip, ...] = ()
+    never_ran: tuple[str, ...] = ()
+    """Selected layers that did not run."""
+    error: str | None = None
+    """What went wrong; None for a complete image."""
+    hint: str | None = None
+    outcome: Outcome = field(default_factory=Outcome)
+    kept: bool = False
+    """It was complete before, and `resume` left it as it was."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What became of a run."""
+
+    root: Path | Url
+    """The run directory, or its URL."""
+    images: tuple[ImageResult, ...] = ()
+    missing: tuple[str, ...] = ()
+    """Images that were not reached: the run was stopped."""
+    interrupted: bool = False
+    pictures: int = 0
+    whole: bool = True
+    """Whether no image of the run is missing, those of other shards included."""
+    all_failures: int = 0
+    """The number of images of the run that failed, those of other shards included."""
+
+    @property
+    def failures(self) -> tuple[ImageResult, ...]:
+        """The images that failed."""
+        return tuple(image for image in self.images if image.error is not None)
+
+    @property
+    def drew_nothing(self) -> bool:
+        """Whether images are complete, and none has a picture."""
+        return len(self.failures) < len(self.images) and not self.pictures
+
+    @property
+    def exit_code(self) -> int:
+        """0 all complete, 3 some failed, 1 all failed, stopped at one or drew nothing, 130
+        interrupted."""
+        if self.interrupted:
+            return 130
+        if self.drew_nothing:
+            return 1
+        if not self.failures:
+            return 0
+        return 3 if len(self.failures) < len(self.images) and not self.missing else 1
+
+
+class TextTable(NamedTuple):
+    """A table of words."""
+
+    headings: Sequence[str]
+    numbers: Collection[str]
+    """Headings of the columns that are set flush right."""
+    rows: Sequence[Sequence[str]]
+    totals: Sequence[Sequence[str]] = ()
+    footer: Sequence[str] = ()
+    above: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        """All of it as plain text, columns apart by two spaces; control characters are escaped."""
+        rows = [self.headings, *self.rows, *self.totals]
+        cells = [[printable(str(cell)) for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = []
+        for row in cells:
+            parts = [
+                words.rjust(width) if heading in self.numbers else words.ljust(width)
+                for words, width, heading in zip(row, widths, self.headings, strict=True)
+            ]
+            lines.append("  ".join(parts).rstrip())
+        return "\n".join([*map(printable, self.above), *lines, *map(printable, self.footer)])
