@@ -29,10 +29,9 @@ TOP = 4
 
 
 def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
-    """A layer's output as [images, channels, positions].
+    """A layer's output (`layout.to_floats`) as [images, channels, positions].
 
     Args:
-        tensor: dense, float32 (`layout.to_floats`).
         axis: where the channels are.
         images: how many went in as one batch; the first axis holds so many, or a multiple.
 
@@ -123,7 +122,7 @@ def _ratio(above: Doubles, below: Doubles) -> Doubles:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a call gave for a batch, in numbers: those of `statistics` and `Covariance`."""
+    """The output of a call for a batch, in numbers: those of `statistics` and `Covariance`."""
 
     stats: Floats
     positions: int
@@ -133,7 +132,7 @@ class Measured:
 
 @dataclass
 class Tally:
-    """What C channels of a watched call gave so far: numbers, and the images that excite each most.
+    """Running numbers of a call's C channels, and the images that excite each most.
 
     Extremes, mean and deviations are those of finite values; a channel without any has min inf,
     max -inf and mean 0.
@@ -141,8 +140,7 @@ class Tally:
 
     sums: Doubles
     """[C, 8]: count of finite values, min, max, mean, sum of squared deviations, and how many are
-    zero, not finite, and at a bound (NaN where the layer has none). One array, so that a channel
-    lies in one line of the cache."""
+    zero, not finite, and at a bound (NaN where the layer has none)."""
     best: Doubles
     """The largest maxima [C, TOP]; a non-finite value counts as inf, -inf stands for no image."""
     images: Integers
@@ -205,18 +203,18 @@ class Census:
     faults: dict[Call, str] = field(default_factory=dict)
     """Calls that gave something that cannot be counted, with the reason."""
     unforeseen: set[str] = field(default_factory=set)
-    """Calls of watched layers that the trace had not."""
+    """Calls of watched layers that the trace has not."""
     fault: Exception | None = None
     """A bug of ours, to tell it from a fault of the model."""
     _images: Integers = field(default_factory=lambda: np.empty(0, np.int64))
     _measured: list[tuple[Call, Measured]] = field(default_factory=list)
 
     def begin(self, batch: Batch) -> None:
-        """The next tensors come from these images."""
+        """Start a batch; what was not committed is forgotten."""
         self._images, self._measured = np.array(batch.images), []
 
     def commit(self) -> None:
-        """The model is through with them: count what they gave."""
+        """Count the batch, which the model has taken."""
         for call, part in self._measured:
             channels = part.stats.shape[1]
             if call not in self.tallies:
@@ -241,8 +239,7 @@ class Census:
             rows = to_rows(layout.to_floats(out.detach()), spot.axis, len(self._images))
             numbers, saturated = statistics(rows, spot.activation or Activation())
             covariance = Covariance.of_rows(rows) if call in self.correlate else None
-            part = Measured(numbers, rows.shape[2], saturated, covariance)
-            self._measured.append((call, part))
+            self._measured.append((call, Measured(numbers, rows.shape[2], saturated, covariance)))
         except LayoutError as error:
             self.faults.setdefault(call, error.message)
         except Exception as error:

@@ -131,10 +131,6 @@ def totals(layers: Sequence[Row]) -> dict[str, Any]:
     return {"channels": channels, "findings": counts, "judged": judged_channels, "apoz": apoz}
 
 
-_NAMED = 8
-"""Channels of a layer that a message names."""
-
-
 def covered(gate: Gate, layers: Sequence[Row]) -> list[Row]:
     """The layers that a gate speaks of and that are judged for its finding.
 
@@ -150,7 +146,7 @@ def covered(gate: Gate, layers: Sequence[Row]) -> list[Row]:
     if not named:
         raise UsageError(
             f"--fail-on {gate.text!r}: no audited layer is called {gate.where!r}",
-            f"there is {', '.join(str(layer['label']) for layer in layers[:_NAMED])}",
+            f"there is {', '.join(str(layer['label']) for layer in layers[:8])}",
         )
     if not judged:
         raise UsageError(
@@ -190,7 +186,7 @@ def worse(layers: Sequence[Row], baseline: Sequence[Row]) -> Verdict:
         for name, now in layer["findings"].items():
             before = earlier.get(layer["label"], {}).get(name)
             if before is not None and len(now) > len(before):
-                new = listed([str(channel) for channel in sorted({*now} - {*before})], _NAMED)
+                new = listed([str(channel) for channel in sorted({*now} - {*before})], 8)
                 words = f"{len(now)} {name}, {len(before)} in the baseline (new: {new})"
                 worsened.append(f"{layer['label']}: {words}")
     return Verdict("baseline", not worsened, "; ".join(worsened) or "nothing got worse")

@@ -141,8 +141,8 @@ def look(
         inputs=options.inputs,
     )
     found = find_images(images, run)
-    loaded = isinstance(model, LoadedModel)
-    name = type(model.module).__name__ if loaded else Path(model.spec).name
+    spec = model.spec if isinstance(model, ModelOptions) else type(model.module).__name__
+    name = Path(spec).name
     short = re.sub(r"\.(pth|pt2?|ckpt|bin|safetensors|py)\b", "", name).replace(":", "-")
     out = options.out or Path(safe_name(f"look-{short}-{Path(found[0].name).stem}.png"))
     check_files("look", [out], model, found, options.overwrite)
