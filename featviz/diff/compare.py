@@ -57,10 +57,8 @@ class Change:
         return float(_cosine(known.sum(0, keepdims=True))[0]) if len(known) else math.nan
 
     def differs(self, tolerance: float) -> np.ndarray:
-        """Which channels, bool, have a value beyond the tolerance, or one that is finite on one
-        side only."""
-        differing: np.ndarray = (self.relative > tolerance) | (self.unlike > 0)
-        return differing
+        """Which channels have a value beyond the tolerance, or one that is finite on one side."""
+        return np.asarray((self.relative > tolerance) | (self.unlike > 0))
 
 
 def worst_first(relative: np.ndarray, unlike: np.ndarray, among: np.ndarray) -> list[int]:
@@ -87,10 +85,8 @@ class Finding:
     @property
     def severity(self) -> tuple[float, float]:
         """The largest difference and the share of channels that differ; the larger, the worse."""
-        worst = (
-            1.0 if self.reason or self.change.unlike.any() else float(self.change.relative.max())
-        )
-        return worst, float(self.differs.mean())
+        lost = bool(self.reason) or bool(self.change.unlike.any())
+        return 1.0 if lost else float(self.change.relative.max()), float(self.differs.mean())
 
 
 @dataclass(frozen=True)
@@ -128,13 +124,9 @@ def is_part(row: Capture) -> bool:
 
 def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> Values | None:
     """Read the values of each channel from a kept tensor, in the order of the maps where
-    `Layout.in_map_order` says so.
-
-    Tokens beside a grid are left out, `behind` of them behind it: they have rows of their own.
-
-    Returns:
-        None where the layout does not make the manifest's channels of this shape.
-    """
+    `Layout.in_map_order` says so; None where the layout does not make the manifest's channels of
+    this shape. Tokens beside a grid are left out, `behind` of them behind it: they have rows of
+    their own."""
     layout = LAYOUTS.get(row.layout)
     if layout is None or array.ndim not in layout.dimensions:
         return None
@@ -163,8 +155,8 @@ def from_picture(
         stats: [channels, 6], of all channels of the tensor.
 
     Returns:
-        None where the picture has not the size that the manifest says, shows no channels, or has a
-        palette that featviz does not write, or only under labels, which cover values.
+        None where the picture has not the size that the manifest says, or another palette than
+        featviz writes without labels, which cover values.
     """
     channels = tuple(row.channels) if row.channels else tuple(range(row.maps))
     plan = row.plan
@@ -218,7 +210,7 @@ class ImagePair:
         return [place for place in self.base.captures if place in self.new.captures]
 
     def rows(self, place: Place) -> tuple[Capture, Capture]:
-        """What the manifests say of a tensor."""
+        """The rows of the manifests for a tensor."""
         return self.base.captures[place], self.new.captures[place]
 
     def stats(self, place: Place) -> tuple[Floats, Floats]:
