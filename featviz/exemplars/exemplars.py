@@ -74,10 +74,6 @@ def find_exemplars(
 ) -> ExemplarResult:
     """Find the images, and the places in them, that excite each channel of some layers most.
 
-    Args:
-        progress: called with each image.
-        stdin: where the list of images is read for the argument `-`; None takes the process's own.
-
     Raises:
         FeatvizError: nothing could be begun, not one image went through, or the results could not
             be written. What goes wrong with one image is in the result instead.
@@ -105,8 +101,8 @@ def find_exemplars(
 
 
 def class_of(sample: Sample) -> str:
-    """The class of an image: the name of the folder that holds it; of a clip, which is a folder of
-    frames, of the folder around that."""
+    """The class of an image: the name of its folder; of a clip, which is a folder of frames, of the
+    folder around that."""
     path = sample.path
     folder = (PurePosixPath(path.place) if isinstance(path, Remote) else path.absolute()).parent
     return (folder.parent if len(sample.paths) > 1 else folder).name
