@@ -180,29 +180,6 @@ def test_an_image_that_vanishes_before_it_is_drawn(
     assert "250.png cannot be read again" in messages.text
 
 
-def test_the_output_folder_is_not_taken_from_others(
-    featviz: Run, lights: Path, reds: Path, tmp_path: Path
-) -> None:
-    """Something else is refused whatever is asked; exemplars only without --overwrite."""
-    call = ["exemplars", lights, reds, "--layers", "0", "--top", 1, *PLAIN, "--out"]
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "thesis.txt").write_text("mine")
-    done = featviz(*call, other, "--overwrite")
-    assert done.code == 1 and "holds no exemplars of featviz" in done.err
-    out = tmp_path / "out"
-    assert featviz(*call, out).code == 0
-    done = featviz(*call, out)
-    assert done.code == 1 and "--overwrite replaces it" in done.err
-    (out / "001_0" / "mine.txt").write_text("mine")
-    done = featviz(*call, out, "--overwrite")
-    assert done.code == 1 and "holds files that featviz did not write: 001_0/mine.txt" in done.err
-    (out / "001_0" / "mine.txt").unlink()
-    assert featviz(*call, out, "--overwrite").code == 0
-    done = featviz("exemplars", lights, reds, "--out", reds)
-    assert done.code == 2 and "holds the input" in done.err
-
-
 def test_a_record_does_not_claim_the_files_of_others(
     featviz: Run, lights: Path, reds: Path, tmp_path: Path
 ) -> None:
