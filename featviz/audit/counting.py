@@ -49,12 +49,8 @@ def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
 
 
 def statistics(rows: Tensor, activation: Activation) -> tuple[Floats, Integers | None]:
-    """Statistics of rows [B, C, P], and how many values are at a bound of the activation.
-
-    Returns:
-        float32 [B, C, 6] in the order of `records.STAT_COLUMNS`, and int64 [B, C]; None without
-        bounds.
-    """
+    """Statistics of rows [B, C, P], [B, C, 6] in the order of `records.STAT_COLUMNS`, and how many
+    values are at a bound of the activation, [B, C]; None without bounds."""
     count, channels, positions = rows.shape
     on_cpu = rows.device.type == "cpu"
     if on_cpu and not rows.is_contiguous():  # channels lie last: image by image torch transposes
@@ -81,11 +77,8 @@ def statistics(rows: Tensor, activation: Activation) -> tuple[Floats, Integers |
 
 @dataclass
 class Covariance:
-    """Streamed covariance of C channels over images and positions, float64 [C, C].
-
-    Memory goes with the square of the channels. NaN and infinite values count as zero: the
-    verdicts leave out the channels that have them.
-    """
+    """Streamed covariance of C channels over images and positions, float64 [C, C]; NaN and infinite
+    values count as zero, since verdicts leave out the channels that have them."""
 
     count: int
     mean: Doubles
@@ -132,15 +125,11 @@ class Measured:
 
 @dataclass
 class Tally:
-    """Running numbers of a call's C channels, and the images that excite each most.
-
-    Extremes, mean and deviations are those of finite values; a channel without any has min inf,
-    max -inf and mean 0.
-    """
+    """Running numbers of a call's C channels, and the images that excite each most."""
 
     sums: Doubles
-    """[C, 8]: count of finite values, min, max, mean, sum of squared deviations, and how many are
-    zero, not finite, and at a bound (NaN where the layer has none)."""
+    """[C, 8]: of finite values count, min (inf without any), max (-inf), mean, sum of squared
+    deviations; how many are zero, not finite, and at a bound (NaN where the layer has none)."""
     best: Doubles
     """The largest maxima [C, TOP]; a non-finite value counts as inf, -inf stands for no image."""
     images: Integers
@@ -179,9 +168,8 @@ class Tally:
         return [number for number in self.images[channel].tolist() if number >= 0]
 
     def table(self) -> Doubles:
-        """float64 [C, 8]: count (of finite values), min, max, mean, variance, zero_fraction,
-        nonfinite, saturated_fraction. The fractions are of all values, and NaN where the layer
-        cannot saturate or nothing was seen."""
+        """[C, 8]: count, min, max, mean and variance of finite values; zero_fraction, nonfinite,
+        saturated_fraction, NaN where the layer cannot saturate or nothing was seen."""
         table = self.sums.copy()
         table[:, 4] = _ratio(self.sums[:, 4], self.sums[:, 0])
         table[self.sums[:, 0] == 0, 1:5] = np.nan

@@ -44,8 +44,7 @@ def judge(evidence: Evidence, thresholds: Thresholds) -> dict[str, list[int]]:
 
 
 def groups(evidence: Evidence, thresholds: Thresholds) -> list[list[int]]:
-    """Redundant channels in connected components: each is linked to some other of its group, not
-    to all of them."""
+    """Redundant channels in connected components."""
     linked = correlated(evidence, thresholds)
     if linked is None:
         return []
@@ -88,7 +87,7 @@ def judged_rows(plan: AuditPlan, counted: Census, thresholds: Thresholds) -> dic
 
 
 def expected_row(target: AuditTarget, thresholds: Thresholds) -> Row:
-    """The row of a target before anything was counted: its findings are those it is judged for."""
+    """The row of a target before the count: its findings are those it is judged for."""
     nothing = np.zeros(0)
     bounded = target.spot.activation is not None and bool(target.spot.activation.bounds)
     saturated = nothing if bounded else None
@@ -115,10 +114,8 @@ def _row(
 
 
 def totals(layers: Sequence[Row]) -> dict[str, Any]:
-    """The channels of all layers together, how many have each finding, and the mean APoZ.
-
-    `judged` counts the channels that are judged for a finding; APoZ is the mean over them.
-    """
+    """The channels of all layers together, how many have each finding and are `judged` for it, and
+    the mean APoZ of channels."""
     counts, judged_channels = {}, {}
     for name in FINDINGS:
         judged = [row for row in layers if name in row["findings"]]
@@ -172,11 +169,8 @@ def check(gate: Gate, layers: Sequence[Row]) -> Verdict:
 
 
 def worse(layers: Sequence[Row], baseline: Sequence[Row]) -> Verdict:
-    """Whether any layer has more channels of any finding than it had in the baseline.
-
-    Compared are the layers, and of each the findings, that both have; the words name the channels
-    that are new.
-    """
+    """Whether any layer has more channels of any finding than it had in the baseline, as far as
+    both have the layer and the finding; the words name the channels that are new."""
     earlier = {layer["label"]: layer["findings"] for layer in baseline}
     unknown = [str(layer["label"]) for layer in layers if layer["label"] not in earlier]
     if unknown:

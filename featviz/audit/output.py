@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -163,19 +163,16 @@ def apoz_chart(layers: Sequence[tuple[str, float, float]], title: str) -> Bytes:
 
 # Pictures of the suspects: each channel with the images that excite it most
 
-_TILE = 88
-"""Pixels of an image, and of a map, on its longer side."""
-_LABEL, _GAP, _TEXT = 160, 6, 13  # Pillow sets the letters of its font well at 13 pixels
+_TILE, _LABEL, _GAP, _TEXT, _KEY = 88, 160, 6, 13, 130
+"""Pixels of an image on its longer side, of a label, a gap, a line of text and a colour key."""
 _CMAP = "viridis"
-_KEY = 130
-"""Pixels of the width of a colour key."""
 _TOP, _ROW_HEIGHT = 2 * (_TEXT + _GAP) + _GAP, _TILE + _TEXT + 2 * _GAP
 """Where the row of the first channel begins, and how high each is."""
 
 
 @dataclass(frozen=True)
 class SuspectSheet:
-    """The suspects of one layer that are drawn."""
+    """The drawn suspects of one layer."""
 
     target: AuditTarget
     suspects: Sequence[tuple[str, int, Sequence[int]]]
@@ -299,7 +296,8 @@ def _compose(
     width = _LABEL + max(len(numbers) for _, _, numbers in sheet.suspects) * cell
     size = max(width, round(widest) + 2 * _GAP), _TOP + len(sheet.suspects) * _ROW_HEIGHT
     picture = Image.new("RGB", size, "white")
-    _write(picture, (_GAP, _GAP), title)
+    write = partial(ImageDraw.Draw(picture).multiline_text, fill="#222222", font=font, spacing=4)
+    write((_GAP, _GAP), title)
     colors = colormap.colored(_CMAP, 0.0)
     for index, (finding, channel, numbers) in enumerate(sheet.suspects):
         y = _TOP + index * _ROW_HEIGHT
@@ -307,13 +305,13 @@ def _compose(
         finite = [m[np.isfinite(m)] for m in maps if m is not None]
         values = np.concatenate([np.zeros(1, np.float32), *finite])
         limits = float(values.min()), float(values.max())  # zero among them
-        _write(picture, (_GAP, y), f"channel {channel}\n{finding}")
+        write((_GAP, y), f"channel {channel}\n{finding}")
         key = y + 3 * (_TEXT + _GAP)
         ramp = Image.fromarray(colormap.ramp(_CMAP)[None])
         picture.paste(ramp.resize((_KEY, _TEXT - 3)), (_GAP, key))
         low, high = (f"{value:.4g}" for value in limits)
-        _write(picture, (_GAP, key + _TEXT), low)
-        _write(picture, (_GAP + _KEY - round(font.getlength(high)), key + _TEXT), high)
+        write((_GAP, key + _TEXT), low)
+        write((_GAP + _KEY - round(font.getlength(high)), key + _TEXT), high)
         for column, (number, drawn) in enumerate(zip(numbers, maps, strict=True)):
             left = _LABEL + column * cell
             if number in images and drawn is not None:
@@ -325,12 +323,8 @@ def _compose(
                 picture.paste(_fitted(painted.convert("RGB")), (left + _TILE + _GAP, y))
             name = printable(samples[number].name)
             name = name if len(name) <= 28 else "…" + name[-27:]
-            _write(picture, (left, y + _TILE + 1), name)
+            write((left, y + _TILE + 1), name)
     return picture
-
-
-def _write(picture: Image.Image, at: tuple[int, int], text: str) -> None:
-    ImageDraw.Draw(picture).multiline_text(at, text, fill="#222222", font=_font(), spacing=4)
 
 
 @cache

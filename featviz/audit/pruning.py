@@ -66,9 +66,8 @@ def verify(
     """Compare a model's output with and without the channels that can be cut out.
 
     Returns:
-        `verify` of audit.json: channels, images, and the largest change of any finite value of the
-        output, None where the two outputs cannot be compared (UNLIKE_OUTPUTS). `nonfinite` is in
-        it only where values are NaN or infinite in one of the two runs, or in both but not alike.
+        `verify` of audit.json: the largest change is None where the outputs cannot be compared
+        (UNLIKE_OUTPUTS), and `nonfinite` is in it only where such values are not alike.
 
     Raises:
         ForwardError: the model failed.
