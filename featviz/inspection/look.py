@@ -191,7 +191,8 @@ def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Loo
         chosen = [layer for place, layer in enumerate(chosen) if place in kept]
     image = read_input(prepared.samples[0], prepared.model.preprocess, options.inputs)
     hints = prepared.hints(image)
-    sink = _PageSink(prepared, hints, {at.name for at in chosen}, options.page)
+    drawer, wanted = Drawer(prepared.options.draw), {layer.name for layer in chosen}
+    sink = _PageSink(drawer, hints, wanted, options.page)
     root = list_layers(prepared.model.module)[0]
     hooked = chosen if root in chosen else [*chosen, root]
     with in_eval_mode(prepared.model.module):
@@ -264,9 +265,9 @@ class _PageSink:
     where that is a picture or a class for each place."""
 
     def __init__(
-        self, prepared: Prepared, hints: HintBook, wanted: set[str], options: PageOptions
+        self, drawer: Drawer, hints: HintBook, wanted: set[str], options: PageOptions
     ) -> None:
-        self._drawer, self._hints = Drawer(prepared.options.draw), hints
+        self._drawer, self._hints = drawer, hints
         self._wanted, self._options = wanted, options
         self.rows: dict[str, ShownLayer] = {}
         """By name of the layer, in the order in which they ran."""
@@ -296,22 +297,21 @@ class _PageSink:
         shape = tuple(output.shape)
         if len(shape) != 4 or shape[0] != 1 or min(shape[2:]) < _SMALLEST_PICTURE:
             return
-        segmented = key in ("logits", "out") and shape[1] > 1  # as Hugging Face, torchvision say it
-        if not segmented and shape[1] not in (1, 3):
-            segmented = shape[2:] == tuple(self._hints.input_shape[-2:])
-            if not segmented:
-                return
+        named = key in ("logits", "out") and shape[1] > 1  # by Hugging Face and torchvision
+        as_large = shape[1] not in (1, 3) and shape[2:] == tuple(self._hints.input_shape[-2:])
+        if not (named or as_large or shape[1] in (1, 3)):
+            return
         try:
             numbers = to_floats(output.detach())[0]
         except LayoutError:
             return
-        if not bool(numbers.isfinite().all()):
+        low, high = float(numbers.min()), float(numbers.max())
+        if not np.isfinite([low, high]).all():
             return
-        if segmented:
+        if named or as_large:
             colors, classes = colormap.ramp("turbo"), numbers.argmax(0).cpu().numpy()
             self.picture, self.caption = colors[classes * 97 % len(colors)], "classes"
             return
-        low, high = float(numbers.min()), float(numbers.max())
         if low < -0.05 or high > 1.05:
             numbers = (numbers - low) / max(high - low, 1e-30)
         self.picture = _rgb(to_pixels(numbers.clamp(0, 1)))
@@ -324,18 +324,18 @@ def _telling(site: Site, tensor: Tensor, picture: GridPicture, options: PageOpti
     """The most telling maps of a tensor that is drawn."""
     numbers = picture.stats
     colors, side = colormap.table(picture.palette), picture.slices[0]
-    order, middles = ranked(numbers, options.pick), picture.tiles[:][side // 2 :: side]
-    channels = order[: options.maps] if picture.strip else unlike(middles, order, options.maps)
-    places = [channel * side + side // 2 for channel in channels]
-    if picture.strip:
-        tiles = [colors[np.concatenate(list(picture.tiles[:]), axis=1)]]
-    else:
-        tiles = [colors[picture.tiles[place : place + 1][0]] for place in places]
+    order, levels = ranked(numbers, options.pick), picture.tiles[:]
     least, most = ([finite(float(x)) for x in numbers[:, at]] for at in (values.MIN, values.MAX))
-    ranges: tuple[Span, ...] = tuple((least[channel], most[channel]) for channel in channels)
+    ranges: tuple[Span, ...]
     if picture.strip:  # one for all numbers together
+        channels, tiles = order[: options.maps], [colors[np.concatenate(list(levels), axis=1)]]
         low, high = ([end for end in ends if end is not None] for ends in (least, most))
         ranges = ((min(low, default=None), max(high, default=None)),)
+    else:
+        middles = levels[side // 2 :: side]
+        channels = unlike(middles, order, options.maps)
+        tiles = [colors[middles[channel]] for channel in channels]
+        ranges = tuple((least[channel], most[channel]) for channel in channels)
     return ShownLayer(
         layer=site.layer.name,
         type=site.layer.type,
@@ -356,15 +356,9 @@ def _telling(site: Site, tensor: Tensor, picture: GridPicture, options: PageOpti
 
 
 def ranked(numbers: Floats, by: str) -> list[int]:
-    """Channels by how much their maps tell, the most telling one first.
-
-    Maps of one value everywhere are left out where others are; those without a finite value come
-    last, and equal ones in their order.
-
-    Args:
-        numbers: statistics [C, 6] in the order of `records.STAT_COLUMNS`.
-        by: `deviation` or `value`; where each map is constant, the mean decides.
-    """
+    """Channels by how much their maps tell, from statistics [C, 6]: by `deviation`, or by the mean
+    (`value`, or where all maps are constant). Constant maps are left out where others are; those
+    without a finite value come last, and equal ones in their order."""
     constant = values.is_constant(numbers)
     column = values.MEAN if by == "value" or constant.all() else values.STD
     keys = np.nan_to_num(-numbers[:, column], nan=np.inf)
@@ -373,12 +367,8 @@ def ranked(numbers: Floats, by: str) -> list[int]:
 
 
 def unlike(maps: Bytes, order: Sequence[int], count: int) -> list[int]:
-    """The first `count` channels of an order of which no two look alike, and none is blank; where
-    there are fewer, the others follow in their order.
-
-    Args:
-        maps: levels [C, H, W], of which every so many-th is compared where they are large.
-    """
+    """The first `count` channels of an order of which no two look alike, and none is blank, in
+    levels [C, H, W]; where there are fewer, the others follow in their order."""
     step = max(1, max(maps.shape[1:]) // _COMPARED)
     taken, alike = [], []
     rows = np.empty((0, maps[0, ::step, ::step].size), np.float32)
