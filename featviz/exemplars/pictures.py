@@ -87,7 +87,7 @@ class Cutter:
     ) -> ExemplarLayer:
         """Write the pictures of a tensor, of one class or of all images; its row with the
         exemplars. `seen` images went through, and were ranked `by` max or mean."""
-        lines, count = _title(row, by, seen), len(top.values)
+        (name, *lines), count = _title(row, by, seen), len(top.values)
         room = max(1, min(top.values.shape[1], len(self.samples)))
         sheet, channels, step = Sheet(lines, count, room), [], max(1, _MOST_TILES // room)
         nothing = None, cut(Image.new("RGB", (1, 1)), None, (1, 1))
@@ -107,7 +107,7 @@ class Cutter:
             path = None
             if found:
                 path = f"{row.sheet.removesuffix('.png')}/c{channel:05d}.png"
-                title = (f"{_name(row)}, channel {channel}", lines[-1])
+                title = f"{name}, channel {channel}", lines[-1]
                 texts = [(one.value, one.image) for one in found]
                 _save(folder / path, draw_channel(title, tiles, texts, room))
             sheet.add(channel, tiles, [one.value for one in found])
@@ -168,14 +168,10 @@ class Cutter:
         return self.fields[shape]
 
 
-def _name(row: ExemplarLayer) -> str:
-    key, call = f".{row.key}" if row.key else "", f" call {row.call}" if row.call else ""
-    return printable(f"{row.label}{key}") + call
-
-
 def _title(row: ExemplarLayer, by: str, images: int) -> list[str]:
-    """Three lines: the layer, how images are ranked, and what a unit sees."""
-    seen = row.receptive_field
+    """The layer's name; its line with type and class, how images are ranked, what a unit sees."""
+    key, call = f".{row.key}" if row.key else "", f" call {row.call}" if row.call else ""
+    name, seen = printable(f"{row.label}{key}") + call, row.receptive_field
     of_class = "" if row.class_name is None else f" of class {printable(row.class_name)}"
     size = " x ".join(map(str, seen.size))
     sees = {
@@ -183,7 +179,8 @@ def _title(row: ExemplarLayer, by: str, images: int) -> list[str]:
         "unknown": "what a unit sees is not known: the whole input is shown",
     }.get(seen.how, f"a unit sees up to {size} pixels of the input")
     return [
-        f"{_name(row)} ({printable(row.type)}){of_class}",
+        name,
+        f"{name} ({printable(row.type)}){of_class}",
         f"{counted(len(row.channels), 'channel')}, each with the images that give {_COUNTS[by]}; "
         f"{counted(images, 'image')} seen",
         sees if by == "max" else "whole inputs are shown",
@@ -246,12 +243,8 @@ def draw_channel(
     texts: Sequence[tuple[float, str]],
     count: int,
 ) -> Image.Image:
-    """The picture of a channel: two lines of title, then its tiles, best first.
-
-    Args:
-        texts: what stands below each tile, the value and the name of the image.
-        count: tiles for which there is room.
-    """
+    """The picture of a channel with room for `count` tiles: two lines of title, then its tiles, the
+    best first, each above its value and the name of its image."""
     right = slot(max(1, ceil(sqrt(count))) - 1, count)[2]
     bottom = slot(count - 1, count)[3]
     size = max(right, 2 * (TILE + _GAP)) + _GAP, bottom + _CAPTION + _GAP
