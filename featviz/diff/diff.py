@@ -98,7 +98,7 @@ def compare_runs(base: ReadRun, new: ReadRun) -> Comparison:
 
 def _diff(base: ReadRun, new: ReadRun, thresholds: DiffThresholds, outputs: Outputs) -> Comparison:
     images, _ = _in_both(base, new)
-    pairs, damage = [(base.images[name], new.images[name]) for name in images], []
+    pairs, damage = [(base.images[name], new.images[name]) for name in images], list[DamagedError]()
     if reason := _unlike(base, new, pairs, damage):
         raise CompareError(
             f"these runs cannot be compared: {reason}",

@@ -98,11 +98,11 @@ class Cutter:
             for rank in np.flatnonzero(top.is_image[channel]).tolist():
                 box, tile = crops.get((channel, rank), nothing)
                 at_row, column, *size = top.places[channel, rank].tolist()
-                place = (None, None) if at_row < 0 else ([at_row, column], size)
+                place, grid = (None, None) if at_row < 0 else ([at_row, column], size)
                 number, value = int(top.images[channel, rank]), top.values[channel, rank]
                 edges = None if box is None else list(box)
                 name = self.samples[number].name
-                found.append(Exemplar(name, number, float(str(value)), *place, edges))
+                found.append(Exemplar(name, number, float(str(value)), place, grid, edges))
                 tiles.append(tile)
             path = None
             if found:

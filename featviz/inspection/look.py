@@ -216,8 +216,8 @@ def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Loo
         log.info("%d of %d stages; --layers takes others", len(rows), len(rows) + len(left_out))
     seen = image.preprocess.shown(image.args)[0]
     if image.args[0].ndim == 5:  # of a clip or a volume the slice in the middle
-        pictures = image.preprocess.pictures(image.args[:1])
-        seen = pictures[len(pictures) // 2][0]
+        slices = image.preprocess.pictures(image.args[:1])
+        seen = slices[len(slices) // 2][0]
     result = LookResult(
         path=out,
         model=name,
