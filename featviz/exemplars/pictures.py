@@ -87,7 +87,7 @@ class Cutter:
     ) -> ExemplarLayer:
         """Write the pictures of a tensor, of one class or of all images; its row with the
         exemplars. `seen` images went through, and were ranked `by` max or mean."""
-        (name, *lines), count = _title(row, by, seen), len(top.values)
+        (label, *lines), count = _title(row, by, seen), len(top.values)
         room = max(1, min(top.values.shape[1], len(self.samples)))
         sheet, channels, step = Sheet(lines, count, room), [], max(1, _MOST_TILES // room)
         nothing = None, cut(Image.new("RGB", (1, 1)), None, (1, 1))
@@ -107,7 +107,7 @@ class Cutter:
             path = None
             if found:
                 path = f"{row.sheet.removesuffix('.png')}/c{channel:05d}.png"
-                title = f"{name}, channel {channel}", lines[-1]
+                title = f"{label}, channel {channel}", lines[-1]
                 texts = [(one.value, one.image) for one in found]
                 _save(folder / path, draw_channel(title, tiles, texts, room))
             sheet.add(channel, tiles, [one.value for one in found])
