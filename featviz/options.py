@@ -556,7 +556,7 @@ class LookOptions(Struct, frozen=True):
     layers: Annotated[Selectors | None, _layers(usual="one layer for each stage, at most 10")] = (
         None)
     out: Annotated[File | None, _out("Write the picture into this PNG file, in place of an "
-        "earlier picture of look.", usual="look-IMAGE.png")] = None
+        "earlier picture of look.", usual="look-MODEL-IMAGE.png")] = None
     overwrite: Annotated[bool, _replace("Replace any file in --out.")] = False
     nul_separated: Annotated[bool, _nul] = False
     page: PageOptions = PageOptions()

@@ -136,7 +136,8 @@ TABLE: dict[str, Picture] = {
         (f"featviz run {COLOUR} --tensors npy --layers ReLU,Sigmoid --out first",), draw_first
     ),
     "look": Picture(
-        (f"featviz look {COLOUR} --layers relu1,relu3,relu_up2",), part_of("look-spheres.png", 900)
+        (f"featviz look {COLOUR} --layers relu1,relu3,relu_up2",),
+        part_of("look-colour_cnn-spheres.png", 900),
     ),
     "grid": Picture((MAPS,), part_of(f"maps/{UP2}/output.png", 560)),
     "report": Picture(

@@ -13,32 +13,23 @@ from msgspec import structs
 
 from featviz.audit import findings, output
 from featviz.audit.counting import Census
-from featviz.audit.findings import Row, judged_rows
-from featviz.audit.output import SCHEMA_VERSION, Drawn
-from featviz.audit.plan import AuditPlan, AuditTarget, choose, watching_calls
+from featviz.audit.findings import judged_rows
+from featviz.audit.output import SCHEMA_VERSION
+from featviz.audit.plan import AuditPlan, choose, watching_calls
 from featviz.audit.pruning import find_prunable, verify
 from featviz.errors import CHECK_FAILED, UsageError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import AuditOptions, InputOptions, ModelOptions
-from featviz.records import Layer, Sample, Verdict
-from featviz.records.findings import Doubles, Gate, parse_gate
+from featviz.records import Call, Layer, Sample, Verdict
+from featviz.records.findings import Gate, parse_gate
 from featviz.run.batches import BatchProgress, Study, begun
 from featviz.run.prepare import blank_input
 from featviz.rundir import junit, write
-from featviz.rundir.place import (
-    AUDIT,
-    JUNIT,
-    PRUNING,
-    check_file,
-    writing,
-)
+from featviz.rundir.place import AUDIT, JUNIT, PRUNING, check_file, writing
 from featviz.text import listed
 
 log = logging.getLogger(__name__)
-
-_NAMED = 3
-"""Layers that a warning names; audit.json has them all."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +70,7 @@ def audit(
     asked = ("--junit", options.junit, JUNIT), ("--prune-out", options.prune_out, PRUNING)
     files = [(option, path, kind) for option, path, kind in asked if path is not None]
     with begun(model, arguments, options, AUDIT, stdin, files) as (folder, loaded, samples):
-        document, tables, pictures = examine(loaded, samples, options, progress, gates)
-        output.write_files(folder, document, tables, pictures)
+        document = _examine(folder, Study(loaded, samples, options, progress), options, gates)
         layers = document["layers"]
         verdicts = [findings.check(gate, layers) for gate in gates]
         if baseline is not None:
@@ -98,51 +88,46 @@ def audit(
     return AuditResult(options.out, document, tuple(verdicts))
 
 
-def examine(
-    model: LoadedModel,
-    samples: Sequence[Sample],
-    options: AuditOptions,
-    progress: BatchProgress,
-    gates: Sequence[Gate] = (),
-) -> tuple[dict[str, Any], dict[str, Doubles], Drawn]:
-    """Stream images through a model, count, judge, prove, and draw the suspects.
-
-    Returns:
-        The content of audit.json without the pictures, the arrays of channels.npz (a call's label
-        to [C, 8]), and the pictures.
+def _examine(
+    folder: Path, study: Study, options: AuditOptions, gates: Sequence[Gate]
+) -> dict[str, Any]:
+    """Stream images through a model, count, judge, prove, draw the suspects, and write the files;
+    the content of audit.json without the pictures.
 
     Raises:
         FeatvizError: nothing to look at, a gate that speaks of nothing, or not one image went
             through.
     """
+    model, samples = study.model, study.samples
     plan = choose(model, options.layers, blank_input(model, samples, options.inputs))
     expected = [findings.expected_row(target, options.thresholds) for target in plan.targets]
     for gate in gates:
         findings.covered(gate, expected)
-    counted, rows, document = _counted(Study(model, samples, options, progress), plan, options)
+    counted, document = _counted(study, plan, options)
     _warn(plan, counted, document)
-    by_call = {target.spot.call: row["findings"] for target, row in rows.items()}
-    sheets = output.choose_suspects(plan, by_call, counted.tallies, options.max_suspects)
+    found = {row["label"]: row["findings"] for row in document["layers"]}
+    sheets = output.choose_suspects(plan, found, counted.tallies, options.max_suspects)
     drawn = sum(len(sheet.suspects) for sheet in sheets)
-    every = sum(len(found) for row in rows.values() for found in row["findings"].values())
+    every = sum(document["total"]["findings"].values())
     if drawn < every:
         most = f"{output.PER_LAYER} of a layer, and --max-suspects {options.max_suspects} in all"
         log.info("%d of %d suspects are drawn: at most %s", drawn, every, most)
     tables = {call.label: tally.table() for call, tally in counted.tallies.items()}
-    return document, tables, output.draw_suspects(model, plan, sheets, samples, options.inputs)
+    pictures = output.draw_suspects(model, plan, sheets, samples, options.inputs)
+    output.write_files(folder, document, tables, pictures)
+    return document
 
 
-def _counted(
-    study: Study, plan: AuditPlan, options: AuditOptions
-) -> tuple[Census, dict[AuditTarget, Row], dict[str, Any]]:
-    """Stream all images through the model, and judge; the last is audit.json without the pictures.
+def _counted(study: Study, plan: AuditPlan, options: AuditOptions) -> tuple[Census, dict[str, Any]]:
+    """Stream all images through the model, and judge; audit.json without the pictures.
 
     Raises:
         FeatvizError: not one image went through.
     """
     model, limits = study.model, options.thresholds
-    correlating = limits.redundant_at is not None
-    correlate = frozenset(target.spot.call for target in plan.targets if correlating)
+    correlate = frozenset[Call]()
+    if limits.redundant_at is not None:
+        correlate = frozenset(target.spot.call for target in plan.targets)
     counted = Census(plan.spots, correlate, plan.trace.gave.keys())
     names = frozenset(call.name for call in counted.spots)
     watched = watching_calls(model.module, counted.take, names, plan.trace.atoms)
@@ -174,30 +159,25 @@ def _counted(
         "not_prunable": dict(cut.refused),
         "verify": proof,
     }
-    return counted, rows, document
+    return counted, document
 
 
 def _warn(plan: AuditPlan, counted: Census, document: Mapping[str, Any]) -> None:
     """Say what was asked for and could not be looked at, or not be judged."""
     activations = {t.spot.call.label for t in plan.targets if t.spot.activation is not None}
-    refused = [
-        f"{row['label']} ({row['not_judged']['dead']})"
-        for row in document["layers"]
-        if row["not_judged"] and row["label"] not in activations
-    ]
     left_out: dict[str, Sequence[str]] = {
         "skipped": ["{layer} ({reason})".format(**row) for row in document["skipped"]],
         "never ran": plan.never_ran,
-        "not judged for dead": refused,
+        "not judged for dead": [
+            f"{row['label']} ({row['not_judged']['dead']})"
+            for row in document["layers"]
+            if row["not_judged"] and row["label"] not in activations
+        ],
         "calls that a blank image does not cause, not counted": sorted(counted.unforeseen),
     }
     for what, layers in left_out.items():
         if layers:
-            log.warning("%s: %s", what, listed(layers, _NAMED))
-
-
-_TOGETHER = 16
-"""Images that go through together at most."""
+            log.warning("%s: %s", what, listed(layers, 3))
 
 
 class HealthCheck:
@@ -224,7 +204,7 @@ class HealthCheck:
                 + listed([layer.name for layer in layers], 3)
             )
         self._samples = samples
-        self._options = AuditOptions(f"re:^({'|'.join(names)})$", inputs, _TOGETHER)
+        self._options = AuditOptions(f"re:^({'|'.join(names)})$", inputs, batch_size=16)
         self._plan = choose(model, self._options.layers, blank)
 
     def write(self, model: LoadedModel, folder: Path) -> Mapping[str, Any]:
@@ -237,6 +217,6 @@ class HealthCheck:
             FeatvizError: not one image went through, or the file cannot be written.
         """
         study = Study(model, self._samples, self._options)
-        _, _, document = _counted(study, self._plan, self._options)
+        _, document = _counted(study, self._plan, self._options)
         output.write_document(folder, document)
         return document

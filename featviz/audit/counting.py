@@ -29,10 +29,9 @@ TOP = 4
 
 
 def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
-    """A layer's output as [images, channels, positions].
+    """A layer's output (`layout.to_floats`) as [images, channels, positions].
 
     Args:
-        tensor: dense, float32 (`layout.to_floats`).
         axis: where the channels are.
         images: how many went in as one batch; the first axis holds so many, or a multiple.
 
@@ -50,12 +49,8 @@ def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
 
 
 def statistics(rows: Tensor, activation: Activation) -> tuple[Floats, Integers | None]:
-    """Statistics of rows [B, C, P], and how many values are at a bound of the activation.
-
-    Returns:
-        float32 [B, C, 6] in the order of `records.STAT_COLUMNS`, and int64 [B, C]; None without
-        bounds.
-    """
+    """Statistics of rows [B, C, P], [B, C, 6] in the order of `records.STAT_COLUMNS`, and how many
+    values are at a bound of the activation, [B, C]; None without bounds."""
     count, channels, positions = rows.shape
     on_cpu = rows.device.type == "cpu"
     if on_cpu and not rows.is_contiguous():  # channels lie last: image by image torch transposes
@@ -82,11 +77,8 @@ def statistics(rows: Tensor, activation: Activation) -> tuple[Floats, Integers |
 
 @dataclass
 class Covariance:
-    """Streamed covariance of C channels over images and positions, float64 [C, C].
-
-    Memory goes with the square of the channels. NaN and infinite values count as zero: the
-    verdicts leave out the channels that have them.
-    """
+    """Streamed covariance of C channels over images and positions, float64 [C, C]; NaN and infinite
+    values count as zero, since verdicts leave out the channels that have them."""
 
     count: int
     mean: Doubles
@@ -123,7 +115,7 @@ def _ratio(above: Doubles, below: Doubles) -> Doubles:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a call gave for a batch, in numbers: those of `statistics` and `Covariance`."""
+    """The output of a call for a batch, in numbers: those of `statistics` and `Covariance`."""
 
     stats: Floats
     positions: int
@@ -133,16 +125,11 @@ class Measured:
 
 @dataclass
 class Tally:
-    """What C channels of a watched call gave so far: numbers, and the images that excite each most.
-
-    Extremes, mean and deviations are those of finite values; a channel without any has min inf,
-    max -inf and mean 0.
-    """
+    """Running numbers of a call's C channels, and the images that excite each most."""
 
     sums: Doubles
-    """[C, 8]: count of finite values, min, max, mean, sum of squared deviations, and how many are
-    zero, not finite, and at a bound (NaN where the layer has none). One array, so that a channel
-    lies in one line of the cache."""
+    """[C, 8]: of finite values count, min (inf without any), max (-inf), mean, sum of squared
+    deviations; how many are zero, not finite, and at a bound (NaN where the layer has none)."""
     best: Doubles
     """The largest maxima [C, TOP]; a non-finite value counts as inf, -inf stands for no image."""
     images: Integers
@@ -181,9 +168,8 @@ class Tally:
         return [number for number in self.images[channel].tolist() if number >= 0]
 
     def table(self) -> Doubles:
-        """float64 [C, 8]: count (of finite values), min, max, mean, variance, zero_fraction,
-        nonfinite, saturated_fraction. The fractions are of all values, and NaN where the layer
-        cannot saturate or nothing was seen."""
+        """[C, 8]: count, min, max, mean and variance of finite values; zero_fraction, nonfinite,
+        saturated_fraction, NaN where the layer cannot saturate or nothing was seen."""
         table = self.sums.copy()
         table[:, 4] = _ratio(self.sums[:, 4], self.sums[:, 0])
         table[self.sums[:, 0] == 0, 1:5] = np.nan
@@ -205,18 +191,18 @@ class Census:
     faults: dict[Call, str] = field(default_factory=dict)
     """Calls that gave something that cannot be counted, with the reason."""
     unforeseen: set[str] = field(default_factory=set)
-    """Calls of watched layers that the trace had not."""
+    """Calls of watched layers that the trace has not."""
     fault: Exception | None = None
     """A bug of ours, to tell it from a fault of the model."""
     _images: Integers = field(default_factory=lambda: np.empty(0, np.int64))
     _measured: list[tuple[Call, Measured]] = field(default_factory=list)
 
     def begin(self, batch: Batch) -> None:
-        """The next tensors come from these images."""
+        """Start a batch; what was not committed is forgotten."""
         self._images, self._measured = np.array(batch.images), []
 
     def commit(self) -> None:
-        """The model is through with them: count what they gave."""
+        """Count the batch, which the model has taken."""
         for call, part in self._measured:
             channels = part.stats.shape[1]
             if call not in self.tallies:
@@ -241,8 +227,7 @@ class Census:
             rows = to_rows(layout.to_floats(out.detach()), spot.axis, len(self._images))
             numbers, saturated = statistics(rows, spot.activation or Activation())
             covariance = Covariance.of_rows(rows) if call in self.correlate else None
-            part = Measured(numbers, rows.shape[2], saturated, covariance)
-            self._measured.append((call, part))
+            self._measured.append((call, Measured(numbers, rows.shape[2], saturated, covariance)))
         except LayoutError as error:
             self.faults.setdefault(call, error.message)
         except Exception as error:

@@ -44,8 +44,7 @@ def judge(evidence: Evidence, thresholds: Thresholds) -> dict[str, list[int]]:
 
 
 def groups(evidence: Evidence, thresholds: Thresholds) -> list[list[int]]:
-    """Redundant channels in connected components: each is linked to some other of its group, not
-    to all of them."""
+    """Redundant channels in connected components."""
     linked = correlated(evidence, thresholds)
     if linked is None:
         return []
@@ -88,7 +87,7 @@ def judged_rows(plan: AuditPlan, counted: Census, thresholds: Thresholds) -> dic
 
 
 def expected_row(target: AuditTarget, thresholds: Thresholds) -> Row:
-    """The row of a target before anything was counted: its findings are those it is judged for."""
+    """The row of a target before the count: its findings are those it is judged for."""
     nothing = np.zeros(0)
     bounded = target.spot.activation is not None and bool(target.spot.activation.bounds)
     saturated = nothing if bounded else None
@@ -115,10 +114,8 @@ def _row(
 
 
 def totals(layers: Sequence[Row]) -> dict[str, Any]:
-    """The channels of all layers together, how many have each finding, and the mean APoZ.
-
-    `judged` counts the channels that are judged for a finding; APoZ is the mean over them.
-    """
+    """The channels of all layers together, how many have each finding and are `judged` for it, and
+    the mean APoZ of channels."""
     counts, judged_channels = {}, {}
     for name in FINDINGS:
         judged = [row for row in layers if name in row["findings"]]
@@ -129,10 +126,6 @@ def totals(layers: Sequence[Row]) -> dict[str, Any]:
     apoz = sum(a * n for a, n in zeros) / sum(n for _, n in zeros) if zeros else None
     channels = sum(row["channels"] for row in layers)
     return {"channels": channels, "findings": counts, "judged": judged_channels, "apoz": apoz}
-
-
-_NAMED = 8
-"""Channels of a layer that a message names."""
 
 
 def covered(gate: Gate, layers: Sequence[Row]) -> list[Row]:
@@ -150,7 +143,7 @@ def covered(gate: Gate, layers: Sequence[Row]) -> list[Row]:
     if not named:
         raise UsageError(
             f"--fail-on {gate.text!r}: no audited layer is called {gate.where!r}",
-            f"there is {', '.join(str(layer['label']) for layer in layers[:_NAMED])}",
+            f"there is {', '.join(str(layer['label']) for layer in layers[:8])}",
         )
     if not judged:
         raise UsageError(
@@ -176,11 +169,8 @@ def check(gate: Gate, layers: Sequence[Row]) -> Verdict:
 
 
 def worse(layers: Sequence[Row], baseline: Sequence[Row]) -> Verdict:
-    """Whether any layer has more channels of any finding than it had in the baseline.
-
-    Compared are the layers, and of each the findings, that both have; the words name the channels
-    that are new.
-    """
+    """Whether any layer has more channels of any finding than it had in the baseline, as far as
+    both have the layer and the finding; the words name the channels that are new."""
     earlier = {layer["label"]: layer["findings"] for layer in baseline}
     unknown = [str(layer["label"]) for layer in layers if layer["label"] not in earlier]
     if unknown:
@@ -190,7 +180,7 @@ def worse(layers: Sequence[Row], baseline: Sequence[Row]) -> Verdict:
         for name, now in layer["findings"].items():
             before = earlier.get(layer["label"], {}).get(name)
             if before is not None and len(now) > len(before):
-                new = listed([str(channel) for channel in sorted({*now} - {*before})], _NAMED)
+                new = listed([str(channel) for channel in sorted({*now} - {*before})], 8)
                 words = f"{len(now)} {name}, {len(before)} in the baseline (new: {new})"
                 worsened.append(f"{layer['label']}: {words}")
     return Verdict("baseline", not worsened, "; ".join(worsened) or "nothing got worse")

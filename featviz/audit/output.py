@@ -5,10 +5,9 @@ The charts are drawn from the numbers of audit.json; the same numbers give the s
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
 from featviz.options import InputOptions
-from featviz.records import Call, Sample, TextTable
+from featviz.records import Bytes, Call, Sample, TextTable
 from featviz.records.findings import FINDINGS, Doubles
 from featviz.run.batches import batches
 from featviz.rundir import AUDIT_FILE, write
@@ -44,17 +43,23 @@ PER_LAYER = 8
 
 
 def write_files(
-    folder: Path,
-    document: Mapping[str, Any],
-    tables: Mapping[str, Doubles],
-    pictures: Drawn,
+    folder: Path, document: Mapping[str, Any], tables: Mapping[str, Doubles], pictures: Drawn
 ) -> None:
-    """audit.json, channels.npz, the chart of APoZ and the pictures of the suspects."""
+    """Write audit.json, channels.npz, the chart of APoZ and the pictures of the suspects."""
     drawn = []
     for sheet, picture in pictures:
         with write.atomic(folder / sheet.file) as file:
             picture.save(file, "png")
-        drawn.append(sheet.as_json())
+        drawn.append(
+            {
+                "layer": sheet.target.spot.call.label,
+                "shown": sheet.source.call.label,
+                "channels": [channel for _, channel, _ in sheet.suspects],
+                "suspects": sheet.total,
+                "rows": [_TOP, _ROW_HEIGHT],
+                "file": sheet.file,
+            }
+        )
     with write.atomic(folder / "channels.npz") as file:
         write.write_arrays(file, tables)
     by_activation = {  # a bar for each activation that gives zeros, however many are judged by it
@@ -63,9 +68,11 @@ def write_files(
         if row["apoz"] is not None
     }
     if bars := list(reversed(by_activation.values())):
-        title = f"Average percentage of zeros, {document['images']['seen']} images"
+        pixels = apoz_chart(
+            bars, f"Average percentage of zeros, {document['images']['seen']} images"
+        )
         with write.atomic(folder / "apoz.png") as file:
-            file.write(apoz_chart(bars, title))
+            write_png(file, (len(pixels), pixels.shape[1] // 3), [pixels])
     write_document(folder, document, drawn, None)
 
 
@@ -75,7 +82,7 @@ def write_document(
     drawn: Sequence[Mapping[str, Any]] = (),
     files: Iterable[str] | None = (),
 ) -> None:
-    """audit.json.
+    """Write audit.json.
 
     Args:
         drawn: which suspects have pictures.
@@ -105,23 +112,16 @@ def read_baseline(path: Path) -> list[Mapping[str, Any]]:
 
 
 def audit_table(audit: Mapping[str, Any]) -> TextTable:
-    """The findings of an audit.json, for people: a column for each, with how many channels of a
-    layer have it."""
-    total = audit["total"]
+    """The findings of an audit.json, for people: how many channels of each layer have each."""
+    total = {"label": "total", "type": "", **audit["total"]}
     sought = [name for name in FINDINGS if name in total["findings"]]
-    figures = ("channels", "APoZ", *sought)
-
-    def cells(row: Mapping[str, Any], counts: Mapping[str, int]) -> Iterator[str]:
-        yield str(row["channels"])
-        yield "-" if row["apoz"] is None else f"{100 * row['apoz']:.1f}%"
-        yield from (str(counts.get(name, "-")) for name in sought)
-
-    rows = [
-        (row["label"], row["type"], *cells(row, {k: len(v) for k, v in row["findings"].items()}))
-        for row in audit["layers"]
-    ]
-    totals = [("total", "", *cells(total, total["findings"]))]
-    return TextTable(("layer", "type", *figures), figures, rows, totals)
+    figures, rows = ("channels", "APoZ", *sought), []
+    for row in (*audit["layers"], total):
+        apoz = "-" if row["apoz"] is None else f"{100 * row['apoz']:.1f}%"
+        counts = {k: v if row is total else len(v) for k, v in row["findings"].items()}
+        cells = (str(counts.get(name, "-")) for name in sought)
+        rows.append((row["label"], row["type"], str(row["channels"]), apoz, *cells))
+    return TextTable(("layer", "type", *figures), figures, rows[:-1], rows[-1:])
 
 
 # The chart of APoZ
@@ -134,8 +134,8 @@ _BARS, _ROW, _LETTER = 5.0, 0.24, 0.07
 """Width of the longest bar, height of a layer, and width of a letter of its name, in inches."""
 
 
-def apoz_chart(layers: Sequence[tuple[str, float, float]], title: str) -> bytes:
-    """Bars of the average percentage of zeros, one for each layer, from the input down.
+def apoz_chart(layers: Sequence[tuple[str, float, float]], title: str) -> Bytes:
+    """Bars of the average percentage of zeros of each layer, uint8 [H, 3 W].
 
     Args:
         layers: name, APoZ and share of dead channels, both 0..1; names are cut at 60 characters.
@@ -158,31 +158,27 @@ def apoz_chart(layers: Sequence[tuple[str, float, float]], title: str) -> bytes:
     for x, color, words in ((0, _BAR, "APoZ"), (0.9, _SUSPECT, "dead channels")):
         canvas.paste(color, left + x, top + height + 0.5, 0.2, 0.1)
         canvas.write(words, left + x + 0.28, top + height + 0.55, 8, "right")
-    file, pixels = io.BytesIO(), canvas.rows()
-    write_png(file, (len(pixels), pixels.shape[1] // 3), [pixels])
-    return file.getvalue()
+    return canvas.rows()
 
 
 # Pictures of the suspects: each channel with the images that excite it most
 
-_TILE = 88
-"""Pixels of an image, and of a map, on its longer side."""
-_LABEL, _GAP, _TEXT = 160, 6, 13  # Pillow sets the letters of its font well at 13 pixels
+_TILE, _LABEL, _GAP, _TEXT, _KEY = 88, 160, 6, 13, 130
+"""Pixels of an image on its longer side, of a label, a gap, a line of text and a colour key."""
 _CMAP = "viridis"
-_KEY = 130
-"""Pixels of the width of a colour key."""
 _TOP, _ROW_HEIGHT = 2 * (_TEXT + _GAP) + _GAP, _TILE + _TEXT + 2 * _GAP
 """Where the row of the first channel begins, and how high each is."""
 
 
 @dataclass(frozen=True)
 class SuspectSheet:
-    """The suspects of one layer that are drawn."""
+    """The drawn suspects of one layer."""
 
     target: AuditTarget
     suspects: Sequence[tuple[str, int, Sequence[int]]]
     """Finding, channel, and numbers of the images that excite it most, best first."""
     total: int
+    """Suspects of the layer, drawn or not."""
     source: Spot
     """The call whose maps are drawn: the layer itself, or for a dead activation what feeds it."""
 
@@ -192,28 +188,6 @@ class SuspectSheet:
         dead = ".dead" if self.source.call != self.target.spot.call else ""
         return f"suspects/{safe_name(self.target.spot.call.label + dead)}.png"
 
-    @property
-    def title(self) -> str:
-        """Two lines: the layer, and what is drawn of it."""
-        call, source = self.target.spot.call, self.source.call
-        label, what = printable(call.label), "with the images that excite each most, and its map"
-        if source != call:
-            feeds = f"what {printable(source.label)} gives to {label}"
-            what = f"no image excites these; the first ones, and {feeds}"
-        count = f"{len(self.suspects)} of {self.total} suspects"
-        return f"{label} ({printable(call.type)}): {count}\n{what}"
-
-    def as_json(self) -> dict[str, Any]:
-        """A row of `drawn` in audit.json."""
-        return {
-            "layer": self.target.spot.call.label,
-            "shown": self.source.call.label,
-            "channels": [channel for _, channel, _ in self.suspects],
-            "suspects": self.total,
-            "rows": [_TOP, _ROW_HEIGHT],
-            "file": self.file,
-        }
-
 
 Drawn = list[tuple[SuspectSheet, Image.Image]]
 ChannelMaps = dict[tuple[Call, int, int], np.ndarray]
@@ -222,7 +196,7 @@ ChannelMaps = dict[tuple[Call, int, int], np.ndarray]
 
 def choose_suspects(
     plan: AuditPlan,
-    findings: Mapping[Call, Mapping[str, Sequence[int]]],
+    findings: Mapping[str, Mapping[str, Sequence[int]]],
     tallies: Mapping[Call, Tally],
     limit: int,
 ) -> list[SuspectSheet]:
@@ -231,20 +205,20 @@ def choose_suspects(
     worst_first = sorted(FINDINGS, key=lambda name: FINDINGS[name].severity)
     for target in plan.targets:
         spot = target.spot
-        channels = findings.get(spot.call, {})
+        channels = findings.get(spot.call.label, {})
         every = [(name, channel) for name in worst_first for channel in channels.get(name, ())]
         chosen = every[: min(PER_LAYER, left)]
+        left -= len(chosen)
         for dead in (True, False):
             some = [(name, i) for name, i in chosen if (name == "dead") is dead]
             if not some:
                 continue
-            source, tally = spot, tallies[spot.call]
+            source = spot
             if dead and spot.activation is not None:  # black: what reaches the activation is drawn
                 feeding = traced.nodes[traced.given_by[spot.call]].sources
                 if len(feeding) == 1:
                     source = Spot(traced.nodes[feeding[0]].call, spot.axis)
-            suspects = [(name, channel, tally.top(channel)) for name, channel in some]
-            left -= len(suspects)
+            suspects = [(name, i, tallies[spot.call].top(i)) for name, i in some]
             sheets.append(SuspectSheet(target, suspects, len(every), source))
     return sheets
 
@@ -263,9 +237,8 @@ def draw_suspects(
             for number in numbers:
                 at = wanted.setdefault(number, {}).setdefault(sheet.source.call, set())
                 at.add((sheet.source.axis, channel))
-    maps, images = ChannelMaps(), dict[int, Image.Image]()
+    maps, images, current = ChannelMaps(), dict[int, Image.Image](), 0
     names = frozenset(sheet.source.call.name for sheet in sheets)
-    current = 0
 
     def sink(call: Call, args: Any, kwargs: Any, output: Any) -> None:
         for axis, channel in wanted[current].get(call, ()):
@@ -312,25 +285,33 @@ def _compose(
     samples: Sequence[Sample],
 ) -> Image.Image:
     cell, font = 2 * _TILE + 3 * _GAP, _font()
-    widest = max(font.getlength(line) for line in sheet.title.split("\n"))
+    call, source = sheet.target.spot.call, sheet.source.call
+    label, what = printable(call.label), "with the images that excite each most, and its map"
+    if source != call:
+        feeds = f"what {printable(source.label)} gives to {label}"
+        what = f"no image excites these; the first ones, and {feeds}"
+    count = f"{len(sheet.suspects)} of {sheet.total} suspects"
+    title = f"{label} ({printable(call.type)}): {count}\n{what}"
+    widest = max(font.getlength(line) for line in title.split("\n"))
     width = _LABEL + max(len(numbers) for _, _, numbers in sheet.suspects) * cell
     size = max(width, round(widest) + 2 * _GAP), _TOP + len(sheet.suspects) * _ROW_HEIGHT
     picture = Image.new("RGB", size, "white")
-    _write(picture, (_GAP, _GAP), sheet.title)
+    write = partial(ImageDraw.Draw(picture).multiline_text, fill="#222222", font=font, spacing=4)
+    write((_GAP, _GAP), title)
     colors = colormap.colored(_CMAP, 0.0)
     for index, (finding, channel, numbers) in enumerate(sheet.suspects):
         y = _TOP + index * _ROW_HEIGHT
-        maps = [views.get((sheet.source.call, channel, n)) for n in numbers]
+        maps = [views.get((source, channel, n)) for n in numbers]
         finite = [m[np.isfinite(m)] for m in maps if m is not None]
         values = np.concatenate([np.zeros(1, np.float32), *finite])
         limits = float(values.min()), float(values.max())  # zero among them
-        _write(picture, (_GAP, y), f"channel {channel}\n{finding}")
+        write((_GAP, y), f"channel {channel}\n{finding}")
         key = y + 3 * (_TEXT + _GAP)
         ramp = Image.fromarray(colormap.ramp(_CMAP)[None])
         picture.paste(ramp.resize((_KEY, _TEXT - 3)), (_GAP, key))
         low, high = (f"{value:.4g}" for value in limits)
-        _write(picture, (_GAP, key + _TEXT), low)
-        _write(picture, (_GAP + _KEY - round(font.getlength(high)), key + _TEXT), high)
+        write((_GAP, key + _TEXT), low)
+        write((_GAP + _KEY - round(font.getlength(high)), key + _TEXT), high)
         for column, (number, drawn) in enumerate(zip(numbers, maps, strict=True)):
             left = _LABEL + column * cell
             if number in images and drawn is not None:
@@ -342,12 +323,8 @@ def _compose(
                 picture.paste(_fitted(painted.convert("RGB")), (left + _TILE + _GAP, y))
             name = printable(samples[number].name)
             name = name if len(name) <= 28 else "…" + name[-27:]
-            _write(picture, (left, y + _TILE + 1), name)
+            write((left, y + _TILE + 1), name)
     return picture
-
-
-def _write(picture: Image.Image, at: tuple[int, int], text: str) -> None:
-    ImageDraw.Draw(picture).multiline_text(at, text, fill="#222222", font=_font(), spacing=4)
 
 
 @cache

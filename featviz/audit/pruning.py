@@ -17,9 +17,6 @@ from featviz.models.load import LoadedModel
 from featviz.records import Call
 from featviz.run.batches import Batch
 
-Dead = Sequence[tuple[AuditTarget, Sequence[int]]]
-"""Targets with their dead channels."""
-
 
 @dataclass(frozen=True)
 class Pruning:
@@ -33,8 +30,8 @@ class Pruning:
     """Calls of activations, with the channels to force to zero."""
 
 
-def find_prunable(plan: AuditPlan, dead: Dead) -> Pruning:
-    """The convolutions and linear layers that make dead channels.
+def find_prunable(plan: AuditPlan, dead: Sequence[tuple[AuditTarget, Sequence[int]]]) -> Pruning:
+    """The convolutions and linear layers that make the dead channels of targets.
 
     A layer that runs several times loses a channel only if it is dead behind each of its calls.
     """
@@ -69,9 +66,8 @@ def verify(
     """Compare a model's output with and without the channels that can be cut out.
 
     Returns:
-        `verify` of audit.json: channels, images, and the largest change of any finite value of the
-        output, None where the two outputs cannot be compared (UNLIKE_OUTPUTS). `nonfinite` is in
-        it only where values are NaN or infinite in one of the two runs, or in both but not alike.
+        `verify` of audit.json: the largest change is None where the outputs cannot be compared
+        (UNLIKE_OUTPUTS), and `nonfinite` is in it only where such values are not alike.
 
     Raises:
         ForwardError: the model failed.
@@ -85,8 +81,7 @@ def verify(
             chosen = torch.tensor(cut.forced[call], device=output.device)
             output.index_fill_(spots[call].axis % output.dim(), chosen, 0)
 
-    images, nonfinite, largest = 0, 0, 0.0
-    comparable = True
+    images, nonfinite, largest, comparable = 0, 0, 0.0, True
     for batch in batches:
         inputs = [arg.to(model.device) for arg in batch.inputs]
         plain = [value.clone() for value in tensors(forward(model.module, inputs))]

@@ -27,7 +27,7 @@ def layers(given: Given) -> int:
     parameters   a shared one counts once; so do modules that are used twice
     MACs         multiply-accumulates in convolutions, matrix products and
                  attention; 1 MAC = 2 FLOP; what has no formula is named below
-    activations  bytes that all calls return inside which no other module ran
+    activations  output bytes of leaf modules, each call counted
 
     {MODEL}
 

@@ -21,12 +21,10 @@ TENSORS, PIXELS, STATISTICS = "tensors", "statistics and pixels", "statistics"
 
 _MIN, _MAX = STAT_COLUMNS.index("min"), STAT_COLUMNS.index("max")
 _COMPARED = 4
-"""Columns of the statistics that are compared, from the first: min, max, mean, std. The count of
-exact zeros is not, because rounding turns a zero into 1e-9."""
+"""Columns of statistics that are compared: min, max, mean, std; rounding turns zeros into 1e-9."""
 _NONFINITE = STAT_COLUMNS.index("nonfinite")
 _HALF = 0.501
-"""How many levels a value may be away from the one drawn: half a level, and float32's rounding when
-it was drawn."""
+"""Levels by which a value may be off the one drawn: half a level, and float32's rounding."""
 _BLOCK = 2**17
 """Values compared at a time: they stay in a core's cache."""
 
@@ -36,31 +34,27 @@ class Change:
     """How far apart two tensors are, in each channel; all arrays are [channels]."""
 
     absolute: np.ndarray
-    """Largest absolute difference where both values are finite."""
+    """Largest difference of finite values."""
     relative: np.ndarray
     """Largest |new - base| / (max(|new|, |base|) + scale), 0..1: see `compare.compare`."""
     cosine: np.ndarray
-    """Cosine similarity over the values that are finite on both sides, -1..1; 1 where both are
-    zero; NaN where only statistics are known, or where a channel is a single number."""
+    """Similarity of finite values, -1..1; 1 where both are zero; NaN where only statistics are
+    known, or where a channel is a single number."""
     unlike: np.ndarray
     """Values that are NaN or infinite on one side, and something else on the other."""
     products: np.ndarray
-    """[channels, 3]: base · new, base · base and new · new over the values that are finite on both
-    sides, in one unit for all channels; NaN where only statistics are known."""
+    """[channels, 3]: base · new, base · base and new · new of finite values, in one unit for all
+    channels; NaN where only statistics are known."""
 
     @property
     def layer_cosine(self) -> float:
-        """Cosine similarity over all channels together, because a single channel that is zero on
-        one side says little of a layer. 1 where both sides are zero, NaN where only statistics are
-        known."""
+        """The cosine over all channels together; NaN where only statistics are known."""
         known = self.products[~np.isnan(self.products).any(1)]
         return float(_cosine(known.sum(0, keepdims=True))[0]) if len(known) else math.nan
 
     def differs(self, tolerance: float) -> np.ndarray:
-        """Which channels, bool, have a value beyond the tolerance, or one that is finite on one
-        side only."""
-        differing: np.ndarray = (self.relative > tolerance) | (self.unlike > 0)
-        return differing
+        """Which channels have a value beyond the tolerance, or one that is finite on one side."""
+        return np.asarray((self.relative > tolerance) | (self.unlike > 0))
 
 
 def worst_first(relative: np.ndarray, unlike: np.ndarray, among: np.ndarray) -> list[int]:
@@ -80,25 +74,22 @@ class Finding:
     """`TENSORS`, `PIXELS` or `STATISTICS`."""
     change: Change
     differs: np.ndarray
-    """Which channels differ, bool [channels]."""
+    """Bool [channels]; all where there is a reason."""
     reason: str | None = None
-    """Why the tensor could not be compared, as another shape; all its channels differ then."""
+    """Why the tensor could not be compared."""
 
     @property
     def severity(self) -> tuple[float, float]:
         """The largest difference and the share of channels that differ; the larger, the worse."""
-        worst = (
-            1.0 if self.reason or self.change.unlike.any() else float(self.change.relative.max())
-        )
-        return worst, float(self.differs.mean())
+        lost = bool(self.reason) or bool(self.change.unlike.any())
+        return 1.0 if lost else float(self.change.relative.max()), float(self.differs.mean())
 
 
 @dataclass(frozen=True)
 class Values:
-    """The values of a tensor, as far as a file shows them."""
+    """The values of a tensor, [channels, N], as far as a file shows them."""
 
     data: np.ndarray
-    """[channels, N]."""
     ids: tuple[int, ...]
     """The tensor's channels that the rows stand for."""
     slack: np.ndarray
@@ -128,13 +119,9 @@ def is_part(row: Capture) -> bool:
 
 def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> Values | None:
     """Read the values of each channel from a kept tensor, in the order of the maps where
-    `Layout.in_map_order` says so.
-
-    Tokens beside a grid are left out, `behind` of them behind it: they have rows of their own.
-
-    Returns:
-        None where the layout does not make the manifest's channels of this shape.
-    """
+    `Layout.in_map_order` says so; None where the layout does not make the manifest's channels of
+    this shape. Tokens beside a grid are left out, `behind` of them behind it: they have rows of
+    their own."""
     layout = LAYOUTS.get(row.layout)
     if layout is None or array.ndim not in layout.dimensions:
         return None
@@ -163,17 +150,15 @@ def from_picture(
         stats: [channels, 6], of all channels of the tensor.
 
     Returns:
-        None where the picture has not the size that the manifest says, shows no channels, or has a
-        palette that featviz does not write, or only under labels, which cover values.
+        None where the picture has not the size that the manifest says, or another palette than
+        featviz writes without labels, which cover values.
     """
-    channels = tuple(row.channels) if row.channels else tuple(range(row.maps))
-    plan = row.plan
+    channels, plan = tuple(row.channels or range(row.maps)), row.plan
     count = 256 if palette is None else 254  # and two for padding and what is not finite
-    if row.constant is not None and row.constant[0] > 1:
-        return None  # another picture may show only some of the slices
     ours = palette is None or (len(palette) == 256 and (palette[-1] == colormap.MAGENTA).all())
     fits = levels.shape == (plan.height, plan.width) and plan.maps == len(channels) * row.side
-    if not (ours and fits):
+    whole = row.constant is None or row.constant[0] == 1  # another may show only some slices
+    if not (ours and fits and whole):
         return None
     (height, width), (down, across), padding = plan.tile, plan.scale, plan.padding
     slots = levels[padding:, padding:].reshape(
@@ -205,11 +190,7 @@ class ImagePair:
 
     @classmethod
     def read(cls, base: ReadImage, new: ReadImage) -> ImagePair:
-        """Read the statistics of both.
-
-        Raises:
-            DamagedError: they cannot be read.
-        """
+        """Read the statistics of both; DamagedError where they cannot be read."""
         return cls(base, new, base.stats(), new.stats())
 
     @property
@@ -218,7 +199,7 @@ class ImagePair:
         return [place for place in self.base.captures if place in self.new.captures]
 
     def rows(self, place: Place) -> tuple[Capture, Capture]:
-        """What the manifests say of a tensor."""
+        """The rows of the manifests for a tensor."""
         return self.base.captures[place], self.new.captures[place]
 
     def stats(self, place: Place) -> tuple[Floats, Floats]:
@@ -231,10 +212,7 @@ class ImagePair:
 
     def tensors(self, place: Place) -> tuple[Values, Values] | None:
         """Read the values of both kept tensors; None where there are none that show the channels.
-
-        Raises:
-            DamagedError: a file is missing or broken.
-        """
+        DamagedError where a file is missing or broken."""
         if not self.keeps(place):
             return None
         sides = []
@@ -250,11 +228,7 @@ class ImagePair:
 
     def pixels(self, place: Place) -> tuple[Values, Values] | None:
         """Read the values behind both pictures, of the channels that both have drawn; None where
-        the pictures do not show them.
-
-        Raises:
-            DamagedError: a file is missing or broken.
-        """
+        the pictures do not show them. DamagedError where a file is missing or broken."""
         rows = self.rows(place)
         if rows[0].beside != rows[1].beside or rows[0].normalize != rows[1].normalize:
             return None
@@ -279,19 +253,16 @@ def measure(images: ImagePair, place: Place, tolerance: float) -> Finding:
         DamagedError: a file is missing or broken.
     """
     base, new = images.rows(place)
-    reason = None
     if base.shape != new.shape:
         reason = f"shape {by(base.shape)} in BASE, {by(new.shape)} in NEW"
     elif (base.layout, base.maps) != (new.layout, new.maps):
         reason = f"layout {base.layout} in BASE, {new.layout} in NEW"
-    if reason is not None:
-        method, change = STATISTICS, no_change(base.maps, 1)
-        differs = np.ones(base.maps, np.bool_)
     else:
         method, change = _change(images, place)
-        differs = change.differs(tolerance)
-    name = images.base.name
-    return Finding(name, place, base.type, base.index, method, change, differs, reason)
+        found = method, change, change.differs(tolerance)
+        return Finding(images.base.name, place, base.type, base.index, *found)
+    found = STATISTICS, no_change(base.maps, 1), np.ones(base.maps, np.bool_)
+    return Finding(images.base.name, place, base.type, base.index, *found, reason)
 
 
 def _change(images: ImagePair, place: Place) -> tuple[str, Change]:
@@ -337,9 +308,8 @@ def compare(
     """Compare values [channels, N].
 
     A difference is set against the value itself and `scale`, the layer's largest magnitude: like
-    numpy.allclose with rtol = tolerance and atol = tolerance · scale. Rounding moves a value by a
-    share of what was summed up for it, so that small values among large ones are not exact.
-    NaN equals NaN, and an infinity itself.
+    numpy.allclose with rtol = tolerance and atol = tolerance · scale, since small values among
+    large ones are not exact. NaN equals NaN, and an infinity itself.
 
     Args:
         slack: [channels]; differences up to it are none.
@@ -371,14 +341,10 @@ def compare_stats(base: Floats, new: Floats, scale: float) -> Change:
 
 
 def signed(base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray) -> np.ndarray:
-    """The relative difference of each value, as in `Change.relative`, with its sign.
-
-    Returns:
-        Float64 in the shape of the arguments, whose first axis is channels; -1..1, and NaN where
-        one side is not finite and the other is something else.
-    """
-    base, new = base.astype(np.float64), new.astype(np.float64)
-    _, ratio, unlike = _differences(base, new, scale, slack)
+    """The relative difference of each value [channels, N], as in `Change.relative`, with its sign;
+    NaN where one side is not finite and the other is something else."""
+    old, now = base.astype(np.float64), new.astype(np.float64)
+    _, ratio, unlike = _differences(old, now, scale, slack)
     ratio[unlike] = np.nan
     return ratio
 
@@ -386,9 +352,8 @@ def signed(base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray) -
 def _differences(
     base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each value: new - base beyond the slack where both are finite, else 0; this as a share of
-    the larger value and the scale; and whether it is NaN or infinite on one side and something else
-    on the other."""
+    """Of each value: new - base beyond the slack, 0 where one is not finite; this as a share of the
+    larger value and the scale; and whether only one is not finite, or both are and not alike."""
     finite = np.isfinite(base) & np.isfinite(new)
     if finite.all():
         difference, unlike = new - base, np.zeros(base.shape, np.bool_)

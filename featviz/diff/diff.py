@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -37,17 +36,10 @@ from featviz.text import by, listed
 
 log = logging.getLogger(__name__)
 
-_NAMED = 3
-"""How many images or layers a refusal names."""
 
-
-class Render(Protocol):
-    """What turns a comparison into HTML."""
-
-    def __call__(
-        self, found: Comparison, base: ReadRun, new: ReadRun, page: Path, maps: Path
-    ) -> tuple[str, Mapping[str, str]]:
-        """The text of a page, and the texts of files that are to lie with the maps, by name."""
+Render = Callable[[Comparison, ReadRun, ReadRun, Path, Path], tuple[str, Mapping[str, str]]]
+"""Takes a comparison, both runs, the page and the folder of the maps; gives the text of the page,
+and the texts of files that are to lie with the maps, by name."""
 
 
 class Outputs(DiffFiles, frozen=True):
@@ -79,10 +71,6 @@ def diff(
         FeatvizError: a run cannot be read, the runs cannot be compared, or a file cannot be
             written.
     """
-    limits = {"tolerance": thresholds.tolerance, "max-diff-ratio": thresholds.max_diff_ratio}
-    for name, value in limits.items():
-        if not 0 <= value <= 1:
-            raise UsageError(f"--{name} {value:g} is outside 0..1", "0 takes no difference at all")
     for place in (base, new):
         if isinstance(place, Url) and outputs.html is not None:
             raise UsageError(
@@ -90,7 +78,12 @@ def diff(
                 "leave --html out, or copy the run here first (`aws s3 cp --recursive`)",
             )
     with here(base) as one, here(new) as two:
-        _check_outputs(outputs, (one, two))
+        for option, path, kind in outputs.files:
+            check_apart(path, option, (one, two))
+            check_file(path, kind, option, outputs.overwrite)
+        if outputs.folder is not None:
+            check_apart(outputs.folder, "--out", (one, two))
+            check_free(outputs.folder, DIFF, True, [path for _, path, _ in outputs.files])
         return _diff(_read("BASE", one, base), _read("NEW", two, new), thresholds, outputs)
 
 
@@ -103,18 +96,14 @@ def compare_runs(base: ReadRun, new: ReadRun) -> Comparison:
     return _diff(base, new, DiffThresholds(), Outputs())
 
 
-def _check_outputs(outputs: Outputs, inputs: Sequence[Path]) -> None:
-    for option, path, kind in outputs.files:
-        check_apart(path, option, inputs)
-        check_file(path, kind, option, outputs.overwrite)
-    if outputs.folder is not None:
-        check_apart(outputs.folder, "--out", inputs)
-        check_free(outputs.folder, DIFF, True, [path for _, path, _ in outputs.files])
-
-
 def _diff(base: ReadRun, new: ReadRun, thresholds: DiffThresholds, outputs: Outputs) -> Comparison:
     images, _ = _in_both(base, new)
-    damage = _check_alike(base, new, images)
+    pairs, damage = [(base.images[name], new.images[name]) for name in images], list[DamagedError]()
+    if reason := _unlike(base, new, pairs, damage):
+        raise CompareError(
+            f"these runs cannot be compared: {reason}",
+            "run both with the same images, preprocessing and --normalize",
+        )
     findings: dict[str, list[Finding]] = {}
     for name in images:
         try:
@@ -176,47 +165,31 @@ def _in_both(base: ReadRun, new: ReadRun) -> tuple[tuple[str, ...], tuple[Place,
     return images, order
 
 
-def _check_alike(base: ReadRun, new: ReadRun, images: Iterable[str]) -> list[DamagedError]:
-    """Check that two runs showed their models the same pictures, and drew on the same scale.
-
-    Returns:
-        The errors of images whose input.png cannot be read, and so cannot be checked.
-
-    Raises:
-        CompareError: the runs differ in one of these; names it.
-    """
-    damage: list[DamagedError] = []
-    for reason in _unlike(base, new, [(base.images[n], new.images[n]) for n in images], damage):
-        raise CompareError(
-            f"these runs cannot be compared: {reason}",
-            "run both with the same images, preprocessing and --normalize",
-        )
-    return damage
-
-
 def _unlike(
     base: ReadRun,
     new: ReadRun,
     pairs: Sequence[tuple[ReadImage, ReadImage]],
     damage: list[DamagedError],
-) -> Iterator[str]:
+) -> str | None:
+    """What keeps two runs from being compared: other pictures were shown to their models, or other
+    scales were drawn. Images whose input.png cannot be read are added to `damage`."""
     for name, what in (("preprocessing", "preprocessing"), ("normalize", "scale mode")):
         old, now = (
             run.record.get(name, (run.record.get("options") or {}).get(name)) for run in (base, new)
         )
         if old != now:
-            yield f"the {what} is {old!r} in BASE and {now!r} in NEW"
+            return f"the {what} is {old!r} in BASE and {now!r} in NEW"
     other = [a.name for a, b in pairs if a.manifest.image.sha256 != b.manifest.image.sha256]
     if other:
-        yield f"{_few(other)} is another file in NEW (its sha256 differs)"
+        return f"{_few(other)} is another file in NEW (its sha256 differs)"
     for a, b in pairs:
         one, two = a.manifest.input, b.manifest.input
         if one.shape != two.shape:
             sizes = f"{by(one.shape)} in BASE and {by(two.shape)} in NEW"
-            yield f"the input made of {a.name} is {sizes}"
+            return f"the input made of {a.name} is {sizes}"
         if one.preprocessing != two.preprocessing:
             words = f"{one.preprocessing!r} in BASE and {two.preprocessing!r} in NEW"
-            yield f"the preprocessing of {a.name} is {words}"
+            return f"the preprocessing of {a.name} is {words}"
         try:
             old, now = a.shown(), b.shown()
         except DamagedError as error:
@@ -224,7 +197,8 @@ def _unlike(
             continue
         # resizing varies by one level between machines
         if old.shape != now.shape or np.abs(old.astype(np.int16) - now).max(initial=0) > 1:
-            yield f"what the model saw of {a.name} (input.png) has other pixels in NEW"
+            return f"what the model saw of {a.name} (input.png) has other pixels in NEW"
+    return None
 
 
 def _only_in(one: ReadRun, other: ReadRun, images: Iterable[str]) -> OnlyIn:
@@ -249,7 +223,7 @@ def _only_in(one: ReadRun, other: ReadRun, images: Iterable[str]) -> OnlyIn:
 
 
 def _few(names: Iterable[str]) -> str:
-    return listed(list(names), _NAMED) or "none"
+    return listed(list(names), 3) or "none"
 
 
 def _without(side: str, run: ReadRun, damage: Sequence[DamagedError]) -> ReadRun:

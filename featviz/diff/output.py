@@ -33,8 +33,6 @@ from featviz.text import counted, safe_name
 
 SCHEMA_VERSION = 1
 """Version of the JSON document. 1: first release."""
-_MOST_CHANGED = 5
-"""Channels of a layer that a summary names."""
 _PICTURES = 8
 """How many layers are drawn at most, each in its worst image."""
 _CHANNELS = 16
@@ -51,17 +49,10 @@ def summed_up(findings: Sequence[Finding]) -> ComparedLayer:
     images: dict[str, dict[str, float | None]] = {}
     for one in findings:
         differs[: len(one.differs)] |= one.differs
-        images[one.image] = {
-            "differing": int(one.differs.sum()),
-            **dict.fromkeys(("absolute", "relative", "cosine")),
-        }
-    for one in compared:
-        change = one.change
-        images[one.image] |= {
-            "absolute": float(change.absolute.max()),
-            "relative": float(change.relative.max()),
-            "cosine": finite(change.layer_cosine),
-        }
+        numbers = (one.change.absolute.max(), one.change.relative.max(), one.change.layer_cosine)
+        known = (None,) * 3 if one.reason else tuple(finite(float(number)) for number in numbers)
+        names = ("differing", "absolute", "relative", "cosine")
+        images[one.image] = dict(zip(names, (int(one.differs.sum()), *known), strict=True))
     cosines = [one.change.layer_cosine for one in compared if one.differs.any()]
     common = min((len(one.differs) for one in compared), default=0)
     channels = {
@@ -83,7 +74,7 @@ def summed_up(findings: Sequence[Finding]) -> ComparedLayer:
         (sum(int(one.differs.sum()) for one in findings), sum(len(o.differs) for o in findings)),
         channels,
         float(np.fmin.reduce(cosines, initial=np.nan)),
-        [] if reason else order[:_MOST_CHANGED],
+        [] if reason else order[:5],
         worst.image,
         worst.severity[0],
         np.where(worst.change.unlike > 0, 1.0, worst.change.relative),
@@ -93,15 +84,14 @@ def summed_up(findings: Sequence[Finding]) -> ComparedLayer:
 
 def diff_table(result: Comparison) -> TextTable:
     """For people: a row for each layer that differs."""
-    footer = [
-        *(f"only in BASE: {line}" for line in result.only_in_base.words),
-        *(f"only in NEW: {line}" for line in result.only_in_new.words),
-        result.words,
-    ]
+    footer = [f"only in BASE: {line}" for line in result.only_in_base.words]
+    footer += [f"only in NEW: {line}" for line in result.only_in_new.words]
     numbers = ("images", "channels", "absolute", "relative", "cosine")
     rows = [layer.cells for layer in result.differing]
     headings = tuple(rows[0]) if rows else ()
-    return TextTable(headings, numbers, [tuple(row.values()) for row in rows], (), footer)
+    return TextTable(
+        headings, numbers, [tuple(row.values()) for row in rows], (), [*footer, result.words]
+    )
 
 
 def verdicts(result: Comparison) -> list[Verdict]:
@@ -128,7 +118,7 @@ def verdicts(result: Comparison) -> list[Verdict]:
 def as_json(result: Comparison) -> dict[str, Any]:
     """The whole result, for JSON."""
     differing, total = result.channel_images
-    named = ("file", "image", "label", "stem", "source", "limit")
+    named = ("file", "image", "label", "stem", "source", "limit", "channels")
     maps = [layer.difference for layer in result.layers if layer.difference]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -143,10 +133,7 @@ def as_json(result: Comparison) -> dict[str, Any]:
         "only_in_base": _only(result.only_in_base),
         "only_in_new": _only(result.only_in_new),
         "incomplete": {side: list(names) for side, names in result.incomplete.items()},
-        "maps": [
-            {name: getattr(one, name) for name in named} | {"channels": list(one.channels)}
-            for one in maps
-        ],
+        "maps": [{name: getattr(one, name) for name in named} for one in maps],
     }
 
 
@@ -157,7 +144,8 @@ def _where(layer: ComparedLayer) -> dict[str, Any]:
 
 def _layer(layer: ComparedLayer) -> dict[str, Any]:
     differing, total = layer.channel_images
-    cosine = [finite(float(value)) for value in layer.channels["cosine"]]
+    each = {name: layer.channels[name].tolist() for name in ("absolute", "relative")}
+    each["cosine"] = [finite(float(value)) for value in layer.channels["cosine"]]
     return {
         **_where(layer),
         "by": list(layer.by),
@@ -166,11 +154,7 @@ def _layer(layer: ComparedLayer) -> dict[str, Any]:
         "differing": differing,
         "total": total,
         "most_changed": list(layer.most_changed),
-        "channels": {
-            **{name: layer.channels[name].tolist() for name in ("absolute", "relative")},
-            "cosine": cosine,
-            "unlike": layer.channels["unlike"].tolist(),
-        },
+        "channels": {**each, "unlike": layer.channels["unlike"].tolist()},
     }
 
 
@@ -196,23 +180,18 @@ def draw(
         StoreError: a file cannot be read or written.
     """
     differing = [layer for layer in layers if layer.differing and not layer.reason]
-    ranked = sorted(
-        differing[1:],
-        key=lambda one: (one.severity, len(one.changed) / len(one.change)),
-        reverse=True,
+    worst = sorted(
+        differing[1:], key=lambda one: (-one.severity, -len(one.changed) / len(one.change))
     )
-    shown = {layer.place for layer in [*differing[:1], *ranked][:_PICTURES]}
-    found = {
-        layer.place: own
-        for layer in differing
-        if layer.place in shown and (own := _differences(layer, base, new)) is not None
-    }
-    magnitudes = [np.abs(data) for _, data in found.values()]
-    largest = [float(np.max(m, initial=0.0, where=np.isfinite(m))) for m in magnitudes]
-    limit = max(largest, default=0.0) or 1.0
+    shown = {layer.place for layer in [*differing[:1], *worst][:_PICTURES]}
+    found, limit = [], 0.0
+    for layer in (layer for layer in differing if layer.place in shown):
+        if (own := _differences(layer, base, new)) is not None:
+            found.append((layer, *own))
+            limit = max(limit, scale_of(own[1].reshape(-1, 1)))
+    limit = limit or 1.0
     colors, drawn = colormap.colored("coolwarm", 0.0), dict[Place, DifferenceMap]()
-    for number, layer in enumerate(layer for layer in differing if layer.place in found):
-        one, data = found[layer.place]
+    for number, (layer, one, data) in enumerate(found):
         name = safe_name(f"{number:02d}_{one.label}.{one.stem}.png")
         drawn[layer.place] = replace(one, file=name, limit=limit)
         maps = data.reshape(-1, *data.shape[2:])

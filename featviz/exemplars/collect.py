@@ -1,8 +1,8 @@
-"""The sink of the pass: each image's value and place in each channel, and the strongest of them."""
+"""Of each channel the images that excite it most, with the value and the place of each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,8 +27,7 @@ _NONE = 2**62
 
 @dataclass(frozen=True)
 class Top:
-    """The best images of C channels, best first; of equal values the image with the lower number is
-    the better one. Holds no more than K images of a channel, however many were seen."""
+    """The best K images of C channels, best first; of equal values the lower number is better."""
 
     values: Floats
     """float32 [C, K]; -inf where there is no image."""
@@ -75,8 +74,7 @@ class Top:
 
 
 By = Literal["max", "mean"]
-"""What of a channel's map counts: its largest value, or its mean."""
-
+"""What ranks a channel's map: its largest value, or its mean."""
 _BOOKS = 8
 """Input shapes whose hints are kept."""
 
@@ -91,8 +89,6 @@ class ExemplarSource:
     shape: tuple[int, ...]
     """For the first image."""
     channels: int
-    rows: int
-    """Sizes of its first axis that belong to one image."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,7 @@ class ExemplarPlan:
 def plan_targets(
     model: LoadedModel, layers: Sequence[Layer], blank: Sequence[Tensor]
 ) -> ExemplarPlan:
-    """Run the model once on `blank`, and note what the layers give.
+    """Run the model once on `blank`, and list the outputs of the layers.
 
     Raises:
         ForwardError: the model cannot take it.
@@ -117,11 +113,9 @@ def plan_targets(
     targets, book = dict[Site, ExemplarSource](), HintBook(model.module, blank[0].shape)
 
     def sink(site: Site, tensor: Tensor) -> None:
-        for inner, maps in _parts(site, tensor, book):
-            shape = tuple(tensor.shape)
-            targets[inner] = ExemplarSource(
-                inner, maps.layout, shape, len(maps.data), tensor.shape[0]
-            )
+        for key, maps in to_maps(tensor, book.at(site, tensor)).items():
+            shape, inner = tuple(tensor.shape), site.inside(key)
+            targets[inner] = ExemplarSource(inner, maps.layout, shape, len(maps.data))
 
     with (
         in_eval_mode(model.module),
@@ -146,11 +140,7 @@ class ExemplarCollector:
         by: By,
         top: int,
     ) -> None:
-        """Begin without images.
-
-        Args:
-            classes: that of each sample; None puts all into one top.
-        """
+        """Begin without images; `classes` has that of each sample, or None."""
         self.tops: dict[tuple[Site, str | None], Top] = {
             (site, name): Top.none(target.channels, top)
             for site, target in plan.targets.items()
@@ -170,10 +160,10 @@ class ExemplarCollector:
         return None if self.recorder is None else self.recorder.fault
 
     def begin(self, batch: Batch) -> None:
-        """The next tensors come from these images.
+        """Start a batch; where its shape is new, its first image may go through the model.
 
         Raises:
-            ForwardError: the first of them is shown to the model, which cannot take it.
+            ForwardError: the model cannot take it.
         """
         self._batch = None
         self._book = self._learn(batch.inputs)
@@ -183,7 +173,7 @@ class ExemplarCollector:
             self.recorder.skipped.clear()
 
     def commit(self) -> None:
-        """The model is through with them: keep what excites a channel most."""
+        """Rank the batch, which the model has taken."""
         for number, site, values, places in self._found:
             key = site, self._classes[number]
             self.tops[key] = self.tops[key].with_image(number, values, places)
@@ -193,8 +183,7 @@ class ExemplarCollector:
 
     def _learn(self, inputs: Sequence[Tensor]) -> HintBook:
         """The hints for inputs of this shape; where layouts depend on it, the first image of a
-        batch goes through the model once more. If the model cannot take it, the next image of this
-        shape is tried anew."""
+        batch goes through the model once more."""
         shape, first = (1, *inputs[0].shape[1:]), self._plan.book
         if shape == first.input_shape:
             return first
@@ -215,17 +204,18 @@ class ExemplarCollector:
         """The sink of the hooks."""
         if self._batch is None:  # the hints are being learnt
             return
-        numbers, book = self._batch.images, self._book
-        whole, count = self._plan.targets.get(site), tensor.shape[0]
+        numbers, whole = self._batch.images, self._plan.targets.get(site)
         if len(numbers) > 1:  # the first axis must count images, or windows of them
-            alone = whole is not None and whole.rows == 1 and count == len(numbers)
+            count = tensor.shape[0]
+            alone = whole is not None and whole.shape[0] == 1 and count == len(numbers)
             windows = whole is not None and whole.layout == "windows" and count % len(numbers) == 0
             if not (alone or windows):
                 words = f"shape {list(tensor.shape)} is no batch of {len(numbers)}"
                 raise LayoutError(f"{words}: --batch-size 1")
         parts = tensor.chunk(len(numbers)) if len(numbers) > 1 else (tensor,)
         for number, part in zip(numbers, parts, strict=True):
-            for inner, maps in _parts(site, part, book):
+            for key, maps in to_maps(part, self._book.at(site, part)).items():
+                inner = site.inside(key)
                 target = self._plan.targets.get(inner)
                 if target is None or len(maps.data) != target.channels:
                     raise LayoutError(f"gives {list(part.shape)} for some images only")
@@ -233,17 +223,12 @@ class ExemplarCollector:
 
 
 def strongest(maps: Maps, by: By) -> tuple[Floats, Integers]:
-    """Of each channel the value that counts and its place: float32 [C], and int64 [C, 4] as in
-    `Top.places`.
-
-    NaN and infinities are left out; -inf where nothing else is there. Of equal values the first in
-    reading order counts.
-    """
+    """The value that ranks each channel and its place: float32 [C], and int64 [C, 4] as in
+    `Top.places`. NaN and infinities are left out; -inf where nothing else is there."""
     flat = maps.data.flatten(1)
     places = np.full((len(flat), 4), -1)
     if by == "mean":
-        finite = flat.isfinite()
-        means = flat.mean(1)
+        means, finite = flat.mean(1), flat.isfinite()
         if not finite.all():
             count = finite.sum(1)
             means = torch.where(finite, flat, 0).sum(1) / count
@@ -257,12 +242,6 @@ def strongest(maps: Maps, by: By) -> tuple[Floats, Integers]:
         index = at.cpu().numpy()
         places[:, 0], places[:, 1], places[:, 2:] = index // width, index % width, (height, width)
     return values.cpu().numpy(), places
-
-
-def _parts(site: Site, tensor: Tensor, book: HintBook) -> Iterator[tuple[Site, Maps]]:
-    """The maps of one image's tensor, and the tokens in front of them, each under its own name."""
-    for key, maps in to_maps(tensor, book.at(site, tensor)).items():
-        yield site.inside(key), maps
 
 
 def _label(layer: str, call: int) -> str:

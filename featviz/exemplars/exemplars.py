@@ -12,7 +12,7 @@ from torch import Tensor
 
 from featviz.errors import UsageError
 from featviz.exemplars.collect import ExemplarCollector, ExemplarPlan, plan_targets
-from featviz.exemplars.pictures import Cutter, ExemplarGroup, sheet_path
+from featviz.exemplars.pictures import Cutter, sheet_path
 from featviz.exemplars.receptive import ReceptiveFields
 from featviz.files.urls import Remote
 from featviz.hooks.capture import hooked
@@ -36,9 +36,6 @@ from featviz.rundir.studies import (
     LeftOut,
 )
 from featviz.text import by, listed
-
-_NAMED = 3
-"""Layers that a warning names; exemplars.json has them all."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +74,6 @@ def find_exemplars(
 ) -> ExemplarResult:
     """Find the images, and the places in them, that excite each channel of some layers most.
 
-    Args:
-        progress: called with each image.
-        stdin: where the list of images is read for the argument `-`; None takes the process's own.
-
     Raises:
         FeatvizError: nothing could be begun, not one image went through, or the results could not
             be written. What goes wrong with one image is in the result instead.
@@ -94,7 +87,7 @@ def find_exemplars(
             reasons += [f"{layer} never ran" for layer in plan.never_ran]
             raise UsageError(
                 f"none of the {len(layers)} selected layers gives a tensor with channels",
-                listed(reasons, _NAMED, "; "),
+                listed(reasons, 3, "; "),
             )
         choice, study = options.choice, Study(loaded, samples, options, progress)
         classes = [class_of(sample) if choice.per_class else None for sample in samples]
@@ -108,8 +101,8 @@ def find_exemplars(
 
 
 def class_of(sample: Sample) -> str:
-    """The class of an image: the name of the folder that holds it; of a clip, which is a folder of
-    frames, of the folder around that."""
+    """The class of an image: the name of its folder; of a clip, which is a folder of frames, of the
+    folder around that."""
     path = sample.path
     folder = (PurePosixPath(path.place) if isinstance(path, Remote) else path.absolute()).parent
     return (folder.parent if len(sample.paths) > 1 else folder).name
@@ -123,10 +116,12 @@ def _write(
     found: ExemplarCollector,
     blank: Sequence[Tensor],
 ) -> ExemplarRecord:
-    model = study.model
-    fields = ReceptiveFields(model, list(plan.targets.values()), blank)
-    groups = []
-    for target in plan.targets.values():
+    targets, choice = list(plan.targets.values()), options.choice
+    fields = ReceptiveFields(study.model, targets, blank)
+    kept = {tuple(blank[0].shape): fields}
+    cutter = Cutter(study.model, study.samples, options.inputs, targets, kept)
+    rows = []
+    for target in targets:
         site, view = target.site, FieldOfView(fields.how(target), list(fields.size(target)))
         channels = [ExemplarChannel(channel, None, []) for channel in range(target.channels)]
         place = (site.layer.name, site.layer.type, site.layer.index, site.call, site.key)
@@ -134,25 +129,20 @@ def _write(
         for number, name in enumerate(sorted({name for _, name in found.tops}, key=str)):
             row = ExemplarLayer(*place, name, shape, layout, view, "", channels)
             row = replace(row, sheet=sheet_path(row, number))
-            groups.append(ExemplarGroup(target, found.tops[site, name], row))
-    kept = {tuple(blank[0].shape): fields}
-    cutter = Cutter(model, study.samples, options.inputs, groups, kept)
-    rows = cutter.draw(folder, options.choice.pick, len(study.seen))
-    about = {
-        **study.about,
-        "options": {
-            "layers": options.layers,
-            "top": options.choice.top,
-            "by": options.choice.pick,
-            "per_class": options.choice.per_class,
-            **structs.asdict(options.inputs),
-        },
-    }
+            top = found.tops[site, name]
+            rows.append(cutter.draw(target, top, row, choice.pick, len(study.seen), folder))
     skipped = {**plan.skipped, **found.skipped}
     failures = [FailedImage(*failure) for failure in study.failures]
     record = ExemplarRecord(
         SCHEMA_VERSION,
-        **about,
+        **study.about,
+        options={
+            "layers": options.layers,
+            "top": choice.top,
+            "by": choice.pick,
+            "per_class": choice.per_class,
+            **structs.asdict(options.inputs),
+        },
         images=ImagesSeen(len(study.samples), len(study.seen), failures),
         skipped=[LeftOut(layer, reason) for layer, reason in sorted(skipped.items())],
         never_ran=list(plan.never_ran),

@@ -1,11 +1,11 @@
-"""The pictures of exemplars: crops of the chosen images, which are read once more, as tiles; a
-picture of each channel, and a sheet of all channels of a layer."""
+"""The pictures of exemplars: crops of the chosen images as tiles; a picture of each channel, and a
+sheet of all channels of a layer."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import ceil, sqrt
 from pathlib import Path
@@ -37,27 +37,25 @@ _TITLE = 2 * _LINE + _GAP
 _CAPTION = 2 * _LINE + 2
 _LABEL = 92
 _BETWEEN, _COLUMN_GAP = 4, 24
-_SMALL = (64, 48, 32)
-"""Pixels a side of a tile in a sheet: the first with which it has no more than _MOST_PIXELS."""
-_MOST_PIXELS, _MOST_SHOWN = 2**26, 40
+_SMALL, _MOST_PIXELS, _MOST_SHOWN = (64, 48, 32), 2**26, 40
+"""Pixels a side of a tile in a sheet, pixels of it and tiles in a row at most."""
 _LONGEST_NAME = 19
 _PAPER, _INK, _FAINT, _EMPTY = "#ffffff", "#1b2129", "#66707c", "#e3e6ea"
 _MARK = "#ffd400"
 _SMALLEST_MARK = 6
 """Pixels a side of the mark of a place."""
 
-_LEVEL = 1
-"""zlib's level: with the usual one, crops of photographs shrink by 6 % more, and take twice as
-long."""
 _COUNTS = {"max": "the highest value in their map", "mean": "the highest mean of their map"}
 _MOST_TILES = 2000
-"""Tiles that are held at once: 100 MB. For more, images are read again."""
+"""Tiles that are held at once: 100 MB."""
+_MOST_READ = 2**28
+"""Bytes of images that are held; those beyond are read again for each layer."""
 _SHAPES = 2
 """Input shapes whose receptive fields are kept."""
 
 
 def sheet_path(row: ExemplarLayer, class_number: int = 0) -> str:
-    """The file of a layer's sheet, relative to the folder: `012_layer4/output.png`, and for a class
+    """The relative path of a layer's sheet: `012_layer4/output.png`, and for a class
     `012_layer4/output/003_cat.png`."""
     name = safe_name(f"{row.index:03d}_{row.label}")
     if row.class_name is None:
@@ -65,14 +63,8 @@ def sheet_path(row: ExemplarLayer, class_number: int = 0) -> str:
     return f"{name}/{safe_name(row.stem)}/{safe_name(f'{class_number:03d}_{row.class_name}.png')}"
 
 
-@dataclass(frozen=True)
-class ExemplarGroup:
-    """A tensor of a layer with its exemplars, of one class or of all images."""
-
-    target: ExemplarSource
-    top: Top
-    row: ExemplarLayer
-    """Its `channels` have no exemplars yet."""
+Crop = tuple[Box | None, Image.Image]
+"""What a unit sees, and the tile of it."""
 
 
 @dataclass
@@ -82,103 +74,113 @@ class Cutter:
     model: LoadedModel
     samples: Sequence[Sample]
     inputs: InputOptions
-    groups: Sequence[ExemplarGroup]
+    targets: Sequence[ExemplarSource]
     fields: dict[tuple[int, ...], ReceptiveFields]
     """By the shape of the input; those that were asked for last."""
+    _read: dict[int, tuple[Image.Image, list[Tensor]] | None] = field(default_factory=dict)
+    """Images as the model saw them, and its arguments without their values; None for one that
+    cannot be read again."""
+    _bytes: int = 0
 
-    def draw(self, folder: Path, by: str, images: int) -> list[ExemplarLayer]:
-        """Write the pictures of all groups; their rows with the exemplars.
-
-        Args:
-            by: `max` or `mean`.
-            images: how many were seen.
-        """
-        return [self._draw(group, folder, _title(group.row, by, images)) for group in self.groups]
-
-    def _draw(self, group: ExemplarGroup, folder: Path, lines: Sequence[str]) -> ExemplarLayer:
-        top, count = group.top, len(group.top.values)
+    def draw(
+        self, target: ExemplarSource, top: Top, row: ExemplarLayer, by: str, seen: int, folder: Path
+    ) -> ExemplarLayer:
+        """Write the pictures of a tensor, of one class or of all images; its row with the
+        exemplars. `seen` images went through, and were ranked `by` max or mean."""
+        (label, *lines), count = _title(row, by, seen), len(top.values)
         room = max(1, min(top.values.shape[1], len(self.samples)))
         sheet, channels, step = Sheet(lines, count, room), [], max(1, _MOST_TILES // room)
+        nothing = None, cut(Image.new("RGB", (1, 1)), None, (1, 1))
         for channel in range(count):
             if channel % step == 0:
-                crops = self._crops(group, range(channel, min(count, channel + step)))
-            ranks = np.flatnonzero(top.is_image[channel]).tolist()
-            tiles = [crops.get((channel, rank), _nothing()) for rank in ranks]
-            found = []
-            for rank, (box, _) in zip(ranks, tiles, strict=True):
-                row, column, *size = top.places[channel, rank].tolist()
+                crops = self._crops(target, top, range(channel, min(count, channel + step)))
+            found, tiles = [], []
+            for rank in np.flatnonzero(top.is_image[channel]).tolist():
+                box, tile = crops.get((channel, rank), nothing)
+                at_row, column, *size = top.places[channel, rank].tolist()
+                place, grid = (None, None) if at_row < 0 else ([at_row, column], size)
                 number, value = int(top.images[channel, rank]), top.values[channel, rank]
-                place = None if row < 0 else [row, column], None if row < 0 else size
                 edges = None if box is None else list(box)
                 name = self.samples[number].name
-                found.append(Exemplar(name, number, float(str(value)), *place, edges))
-            shown, path = [tile for _, tile in tiles], None
+                found.append(Exemplar(name, number, float(str(value)), place, grid, edges))
+                tiles.append(tile)
+            path = None
             if found:
-                path = f"{group.row.sheet.removesuffix('.png')}/c{channel:05d}.png"
-                title = (f"{_name(group.row)}, channel {channel}", lines[-1])
+                path = f"{row.sheet.removesuffix('.png')}/c{channel:05d}.png"
+                title = f"{label}, channel {channel}", lines[-1]
                 texts = [(one.value, one.image) for one in found]
-                _save(folder / path, draw_channel(title, shown, texts, room))
-            sheet.add(channel, shown, [one.value for one in found])
+                _save(folder / path, draw_channel(title, tiles, texts, room))
+            sheet.add(channel, tiles, [one.value for one in found])
             channels.append(ExemplarChannel(channel, path, found))
-        _save(folder / group.row.sheet, sheet.picture)
-        return replace(group.row, channels=channels)
+        _save(folder / row.sheet, sheet.picture)
+        return replace(row, channels=channels)
 
     def _crops(
-        self, group: ExemplarGroup, channels: range
-    ) -> dict[tuple[int, int], tuple[Box | None, Image.Image]]:
-        """By channel and rank: what the unit sees, and the tile of it."""
-        top, wanted = group.top, dict[int, list[tuple[int, int]]]()
+        self, target: ExemplarSource, top: Top, channels: range
+    ) -> dict[tuple[int, int], Crop]:
+        """By channel and rank."""
+        wanted, crops = dict[int, list[tuple[int, int]]](), dict[tuple[int, int], Crop]()
         for channel in channels:
             for rank in np.flatnonzero(top.is_image[channel]).tolist():
                 wanted.setdefault(int(top.images[channel, rank]), []).append((channel, rank))
-        crops: dict[tuple[int, int], tuple[Box | None, Image.Image]] = {}
-
-        def vanished(number: int, error: FeatvizError) -> None:
-            log.warning("%s cannot be read again: %s", self.samples[number].name, error.message)
-
-        for batch in batches(self.samples, self.model, self.inputs, 1, vanished, sorted(wanted)):
-            pixels = to_pixels(self.model.preprocess.shown(batch.inputs)[0])
-            grey = pixels.shape[2] == 1
-            picture = Image.fromarray(pixels[..., 0] if grey else pixels).convert("RGB")
-            for at in wanted[batch.images[0]]:
+        for number, picture, args in self._pictures(sorted(wanted)):
+            for at in wanted[number]:
                 place = top.places[at].tolist()
                 box: Box | None = (0, 0, *picture.size)
                 if place[0] < 0:
                     tile = cut(picture, box, picture.size[::-1])
                 else:
-                    fields = self._fields_of(batch.inputs)
-                    box = fields.box(group.target, *place[:2])
-                    tile = cut(picture, box, fields.size(group.target), place)
+                    fields = self._fields_of(args)
+                    box = fields.box(target, *place[:2])
+                    tile = cut(picture, box, fields.size(target), place)
                 crops[at] = box, tile
         return crops
+
+    def _pictures(
+        self, numbers: Sequence[int]
+    ) -> Iterator[tuple[int, Image.Image, Sequence[Tensor]]]:
+        """The images of these numbers; those that fit into memory are decoded once."""
+        for number in numbers:
+            if (known := self._read.get(number)) is not None:
+                yield number, *known
+
+        def vanished(number: int, error: FeatvizError) -> None:
+            log.warning("%s cannot be read again: %s", self.samples[number].name, error.message)
+            self._read[number] = None
+
+        missing = [number for number in numbers if number not in self._read]
+        for batch in batches(self.samples, self.model, self.inputs, 1, vanished, missing):
+            pixels = to_pixels(self.model.preprocess.shown(batch.inputs)[0])
+            grey = pixels.shape[2] == 1
+            picture = Image.fromarray(pixels[..., 0] if grey else pixels).convert("RGB")
+            args = [arg.to("meta") for arg in batch.inputs]
+            self._bytes += 3 * picture.width * picture.height
+            if self._bytes <= _MOST_READ:
+                self._read[batch.images[0]] = picture, args
+            yield batch.images[0], picture, args
 
     def _fields_of(self, args: Sequence[Tensor]) -> ReceptiveFields:
         shape = tuple(args[0].shape)
         if shape not in self.fields:
             if len(self.fields) >= _SHAPES:
                 self.fields.pop(next(iter(self.fields)))
-            targets = list({group.target.site: group.target for group in self.groups}.values())
-            self.fields[shape] = ReceptiveFields(self.model, targets, args)
+            self.fields[shape] = ReceptiveFields(self.model, self.targets, args)
         return self.fields[shape]
 
 
-def _name(row: ExemplarLayer) -> str:
-    key, call = f".{row.key}" if row.key else "", f" call {row.call}" if row.call else ""
-    return printable(f"{row.label}{key}") + call
-
-
 def _title(row: ExemplarLayer, by: str, images: int) -> list[str]:
-    """Three lines: the layer, how images are ranked, and what a unit sees."""
-    seen, of_class = row.receptive_field, ""
-    if row.class_name is not None:
-        of_class = f" of class {printable(row.class_name)}"
+    """The layer's name; its line with type and class, how images are ranked, what a unit sees."""
+    key, call = f".{row.key}" if row.key else "", f" call {row.call}" if row.call else ""
+    name, seen = printable(f"{row.label}{key}") + call, row.receptive_field
+    of_class = "" if row.class_name is None else f" of class {printable(row.class_name)}"
     size = " x ".join(map(str, seen.size))
     sees = {
         "no place": "a unit has no place in the image: the whole input is shown",
         "unknown": "what a unit sees is not known: the whole input is shown",
     }.get(seen.how, f"a unit sees up to {size} pixels of the input")
     return [
-        f"{_name(row)} ({printable(row.type)}){of_class}",
+        name,
+        f"{name} ({printable(row.type)}){of_class}",
         f"{counted(len(row.channels), 'channel')}, each with the images that give {_COUNTS[by]}; "
         f"{counted(images, 'image')} seen",
         sees if by == "max" else "whole inputs are shown",
@@ -187,7 +189,7 @@ def _title(row: ExemplarLayer, by: str, images: int) -> list[str]:
 
 def _save(path: Path, picture: Image.Image) -> None:
     with write.atomic(path) as file:
-        picture.save(file, "png", compress_level=_LEVEL)
+        picture.save(file, "png", compress_level=1)  # 6 % larger than usual, in half the time
 
 
 # Tiles
@@ -227,12 +229,6 @@ def cut(
     return tile
 
 
-@cache
-def _nothing() -> tuple[None, Image.Image]:
-    """Stands for an image that could not be read again."""
-    return None, cut(Image.new("RGB", (1, 1)), None, (1, 1))
-
-
 def slot(rank: int, count: int) -> Box:
     """Where the tile of a rank lies in the picture of a channel that has room for `count`."""
     row, column = divmod(rank, max(1, ceil(sqrt(count))))
@@ -247,12 +243,8 @@ def draw_channel(
     texts: Sequence[tuple[float, str]],
     count: int,
 ) -> Image.Image:
-    """The picture of a channel: two lines of title, then its tiles, best first.
-
-    Args:
-        texts: what stands below each tile, the value and the name of the image.
-        count: tiles for which there is room.
-    """
+    """The picture of a channel with room for `count` tiles: two lines of title, then its tiles, the
+    best first, each above its value and the name of its image."""
     right = slot(max(1, ceil(sqrt(count))) - 1, count)[2]
     bottom = slot(count - 1, count)[3]
     size = max(right, 2 * (TILE + _GAP)) + _GAP, bottom + _CAPTION + _GAP
@@ -274,44 +266,23 @@ def draw_channel(
     return picture
 
 
-@dataclass(frozen=True)
-class SheetPlan:
-    """How a sheet is laid out: its tiles are as large as its pixels allow."""
+def sheet_plan(channels: int, count: int) -> tuple[int, int, int]:
+    """Pixels a side of a tile, tiles in a row, and rows: tiles are made smaller, then tiles of each
+    channel are left out, then channels."""
+    tile, shown = _SMALL[-1], min(count, _MOST_SHOWN)
+    for tile in _SMALL:
+        width, height = _row_size(tile, shown)
+        if channels * width * height <= _MOST_PIXELS:
+            return tile, shown, channels
+    room = _MOST_PIXELS // (channels * height) - _LABEL - _COLUMN_GAP
+    shown = min(shown, max(1, room // (tile + _BETWEEN)))
+    width, height = _row_size(tile, shown)
+    return tile, shown, min(channels, _MOST_PIXELS // (width * height))
 
-    tile: int
-    """Pixels a side of a tile."""
-    shown: int
-    """Tiles in a row."""
-    rows: int
-    """Channels that are shown, the first ones."""
 
-    @classmethod
-    def of(cls, channels: int, count: int) -> SheetPlan:
-        """Make tiles smaller, then leave out tiles of each channel, then channels."""
-        count = min(count, _MOST_SHOWN)
-        for tile in _SMALL:
-            if cls(tile, count, channels).pixels <= _MOST_PIXELS:
-                return cls(tile, count, channels)
-        one = cls(_SMALL[-1], 0, 1)
-        width = _MOST_PIXELS // (channels * one.height) - one.width
-        shown = min(count, max(1, width // (one.tile + _BETWEEN)))
-        rows = _MOST_PIXELS // cls(one.tile, shown, 1).pixels
-        return cls(one.tile, shown, min(channels, rows))
-
-    @property
-    def width(self) -> int:
-        """Pixels of a row, with the space beside it."""
-        return _LABEL + self.shown * (self.tile + _BETWEEN) + _COLUMN_GAP
-
-    @property
-    def height(self) -> int:
-        """Pixels of a row, with the space below it."""
-        return self.tile + _LINE + _GAP
-
-    @property
-    def pixels(self) -> int:
-        """Of all rows."""
-        return self.rows * self.width * self.height
+def _row_size(tile: int, shown: int) -> tuple[int, int]:
+    """Width and height of a sheet's row, with the space beside and below it."""
+    return _LABEL + shown * (tile + _BETWEEN) + _COLUMN_GAP, tile + _LINE + _GAP
 
 
 class Sheet:
@@ -319,43 +290,36 @@ class Sheet:
     make it about square."""
 
     def __init__(self, title: Sequence[str], channels: int, count: int) -> None:
-        """An empty sheet.
-
-        Args:
-            count: tiles of a channel, at most.
-        """
-        self._plan = plan = SheetPlan.of(channels, count)
+        """An empty sheet for at most `count` tiles of each channel."""
+        self._tile, self._shown, self._rows = sheet_plan(channels, count)
         left = []
-        if plan.shown < count:
-            left.append(f"the first {plan.shown} of up to {count} images")
-        if plan.rows < channels:
-            left.append(f"the first {plan.rows} of {channels} channels")
+        if self._shown < count:
+            left.append(f"the first {self._shown} of up to {count} images")
+        if self._rows < channels:
+            left.append(f"the first {self._rows} of {channels} channels")
         lines = [*title, *([f"for want of room only {' of '.join(left)}"] if left else [])]
-        columns = max(1, round(sqrt(plan.rows * plan.height / plan.width)))
-        self._high = max(1, ceil(plan.rows / columns))
+        self._size = width, height = _row_size(self._tile, self._shown)
+        self._high = ceil(self._rows / max(1, round(sqrt(self._rows * height / width))))
         widest = max(int(_font().getlength(line)) for line in lines) + 2 * _GAP
-        width = max(ceil(plan.rows / self._high) * plan.width + _GAP, widest)
         self._top = len(lines) * _LINE + 3 * _GAP
-        height = self._top + self._high * plan.height + _GAP
-        self.picture = Image.new("RGB", (width, height), _PAPER)
+        size = ceil(self._rows / self._high) * width + _GAP, self._top + self._high * height + _GAP
+        self.picture = Image.new("RGB", (max(size[0], widest), size[1]), _PAPER)
         for number, line in enumerate(lines):
-            color = _INK if number == 0 else _FAINT
-            _write(self.picture, (_GAP, _GAP + number * _LINE), line, color)
+            _write(self.picture, (_GAP, _GAP + number * _LINE), line, _FAINT if number else _INK)
 
     def add(self, channel: int, tiles: Sequence[Image.Image], values: Sequence[float]) -> None:
         """The row of a channel."""
-        if channel >= self._plan.rows:
+        if channel >= self._rows:
             return
         column, down = divmod(channel, self._high)
-        left, top = _GAP + column * self._plan.width, self._top + down * self._plan.height
-        side = self._plan.tile
+        left, top = _GAP + column * self._size[0], self._top + down * self._size[1]
+        side = self._tile
         _write(self.picture, (left, top + (side - _LINE) // 2), f"channel {channel}", _INK)
         note = "" if values else "no finite value"
         if len(values) > 1 and values[0] == values[-1]:  # dead, or saturated
             note = "all equal"
         _write(self.picture, (left, top + (side + _LINE) // 2), note, _FAINT)
-        shown = list(zip(tiles, values, strict=True))[: self._plan.shown]
-        for rank, (tile, value) in enumerate(shown):
+        for rank, (tile, value) in enumerate(zip(tiles, values[: self._shown], strict=False)):
             at = left + _LABEL + rank * (side + _BETWEEN)
             self.picture.paste(tile.resize((side, side), Image.Resampling.BOX), (at, top))
             _write(self.picture, (at, top + side), f"{value:.3g}", _FAINT)

@@ -24,32 +24,18 @@ from featviz.drawing.values import compiled
 from featviz.errors import FeatvizError, ForwardError, ImageError, UsageError
 from featviz.gradients.options import PAIRED
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.inspection.look import check_files, check_png
+from featviz.inspection.look import check_files
 from featviz.layout import Maps
 from featviz.models.load import LoadedModel
-from featviz.options import (
-    CamOptions,
-    DrawOptions,
-    ModelOptions,
-    PassOptions,
-    RunOptions,
-)
+from featviz.options import CamOptions, DrawOptions, ModelOptions, PassOptions, RunOptions
 from featviz.records import FORMATS, REDUCTIONS, Bytes, Floats, Guess, Outcome, Sample, Site, Skip
-from featviz.run.prepare import (
-    Prepared,
-    find_images,
-    last_map,
-    prepare,
-    read_input,
-)
+from featviz.run.prepare import Prepared, find_images, last_map, prepare, read_input
 from featviz.rundir.atomic import atomic, reported
 from featviz.text import listed, printable, quoted, safe_name
 
 log = logging.getLogger(__name__)
 
 _OTHER_PICTURES = {".jpeg", *(f".{name}" for name in FORMATS)} - {".png"}
-_NAMED = 3
-"""Layers without a map that an error names."""
 
 
 @dataclass(frozen=True)
@@ -120,19 +106,11 @@ class ImageCam:
 
 
 def cam(
-    model: ModelOptions | LoadedModel,
-    images: Sequence[str],
-    options: CamOptions,
+    model: ModelOptions | LoadedModel, images: Sequence[str], options: CamOptions
 ) -> Iterator[ImageCam]:
-    """Draw class activation maps over images, one picture for each.
+    """Draw class activation maps over images, and yield each image when its picture is written.
 
     What goes wrong with one image is in its result.
-
-    Args:
-        images: as for `run`.
-
-    Yields:
-        Each image when its picture is written.
 
     Raises:
         FeatvizError: a bad option, no such model, layer or image, no layer with places, or a file
@@ -156,29 +134,29 @@ def cam(
     )
     found = find_images(images, run)
     if out is not None:
-        if out.suffix.lower() in _OTHER_PICTURES:
-            check_png("cam", out)
-        if out.exists() and not out.is_dir() and not _is_picture(out):
+        files = _files(found, out)
+        if out.exists() and not out.is_dir() and out not in files.values():
             message = f"--out {quoted(str(out))} is no folder"
             raise UsageError(message, "name a folder, or a .png file")
-        check_files("cam", _files(found, out).values(), model, found, options.overwrite)
+        check_files("cam", files.values(), model, found, options.overwrite)
     prepared = prepare(model, found, run)
-    files = {} if out is None else _files(prepared.samples, out)
-    if out is not None:
-        _check_apart(files, out)
+    files, taken = {} if out is None else _files(prepared.samples, out), dict[Path, str]()
+    for name, path in files.items():
+        if (other := taken.setdefault(path, name)) != name:
+            both = f"{quoted(other)} and {quoted(name)}"
+            raise UsageError(
+                f"--out {quoted(str(out))} would hold {both} in one picture",
+                "name a folder with --out" if path == out else "name one of them",
+            )
     if options.layers is None:
         prepared = replace(prepared, layers=[last_map(prepared)])
     cmap = colormap.resolved(maps.cmap, over=True, reduce=maps.method)
     for sample in prepared.samples:
         result = _explain(prepared, sample, maps.method, cmap)
-        path = files.get(sample.name)
-        if path is not None and result.error is None:
-            _write(result, path, cmap)
-            result = replace(result, path=path)
+        if sample.name in files and result.error is None:
+            result = replace(result, path=files[sample.name])
+            _write(result, files[sample.name], cmap)
         yield result
-
-
-# Where pictures are written
 
 
 def _is_picture(out: Path) -> bool:
@@ -187,7 +165,7 @@ def _is_picture(out: Path) -> bool:
 
 def _files(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
     """The picture's file of each image: its name without the ending, where no other has it."""
-    if _is_picture(out):
+    if _is_picture(out) or out.suffix.lower() in _OTHER_PICTURES:
         return {sample.name: out for sample in samples}
     flat = {sample.name: sample.name.replace("/", "__") for sample in samples}
     stems = Counter(Path(name).stem for name in flat.values())
@@ -195,18 +173,6 @@ def _files(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
         name: out / safe_name(f"cam-{stem if stems[stem := Path(path).stem] == 1 else path}.png")
         for name, path in flat.items()
     }
-
-
-def _check_apart(files: dict[str, Path], out: Path) -> None:
-    """Refuse two images in one file."""
-    taken: dict[Path, str] = {}
-    for name, path in files.items():
-        if (other := taken.setdefault(path, name)) != name:
-            both = f"{quoted(other)} and {quoted(name)}"
-            raise UsageError(
-                f"--out {quoted(str(out))} would hold {both} in one picture",
-                "name a folder with --out" if _is_picture(out) else "name one of them",
-            )
 
 
 def _write(result: ImageCam, path: Path, cmap: str) -> None:
@@ -221,9 +187,6 @@ def _write(result: ImageCam, path: Path, cmap: str) -> None:
     title = f"{result.words} at {', '.join(one.name for one in result.maps)}"
     with atomic(path) as file:
         figure.write_figure(file, page, {"Software": "featviz cam", "Title": title})
-
-
-# One image
 
 
 def _explain(prepared: Prepared, sample: Sample, method: str, cmap: str) -> ImageCam:
@@ -259,7 +222,7 @@ def _explain(prepared: Prepared, sample: Sample, method: str, cmap: str) -> Imag
             if prepared.options.layers is not None:  # the user has named some
                 hint = "leave --layers out for the last layer that has a map"
             raise UsageError(
-                f"there is no class activation map: {listed(why, _NAMED, '; ')}",
+                f"there is no class activation map: {listed(why, 3, '; ')}",
                 f"{hint}; `featviz layers MODEL` lists all",
             )
     except (ImageError, ForwardError, UsageError) as error:

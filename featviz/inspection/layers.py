@@ -64,9 +64,6 @@ _MOVES = """
 MOVES = frozenset(_MOVES.split())
 """Operators that make, move or choose values without computing with them, in place or not."""
 
-_NAMED = 6
-"""Operators without a formula that the table's footer names; `as_json` has them all."""
-
 
 @dataclass
 class Usage:
@@ -78,19 +75,16 @@ class Usage:
     """Without those of the modules that it called: over all rows they sum to the total."""
     flops: int = 0
     activation_bytes: int = 0
-    """Of the outputs of calls inside which no other module ran, which may be this one."""
+    """Output bytes of its leaf calls, inside which no other module ran; it may be one."""
     input_shape: list[int] | None = None
-    """Shape of the first tensor of the first call; None where it took none, or a nested one, which
-    has no shape."""
+    """Of the first tensor of the first call; None without one, or for a nested one."""
     output_shape: list[int] | None = None
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One module in one place, the modules inside it included; or a function that it calls.
-
-    Its usage is None where the model could not be run, and for functions there are no
-    multiply-accumulates and bytes."""
+    """One module in one place, the modules inside it included; or a function that it calls, which
+    has no multiply-accumulates and bytes. The usage is None where the model could not be run."""
 
     index: int
     name: str
@@ -112,10 +106,9 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class Totals:
-    """The figures of the whole model; None where it could not be run."""
+    """The figures of the whole model, shared modules once; None where it could not be run."""
 
     modules: int
-    """Each shared one once, as all that follows."""
     parameters: int
     trainable: int
     parameter_bytes: int
@@ -132,16 +125,26 @@ class Listing:
     totals: Totals
     input_shape: list[int]
     not_counted: Mapping[str, int] = field(default_factory=dict)
-    """Operators that compute and are in no figure, since there is no formula for them: calls."""
+    """Calls of operators that compute and have no formula, so that they are in no figure."""
     above: tuple[str, ...] = ()
     tree: bool = False
-    """Whether the table indents each module below the one that holds it."""
+    """The table indents each module below the one that holds it."""
 
     @property
     def table(self) -> TextTable:
         """For people."""
-        figures, total = ("output shape", "parameters", "MACs", "calls"), self.totals
-        rows = [_cells(row, self.tree) for row in self.rows]
+        figures, total, rows = ("output shape", "parameters", "MACs", "calls"), self.totals, []
+        for row in self.rows:
+            name = row.name
+            if self.tree and name:
+                *above, last = name.replace("/fn:", ".fn:").split(".")
+                name = "  " * (len(above) + 1) + last
+            name += f" (also {', '.join(row.aliases)})" if row.aliases else ""
+            macs = "" if row.macs is None else _scaled(row.macs)
+            calls = "" if row.calls is None else str(row.calls)
+            shape, parameters = by(row.output_shape or ()), f"{row.parameters:,}"
+            chosen = "*" if row.selected else ""
+            rows.append((chosen, name, row.type, shape, parameters, macs, calls))
         footer = [
             "",
             f"input        {by(self.input_shape)}",
@@ -153,12 +156,12 @@ class Listing:
             footer.append(f"activations  {_scaled(total.activation_bytes or 0, 'B')}")
         if self.not_counted:
             named = [f"{name} {calls}" for name, calls in self.not_counted.items()]
-            more = " (--json)" if named[_NAMED:] else ""
-            footer.append(f"not counted  {listed(named, _NAMED)}{more}")
+            more = " (--json)" if named[6:] else ""
+            footer.append(f"not counted  {listed(named, 6)}{more}")
         functions = sum(row.type.startswith("fn:") for row in self.rows)
         called = f", {counted(functions, 'function')}" if functions else ""
-        chosen = sum(row.selected for row in self.rows)
-        footer.append(f"{total.modules} modules{called}; * {chosen} taken by the selectors")
+        taken = sum(row.selected for row in self.rows)
+        footer.append(f"{total.modules} modules{called}; * {taken} taken by the selectors")
         return TextTable(("", "name", "type", *figures), figures, rows, (), footer, self.above)
 
     def as_json(self) -> dict[str, Any]:
@@ -184,7 +187,6 @@ def list_model(
 
     Args:
         functions: list the functions that modules call as well.
-        tree: indent the table.
 
     Raises:
         FeatvizError: no such model, or no layer matches.
@@ -205,11 +207,13 @@ def list_model(
     taken: set[Layer] = set()
     if selectors is not None or meter is not None:
         taken = set(choose_layers(model, selectors, blank))
-    modules = modules_by_name(model.module)
-    rows = []
+    modules, rows = modules_by_name(model.module), []
     for at in list_layers(model.module):
-        usage = None if meter is None else meter.usage.get(at.index, Usage())
-        rows.append(_row(at, modules[at.name], usage, at in taken))
+        place, parameters = (at.index, at.name, at.type, at.aliases), _initialised(modules[at.name])
+        trainable = sum(p.numel() for p in parameters if p.requires_grad)
+        counts = (sum(p.numel() for p in parameters), trainable, at in taken)
+        usage = {} if meter is None else vars(meter.usage.get(at.index, Usage()))
+        rows.append(LayerRow(*place, *counts, **usage))
     for at, (shape, n) in called.items():
         place = (at.index, at.name, at.type, at.aliases)
         rows.append(LayerRow(*place, 0, 0, at in taken, output_shape=shape, calls=n))
@@ -252,33 +256,9 @@ def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
     return meter
 
 
-def _row(layer: Layer, module: nn.Module, usage: Usage | None, selected: bool) -> LayerRow:
-    parameters = _initialised(module)
-    trainable = sum(p.numel() for p in parameters if p.requires_grad)
-    place = (layer.index, layer.name, layer.type, layer.aliases)
-    counts = (sum(p.numel() for p in parameters), trainable, selected)
-    return LayerRow(*place, *counts, **({} if usage is None else vars(usage)))
-
-
 def _initialised(module: nn.Module) -> list[Parameter]:
     """Parameters, each shared one once; lazy ones that saw no input have no size."""
     return [p for p in module.parameters() if not isinstance(p, UninitializedParameter)]
-
-
-def _cells(row: LayerRow, tree: bool) -> tuple[str, ...]:
-    name = row.name
-    if tree and name:
-        *above, last = name.replace("/fn:", ".fn:").split(".")
-        name = "  " * (len(above) + 1) + last
-    return (
-        "*" if row.selected else "",
-        name + (f" (also {', '.join(row.aliases)})" if row.aliases else ""),
-        row.type,
-        by(row.output_shape or ()),
-        f"{row.parameters:,}",
-        "" if row.macs is None else _scaled(row.macs),
-        "" if row.calls is None else str(row.calls),
-    )
 
 
 def _scaled(value: int, unit: str = "") -> str:
@@ -294,14 +274,14 @@ def _scaled(value: int, unit: str = "") -> str:
 
 @dataclass
 class _Frame:
-    """A module that is running: the counts when it was entered, and what ran inside it."""
+    """A module that is running: the counts when it was entered, and of what ran inside it."""
 
     macs: int
     memory: int
     input_shape: list[int] | None
     macs_inside: int = 0
     """Those that are in the usage of some module."""
-    alone: bool = True
+    is_leaf: bool = True
 
 
 class Meter:
@@ -311,7 +291,7 @@ class Meter:
         self.usage: dict[int, Usage] = {}
         """By layer index; a layer that did not run is not in it."""
         self.memory = 0
-        """Bytes returned so far by calls inside which no other module ran."""
+        """Output bytes of leaf calls so far."""
         self.flops = FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION)
         self.operators = _Uncounted(self.flops.flop_registry)
         self._running: list[_Frame] = []
@@ -330,7 +310,7 @@ class Meter:
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A forward pre-hook."""
         if self._running:
-            self._running[-1].alone = False
+            self._running[-1].is_leaf = False
         shape = _shape_of_first(tensors([args, kwargs]))
         self._running.append(_Frame(self.macs, self.memory, shape))
 
@@ -338,7 +318,7 @@ class Meter:
         """A forward hook; `now` tells the layer to which the call belongs."""
         index = now().index
         frame, given = self._running[-1], tensors(output)
-        if frame.alone:
+        if frame.is_leaf:
             parts = (p for t in given for p in (t.unbind() if t.is_nested else [t]))
             self.memory += sum(part.numel() * part.element_size() for part in parts)
         macs = self.macs - frame.macs
@@ -360,7 +340,7 @@ class Meter:
 
 
 class _Uncounted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operators that compute and have no formula: `batch_norm` for torch's
+    """Counts operators that compute and have no formula, under short names: `batch_norm` for
     `_native_batch_norm_legit_no_training`, `relu` for `relu_`."""
 
     def __init__(self, formulas: Mapping[Any, Any]) -> None:

@@ -1,5 +1,4 @@
-"""The story of `look`: one image goes through a model, and one page shows what its layers make of
-it."""
+"""The story of `look`: one image goes through a model, and one page shows its layers' maps."""
 
 from __future__ import annotations
 
@@ -36,22 +35,15 @@ from featviz.text import by, counted, listed, quoted, safe_name
 log = logging.getLogger(__name__)
 
 MOST_STAGES = 10
-"""Layers on the page where the user names none: as many as one takes in at once."""
-
+"""Layers on the page where the user names none."""
 _LONGEST = 2**16 - 1
 """Pixels of the longer side of a page; matplotlib writes on none that is longer."""
-
-_ALL_SLICES = 2**31
-
 _SMALLEST_PICTURE = 8
-"""Pixels of the shorter side from which an output of one or three channels is a picture."""
-
+"""Pixels of the shorter side from which an output is shown as a picture."""
 ALIKE = 0.9
 """Correlation from which on a map looks like another that is shown already."""
-
 _COMPARED = 64
 """Pixels a side of what is compared of a map."""
-
 Span = tuple[float | None, float | None]
 """The least and the greatest finite value; None where there is none."""
 
@@ -78,10 +70,9 @@ class ShownLayer:
     channels: tuple[int, ...]
     """The shown maps, the most telling one first; of a vector its largest numbers."""
     ranges: tuple[Span, ...]
-    """The least and the greatest value of each, between which its colours run; maps of one number
-    have one scale for all. Of a vector those of all its numbers."""
+    """Of each shown map, or of all numbers of a vector."""
     strip: bool
-    """Whether its numbers are one strip: those of a vector, or of maps that are all constant."""
+    """Its numbers are one strip: those of a vector, or of maps that are all constant."""
     tiles: Sequence[Bytes] = field(repr=False, compare=False, default=())
     """RGB [h, w, 3] of each map, not enlarged; of a vector the one strip of all its numbers."""
 
@@ -89,10 +80,6 @@ class ShownLayer:
     def one_scale(self) -> bool:
         """Whether its maps are single numbers, which one scale tells apart."""
         return not self.strip and self.tiles[0].shape[:2] == (1, 1)
-
-    def as_json(self) -> dict[str, Any]:
-        """All but the pixels."""
-        return {k: v for k, v in vars(self).items() if k != "tiles"}
 
 
 @dataclass(frozen=True)
@@ -118,13 +105,14 @@ class LookResult:
 
     def as_json(self) -> dict[str, Any]:
         """For programs: all but the pixels."""
+        rows = [{k: v for k, v in vars(row).items() if k != "tiles"} for row in self.layers]
         return {
             "file": str(self.path),
             "model": self.model,
             "image": self.name,
             "input": {"shape": self.input_shape, "preprocessing": self.preprocessing},
             "prediction": [asdict(guess) for guess in self.prediction],
-            "layers": [row.as_json() for row in self.layers],
+            "layers": rows,
             "left_out": self.left_out,
             "skipped": [asdict(skip) for skip in self.skipped],
             "never_ran": self.never_ran,
@@ -132,9 +120,7 @@ class LookResult:
 
 
 def look(
-    model: ModelOptions | LoadedModel,
-    images: Sequence[str],
-    options: LookOptions,
+    model: ModelOptions | LoadedModel, images: Sequence[str], options: LookOptions
 ) -> LookResult:
     """Draw one page: the input, the prediction, and the most telling maps of each layer.
 
@@ -151,20 +137,21 @@ def look(
     run = RunOptions(
         layers=options.layers,
         nul_separated=options.nul_separated,
-        draw=DrawOptions(cmap=options.page.cmap, max_slices=_ALL_SLICES),
+        draw=DrawOptions(cmap=options.page.cmap, max_slices=2**31),
         inputs=options.inputs,
     )
     found = find_images(images, run)
-    out = options.out or Path(safe_name(f"look-{Path(found[0].name).stem}.png"))
+    spec = model.spec if isinstance(model, ModelOptions) else type(model.module).__name__
+    name = Path(spec).name
+    short = re.sub(r"\.(pth|pt2?|ckpt|bin|safetensors|py)\b", "", name).replace(":", "-")
+    out = options.out or Path(safe_name(f"look-{short}-{Path(found[0].name).stem}.png"))
     check_files("look", [out], model, found, options.overwrite)
     prepared = prepare(model, found, run)
     if len(prepared.samples) > 1:
         first = quoted(prepared.samples[0].name)
         log.info("the first of %d images, %s; name another one", len(prepared.samples), first)
-    name = type(prepared.model.module).__name__
-    if not isinstance(model, LoadedModel):
-        random = prepared.model.source.get("weights") == "none"
-        name = Path(model.spec).name + " (random weights)" * random
+    if prepared.model.source.get("weights") == "none":
+        name += " (random weights)"
     result = _draw(name, prepared, options, out)
     with atomic(out) as file:
         size = result.picture.shape[:2]
@@ -188,16 +175,11 @@ def check_files(
     names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     inputs = [*find.files_of(samples), *model_files(*names)]
     for path in paths:
-        check_png(command, path)
+        if path.suffix.lower() != ".png":
+            other = quoted(str(path.with_suffix(".png")))
+            raise UsageError(f"--out {quoted(str(path))}: {command} writes PNG", f"--out {other}")
         check_apart(path, "--out", inputs)
         check_file(path, picture_of(command), overwrite=overwrite)
-
-
-def check_png(command: str, out: Path) -> None:
-    """Refuse a name of a file that ends otherwise."""
-    if out.suffix.lower() != ".png":
-        other = quoted(str(out.with_suffix(".png")))
-        raise UsageError(f"--out {quoted(str(out))}: {command} writes PNG", f"--out {other}")
 
 
 def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> LookResult:
@@ -209,7 +191,8 @@ def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Loo
         chosen = [layer for place, layer in enumerate(chosen) if place in kept]
     image = read_input(prepared.samples[0], prepared.model.preprocess, options.inputs)
     hints = prepared.hints(image)
-    sink = _PageSink(prepared, hints, {at.name for at in chosen}, options.page)
+    drawer, wanted = Drawer(prepared.options.draw), {layer.name for layer in chosen}
+    sink = _PageSink(drawer, hints, wanted, options.page)
     root = list_layers(prepared.model.module)[0]
     hooked = chosen if root in chosen else [*chosen, root]
     with in_eval_mode(prepared.model.module):
@@ -233,8 +216,8 @@ def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Loo
         log.info("%d of %d stages; --layers takes others", len(rows), len(rows) + len(left_out))
     seen = image.preprocess.shown(image.args)[0]
     if image.args[0].ndim == 5:  # of a clip or a volume the slice in the middle
-        pictures = image.preprocess.pictures(image.args[:1])
-        seen = pictures[len(pictures) // 2][0]
+        slices = image.preprocess.pictures(image.args[:1])
+        seen = slices[len(slices) // 2][0]
     result = LookResult(
         path=out,
         model=name,
@@ -248,26 +231,21 @@ def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Loo
         never_ran=never_ran,
         shown=_rgb(to_pixels(seen)),
     )
-    return replace(result, picture=_page(result, sink, options.page))
-
-
-def _page(result: LookResult, sink: _PageSink, options: PageOptions) -> Bytes:
-    """The page, RGB [H, W, 3]."""
     pictures, outputs = [("input", result.shown)], listed([by(shape) for shape in sink.outputs], 3)
     if sink.picture is not None and not result.prediction:
-        pictures.append((f"output {by(sink.outputs[0])}", sink.picture))
+        pictures.append((f"{sink.caption} {by(sink.outputs[0])}", sink.picture))
         outputs = ""
     steps = re.split(r", (?![^\[(]*[\])])", result.preprocessing)
-    which = "vary most" if options.pick == "deviation" else "have the highest mean"
+    which = "vary most" if options.page.pick == "deviation" else "have the highest mean"
     page = Overview(
-        title=result.model,
+        title=name,
         subtitle=f"{result.name}   input {by(result.input_shape)}",
         pictures=pictures,
         bars=[(guess.title, guess.probability) for guess in result.prediction],
         remarks=[*([f"output {outputs}", ""] if outputs else []), "preprocessing", *steps],
-        rows=[words_on(row) for row in result.layers],
+        rows=[words_on(row) for row in rows],
         key=f"of each layer the maps that {which}, one of those that look alike",
-        cmap=options.cmap,
+        cmap=options.page.cmap,
     )
     height, width = page.size
     if max(height, width) > _LONGEST or height * width > MAX_PIXELS:
@@ -275,7 +253,7 @@ def _page(result: LookResult, sink: _PageSink, options: PageOptions) -> Bytes:
             f"the picture would have {by((width, height))} pixels, which is too many",
             "--maps shows fewer of each layer, and --layers takes fewer",
         )
-    return page.draw()
+    return replace(result, picture=page.draw())
 
 
 def _rgb(pixels: Bytes) -> Bytes:
@@ -284,26 +262,27 @@ def _rgb(pixels: Bytes) -> Bytes:
 
 class _PageSink:
     """The sink of the hooks: keeps the most telling maps of each layer, and the model's output
-    where that is a picture."""
+    where that is a picture or a class for each place."""
 
     def __init__(
-        self, prepared: Prepared, hints: HintBook, wanted: set[str], options: PageOptions
+        self, drawer: Drawer, hints: HintBook, wanted: set[str], options: PageOptions
     ) -> None:
-        self._drawer, self._hints = Drawer(prepared.options.draw), hints
+        self._drawer, self._hints = drawer, hints
         self._wanted, self._options = wanted, options
         self.rows: dict[str, ShownLayer] = {}
         """By name of the layer, in the order in which they ran."""
         self.outputs: list[tuple[int, ...]] = []
         """Shapes of the tensors of the model's output."""
         self.picture: Bytes | None = None
-        """The first of them, RGB [H, W, 3], where it is a picture."""
+        """The first of them, RGB [H, W, 3]."""
+        self.caption = "output"
 
     def take(self, site: Site, tensor: Tensor) -> None:
         """Draw the first maps that a layer gives; numbers only where it gives no maps."""
         if not site.layer.name and not tensor.is_nested:
             self.outputs.append(tuple(tensor.shape))
             if len(self.outputs) == 1:
-                self.picture = _as_picture(tensor)
+                self._take_output(site.key, tensor)
         before = self.rows.get(site.layer.name)
         if site.layer.name not in self._wanted or (before is not None and not before.strip):
             return
@@ -311,23 +290,31 @@ class _PageSink:
         if before is None or not picture.strip:
             self.rows[site.layer.name] = _telling(site, tensor, picture, self._options)
 
-
-def _as_picture(output: Tensor) -> Bytes | None:
-    """An output [1, C, H, W] of one or three channels as pixels: 0..1 as they are, others from the
-    least to the greatest; None for anything else."""
-    shape = output.shape
-    if len(shape) != 4 or shape[0] != 1 or shape[1] not in (1, 3):
-        return None
-    try:
-        numbers = to_floats(output.detach())[0]
-    except LayoutError:
-        return None
-    if min(shape[2:]) < _SMALLEST_PICTURE or not bool(numbers.isfinite().all()):
-        return None
-    low, high = float(numbers.min()), float(numbers.max())
-    if low < -0.05 or high > 1.05:
-        numbers = (numbers - low) / max(high - low, 1e-30)
-    return _rgb(to_pixels(numbers.clamp(0, 1)))
+    def _take_output(self, key: str, output: Tensor) -> None:
+        """Take an output [1, C, H, W]: one or three channels as pixels, 0..1 as they are and others
+        from the least to the greatest; scores of a segmentation as the likeliest class, in colours
+        that mean nothing."""
+        shape = tuple(output.shape)
+        if len(shape) != 4 or shape[0] != 1 or min(shape[2:]) < _SMALLEST_PICTURE:
+            return
+        named = key in ("logits", "out") and shape[1] > 1  # by Hugging Face and torchvision
+        as_large = shape[1] not in (1, 3) and shape[2:] == tuple(self._hints.input_shape[-2:])
+        if not (named or as_large or shape[1] in (1, 3)):
+            return
+        try:
+            numbers = to_floats(output.detach())[0]
+        except LayoutError:
+            return
+        low, high = float(numbers.min()), float(numbers.max())
+        if not np.isfinite([low, high]).all():
+            return
+        if named or as_large:
+            colors, classes = colormap.ramp("turbo"), numbers.argmax(0).cpu().numpy()
+            self.picture, self.caption = colors[classes * 97 % len(colors)], "classes"
+            return
+        if low < -0.05 or high > 1.05:
+            numbers = (numbers - low) / max(high - low, 1e-30)
+        self.picture = _rgb(to_pixels(numbers.clamp(0, 1)))
 
 
 # Which maps tell most
@@ -337,18 +324,18 @@ def _telling(site: Site, tensor: Tensor, picture: GridPicture, options: PageOpti
     """The most telling maps of a tensor that is drawn."""
     numbers = picture.stats
     colors, side = colormap.table(picture.palette), picture.slices[0]
-    order, middles = ranked(numbers, options.pick), picture.tiles[:][side // 2 :: side]
-    channels = order[: options.maps] if picture.strip else unlike(middles, order, options.maps)
-    places = [channel * side + side // 2 for channel in channels]
-    if picture.strip:
-        tiles = [colors[np.concatenate(list(picture.tiles[:]), axis=1)]]
-    else:
-        tiles = [colors[picture.tiles[place : place + 1][0]] for place in places]
+    order, levels = ranked(numbers, options.pick), picture.tiles[:]
     least, most = ([finite(float(x)) for x in numbers[:, at]] for at in (values.MIN, values.MAX))
-    ranges: tuple[Span, ...] = tuple((least[channel], most[channel]) for channel in channels)
+    ranges: tuple[Span, ...]
     if picture.strip:  # one for all numbers together
+        channels, tiles = order[: options.maps], [colors[np.concatenate(list(levels), axis=1)]]
         low, high = ([end for end in ends if end is not None] for ends in (least, most))
         ranges = ((min(low, default=None), max(high, default=None)),)
+    else:
+        middles = levels[side // 2 :: side]
+        channels = unlike(middles, order, options.maps)
+        tiles = [colors[middles[channel]] for channel in channels]
+        ranges = tuple((least[channel], most[channel]) for channel in channels)
     return ShownLayer(
         layer=site.layer.name,
         type=site.layer.type,
@@ -369,15 +356,9 @@ def _telling(site: Site, tensor: Tensor, picture: GridPicture, options: PageOpti
 
 
 def ranked(numbers: Floats, by: str) -> list[int]:
-    """Channels by how much their maps tell, the most telling one first.
-
-    Maps of one value everywhere are left out where others are; those without a finite value come
-    last, and equal ones in their order.
-
-    Args:
-        numbers: statistics [C, 6] in the order of `records.STAT_COLUMNS`.
-        by: `deviation` or `value`; where each map is constant, the mean decides.
-    """
+    """Channels by how much their maps tell, from statistics [C, 6]: by `deviation`, or by the mean
+    (`value`, or where all maps are constant). Constant maps are left out where others are; those
+    without a finite value come last, and equal ones in their order."""
     constant = values.is_constant(numbers)
     column = values.MEAN if by == "value" or constant.all() else values.STD
     keys = np.nan_to_num(-numbers[:, column], nan=np.inf)
@@ -386,12 +367,8 @@ def ranked(numbers: Floats, by: str) -> list[int]:
 
 
 def unlike(maps: Bytes, order: Sequence[int], count: int) -> list[int]:
-    """The first `count` channels of an order of which no two look alike, and none is blank; where
-    there are fewer, the others follow in their order.
-
-    Args:
-        maps: levels [C, H, W], of which every so many-th is compared where they are large.
-    """
+    """The first `count` channels of an order of which no two look alike, and none is blank, in
+    levels [C, H, W]; where there are fewer, the others follow in their order."""
     step = max(1, max(maps.shape[1:]) // _COMPARED)
     taken, alike = [], []
     rows = np.empty((0, maps[0, ::step, ::step].size), np.float32)
@@ -444,10 +421,11 @@ def _span(ends: Span, between: str = " … ", digits: int = 2) -> str:
 
 
 def _brief(value: float, digits: int) -> str:
-    """A number in a few letters, as 0.013, 1.2, 350, 2e-6: with a power of ten where that is
-    shorter."""
+    """A number in a few letters, as 0.013, 1.2, 350, 2e-6: with a power of ten below 0.01 and from
+    100000 on."""
     if 10 <= abs(value) < 1e5:
         return f"{value:.0f}"
+    if value == 0 or 0.01 <= abs(value) < 10:
+        return f"{value:.{digits}g}"
     base, _, power = f"{value:.{digits - 1}e}".partition("e")
-    scientific = f"{float(base):g}e{int(power)}"
-    return min(f"{value:.{digits}g}", scientific, key=len) if value else "0"
+    return f"{float(base):g}e{int(power)}"

@@ -148,68 +148,48 @@ def test_rectifiers_are_the_activations_that_can_be_dead() -> None:
 ROUNDING = 512 / 4 * 2**-24
 """Of a float32 sum of 512 values in 4 lanes, the fewest there are: an addition is off by 2^-24."""
 
-TINY = float(np.finfo(np.float32).tiny)
-
-
-def _rows(kind: str, width: int) -> np.ndarray:
-    generator = np.random.default_rng(width)
-    rows = generator.standard_normal((11, width)).astype(np.float32)
-    some = generator.random(rows.shape) < 0.1
-    some[0] = True  # of one row every value
-    if kind in ROW_KINDS:
-        return ROW_KINDS[kind](rows)
-    return np.where(some, np.float32(kind), np.maximum(rows, 0))
-
-
-ROW_KINDS = {
-    "normal": lambda x: x,
-    "relu": lambda x: np.maximum(x, 0),
-    "below zero": lambda x: -np.abs(x) - np.float32(0.5),
-    "negative zero": lambda x: np.where(x > 0, x, np.float32(-0.0)),
-    "constant": lambda x: np.broadcast_to(x[:, :1], x.shape).copy(),
-    "far from zero": lambda x: np.abs(x) + np.float32(1e4),
-    "nearly constant": lambda x: np.float32(3) + np.abs(x) * np.float32(1e-6),
-    "an outlier first": lambda x: np.concatenate([x[:, :1] + np.float32(1e4), np.abs(x[:, 1:])], 1),
-    "denormal": lambda x: np.abs(x) * np.float32(TINY / 4),
-    "huge": lambda x: np.abs(x) * np.float32(1e37),
+ODD = {
+    "below zero": lambda g, n: -np.abs(g.normal(0, 1, n)) - 0.5,
+    "negative zero": lambda g, n: np.where(g.random(n) < 0.5, 1, -0.0),
+    "nearly constant": lambda g, n: 3 + np.abs(g.normal(0, 1, n)) * 1e-6,
+    "outliers": lambda g, n: np.abs(g.normal(0, 1, n)) + 1e4 * (g.random(n) < 0.01),
+    "denormal": lambda g, n: np.abs(g.normal(0, 1, n)) * np.finfo(np.float32).tiny / 4,
+    "huge": lambda g, n: np.abs(g.normal(0, 1, n)) * 1e37,
+    "nan": lambda g, n: np.where(g.random(n) < 0.1, np.nan, g.normal(0, 1, n)),
+    "infinite": lambda g, n: np.where(g.random(n) < 0.1, np.inf, g.normal(0, 1, n)),
+    "only nan": lambda g, n: np.full(n, np.nan),
+    "only -inf": lambda g, n: np.full(n, -np.inf),
 }
-ODD = ("nan", "inf", "-inf")
 
 
-def _expected(rows: np.ndarray) -> np.ndarray:
-    """Each row by itself, its finite values in float64."""
-    numbers = []
-    for row in rows.astype(np.float64):
-        values = row[np.isfinite(row)]
-        four = [np.nan] * 4
-        if len(values):
-            four = [values.min(), values.max(), values.mean(), values.std()]
-        numbers.append([*four, (row == 0).mean(), (~np.isfinite(row)).sum()])
-    return np.array(numbers)
-
-
-@pytest.mark.parametrize("kind", [*ROW_KINDS, *ODD])
+@pytest.mark.parametrize("kind", [*KINDS, *ODD])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_added_maps_are_one_channel(kind: str, batch: int) -> None:
     """The table of a channel over 9 images is that of all its values at once, in float64."""
-    values = _rows(kind, 9 * 49)
-    images = values.reshape(11, 9, 49).transpose(1, 0, 2).copy()
+    make = {**KINDS, **ODD}[kind]
+    images = make(np.random.default_rng(49), (9, 4, 49)).astype(np.float32)
     clip = Activation(bounds=(0.25,))
-    added = Tally.nothing(11, saturates=True)
+    added = Tally.nothing(4, saturates=True)
     for start in range(0, 9, batch):
         part = torch.from_numpy(images[start : start + batch])
         numbers, saturated = counting.statistics(part, clip)
         added.add(Measured(numbers, 49, saturated, None), np.arange(len(part)))
-    expected = _expected(values)
     table = added.table()
-    finite = np.isfinite(values).sum(1)
-    np.testing.assert_array_equal(table[:, 0], finite)
-    np.testing.assert_array_equal(table[:, [1, 2]], expected[:, [0, 1]])
-    near = ROUNDING * (np.abs(expected[:, 2]) + expected[:, 3]) + 1e-45  # means of maps are float32
-    got = np.stack([table[:, 3], np.sqrt(table[:, 4])])
-    assert (np.abs(got - expected[:, 2:4].T) <= near)[:, finite > 0].all()
-    np.testing.assert_array_equal(table[:, [5, 6]], expected[:, [4, 5]])
-    np.testing.assert_array_equal(table[:, 7], (values >= 0.25).mean(1))
+    for row, values in zip(table, images.swapaxes(0, 1).astype(np.float64), strict=True):
+        finite = values[np.isfinite(values)]
+        assert row[0] == len(finite)
+        assert row[5:].tolist() == [
+            (values == 0).mean(),
+            values.size - len(finite),
+            (values >= 0.25).mean(),
+        ]
+        if not len(finite):
+            assert np.isnan(row[1:5]).all()
+            continue
+        assert row[1:3].tolist() == [finite.min(), finite.max()]
+        mean, deviation = finite.mean(), finite.std()
+        near = ROUNDING * (abs(mean) + deviation) + 1e-45  # means of maps are float32
+        assert abs(row[3] - mean) <= near and abs(np.sqrt(row[4]) - deviation) <= near
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 20])

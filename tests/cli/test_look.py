@@ -21,12 +21,12 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_writes_one_picture_here(featviz: Run, tmp_path: Path) -> None:
-    """Named after the image; the prediction and the file are said on stderr, nothing on stdout."""
+    """Named after model and image; the prediction and the file are said on stderr, nothing on stdout."""
     done = featviz(*LOOK)
     assert (done.code, done.out) == (0, "")
-    assert [path.name for path in tmp_path.iterdir()] == ["look-05-7.png"]
+    assert [path.name for path in tmp_path.iterdir()] == ["look-digits_cnn-05-7.png"]
     assert "05-7.png: class 7 > 99.9 %, class 1 < 0.1 %" in done.err
-    assert done.err.endswith("4 layers in look-05-7.png\n")
+    assert done.err.endswith("4 layers in look-digits_cnn-05-7.png\n")
 
 
 def test_json_is_one_document(featviz: Run) -> None:
@@ -77,5 +77,5 @@ def test_refusals(featviz: Run, tmp_path: Path, words: list[str], code: int, mes
 def test_of_a_folder_the_first_image_is_shown(featviz: Run, tmp_path: Path) -> None:
     """It says so, and which one."""
     done = featviz("look", DIGITS_MODEL, DIGITS)
-    assert done.code == 0 and (tmp_path / "look-00-5.png").exists()
+    assert done.code == 0 and (tmp_path / "look-digits_cnn-00-5.png").exists()
     assert "the first of 20 images, 00-5.png; name another one" in done.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from featviz.exemplars.collect import ExemplarCollector, plan_targets
 from featviz.exemplars.exemplars import find_exemplars
 from featviz.hooks.capture import hooked
 from featviz.hooks.layers import list_layers
+from featviz.images import decode
 from featviz.models.load import adopt
 from featviz.options import ExemplarChoice, ExemplarOptions, InputOptions
 from featviz.run.batches import Batch
@@ -97,6 +99,24 @@ def test_a_search_over_all_tensors_finds_the_same(
             got = [(e["number"], e["value"], e["place"]) for e in channel["exemplars"]]
             assert [one[::2] for one in got] == [one[::2] for one in expected]
             np.testing.assert_allclose([e[1] for e in got], [e[1] for e in expected], rtol=1e-6)
+
+
+def test_images_are_decoded_once_for_all_layers(
+    net: nn.Module, noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for the model and once for the pictures, however many layers show them."""
+    decoded, real = Counter[str](), decode.decode
+
+    def counting(sample: Any, *more: Any) -> Any:
+        decoded[sample.name] += 1
+        return real(sample, *more)
+
+    monkeypatch.setattr("featviz.images.decode.decode", counting)
+    content = found(net, noise, tmp_path / "out", top=3)
+    layers = [row["channels"] for row in content["layers"]]
+    shown = {e["image"] for rows in layers for row in rows for e in row["exemplars"]}
+    assert len(layers) == 5 and len(decoded) == 13
+    assert decoded == {name: 1 + (name in shown) for name in decoded}
 
 
 def test_boxes_and_names_are_those_of_the_image(

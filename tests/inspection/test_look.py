@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.models import VisionTransformer
 
+from featviz.drawing import colormap
 from featviz.errors import FeatvizError, ForwardError, ImageError, UsageError
 from featviz.inspection.look import (
     ALIKE,
@@ -132,7 +133,7 @@ def test_maps_that_look_alike_are_shown_once() -> None:
 def test_the_page_is_the_file(see: Callable[..., LookResult], tmp_path: Path) -> None:
     """The PNG on disk holds the page's pixels, which hold the input's."""
     image = noise(1, 20, 20)
-    result = see(fixed(torch.rand(1, 2, 20, 20)), image, layers="Fixed")
+    result = see(fixed(torch.rand(1, 2, 10, 10)), image, layers="Fixed")
     with Image.open(result.path) as opened:
         assert opened.mode == "RGB" and opened.info["Software"] == "featviz look"
         assert (np.asarray(opened) == result.picture).all()
@@ -154,6 +155,23 @@ def test_an_output_that_is_a_picture_is_shown(see: Callable[..., LookResult]) ->
     columns = np.flatnonzero(red.any(0))
     assert red.sum() == len(columns) ** 2 == 240**2
     assert not result.prediction
+
+
+@pytest.mark.parametrize(
+    ("key", "side", "drawn"), [("logits", 10, True), ("", 20, True), ("", 10, False)]
+)
+def test_scores_of_a_segmentation_are_shown_as_classes(
+    key: str, side: int, drawn: bool, see: Callable[..., LookResult]
+) -> None:
+    """The likeliest class of each place, one colour each, where the output is named so or has the
+    input's size; maps of features are no picture."""
+    classes = torch.randint(0, 3, (1, side, side), generator=torch.Generator().manual_seed(0))
+    scores = nn.functional.one_hot(classes, 5).movedim(3, 1).float()
+    net = Fixed({key: scores} if key else scores)
+    result = see(nn.Sequential(net), np.zeros((1, 20, 20)), layers="Fixed")
+    corner = result.picture[100:400, 350:630].reshape(-1, 3)
+    colours = {tuple(c) for c in colormap.ramp("turbo")[[0, 97, 194]].tolist()}
+    assert (colours <= {tuple(c) for c in np.unique(corner, axis=0).tolist()}) is drawn
 
 
 @pytest.mark.slow
@@ -271,11 +289,12 @@ def test_a_page_that_is_too_large_is_refused(
         (0.0, 99.7, ["0 … 100", "0…100", "0…100"]),
         (0.013, 0.0134, ["≈0.013", "≈0.013", "≈0.01"]),
         (-0.25, -0.25, ["-0.25", "-0.25", "-0.2"]),
+        (0.002, 0.0025, ["2e-3 … 2.5e-3", "2e-3…2.5e-3", "2e-3…3e-3"]),
         (None, 1.0, ["", "", ""]),
     ],
 )
 def test_ranges_are_told_in_ever_fewer_letters(low: Any, high: Any, notes: list[str]) -> None:
-    """Two digits, without spaces, one digit; powers of ten where they are shorter."""
+    """Two digits, without spaces, one digit; powers of ten below 0.01."""
     layer = ShownLayer(
         *("x", "Conv2d", 0, 1, "", (1, 1, 2, 2), "nchw", 1, 0, 0, None, (118,), ((low, high),)),
         strip=False,
