@@ -57,7 +57,7 @@ def render(
     )
     limits = [layer.difference.limit for layer in found.layers if layer.difference]
     end = words.number(max(limits, default=1.0))
-    said = "NEW − BASE, relative to the value and the layer’s largest; one scale for all layers"
+    said = "NEW − BASE, relative; one scale for all layers"
     article = writer.pieces(
         "compare",
         found=found,

@@ -24,6 +24,8 @@ Facts = list[tuple[str, str]]
 
 _LISTED = 24
 """Runs of channels that are written out; of the others only their number is shown."""
+_NUMBERED = 24
+"""Pixels of a tile from which on a number in it can be read."""
 _STOPS = (0, 51, 102, 153, 204, 255)
 """Levels whose colours a key has."""
 
@@ -103,6 +105,13 @@ def maps(row: Capture, options: Mapping[str, Any]) -> str:
     return f"{drawn} of {row.maps} ({', '.join(reasons)})"
 
 
+def by_row(row: Capture) -> str:
+    """`0–7; 8–15`, the channels in each row of a grid whose tiles are too small for numbers."""
+    across = max(1, row.plan.columns // row.side)
+    starts = range(0, len(row.drawn), across) if min(row.plan.tile) < _NUMBERED else ()
+    return "; ".join(channel_list(row.drawn[start : start + across]) for start in starts)
+
+
 def sharing(row: Capture) -> str:
     """Which maps share a tile; empty where each has its own."""
     groups = (
@@ -124,10 +133,10 @@ def limits(row: Capture) -> str:
     if unit:
         words = f"each component from {low} to {high} {unit}"
     elif row.range is None:
-        words = "each map by its own range"
+        words = "each map to its own range"
     else:
         words = f"{low} to {high} ({row.normalize})"
-        words += ", which leaves out the extremes" * row.normalize.endswith("percentile")
+        words += ", extremes clipped" * row.normalize.endswith("percentile")
     if row.overlay is not None:
         words += f", {percent(row.overlay)} over the input (--overlay)"
     return words
@@ -228,7 +237,7 @@ def key(row: Capture, options: Mapping[str, Any]) -> Key:
     colors = scale(cmap)
     grey = cmap in colormap.GREYS and row.overlay is None
     if row.range is None:
-        return Key("min", "max", "of each map" if len(row.drawn) > 1 else "", colors, grey)
+        return Key("min", "max", "scaled per map" if len(row.drawn) > 1 else "", colors, grey)
     low, high = _ends(row, *row.range)
     if row.layout == "rgb":  # kernels of three inputs
         return Key("", "", f"red, green and blue, each from {low} to {high}", (), False)
@@ -237,7 +246,7 @@ def key(row: Capture, options: Mapping[str, Any]) -> Key:
     if row.maps == 1 or row.reduce is not None:
         words = ""
     elif row.constant is not None:
-        words = "a stripe for each channel, whose map is constant; one scale for all"
+        words = "one stripe per channel, each map constant; one scale for all"
     elif row.kind == "kernel":
         words = "one scale for all kernels"
     return Key(low, high, words, colors, grey)
@@ -277,11 +286,11 @@ def strip_keys(rows: Iterable[Capture], options: Mapping[str, Any]) -> list[Key]
     for row in rows:
         own, (low, high) = key(row, options), row.range or (None, None)
         if row.range is None:
-            own = replace(own, low="lowest", high="highest", words="value of each map by itself")
+            own = replace(own, words="scaled per map")
         elif not _is_fixed(row) and low is not None and high is not None and low == -high:
-            own = replace(own, low="−", high="+", words="0 in the middle; one scale for each layer")
+            own = replace(own, low="−", high="+", words="0 in the middle, scaled per layer")
         elif not _is_fixed(row):
-            own = replace(own, low="lowest", high="highest", words="value of each layer")
+            own = replace(own, low="min", high="max", words="scaled per layer")
         if own.colors:
             keys[own] = None
     return list(keys)

@@ -199,9 +199,9 @@ CONV = Drawn("c", type="Conv2d", stats=np.tile(np.float32([-2, 3, 0.5, 1, 0, 0])
         ([[Drawn("x", stats=rectified(1, 3, 5))]] * 2, "3 in 1 layer"),
         ([[Drawn("x", stats=rectified(*dark))] for dark in ((1, 3, 5), (1, 5))], "2 in 1 layer"),
         ([[Drawn("x")]], "none in the one activation drawn"),
-        ([[CONV]], "not known: no activation was drawn"),
+        ([[CONV]], "unknown: no activation was drawn"),
         ([[CONV, Drawn("b", type="Block", stats=rectified(4))]], "1 in 1 layer"),
-        ([[Drawn("r", scale=1, tile=(1, 1))]], "not known: one value of each channel"),
+        ([[Drawn("r", scale=1, tile=(1, 1))]], "unknown: only one value of each channel"),
         (
             [[Drawn(t, index=n, type=t, stats=rectified(1, 4)) for n, t in enumerate(BOTH)]],
             "2 in 1 layer",
@@ -216,7 +216,7 @@ def test_the_first_page_begins_with_the_dead_channels(
     root = built(tmp_path / "out", {f"{n}.png": drawn for n, drawn in enumerate(images)})
     page, where = pages(root)["index.html"], "every image" if len(images) > 1 else "the image"
     assert f"Dead channels (zero in {where}): {words}" in page.words
-    if words.startswith("not known"):
+    if words.startswith("unknown"):
         assert "No channel is dead" not in page.text
     else:
         text = (root / "report" / "index.html").read_text("utf-8")
@@ -226,10 +226,10 @@ def test_the_first_page_begins_with_the_dead_channels(
 @pytest.mark.parametrize(
     ("mode", "limits", "key"),
     [
-        ("map", None, "lowest highest value of each map by itself"),
-        ("layer", [-2, 3], "lowest highest value of each layer"),
-        ("symmetric", [-3, 3], "− + 0 in the middle; one scale for each layer"),
-        ("range", [0, 3], "≤ 0 3 one scale for all maps"),
+        ("map", None, "min max, scaled per map"),
+        ("layer", [-2, 3], "min max, scaled per layer"),
+        ("symmetric", [-3, 3], "− +, 0 in the middle, scaled per layer"),
+        ("range", [0, 3], "≤ 0 3, one scale for all maps"),
     ],
 )
 def test_the_first_page_says_what_dark_is(

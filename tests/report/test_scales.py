@@ -43,11 +43,11 @@ def scaled(low: float, high: float, mode: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mode", "low", "high", "words"),
     [
-        ("symmetric-percentile", -2, 2, "−2 ≥ 2 one scale for all maps"),
-        ("symmetric-percentile", -9, 9, "−9 9 one scale for all maps"),
-        ("range", 0, 9, "≤ 0 9 one scale for all maps"),
-        ("percentile", 0, 2, "≤ 0 ≥ 2 one scale for all maps"),
-        ("layer", -1, 4, "−1 4 one scale for all maps"),
+        ("symmetric-percentile", -2, 2, "−2 ≥ 2, one scale for all maps"),
+        ("symmetric-percentile", -9, 9, "−9 9, one scale for all maps"),
+        ("range", 0, 9, "≤ 0 9, one scale for all maps"),
+        ("percentile", 0, 2, "≤ 0 ≥ 2, one scale for all maps"),
+        ("layer", -1, 4, "−1 4, one scale for all maps"),
     ],
 )
 def test_a_key_says_where_values_lie_beyond_its_ends(
@@ -103,11 +103,11 @@ def strip() -> Drawn:
 def test_a_strip_of_constant_maps_is_called_that(tmp_path: Path, strip: Drawn) -> None:
     """On the page of the image and of the layer; its shape is that of the maps, not of stripes."""
     text = text_of(tmp_path / "out", "image-000.html", [strip])
-    assert "a stripe for each channel, whose map is constant; one scale for all" in text
-    assert "each map of 7×7 holds one value; drawn as a strip of the values" in text
+    assert "one stripe per channel, each map constant; one scale for all" in text
+    assert "each map of 7×7 holds one value; drawn as a strip" in text
     assert "6 × 7×7, each constant" in text and "6 values" not in text
     layer = read(tmp_path / "out" / "report" / "layer-000.html").words
-    assert "a stripe for each channel, whose map is constant" in layer
+    assert "one stripe per channel, each map constant" in layer
 
 
 def test_the_bars_of_a_gradient_are_by_magnitude(tmp_path: Path, strip: Drawn) -> None:
@@ -154,4 +154,4 @@ def test_the_mean_of_kernels_lies_within_its_scale(tmp_path: Path) -> None:
     """Its row has the extremes of all weights, beyond the scale, which clips none."""
     own = scaled(-0.5, 0.5, "symmetric", min=-4.0, max=4.0, layout="mean")
     text = text_of(tmp_path / "out", "layer-000.html", [Drawn("x", more=own)])
-    assert "−0.5 0.5 one scale" in text and "≤" not in text and "≥" not in text
+    assert "−0.5 0.5, one scale" in text and "≤" not in text and "≥" not in text

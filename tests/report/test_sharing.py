@@ -61,12 +61,12 @@ def test_one_file_shows_fewer_tiles_where_it_must(
     never less than four; the page says how many."""
     out = tmp_path / "one.html"
     whole = build_report(noisy, ReportOptions(single_file=True, out=out))
-    assert whole.tiles is None and "the most telling ones" not in read(out).text
+    assert whole.tiles is None and "the most varied ones" not in read(out).text
     monkeypatch.setattr(report, "MOST_BYTES", room)
     part = build_report(noisy, ReportOptions(single_file=True, out=out))
     assert part.tiles == tiles_left
     page = read(out)
-    assert f"at most {part.tiles} of its maps, the most telling ones" in page.text
+    assert f"at most {part.tiles} of its maps, the most varied ones" in page.text
     assert f"{part.tiles} of {MAPS} (--single-file)" in page.text
     sources = [tiles(Image.open(path)) for path in noisy.rglob("output.png")]
     for grid in grids(page):
