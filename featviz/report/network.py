@@ -120,7 +120,7 @@ def network(
         if not over:
             totals.add(row, own)
         single = is_numbers(row)
-        tiles = [] if single else [_tile(row, channel, own) for channel in telling(row, own)]
+        tiles = [] if single else [_tile(row, channel, own) for channel in most_varied(row, own)]
         values = bars(row, own, page.image.manifest.prediction) if single else []
         numbers = (totals.zero_share, words.span(*totals.range), totals.found)
         steps.append(Step(group, tiles, values, _shape(row), *numbers))
@@ -147,7 +147,7 @@ def is_numbers(row: Capture) -> bool:
     return single and row.reduce is None and row.side == 1
 
 
-def telling(row: Capture, stats: Floats, count: int = STRIP) -> list[int | None]:
+def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | None]:
     """Drawn channels whose maps vary much and differ from one another: the one of the largest
     deviation, then always the one whose numbers are farthest from those that are taken, out of the
     half that varies most. Where none varies, those of the largest magnitude. What is not finite

@@ -284,15 +284,15 @@ def test_what_goes_with_a_run_goes_with_nothing_else(
     audit: Path, tmp_path: Path, held: str, name: str
 ) -> None:
     """The option is named, with the way to show both, or the command for one step."""
-    root, words, hint = audit, "goes with a run", f"--{held} "
+    root, hint = audit, f"--{held} "
     if held == "kernels":
         root = write_run(tmp_path / "drawn", {}, kind="kernels")
         (root / "manifest.json").write_text("{}")
     if held == "series":
-        root, words = tmp_path / "steps", "is for the report of one step"
+        root = tmp_path / "steps"
         write_run(root / "step-000100", {"a.png": [Drawn("relu")]})
         hint = "featviz report "
-    with pytest.raises(UsageError, match=f"--{name} {words}") as refusal:
+    with pytest.raises(UsageError, match=f"--{name} goes with a run") as refusal:
         build_report(root, ReportOptions(**{name: audit}))  # type: ignore[arg-type]
     assert f"{hint}{root}" in str(refusal.value.hint) and not (root / "report").exists()
 

@@ -14,7 +14,7 @@ from rundirs import Drawn, write_run
 from featviz.options import ReportOptions
 from featviz.report import build_report
 from featviz.report.channels import ChannelTotals
-from featviz.report.network import network, telling
+from featviz.report.network import most_varied, network
 from featviz.report.views import arrange
 from featviz.rundir.read import read_run
 from featviz.rundir.schema import Capture
@@ -55,13 +55,13 @@ def test_the_maps_of_a_strip_vary(tmp_path: Path) -> None:
     root = write_run(tmp_path / "out", {"a.png": [Drawn("x", stats=VALUES)]})
     (image,) = read_run(root).images.values()
     (row,) = image.captures.values()
-    assert telling(row, VALUES, 1) == [2]
-    assert set(telling(row, VALUES, 3)) == {2, 4, 0}
-    assert telling(row, VALUES, 6)[-1] in (1, 3, 5) and len(telling(row, VALUES, 6)) == 6
+    assert most_varied(row, VALUES, 1) == [2]
+    assert set(most_varied(row, VALUES, 3)) == {2, 4, 0}
+    assert most_varied(row, VALUES, 6)[-1] in (1, 3, 5) and len(most_varied(row, VALUES, 6)) == 6
     constant = VALUES.copy()
     constant[:, 3] = 0
     constant[:, 5] = 0
-    assert telling(row, constant, 1) == [3]
+    assert most_varied(row, constant, 1) == [3]
 
 
 def titles(root: Path) -> list[tuple[str, list[str]]]:
