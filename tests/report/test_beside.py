@@ -149,7 +149,7 @@ def test_the_page_of_a_layer_has_its_exemplars(two: Path, tmp_path: Path) -> Non
     found = write_exemplars(tmp_path / "found")
     build_report(two, ReportOptions(exemplars=found))
     page = read(two / "report" / "layer-000.html")
-    assert "of 4 images those with the largest value; a unit sees 3×5 pixels" in page.text
+    assert "the largest value over 4 images; a unit sees 3×5 pixels" in page.text
     own = json.loads(next(str(a["data-extra"]) for a in page.of("details") if "data-extra" in a))
     assert list(own) == ["0"]
     assert (two / "report" / own["0"]["src"]).resolve() == found / "001_conv1/output/c00000.png"
@@ -257,7 +257,7 @@ def test_an_audit_alone_is_a_page(audit: Path, featviz: CLI) -> None:
     flat = "".join(page.text.split())
     assert "reluReLU637.5%2dead1,41constant5" in flat
     assert f"{EVIL}ReLU6––" in flat
-    assert "2 of 3 channels with a finding; the maps are those of conv1, which come to relu" in text
+    assert "2 of 3 channels with a finding; maps of conv1, the input of relu" in text
     assert "Optionseps 0.5" in text and "f" * 64 in text
     (image,) = pictures(page)
     where = (audit / "report" / str(image["src"])).resolve()
