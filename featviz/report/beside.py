@@ -198,16 +198,16 @@ def check(run: ReadRun, option: str, place: Path, given: Mapping[str, Any]) -> N
     names = [name for name in _DIGESTS if model.get(name) and given.get(name)][:1]
     if not any(record.get(name) for record in (model, given) for name in _DIGESTS):
         names = [name for name in _NAMES if name in model and name in given]
-
-    def described(record: Mapping[str, Any]) -> str:
-        own = [n for n in names if n != "name" and model.get(n) != given.get(n)]
-        inside = ", ".join(f"{name} {quoted(str(record.get(name)))[:12]}" for name in own)
-        return quoted(words.name_of(record)) + (f" ({inside})" if inside else "")
-
-    if any(model.get(name) != given.get(name) for name in names):
+    apart = [name for name in names if model.get(name) != given.get(name)]
+    if apart:
+        theirs, ours = (
+            quoted(words.name_of(record))
+            + "".join(f" ({n} {quoted(str(record.get(n)))[:12]})" for n in apart if n != "name")
+            for record in (given, model)
+        )
         raise CompareError(
             f"{where} is of another model than the run {quoted(str(run.place))}: "
-            f"{described(given)} there, {described(model)} in the run",
+            f"{theirs} there, {ours} in the run",
             f"make it with featviz {option} {quoted(words.name_of(model))}, or report a run of "
             f"{quoted(words.name_of(given))}",
         )

@@ -155,8 +155,9 @@ class Pages:
         if page is not None:
             title = page.name
             scripts = dict.fromkeys(figure.script for figure in figures_of(page.groups))
-        values = {"title": title, "scripts": scripts, "data": Markup(data)}
-        return self.pieces("document", article=article, **values)
+        return self.pieces(
+            "document", article=article, title=title, scripts=scripts, data=Markup(data)
+        )
 
     def assets(self) -> Iterator[tuple[str, list[str]]]:
         """Yield our own files, with their text; none for one file, which has them inside."""
@@ -171,9 +172,8 @@ class Pages:
             if not isinstance(own, PictureView):
                 found[channel] = own
             elif not self.links.inline:
-                width, height = own.size
-                picture = {"src": self.links.picture(own), "alt": own.alt}
-                found[channel] = {**picture, "width": width, "height": height}
+                found[channel] = {"src": self.links.picture(own), "alt": own.alt}
+                found[channel] |= dict(zip(("width", "height"), own.size, strict=True))
         return msgspec.json.encode(found).decode()
 
 

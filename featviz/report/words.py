@@ -120,22 +120,6 @@ def slices(row: Capture) -> str:
     return f"{held}" if drawn == held else f"{drawn} of {held}: {channel_list(row.beside)}"
 
 
-def limits(row: Capture) -> str:
-    """By which values a picture is drawn."""
-    low, high = map(number, row.range or (None, None))
-    unit = REDUCTIONS[row.reduce].unit if row.reduce in REDUCTIONS else ""
-    if unit:
-        words = f"each component from {low} to {high} {unit}"
-    elif row.range is None:
-        words = "each map to its own range"
-    else:
-        words = f"{low} to {high} ({row.normalize})"
-        words += ", extremes clipped" * row.normalize.endswith("percentile")
-    if row.overlay is not None:
-        words += f", {percent(row.overlay)} over the input (--overlay)"
-    return words
-
-
 # What ran
 
 
@@ -226,11 +210,14 @@ def key(row: Capture, options: Mapping[str, Any]) -> Key:
     """
     cmap = _colormap(row, options)
     if row.reduce in REDUCTIONS and REDUCTIONS[row.reduce].colors:
-        return Key("", "", "", (), False)
+        ends, unit = span(*(row.range or (None, None))), REDUCTIONS[row.reduce].unit
+        return Key("", "", f"each component from {ends} {unit}", (), False)
     colors = scale(cmap)
     grey = cmap in colormap.GREYS and row.overlay is None
+    over = [] if row.overlay is None else [f"{percent(row.overlay)} over the input"]
     if row.range is None:
-        return Key("min", "max", "scaled per map" if len(row.drawn) > 1 else "", colors, grey)
+        words = ["scaled per map"] if len(row.drawn) > 1 else []
+        return Key("min", "max", ", ".join(words + over), colors, grey)
     mode = normalize.MODES.get(row.normalize)
     (bottom, top), below, above = row.range, False, False
     if mode and mode.clips and (row.reduce is not None or row.layout == "mean"):
@@ -242,15 +229,15 @@ def key(row: Capture, options: Mapping[str, Any]) -> Key:
     if row.layout == "rgb":  # kernels of three inputs
         return Key("", "", f"red, green and blue, each from {low} to {high}", (), False)
     if row.maps == 1 or row.reduce is not None:
-        words = ""
+        words = []
     elif row.constant is not None:
-        words = "one stripe per channel, each map constant; one scale for all"
+        words = ["one stripe per channel, each map constant; one scale for all"]
     elif row.kind == "kernel":
-        words = "one scale for all kernels"
+        words = ["one scale for all kernels"]
     else:
-        words = f"one scale for all {'values' if row.layout == 'vector' else 'maps'}"
-        words += "" if mode and mode.fixed else " of this image"
-    return Key(low, high, words, colors, grey)
+        what = "values" if row.layout == "vector" else "maps"
+        words = [f"one scale for all {what}{'' if mode and mode.fixed else ' of this image'}"]
+    return Key(low, high, ", ".join(words + over), colors, grey)
 
 
 def strip_keys(rows: Iterable[Capture], options: Mapping[str, Any]) -> list[Key]:

@@ -238,7 +238,7 @@ def test_an_overlay_has_no_marks(
 ) -> None:
     """Its legend says what the colours over the input are, which are those of --cmap auto."""
     text, grid = shown_by(featviz, tiny_file, tmp_path / "out", "--overlay", "0.6")
-    assert "each map to its own range, 60.0 % over the input (--overlay)" in text
+    assert "scaled per map, 60.0 % over the input" in text
     assert "over the input: min of each map" in text and "crossed out" not in text
     assert grid["over"] is True
     low, high = (colormaps["viridis"](end, bytes=True)[:3] for end in (0.0, 1.0))
@@ -260,9 +260,9 @@ def test_the_option_that_left_maps_out_is_named(tmp_path: Path) -> None:
     root = built(tmp_path / "out", {"a.png": drawn}, options=options)
     text = pages(root)["image-000.html"].words
     assert "Maps4 of 6 (--collapse) Share a tile1 for 1–2, 4 Orderby similarity (--order)" in text
-    assert "Maps2 of 6 (--max-maps --pick top) Drawn" in text
+    assert "Maps2 of 6 (--max-maps --pick top) Range" in text
     assert "Maps2 of 6 (--max-maps --pick top, --collapse) Share a tile" in text
-    assert "Maps6 Drawn" in text
+    assert "Maps6 Range" in text
     assert loaded(root, "image-000.html")["p0-0"]["collapsed"] == {"1": [1, 2, 4]}
 
 
