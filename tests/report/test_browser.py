@@ -142,22 +142,6 @@ def test_filter_leaves_what_matches_by_name_or_type(page: Page) -> None:
     assert [e.get_attribute("data-layer") for e in page.shown(".group")] == ["conv1"]
 
 
-def test_slider_between_two_runs_and_two_images(page: Page) -> None:
-    """The range moves the edge; the lists say which pictures are above and below."""
-    page.open("image-000.html")
-    page.one("[data-compare]").click()
-    right, left = page.all("dialog.slider select")[::-1]
-    shown = page.js("return [...arguments].map(s => s.selectedOptions[0].textContent)", left, right)
-    assert shown == ["out", "other"]
-    page.one("dialog.slider [type=range]").send_keys("\ue012" * 10)  # arrow left
-    assert page.one(".stage .over").value_of_css_property("clip-path") == "inset(0px 60% 0px 0px)"
-    page.open("layer-001.html")
-    page.one("[data-compare]").click()
-    page.choose("dialog.slider label:last-of-type select", "3")
-    assert page.one(".stage canvas").get_attribute("aria-label").endswith("of ü.png")
-    assert page.js("return document.querySelector('.stage canvas').width") == 3 * 72 + 2
-
-
 def test_keyboard_reaches_everything(page: Page) -> None:
     """j, arrows, Enter, Escape, /, ?, ] and the order of the Tab key."""
     from selenium.webdriver import Keys

@@ -118,12 +118,11 @@ def test_axe_finds_nothing(axe: Any, places: Path, page: str, scheme: str, width
     "code",
     [
         "viewer.open([...frames.values()][0], 0)",
-        "slider.open([...groups.values()][0])",
         "help.open()",
     ],
 )
 def test_axe_finds_nothing_in_what_floats(axe: Any, places: Path, code: str, scheme: str) -> None:
-    """The enlarged tile, the slider and the keys, on the page of a layer."""
+    """The enlarged tile and the keys, on the page of a layer."""
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     axe.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     axe.get("about:blank")

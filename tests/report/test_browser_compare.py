@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from rundirs import Drawn, write_run
 
 from featviz.diff import Outputs, compare_runs, diff
@@ -101,19 +99,6 @@ def test_a_pair_stays_on_one_row(page: Page, width: int) -> None:
     page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_the_slider_shows_the_order_that_is_set(page: Page) -> None:
-    """Its first tile has the grey of the most changed channel, and it is moved on the picture."""
-    page.choose("[data-state=sort]", "change")
-    frame = page.all("#layer-002 .frame")[0]
-    want = page.greys(frame, 0)[0]
-    page.one("#layer-002 [data-compare]").click()
-    page.js("slider.range.value = 100; slider.cut()")
-    shown = Image.open(io.BytesIO(page.one(".stage").screenshot_as_png)).convert("L")
-    assert abs(int(shown.getpixel((shown.width // 6, shown.height // 4))) - want) <= 2
-    stage, knob = page.one(".stage").rect, page.one(".stage input").rect
-    assert (stage["x"], stage["width"]) == pytest.approx((knob["x"], knob["width"]), abs=1)
-
-
 def test_an_enlarged_tile_stands_beside_its_double(page: Page) -> None:
     """The other run's, named; a comparison has no page of a channel to lead to."""
     page.at(page.all("#layer-002 .frame")[0], 4, click=True)
@@ -124,7 +109,7 @@ def test_an_enlarged_tile_stands_beside_its_double(page: Page) -> None:
 
 
 def test_a_compared_run_begins_with_the_first_layer_that_diverges(page: Page) -> None:
-    """Before, after and the difference, side by side on the first screen."""
+    """Before, after and the difference, side by side on the first screen, then all layers by change."""
     page.browser.set_window_size(1400, 900)
     page.open("index.html")
     images = page.shown(".both img")
@@ -135,6 +120,9 @@ def test_a_compared_run_begins_with_the_first_layer_that_diverges(page: Page) ->
     assert len({box["y"] for box in boxes}) == 1 and boxes[2] == boxes[3]
     assert boxes[0]["x"] < boxes[1]["x"] < boxes[2]["x"]
     assert boxes[0]["y"] + boxes[0]["height"] < 900
+    rows = page.shown("[aria-labelledby=changes] tbody tr")
+    assert [row.text.split()[0] for row in rows] == ["conv3", "conv2"]
+    assert rows[0].rect["y"] < 900
 
 
 def test_no_picture_is_missing(page: Page) -> None:

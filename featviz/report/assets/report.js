@@ -265,7 +265,7 @@ function carry(event) {
   link.href = url.href;
 }
 
-for (const one of [viewer, slider, help]) {
+for (const one of [viewer, help]) {
   one.build();
   document.body.append(one.box);
 }
