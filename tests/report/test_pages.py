@@ -267,7 +267,7 @@ def test_the_option_that_left_maps_out_is_named(tmp_path: Path) -> None:
 
 
 def test_numbers_of_channels_can_be_read(tmp_path: Path) -> None:
-    """Under --labels pictures keep their size; of tiles below 24 pixels the page has the numbers."""
+    """Under --labels pictures keep their size; of tiles below 24 pixels the page says which."""
     drawn = [Drawn("large", index=1, tile=(24, 30), scale=6), Drawn("small", index=2, tile=(8, 10))]
     root = built(tmp_path / "out", {"a.png": drawn}, options={"labels": True})
     found = [pages(root)[f"layer-{n:03d}.html"] for n in (0, 1)]
