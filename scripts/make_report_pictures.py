@@ -39,8 +39,6 @@ class Shot:
     """Below the temporary folder, with what is set and the place to show."""
     size: tuple[int, int] = (1280, 900)
     dark: bool = False
-    code: str = ""
-    """JavaScript that runs before the picture is taken."""
 
 
 SHOTS = (
@@ -51,7 +49,6 @@ SHOTS = (
     Shot("findings", "digits/report/index.html#findings"),
     Shot("audit", "audit/report/index.html", (1280, 640)),
     Shot("compare", "diff.html?changed=1&sort=change"),
-    Shot("slider", "diff.html", code="document.querySelector('[data-compare]').click()"),
     Shot("series", "series/report/index.html?step=100#layer-002", (1000, 470)),
     Shot("phone", "colour/report/index.html", (400, 860), dark=True),
 )
@@ -138,7 +135,6 @@ def take(driver: Any, shot: Shot, folder: Path) -> Image.Image:
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
     driver.get("about:blank")
     driver.get(f"{folder.as_uri()}/{shot.page}")
-    driver.execute_script(shot.code)
     driver.execute_async_script(
         "const done = arguments[0];"
         "const near = [...document.images].filter(i => i.checkVisibility() && i.currentSrc"

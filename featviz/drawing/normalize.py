@@ -59,12 +59,12 @@ MODES = {
             "each map from its smallest to its largest value",
             limits=None,
             legend=(
-                (0, "all of a map, crossed out: zero everywhere"),
-                (128, "all of a map, with a stroke: constant"),
+                (0, "crossed out: zero everywhere"),
+                (128, "one line across: constant"),
             ),
             over=(
-                (0, "over the input: the smallest value of a map"),
-                (255, "over the input: the largest value of a map"),
+                (0, "over the input: min of each map"),
+                (255, "over the input: max of each map"),
             ),
             clips=False,
         ),
@@ -73,8 +73,8 @@ MODES = {
             "all maps of a layer from their smallest to their largest value",
             limits=lambda numbers, values: values.extremes,
             legend=(
-                (0, "one scale for all maps of an image: the smallest value"),
-                (255, "the largest"),
+                (0, "one scale for all maps of an image: min"),
+                (255, "max"),
             ),
             clips=False,
         ),

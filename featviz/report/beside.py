@@ -4,10 +4,11 @@ have pages of their own, too."""
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from featviz.errors import CompareError, StoreError
 from featviz.options import ReportOptions
@@ -36,11 +37,8 @@ _DIGESTS = ("parameters", "sha256")
 the same parameters may come from two files."""
 _NAMES = ("name", "weights", "seed")
 """Entries that do so where a model has no digest, as torchvision's own."""
-_SHOWN = 12
-"""Digits of a digest that a message shows."""
-_LISTED = 5
-"""Layers that a message names."""
 
+_K = TypeVar("_K", str, tuple[str, str])
 Box = tuple[int, int, int, int]
 """Left, top, width and height in pixels of a picture."""
 
@@ -93,14 +91,16 @@ class AuditViews:
             if (size := audit.pictures.pixels.get(own.file)) is None:
                 continue
             shown = words.channel_list(own.channels)
-            alt = f"Suspects of {own.layer}, channels {shown}, with the images that excite each"
-            told = f"{len(own.channels)} of {counted(own.suspects, 'channel')} with a finding"
+            alt = (
+                f"Suspects of {own.layer}, channels {shown}, with the images that excite each most"
+            )
+            about = f"{len(own.channels)} of {counted(own.suspects, 'channel')} with a finding"
             if own.shown and own.shown != own.layer:
-                told += f"; the maps are those of {own.shown}, which come to {own.layer}"
+                about += f"; maps of {own.shown}, the input of {own.layer}"
             top, height = own.rows or (0, 0)
             boxes = {c: (0, top + n * height, size[0], height) for n, c in enumerate(own.channels)}
-            picture = PictureView(f"s{number}", audit.pictures, own.file, size, f"{alt} most")
-            extra = Extra("Suspects of the audit", told, picture, boxes if own.rows else {})
+            picture = PictureView(f"s{number}", audit.pictures, own.file, size, alt)
+            extra = Extra("Suspects of the audit", about, picture, boxes if own.rows else {})
             drawn.setdefault(own.layer, []).append(extra)
         layers = []
         for n, row in enumerate(audit.record.layers):
@@ -114,10 +114,9 @@ class AuditViews:
     @property
     def total(self) -> Mapping[str, int]:
         """How many channels of all layers have each finding, those that were looked for."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for layer in self.layers:
-            for name, channels in layer.row.findings.items():
-                counts[name] = counts.get(name, 0) + len(channels)
+            counts.update({name: len(own) for name, own in layer.row.findings.items()})
         return counts
 
     @property
@@ -155,9 +154,8 @@ def read_extras(
         kernels = read_kernels(options.kernels)
         check(run, "kernels", options.kernels, kernels.model)
         drawn = dict(kernel_pictures(kernels))
-        for layer in drawn.keys() & firsts.keys():
+        for layer in _shared(drawn, firsts, "kernels", options.kernels):
             extras[firsts[layer]].append(drawn[layer])
-        _check_layers(bool(drawn.keys() & firsts.keys()), "kernels", options.kernels, drawn)
     audit = None
     if (found := read_audit(run.root, options.audit)) is not None:
         check(run, "audit", options.audit or run.root / AUDIT_FILE, found.record.model)
@@ -168,21 +166,21 @@ def read_extras(
         record = read_exemplars(options.exemplars)
         check(run, "exemplars", options.exemplars, record.model)
         ids = {(page.name, group.stem): group.id for page in pages for group in page.groups}
-        sheets = dict(_exemplars(record, exemplar_pictures(options.exemplars, record)))
-        for place in sheets.keys() & ids.keys():
+        sheets = _exemplars(record, exemplar_pictures(options.exemplars, record))
+        for place in _shared(sheets, ids, "exemplars", options.exemplars):
             extras[ids[place]] += sheets[place]
-        layers = dict.fromkeys(layer for layer, _ in sheets)
-        _check_layers(bool(sheets.keys() & ids.keys()), "exemplars", options.exemplars, layers)
     return extras, audit
 
 
-def _check_layers(some: bool, kind: str, place: Path, layers: Collection[str]) -> None:
-    if not some:
-        raise StoreError(
-            f"{quoted(str(place))} has {kind} of no layer of this run",
-            "run again with these --layers: "
-            + listed([quoted(name or ".") for name in layers], _LISTED),
-        )
+def _shared(given: Mapping[_K, Any], drawn: Mapping[_K, str], kind: str, place: Path) -> list[_K]:
+    """What both have: layers, or layers and their tensors."""
+    if both := [one for one in given if one in drawn]:
+        return both
+    names = dict.fromkeys(one if isinstance(one, str) else one[0] for one in given)
+    raise StoreError(
+        f"{quoted(str(place))} has {kind} of no layer of this run",
+        "run again with these --layers: " + listed([quoted(name or ".") for name in names], 5),
+    )
 
 
 def check(run: ReadRun, option: str, place: Path, given: Mapping[str, Any]) -> None:
@@ -200,16 +198,16 @@ def check(run: ReadRun, option: str, place: Path, given: Mapping[str, Any]) -> N
     names = [name for name in _DIGESTS if model.get(name) and given.get(name)][:1]
     if not any(record.get(name) for record in (model, given) for name in _DIGESTS):
         names = [name for name in _NAMES if name in model and name in given]
-
-    def told(record: Mapping[str, Any]) -> str:
-        own = [n for n in names if n != "name" and model.get(n) != given.get(n)]
-        inside = ", ".join(f"{name} {quoted(str(record.get(name)))[:_SHOWN]}" for name in own)
-        return quoted(words.name_of(record)) + (f" ({inside})" if inside else "")
-
-    if any(model.get(name) != given.get(name) for name in names):
+    apart = [name for name in names if model.get(name) != given.get(name)]
+    if apart:
+        theirs, ours = (
+            quoted(words.name_of(record))
+            + "".join(f" ({n} {quoted(str(record.get(n)))[:12]})" for n in apart if n != "name")
+            for record in (given, model)
+        )
         raise CompareError(
             f"{where} is of another model than the run {quoted(str(run.place))}: "
-            f"{told(given)} there, {told(model)} in the run",
+            f"{theirs} there, {ours} in the run",
             f"make it with featviz {option} {quoted(words.name_of(model))}, or report a run of "
             f"{quoted(words.name_of(given))}",
         )
@@ -227,20 +225,18 @@ def kernel_pictures(kernels: ReadKernels) -> Iterator[tuple[str, Extra]]:
         what = "mean over the inputs, " if row.layout == "mean" else ""
         inputs = counted(row.shape[1] if len(row.shape) > 1 else 1, "input")
         some = f"{len(row.drawn)} of " if len(row.drawn) < row.maps else ""
-        told = (
-            f"{what}{inputs} to a channel · {some}{counted(row.maps, 'kernel')} · {by(row.shape)} "
+        about = (
+            f"{what}{inputs} per channel · {some}{counted(row.maps, 'kernel')} · {by(row.shape)} "
             f"· weights {words.span(row.min, row.max)}"
         )
         boxes: dict[int, Box | PictureView] = {
             channel: plan.box(slot * row.side) for slot, channel in enumerate(row.drawn)
         }
         key = words.key(row, kernels.options)
-        yield row.layer, Extra("Kernels", told, picture, boxes, key)
+        yield row.layer, Extra("Kernels", about, picture, boxes, key)
 
 
-def _exemplars(
-    record: ExemplarRecord, pictures: ReadImage
-) -> Iterator[tuple[tuple[str, str], list[Extra]]]:
+def _exemplars(record: ExemplarRecord, pictures: ReadImage) -> dict[tuple[str, str], list[Extra]]:
     """The sheets of each tensor, one for each class with `--per-class`, by its layer and stem."""
     found: dict[tuple[str, str], list[Extra]] = {}
     largest = "value" if record.options["by"] == "max" else "mean"
@@ -252,13 +248,13 @@ def _exemplars(
                 alt = f"What excites channel {row.channel} of {layer.label} most: {best}"
                 size = pictures.pixels[row.file]
                 channels[row.channel] = PictureView("", pictures, row.file, size, alt)
-        told = f"of {counted(record.images.seen, 'image')} those with the largest {largest}"
+        about = f"the largest {largest} over {counted(record.images.seen, 'image')}"
         if layer.receptive_field.how == "computed":
-            told += f"; a unit sees {by(layer.receptive_field.size)} pixels of the input"
+            about += f"; a unit sees {by(layer.receptive_field.size)} pixels of the input"
         title = f"Exemplars: {layer.class_name}" if layer.class_name else "Exemplars"
         alt = f"Exemplars of all channels of {layer.label}"
         size = pictures.pixels[layer.sheet]
         sheet = PictureView(f"e{number}", pictures, layer.sheet, size, alt)
-        own = Extra(title, told, sheet, channels)
+        own = Extra(title, about, sheet, channels)
         found.setdefault((layer.label, layer.stem), []).append(own)
-    yield from found.items()
+    return found

@@ -17,9 +17,9 @@ Found = Mapping[str, Sequence[int]]
 
 
 EXPLANATIONS = {
-    "all zero": "zero at every place; behind an activation such a channel is dead",
-    "constant": "one value at every place, and it is not zero",
-    "NaN or infinite": "somewhere a value is no number",
+    "all zero": "zero at every pixel; after an activation, such a channel is dead",
+    "constant": "one non-zero value at every pixel",
+    "NaN or infinite": "at least one value is NaN or infinite",
 }
 """What each finding means."""
 _EMPTY = (0, np.nan, np.nan, 0, 0, 0, True)
@@ -117,9 +117,9 @@ def dead(pages: Sequence[LayerPage], totals_of: Callable[[Group], ChannelTotals]
     ]
     judged = [own for layer in drawn for own in layer if own.judged]
     if not any(drawn):
-        return "not known: no activation was drawn (run with ReLU among --layers, or give --audit)"
+        return "unknown: no activation was drawn (add ReLU to --layers, or give --audit)"
     if not judged:
-        return "not known: one value of each channel was seen (run more images, or give --audit)"
+        return "unknown: only one value of each channel was seen (run more images, or give --audit)"
     found = [sum(len(own.found.get("all zero", ())) for own in layer) for layer in drawn]
     if with_some := sum(map(bool, found)):
         return f"{sum(found):,} in {counted(with_some, 'layer')}"

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from featviz.records import ComparedLayer, Comparison, DifferenceMap
@@ -47,6 +46,15 @@ def render(
     short = [run.root.absolute().name for run in runs]
     names = short if len(set(short)) > 1 else [str(run.place) for run in runs]
     options = [run.record.get("options") or {} for run in runs]
+    grids = {}
+    for n, view in enumerate(views):
+        place, change = view.layer.place, view.layer.change
+        for figure in view.figures:
+            stats = runs[figure.other].images[view.layer.image].stats()[place.stats_key]
+            grey = words.key(figure.row, options[figure.other]).grey
+            grids[figure.picture.id] = pages.entry(figure, stats, grey, change)
+        if view.difference is not None:
+            grids[f"d-{n}"] = pages.difference_entry(view.difference, change)
     writer = pages.Pages(
         Links(page.absolute().parent),
         home=quote(os.fsencode(page.name)),
@@ -57,7 +65,7 @@ def render(
     )
     limits = [layer.difference.limit for layer in found.layers if layer.difference]
     end = words.number(max(limits, default=1.0))
-    said = "NEW − BASE, relative to the value and the layer’s largest; one scale for all layers"
+    scale = "NEW − BASE, relative; one scale for all layers"
     article = writer.pieces(
         "compare",
         found=found,
@@ -65,17 +73,16 @@ def render(
         names=names,
         runs=runs,
         sides=_SIDES,
-        settings=list(_settings(runs)),
-        signed=words.Key(f"−{end}", f"+{end}", said, words.scale("coolwarm"), False),
+        settings=_settings(runs),
+        signed=words.Key(f"−{end}", f"+{end}", scale, words.scale("coolwarm"), False),
     )
     text = "".join(writer.document(article, scripts=[DIFF_GRIDS]))
-    grids = pages.script(dict(_entries(views, runs, options)))
-    return text, {**{name: pages.asset(name) for name in REPORT_ASSETS}, DIFF_GRIDS: grids}
+    assets = {name: pages.asset(name) for name in REPORT_ASSETS}
+    return text, {**assets, DIFF_GRIDS: pages.script(grids)}
 
 
 def _views(found: Comparison, runs: Sequence[ReadRun]) -> Iterator[ComparedView]:
-    differing = [layer for layer in found.layers if layer.differing]
-    ranked = sorted(differing, key=lambda one: -one.severity)
+    ranked = sorted(found.differing, key=lambda one: -one.severity)
     shown = {id(layer) for layer in ranked[: PICTURED - 1]} | {id(found.first)}
     totals = [{layer.place: ChannelTotals() for layer in found.layers} for _ in runs]
     for name in runs[0].images.keys() & runs[1].images.keys():
@@ -88,14 +95,8 @@ def _views(found: Comparison, runs: Sequence[ReadRun]) -> Iterator[ComparedView]
         figures = []
         for new, run in enumerate(runs if id(layer) in shown else ()):
             image = run.images[layer.image]
-            seen = PictureView(
-                f"i{new}-{n}",
-                image,
-                INPUT_FILE,
-                image.input_size,
-                f"What the model saw of {image.name}, {_SIDES[new]}",
-            )
-            row = image.captures[layer.place]
+            alt, row = f"What the model saw of {image.name}", image.captures[layer.place]
+            seen = PictureView(f"i{new}-{n}", image, INPUT_FILE, image.input_size, alt)
             figures.append(Figure.of(f"g{new}-{n}", row, seen, DIFF_GRIDS, bool(new)))
         one_sided = []  # channels of which something was found in one run, and not in the other
         sides = [own[layer.place].found for own in totals]
@@ -110,27 +111,13 @@ def _views(found: Comparison, runs: Sequence[ReadRun]) -> Iterator[ComparedView]
         yield ComparedView(f"layer-{n:03d}", layer, first, figures, one_sided, difference)
 
 
-def _settings(runs: Sequence[ReadRun]) -> Iterator[tuple[str, str, str]]:
+def _settings(runs: Sequence[ReadRun]) -> list[tuple[str, str, str]]:
     """What the runs were made with, where it differs: its name, and its value in each."""
     base, new = (
         dict(words.run_facts(run.record))
         | {name: words.setting(own) for name, own in (run.record.get("options") or {}).items()}
         for run in runs
     )
-    for name in dict.fromkeys([*base, *new]):
-        values = base.get(name, "–"), new.get(name, "–")
-        if values[0] != values[1] and name not in ("out", "ablate", "edit"):
-            yield (name, *values)
-
-
-def _entries(
-    views: Sequence[ComparedView], runs: Sequence[ReadRun], options: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[str, str]]:
-    for number, view in enumerate(views):
-        layer = view.layer
-        for run, figure, drawn in zip(runs, view.figures, options, strict=False):
-            stats = run.images[layer.image].stats()[layer.place.stats_key]
-            grey = words.key(figure.row, drawn).grey
-            yield figure.picture.id, pages.entry(figure, stats, grey, layer.change)
-        if view.difference is not None:
-            yield f"d-{number}", pages.difference_entry(view.difference, layer.change)
+    pairs = ((name, base.get(name, "–"), new.get(name, "–")) for name in {**base, **new})
+    apart = ("out", "ablate", "edit")
+    return [(name, a, b) for name, a, b in pairs if a != b and name not in apart]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 
@@ -33,18 +32,9 @@ _VECTORS = "Vectors"
 _DEEPEST = 4
 """Parts of a name by which layers are grouped at most."""
 
-
-class Tile(NamedTuple):
-    """A map, as it stands in its grid."""
-
-    channel: int | None
-    """None where all channels became one tile."""
-    box: tuple[int, int, int, int]
-    """Left, top, width and height of what is shown, in pixels of the picture."""
-    range: str
-    """The map's smallest and largest value; empty where all channels became one tile."""
-
-
+Tile = tuple[int | None, tuple[int, int, int, int], str]
+"""A map in its grid: its channel, None where all became one tile; left, top, width and height of
+what is shown, in pixels of the picture; and the map's range in words."""
 Bar = tuple[int, str, str, float, float]
 """A channel that is one number: the channel, the name of its class where that is known, its value,
 where the bar begins, 0..100, and how long it is."""
@@ -52,7 +42,7 @@ where the bar begins, 0..100, and how long it is."""
 
 @dataclass(frozen=True)
 class Step:
-    """A tensor on the way through the network."""
+    """A tensor on its way through the network."""
 
     group: Group
     tiles: Sequence[Tile]
@@ -88,8 +78,7 @@ class Stage:
     @property
     def preview(self) -> Step | None:
         """The last of its layers that has maps, which stands for it while it is folded."""
-        with_maps = [step for step in self.steps if step.tiles]
-        return with_maps[-1] if with_maps else None
+        return next((step for step in reversed(self.steps) if step.tiles), None)
 
     @property
     def layers(self) -> int:
@@ -106,7 +95,8 @@ class Stage:
 def network(
     page: ImagePage, stats: Mapping[str, Floats], over: Sequence[ChannelTotals] | None = None
 ) -> list[Stage]:
-    """The stages of a network with what they make of an image.
+    """The stages of a network with what they make of an image: those of the forward pass, then
+    those of the gradients, which come from the output back.
 
     Args:
         stats: those of the image, by the pictures' ids.
@@ -120,16 +110,47 @@ def network(
         if not over:
             totals.add(row, own)
         single = is_numbers(row)
-        tiles = [] if single else [_tile(row, channel, own) for channel in telling(row, own)]
+        tiles = [] if single else [_tile(row, channel, own) for channel in most_varied(row, own)]
         values = bars(row, own, page.image.manifest.prediction) if single else []
         numbers = (totals.zero_share, words.span(*totals.range), totals.found)
         steps.append(Step(group, tiles, values, _shape(row), *numbers))
     stages: list[Stage] = []
     shown = 0
-    for number, (title, part) in enumerate(_stages(steps), 1):
-        shown += len(part)
-        stages.append(Stage(number, title, part, number == 1 or shown <= _OPEN))
+    for backward, same in groupby(steps, key=lambda step: step.backward):
+        part = list(same)
+        titled = zip(_titles(part), part, strict=True)
+        for title, pairs in groupby(titled, key=lambda pair: pair[0]):
+            stage = [step for _, step in pairs]
+            shown += len(stage)
+            opened = not stages or shown <= _OPEN
+            title = f"Gradients, {title}" if backward else title
+            stages.append(Stage(len(stages) + 1, title, stage, opened))
     return stages
+
+
+def _titles(steps: Sequence[Step]) -> list[str]:
+    """The stage of each step: its resolution, `28×28`; or the outermost module, where there is one
+    resolution, or they take turns. Single numbers between maps, as in squeeze-and-excitation, are
+    of the stage in which they stand; those behind the last maps are a stage of their own."""
+    own = []
+    for row in (step.figure.row for step in steps):
+        size = "" if is_numbers(row) else by(row.plan.map_size)
+        own.append(size if row.constant is None else by(row.constant[1:]))
+    last = max((n for n, size in enumerate(own) if size), default=-1)
+    here = next((size for size in own if size), "")
+    sizes = []
+    for n, size in enumerate(own):
+        here = size or (_VECTORS if n > last else here)
+        sizes.append(here)
+    several = len({*sizes} - {_VECTORS}) > 1
+    if (several and len([*groupby(sizes)]) <= _MOST_STAGES) or len(steps) <= _FEW:
+        return sizes
+    most = min(max(_MOST_STAGES, len(steps) // 4), len(steps) // 2)
+    for depth in range(1, _DEEPEST + 1):
+        names = [".".join(step.group.layer.split(".")[:depth]) for step in steps]
+        if 2 < len([*groupby(names)]) <= most:
+            return names
+    return sizes
 
 
 def _shape(row: Capture) -> str:
@@ -147,7 +168,7 @@ def is_numbers(row: Capture) -> bool:
     return single and row.reduce is None and row.side == 1
 
 
-def telling(row: Capture, stats: Floats, count: int = STRIP) -> list[int | None]:
+def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | None]:
     """Drawn channels whose maps vary much and differ from one another: the one of the largest
     deviation, then always the one whose numbers are farthest from those that are taken, out of the
     half that varies most. Where none varies, those of the largest magnitude. What is not finite
@@ -182,8 +203,7 @@ def _tile(row: Capture, channel: int | None, stats: Floats) -> Tile:
     across = min(width, max(1, round(height * _WIDEST)))
     down = min(height, max(1, round(width / _NARROWEST)))
     box = (left + (width - across) // 2, top + (height - down) // 2, across, down)
-    span = "" if channel is None else words.span(*map(float, stats[channel, :2]))
-    return Tile(channel, box, span)
+    return channel, box, "" if channel is None else words.span(*map(float, stats[channel, :2]))
 
 
 def bars(row: Capture, stats: Floats, guesses: Sequence[Guess], count: int = _TOP) -> list[Bar]:
@@ -214,47 +234,3 @@ def bars(row: Capture, stats: Floats, guesses: Sequence[Guess], count: int = _TO
         )
         for channel, value in zip(top, values[top], strict=True)
     ]
-
-
-def _stages(steps: Sequence[Step]) -> list[tuple[str, list[Step]]]:
-    """Those of the forward pass, then those of the gradients, which come from the output back."""
-    found = []
-    for backward, own in groupby(steps, key=lambda step: step.backward):
-        prefix = "Gradients, " if backward else ""
-        found += [(f"{prefix}{title}", stage) for title, stage in _stages_of_pass(list(own))]
-    return found
-
-
-def _stages_of_pass(steps: Sequence[Step]) -> list[tuple[str, list[Step]]]:
-    """By resolution; by the outermost module where there is one resolution, or they take turns."""
-
-    def divided(titles: Sequence[str]) -> list[tuple[str, list[Step]]]:
-        pairs = groupby(zip(titles, steps, strict=True), key=lambda pair: pair[0])
-        return [(title, [step for _, step in own]) for title, own in pairs]
-
-    runs = divided(_resolutions(steps))
-    several = len({title for title, _ in runs} - {_VECTORS}) > 1
-    if (several and len(runs) <= _MOST_STAGES) or len(steps) <= _FEW:
-        return runs
-    most = min(max(_MOST_STAGES, len(steps) // 4), len(steps) // 2)
-    for depth in range(1, _DEEPEST + 1):
-        by_name = divided([".".join(step.group.layer.split(".")[:depth]) for step in steps])
-        if 2 < len(by_name) <= most:
-            return by_name
-    return runs
-
-
-def _resolutions(steps: Sequence[Step]) -> list[str]:
-    """`28×28`. Single numbers between maps, as in squeeze-and-excitation, are of the stage in which
-    they stand; those behind the last maps are a stage of their own."""
-    own = []
-    for row in (step.figure.row for step in steps):
-        size = "" if is_numbers(row) else by(row.plan.map_size)
-        own.append(size if row.constant is None else by(row.constant[1:]))
-    last = max((n for n, size in enumerate(own) if size), default=-1)
-    here = next((size for size in own if size), "")
-    found = []
-    for n, size in enumerate(own):
-        here = size or (_VECTORS if n > last else here)
-        found.append(here)
-    return found

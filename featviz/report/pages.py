@@ -24,7 +24,7 @@ from featviz.records import STAT_COLUMNS, DifferenceMap, Floats, GridPlan
 from featviz.report import channels, words
 from featviz.report.beside import Extra
 from featviz.report.channels import ChannelTotals
-from featviz.report.network import Stage, is_numbers, network
+from featviz.report.network import is_numbers, network
 from featviz.report.views import (
     Figure,
     Group,
@@ -155,13 +155,14 @@ class Pages:
         if page is not None:
             title = page.name
             scripts = dict.fromkeys(figure.script for figure in figures_of(page.groups))
-        values = {"title": title, "scripts": scripts, "data": Markup(data)}
-        return self.pieces("document", article=article, **values)
+        return self.pieces(
+            "document", article=article, title=title, scripts=scripts, data=Markup(data)
+        )
 
     def assets(self) -> Iterator[tuple[str, list[str]]]:
         """Yield our own files, with their text; none for one file, which has them inside."""
-        if not self.links.inline:
-            yield from ((name, [asset(name)]) for name in self.shared["names"])
+        for name in () if self.links.inline else self.shared["names"]:
+            yield name, [asset(name)]
 
     def channels_of(self, extra: Extra) -> str:
         """For the script, as JSON: where a channel is in a picture, or its own picture, which one
@@ -171,9 +172,8 @@ class Pages:
             if not isinstance(own, PictureView):
                 found[channel] = own
             elif not self.links.inline:
-                width, height = own.size
-                picture = {"src": self.links.picture(own), "alt": own.alt}
-                found[channel] = {**picture, "width": width, "height": height}
+                found[channel] = {"src": self.links.picture(own), "alt": own.alt}
+                found[channel] |= dict(zip(("width", "height"), own.size, strict=True))
         return msgspec.json.encode(found).decode()
 
 
@@ -186,11 +186,8 @@ class _RunPages(Pages):
         self._first: Mapping[str, Floats] = {}
         """The statistics of the first image, which the page of the run shows."""
         fewer = {} if views.tiles is None else {"fewer": True}
-        self._options = {
-            side: {**(run.record.get("options") or {}), **fewer}
-            for side, run in ((False, views.run), (True, views.other))
-            if run
-        }
+        runs = [views.run, *([views.other] if views.other else [])]
+        self._options = [{**(run.record.get("options") or {}), **fewer} for run in runs]
         self._tensors = {
             (layer.id, group.stem): f"t{n}-" if n else ""
             for layer in views.layers
@@ -206,7 +203,10 @@ class _RunPages(Pages):
             explanations=channels.EXPLANATIONS,
             options=self._options,
             key_of=lambda figure: words.key(figure.row, self._options[figure.other]),
-            strip_keys_of=self._strip_keys,
+            strip_keys_of=lambda stages: words.strip_keys(
+                (step.figure.row for stage in stages for step in stage.steps if step.tiles),
+                self._options[0],
+            ),
             spot=self.spot,
         )
 
@@ -218,10 +218,6 @@ class _RunPages(Pages):
         """The name of a channel's place on the page of its layer; of an empty one, how those of all
         channels begin."""
         return f"{self._tensors[group.page, group.stem]}c{channel}"
-
-    def _strip_keys(self, stages: Sequence[Stage]) -> list[words.Key]:
-        rows = (step.figure.row for stage in stages for step in stage.steps if step.tiles)
-        return words.strip_keys(rows, self._options[False])
 
     def run(self) -> Iterator[Markup]:
         """The page of the run, in pieces."""
@@ -247,12 +243,12 @@ class _RunPages(Pages):
         """
         held = {other: view.image.stats() for other, view in page.inputs.items()}
         stats, scripts = {}, dict[str, dict[str, str]]()
-        for figure in figures_of(page.groups):
-            id, row = figure.picture.id, figure.row
-            stats[id] = held[figure.other][row.place.stats_key]
-            grey = words.key(row, self._options[figure.other]).grey
-            scripts.setdefault(figure.script, {})[id] = entry(figure, stats[id], grey)
         for group in page.groups:
+            for figure in group.figures:
+                id, row = figure.picture.id, figure.row
+                stats[id] = held[figure.other][row.place.stats_key]
+                grey = words.key(row, self._options[figure.other]).grey
+                scripts.setdefault(figure.script, {})[id] = entry(figure, stats[id], grey)
             figure = group.figures[0]
             self.totals_of(group).add(figure.row, stats[figure.picture.id])
         if page is self.views.images[0]:
@@ -274,8 +270,7 @@ class _RunPages(Pages):
         """What a template of a page is given: the page, those around it, and the legend."""
         at = int(page.id.split("-")[1])
         around = pages[at - 1] if at else None, pages[at + 1] if at + 1 < len(pages) else None
-        rows = (figure.row for figure in figures_of(page.groups))
-        legend = words.legend(self._options[False], rows)
+        legend = words.legend(self._options[0], (f.row for f in figures_of(page.groups)))
         return {"page": page, "around": around, "legend": legend, **more}
 
 
@@ -295,27 +290,24 @@ def entry(figure: Figure, stats: Floats, grey: bool, change: np.ndarray | None =
     """
     row, layout = figure.row, LAYOUTS.get(figure.row.layout)
     whole = row.reduce is not None
-    return _entry(
-        row.plan,
-        (row.side, row.maps),
-        stats,
-        change,
-        channels=[] if whole else row.channels,
-        collapsed=row.collapsed,
-        over=row.overlay is not None,  # its maps lie over the input already
-        grey=grey,
-        scene=bool(layout and layout.aligned and not is_numbers(row) and not whole),
-    )
+    more = {
+        "channels": [] if whole else row.channels,
+        "collapsed": row.collapsed,
+        "over": row.overlay is not None,  # its maps lie over the input already
+        "grey": grey,
+        "scene": bool(layout and layout.aligned and not is_numbers(row) and not whole),
+    }
+    return _entry(row.plan, row.side, stats, change, **more)
 
 
 def difference_entry(drawn: DifferenceMap, change: np.ndarray) -> str:
     """The grid of a map of differences as JSON; `change` as in `entry`."""
-    unknown = np.full((1, len(STAT_COLUMNS)), np.nan, np.float32)
-    return _entry(drawn.plan, (drawn.slices, len(change)), unknown, change, channels=drawn.channels)
+    unknown = np.full((len(change), len(STAT_COLUMNS)), np.nan, np.float32)
+    return _entry(drawn.plan, drawn.slices, unknown, change, channels=drawn.channels)
 
 
 def _entry(
-    plan: GridPlan, counts: tuple[int, int], stats: Floats, change: np.ndarray | None, **more: Any
+    plan: GridPlan, slices: int, stats: Floats, change: np.ndarray | None, **more: Any
 ) -> str:
     """What the scripts know of a grid, as a script may hold it; what is nothing is left out.
 
@@ -330,8 +322,8 @@ def _entry(
         "padding": plan.padding,
         "tile": plan.tile,
         "size": (plan.width, plan.height),
-        "slices": counts[0],
-        "maps": counts[1],
+        "slices": slices,
+        "maps": len(stats),
         "stats": [base64.b64encode(column.tobytes()).decode() for column in kept],
         **{name: own for name, own in more.items() if own is not None and own is not False},
     }

@@ -1,7 +1,4 @@
-"""The story of `report`: from a run directory to a static gallery in HTML.
-
-A report in one file stays small: each layer shows fewer maps where need be, the most telling ones.
-"""
+"""The story of `report`: from a run directory to a static gallery in HTML."""
 
 from __future__ import annotations
 
@@ -10,20 +7,20 @@ import io
 import math
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from PIL import Image
 
-from featviz.errors import CompareError, StoreError, UsageError
+from featviz.errors import CompareError, UsageError
 from featviz.files.urls import Url
 from featviz.options import ReportOptions
 from featviz.records import Comparison, Place
 from featviz.report import beside, pages, series, words
-from featviz.report.network import is_numbers, telling
-from featviz.report.views import Links, ReportViews, arrange
+from featviz.report.network import is_numbers, most_varied
+from featviz.report.views import Links, arrange
 from featviz.rundir import REPORT_FILE, REPORT_RECORD, REPORT_ZIP
 from featviz.rundir.image import ReadImage, format_of
 from featviz.rundir.place import (
@@ -51,11 +48,10 @@ _BASE64 = 4 / 3
 Render = Callable[[Links], Iterator[tuple[str, Iterable[str]]]]
 """Yields the name and text of each file of a report, whose pictures are where the links say."""
 Judge = Callable[[ReadRun, ReadRun], Comparison]
-"""Compares two runs, that of `--compare` first.
+"""Compares two runs, that of `--compare` first; raises CompareError where it cannot."""
 
-Raises:
-    CompareError: they cannot be compared.
-"""
+_Cuts = dict[tuple[Path, str], tuple[Capture, Capture]]
+"""The row of a grid as its file is, and as it is shown with fewer tiles; by image and file."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +76,14 @@ def build_report(
         judge: compares the run with that of `compare`, for a verdict on the first page.
 
     Raises:
-        StoreError: `place` or `compare` is no run, or is damaged while it is read; what is in the
-            way is no report, or it cannot be written, or a single file would be too large.
+        StoreError: `place` or `compare` is no run, or is damaged; or the report cannot be written.
+        CompareError: an audit, kernels or exemplars are of another model.
         UsageError: options that exclude one another, that only a run has, or pages that would show
             pictures in a store.
     """
+    one_file = options.zip or options.single_file
     if options.zip and options.single_file:
         raise UsageError("--zip and --single-file are two forms", "give one of them")
-    one_file = options.zip or options.single_file
     for one in (place, options.compare):
         if isinstance(one, Url) and not (options.out and one_file):
             raise UsageError(
@@ -98,21 +94,32 @@ def build_report(
         check_file(*_single(Path() if isinstance(place, Url) else place, options))
     if not isinstance(place, Url) and (alone := _alone(place, options)):
         render, left_out = alone
-        page, written = _write(render, place, options)
-        return ReportResult(page, written, left_out)
+        return ReportResult(*_write(render, Links, place, options), left_out)
     with here(place) as root, here(options.compare or root) as other:
         runs = [replace(read_run(root), url=place if isinstance(place, Url) else None)]
         if options.compare is not None:
             url = options.compare if isinstance(options.compare, Url) else None
             runs.append(replace(read_run(other), url=url))
-        views = _views(runs, options, judge)
+        verdict, not_compared = None, ""
+        if len(runs) > 1 and judge is not None:
+            try:
+                verdict = judge(runs[1], runs[0])
+            except CompareError as error:
+                not_compared = error.message
+        tiles, cuts = _tiles_within(runs) if options.single_file else None, _Cuts()
+        if tiles is not None:
+            runs, cuts = _with_tiles(runs, tiles)
+        views = replace(arrange(*runs), verdict=verdict, not_compared=not_compared, tiles=tiles)
+        extras, audit = beside.read_extras(runs[0], views.layers, options)
+        views = replace(views, extras=extras, audit=audit)
         gc.freeze()  # the search for cycles of templates passes the records over,
         gc.collect()  # and what else the process holds does not delay it
         try:
-            page, written = _write(partial(pages.render, views), runs[0].root, options)
+            links = partial(Links, content=partial(_content, cuts))
+            written = _write(partial(pages.render, views), links, runs[0].root, options)
         finally:
             gc.unfreeze()
-        return ReportResult(page, written, runs[0].left_out, views.tiles)
+        return ReportResult(*written, runs[0].left_out, tiles)
 
 
 def _alone(root: Path, options: ReportOptions) -> tuple[Render, Mapping[str, str]] | None:
@@ -121,61 +128,36 @@ def _alone(root: Path, options: ReportOptions) -> tuple[Render, Mapping[str, str
     Raises:
         UsageError: an option shows something that goes with a run.
     """
-    held = "audit" if is_audit(root) else "kernels" if is_kernels(root) else "series"
-    if held == "series" and not read_steps(root):
+    kind = "audit" if is_audit(root) else "kernels" if is_kernels(root) else "series"
+    if kind == "series" and not read_steps(root):
         return None
-    names = ("compare", "kernels", "exemplars", "audit")
-    name = next((name for name in names if getattr(options, name) is not None), None)
-    if name and held == "series":
-        raise UsageError(
-            f"--{name} is for the report of one step, and {root} holds a series of them",
-            f"featviz report {root}/step-000100 --{name} ...",
-        )
-    if name:
-        raise UsageError(
-            f"--{name} goes with a run, and {root} holds {'an ' * (held == 'audit')}{held}",
-            f"give a run with --{held} {root}, or the {held} alone",
-        )
-    if held == "series":
+    for name in ("compare", "kernels", "exemplars", "audit"):
+        if getattr(options, name) is not None:
+            held = {"audit": "an audit", "series": "a series"}.get(kind, kind)
+            step, run = f"{root}/step-000100 --{name} ...", f"RUN --{kind} {root}"
+            raise UsageError(
+                f"--{name} goes with a run, and {root} holds {held}",
+                f"featviz report {step if kind == 'series' else run}",
+            )
+    if kind == "series":
         shown = series.read_series(root)
         return partial(series.render, shown), shown.left_out
-
-    if held == "kernels":
+    if kind == "kernels":
         views: Any = read_kernels(root)
         extras = [extra for _, extra in beside.kernel_pictures(views)]
         about: dict[str, Any] = {"template": "kernels", "title": "Kernels", "extras": extras}
         model = views.model
-    elif (audit := read_audit(root, None)) is not None:
+    else:
+        if (audit := read_audit(root, None)) is None:
+            return None
         views, model = beside.AuditViews.of_record(audit), audit.record.model
         about = {"template": "audited", "title": "Audit"}
-    else:
-        raise StoreError(f"{root} holds no audit any more", "give a folder that stays as it is")
     return partial(pages.render_alone, views=views, model=words.name_of(model), **about), {}
 
 
-def _views(runs: list[ReadRun], options: ReportOptions, judge: Judge | None) -> ReportViews:
-    """What the pages of a run show, beside another where there are two.
-
-    Raises:
-        StoreError: what is to be shown beside it is not what it should be.
-        CompareError: it is of another model.
-    """
-    verdict, not_compared, tiles = None, "", None
-    if len(runs) > 1 and judge is not None:
-        try:
-            verdict = judge(runs[1], runs[0])
-        except CompareError as error:
-            not_compared = error.message
-    run = runs[0]
-    if options.single_file and (tiles := _tiles_within(runs)) is not None:
-        runs = _with_tiles(runs, tiles)
-    views = arrange(*runs)
-    extras, audit = beside.read_extras(run, views.layers, options)
-    views = replace(views, extras=extras, audit=audit, tiles=tiles)
-    return replace(views, verdict=verdict, not_compared=not_compared)
-
-
-def _write(render: Render, root: Path, options: ReportOptions) -> tuple[Path, tuple[Path, ...]]:
+def _write(
+    render: Render, links: Callable[..., Links], root: Path, options: ReportOptions
+) -> tuple[Path, tuple[Path, ...]]:
     """Write a report in its form; the page to open first, and all files."""
     if options.zip or options.single_file:
         single = _single(root, options)
@@ -183,7 +165,7 @@ def _write(render: Render, root: Path, options: ReportOptions) -> tuple[Path, tu
             if options.zip:
                 _write_zip(render, file)
             else:
-                ((_, pieces),) = render(Links())
+                ((_, pieces),) = render(links())
                 file.writelines(map(_encoded, pieces))
         return single[0], (single[0],)
     out = options.out or root / "report"
@@ -195,8 +177,7 @@ def _write(render: Render, root: Path, options: ReportOptions) -> tuple[Path, tu
                 file.writelines(map(_encoded, pieces))
             written.append(out / name)
         write_record(folder, REPORT_RECORD, {})
-        written.append(out / REPORT_RECORD)
-    return out / "index.html", tuple(written)
+    return out / "index.html", (*written, out / REPORT_RECORD)
 
 
 def _write_zip(render: Render, file: BinaryIO) -> None:
@@ -236,75 +217,61 @@ def _tiles_within(runs: Sequence[ReadRun]) -> int | None:
         return None
     grids = [(len(row.drawn), i.sizes[row.file]) for i in images for row in i.captures.values()]
     count = max((tiles for tiles, _ in grids), default=0)
-    while (
-        count > FEWEST
-        and _BASE64 * sum(size * min(1, count / max(1, tiles)) for tiles, size in grids)
-        > MOST_BYTES
-    ):
-        count = max(FEWEST, count // 2)
+    while count > FEWEST:
+        shares = (size * min(1, count / max(1, tiles)) for tiles, size in grids)
+        if _BASE64 * sum(shares) <= MOST_BYTES:
+            break
+        count //= 2
     return max(FEWEST, count)
 
 
-def _with_tiles(runs: Sequence[ReadRun], count: int) -> list[ReadRun]:
-    """Runs whose layers show so many tiles: the most telling channels of the first run."""
-    chosen: dict[Place, list[int]] = {}
-    for image in runs[0].images.values():  # the first that has a tensor decides
-        missing = [row for row in image.captures.values() if row.place not in chosen and row.drawn]
-        numbers = image.stats() if missing else {}
-        for row in missing:
-            stay = telling(row, numbers[row.place.stats_key], count)
-            chosen[row.place] = [channel for channel in stay if channel is not None]
-    shown = []
+def _with_tiles(runs: Sequence[ReadRun], count: int) -> tuple[list[ReadRun], _Cuts]:
+    """Runs whose layers show so many tiles, the most varied channels of the first image that has
+    them, and the rows of each grid that changed."""
+    chosen: dict[Place, set[int | None]] = {}
+    for image in runs[0].images.values():
+        numbers = image.stats()
+        for row in image.captures.values():
+            if row.drawn and row.place not in chosen:
+                chosen[row.place] = {*most_varied(row, numbers[row.place.stats_key], count)}
+    shown, cuts = [], _Cuts()
     for run in runs:
         images = {}
         for name, image in run.images.items():
-            old = list(image.captures.values())
-            new = [_row(row, chosen.get(row.place, [])) for row in old]
-            own = {field: getattr(image, field) for field in ReadImage.__dataclass_fields__}
-            own["manifest"] = replace(image.manifest, captures=new)
-            pairs = zip(old, new, strict=True)
-            cut = {one.file: (one, two) for one, two in pairs if one is not two}
-            images[name] = _CutImage(**own, cut=cut)
+            rows = []
+            for row in image.captures.values():
+                own = chosen.get(row.place, set())
+                stay = [c for c in row.drawn if c in own] or row.drawn[: len(own)]
+                if stay and len(stay) < len(row.drawn) and not is_numbers(row):
+                    columns = min(row.plan.columns, math.ceil(math.sqrt(len(stay))) * row.side)
+                    kept = {c: ids for c, ids in (row.collapsed or {}).items() if int(c) in stay}
+                    grid = row.grid.copy()
+                    grid["nrow"] = columns
+                    part = replace(row, channels=stay, grid=grid, collapsed=kept or None)
+                    cuts[image.path, row.file] = row, part
+                    row = part
+                rows.append(row)
+            images[name] = replace(image, manifest=replace(image.manifest, captures=rows))
         shown.append(replace(run, images=images))
-    return shown
+    return shown, cuts
 
 
-def _row(row: Capture, channels: list[int]) -> Capture:
-    """A grid with these channels only, where it has them; vectors stay."""
-    drawn = row.drawn
-    stay = [channel for channel in drawn if channel in set(channels)] or drawn[: len(channels)]
-    if len(stay) == len(drawn) or not stay or is_numbers(row):
-        return row
-    columns = min(row.plan.columns, math.ceil(math.sqrt(len(stay))) * row.side)
-    collapsed = {one: own for one, own in (row.collapsed or {}).items() if int(one) in stay}
-    grid = row.grid.copy()
-    grid["nrow"] = columns
-    return replace(row, channels=stay, grid=grid, collapsed=collapsed or None)
-
-
-@dataclass(frozen=True)
-class _CutImage(ReadImage):
-    """An image of which some grids have fewer tiles than their files."""
-
-    cut: Mapping[str, tuple[Capture, Capture]] = field(default_factory=dict)
-    """The row of a grid as its file is, and as it is shown; by file."""
-
-    def content(self, relative: str) -> bytes:
-        """A picture's bytes; of a grid that has fewer tiles, of a new picture."""
-        if relative not in self.cut:
-            return super().content(relative)
-        (whole, part), drawn = self.cut[relative], self.picture(relative)
-        canvas = Image.new(drawn.mode, (part.plan.width, part.plan.height))
-        if drawn.mode == "P":
-            canvas.putpalette(drawn.getpalette() or [])
-        if part.plan.padding:
-            canvas.paste(drawn.getpixel((0, 0)), (0, 0, *canvas.size))  # type: ignore[arg-type]
-        slots = {channel: slot for slot, channel in enumerate(whole.drawn)}
-        for place, channel in enumerate(part.drawn):
-            for slice in range(whole.side):
-                left, top, width, height = whole.plan.box(slots[channel] * whole.side + slice)
-                tile = drawn.crop((left, top, left + width, top + height))
-                canvas.paste(tile, part.plan.box(place * whole.side + slice)[:2])
-        target, kind = io.BytesIO(), format_of(relative)
-        canvas.save(target, kind.pillow, **(kind.save or {"optimize": True}))
-        return target.getvalue()
+def _content(cuts: _Cuts, image: ReadImage, relative: str) -> bytes:
+    """A picture's bytes; of a grid that has fewer tiles, of a new picture."""
+    if (image.path, relative) not in cuts:
+        return image.content(relative)
+    (whole, part), drawn = cuts[image.path, relative], image.picture(relative)
+    canvas = Image.new(drawn.mode, (part.plan.width, part.plan.height))
+    if drawn.mode == "P":
+        canvas.putpalette(drawn.getpalette() or [])
+    if part.plan.padding:
+        canvas.paste(drawn.getpixel((0, 0)), (0, 0, *canvas.size))  # type: ignore[arg-type]
+    slots = {channel: slot for slot, channel in enumerate(whole.drawn)}
+    for place, channel in enumerate(part.drawn):
+        for slice in range(whole.side):
+            left, top, width, height = whole.plan.box(slots[channel] * whole.side + slice)
+            tile = drawn.crop((left, top, left + width, top + height))
+            canvas.paste(tile, part.plan.box(place * whole.side + slice)[:2])
+    target, kind = io.BytesIO(), format_of(relative)
+    canvas.save(target, kind.pillow, **(kind.save or {"optimize": True}))
+    return target.getvalue()

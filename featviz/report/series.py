@@ -21,10 +21,8 @@ from featviz.rundir.series import read_steps
 from featviz.rundir.studies import read_audit
 from featviz.text import quoted
 
-_LEFT, _WIDTH, _TOP, _HEIGHT = 6.0, 308.0, 6.0, 52.0
-"""Where the curves of a chart lie, in pixels."""
-_ROOM = 40.0
-"""Pixels at the right of them for the numbers of the scale."""
+BOX = {"left": 6.0, "width": 308.0, "top": 6.0, "height": 52.0, "room": 40.0}
+"""Where the curves of a chart lie, in pixels, and the room at their right for the scale."""
 
 
 @dataclass(frozen=True)
@@ -42,29 +40,6 @@ class ReadStep:
 
 
 @dataclass(frozen=True)
-class HealthChart:
-    """The findings of a layer over the training."""
-
-    channels: int
-    most: int
-    curves: Mapping[str, Mapping[int, int]]
-    """How many channels have each finding, step by step."""
-
-    @property
-    def words(self) -> str:
-        """What the chart shows, for who cannot see it."""
-        told = []
-        for finding, counts in self.curves.items():
-            (first, before), *_, (last, after) = [*counts.items()] * 2
-            told.append(f"{before} {finding} at step {first}, {after} at step {last}")
-        return f"Of {self.channels} channels: {'; '.join(told)}"
-
-    def y(self, count: int) -> float:
-        """Where a count lies in the chart, in pixels."""
-        return round(_TOP + _HEIGHT * (1 - count / max(1, self.most)), 2)
-
-
-@dataclass(frozen=True)
 class WatchedLayer:
     """A tensor of a layer over the training."""
 
@@ -72,9 +47,28 @@ class WatchedLayer:
     """That of the first step."""
     strips: Mapping[str, Sequence[tuple[int, Capture, PictureView]]]
     """The pictures of each image, with their steps and rows."""
-    chart: HealthChart | None
-    """None where no channel has a finding at any step, or none was looked for."""
-    judged: bool
+    channels: int
+    """How many the audits have looked at; 0 where none did."""
+    curves: Mapping[str, Mapping[int, int]]
+    """How many channels have each finding, step by step; none where no step has a finding."""
+
+    @property
+    def most(self) -> int:
+        """The most channels with one finding, the top of the chart."""
+        return max(max(counts.values()) for counts in self.curves.values())
+
+    @property
+    def words(self) -> str:
+        """What the chart shows, for who cannot see it."""
+        parts = []
+        for finding, counts in self.curves.items():
+            (first, before), *_, (last, after) = [*counts.items()] * 2
+            parts.append(f"{before} {finding} at step {first}, {after} at step {last}")
+        return f"Of {self.channels} channels: {'; '.join(parts)}"
+
+    def y(self, count: int) -> float:
+        """Where a count lies in the chart, in pixels."""
+        return round(BOX["top"] + BOX["height"] * (1 - count / max(1, self.most)), 2)
 
 
 @dataclass(frozen=True)
@@ -85,12 +79,6 @@ class SeriesViews:
     steps: Sequence[ReadStep]
     left_out: Mapping[str, str]
     """Steps and images that cannot be shown, and why."""
-
-    @property
-    def model(self) -> str:
-        """What the model is called."""
-        record: Mapping[str, Any] = self.steps[-1].run.record.get("model") or {}
-        return str(record.get("type") or words.name_of(record))
 
     @property
     def span(self) -> tuple[int, int]:
@@ -112,26 +100,24 @@ class SeriesViews:
         found = []
         for _, own in sorted(strips.items()):
             _, row, _ = next(iter(own.values()))[0]
-            judged = any(step.audited(row.layer) for step in self.steps)
-            found.append(WatchedLayer(row, own, self._chart(row.layer), judged))
+            channels = max(step.audited(row.layer) for step in self.steps)
+            findings = {
+                step.number: step.audit.of(row.layer)
+                for step in self.steps
+                if step.audit and step.audited(row.layer)
+            }
+            curves = {  # names that are known alone: the record may be anybody's
+                name: {n: len(own.get(name, ())) for n, own in findings.items()}
+                for name in FINDINGS
+                if any(name in own for own in findings.values())
+            }
+            found.append(WatchedLayer(row, own, channels, curves))
         return found
-
-    def _chart(self, layer: str) -> HealthChart | None:
-        audited = {step.number: step for step in self.steps if step.audited(layer)}
-        found = {n: step.audit.of(layer) for n, step in audited.items() if step.audit}
-        # the record may be anybody's
-        names = [name for name in FINDINGS if any(name in own for own in found.values())]
-        if not names:
-            return None
-        curves = {name: {n: len(own.get(name, ())) for n, own in found.items()} for name in names}
-        most = max(max(counts.values()) for counts in curves.values())
-        channels = max(step.audited(layer) for step in audited.values())
-        return HealthChart(channels, most, curves)
 
     def x(self, step: int) -> float:
         """Where a step lies in a chart, in pixels."""
         first, last = self.span
-        return round(_LEFT + _WIDTH * (step - first) / max(1, last - first), 2)
+        return round(BOX["left"] + BOX["width"] * (step - first) / max(1, last - first), 2)
 
 
 def read_series(root: Path) -> SeriesViews:
@@ -143,16 +129,13 @@ def read_series(root: Path) -> SeriesViews:
     steps, left_out = [], {}
     for number, path in read_steps(root).items():
         try:
-            run = read_run(path)
-            audit = read_audit(path, None)
-            steps.append(
-                ReadStep(number, run, None if audit is None else AuditViews.of_record(audit))
-            )
+            run, audit = read_run(path), read_audit(path, None)
         except StoreError as error:
             left_out[path.name] = error.message
-        else:
-            faults = {**run.failures, **run.left_out}
-            left_out |= {f"{path.name}/{name}": reason for name, reason in faults.items()}
+            continue
+        steps.append(ReadStep(number, run, AuditViews.of_record(audit) if audit else None))
+        faults = {**run.failures, **run.left_out}
+        left_out |= {f"{path.name}/{name}": reason for name, reason in faults.items()}
     if not steps:
         reason = next(iter(left_out.values()), "none is there")
         raise StoreError(f"{quoted(str(root))} has no step that can be shown: {reason}")
@@ -161,6 +144,6 @@ def read_series(root: Path) -> SeriesViews:
 
 def render(views: SeriesViews, links: Links) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield the name of each file of the report, and its text in pieces; of one file, the page."""
-    box = {"left": _LEFT, "width": _WIDTH, "top": _TOP, "height": _HEIGHT, "room": _ROOM}
-    title = real(views.root).name
-    return pages.render_alone(links, "series", views.model, title, views, SERIES_ASSETS, box=box)
+    record: Mapping[str, Any] = views.steps[-1].run.record.get("model") or {}
+    model, title = str(record.get("type") or words.name_of(record)), real(views.root).name
+    return pages.render_alone(links, "series", model, title, views, SERIES_ASSETS, box=BOX)

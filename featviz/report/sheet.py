@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,6 @@ def make_sheet(place: Path | Url, options: SheetOptions) -> SheetResult:
                 damaged.append(error)
     if not lines:
         raise damaged[0]
-    left_out = run.left_out | {error.image.name: error.message for error in damaged}
     names = [cut(name, _LONGEST_NAME) for name in lines]
     numbers = ["input", *("all" if channel == ALL else str(channel) for channel in channels)]
     cells = list(lines.values())
@@ -101,6 +101,7 @@ def make_sheet(place: Path | Url, options: SheetOptions) -> SheetResult:
         picture = _table(names, numbers, list(zip(*cells, strict=True)))
     with writing(out, _KIND, overwrite=options.overwrite) as file:
         picture.save(file, "png", pnginfo=_MARK)
+    left_out = run.left_out | {error.image.name: error.message for error in damaged}
     return SheetResult(out, tuple(lines), tuple(c for c in channels if c != ALL), left_out)
 
 
@@ -111,10 +112,9 @@ def sort_channels(grids: Sequence[DrawnGrid], channels: Sequence[int], by: str) 
     """
     if by == "index":
         return sorted(channels)
-    stats = [grid.stats for grid in grids]
 
     def rank(channel: int) -> tuple[float, int]:
-        values = [ORDERS[by](rows[channel]) for rows in stats if channel < len(rows)]
+        values = [ORDERS[by](g.stats[channel]) for g in grids if channel < len(g.stats)]
         finite = [value for value in values if np.isfinite(value)]
         return -float(np.mean(finite)) if finite else np.inf, channel
 
@@ -128,14 +128,15 @@ def _find(run: ReadRun, options: SheetOptions) -> list[tuple[ReadImage, DrawnGri
     grids = [(image, grid) for image in run.images.values() for grid in image.grids]
     of_layer = [column for column in grids if column[1].capture.label == options.layer]
     columns = [column for column in of_layer if column[1].capture.place.stem == options.stem]
-    if columns:
-        return columns
-    if stems := {grid.capture.place.stem: None for _, grid in of_layer}:
+    if not of_layer:
+        layers = ", ".join({grid.capture.label: None for _, grid in grids})
+        raise UsageError(f"the run has no layer {options.layer!r}", f"it has {layers}")
+    if not columns:
+        stems = ", ".join({grid.capture.place.stem: None for _, grid in of_layer})
         raise UsageError(
-            f"{options.layer} has no {options.stem!r}", f"it has {', '.join(stems)}; see --tensor"
+            f"{options.layer} has no {options.stem!r}", f"it has {stems}; see --tensor"
         )
-    layers = {grid.capture.label: None for _, grid in grids}
-    raise UsageError(f"the run has no layer {options.layer!r}", f"it has {', '.join(layers)}")
+    return columns
 
 
 def _wanted(options: SheetOptions, grids: Sequence[DrawnGrid]) -> list[int]:
@@ -155,8 +156,7 @@ def _wanted(options: SheetOptions, grids: Sequence[DrawnGrid]) -> list[int]:
         raise UsageError(
             f"--pick {text!r}: {str(error)!r} is no channel or range", "0-31, 3,7,12"
         ) from None
-    missing = sorted(set(wanted) - set(drawn))
-    if missing:
+    if missing := sorted(set(wanted) - set(drawn)):
         raise UsageError(
             f"--pick {text}: channel {missing[0]} was not drawn",
             f"{len(drawn)} channels were, from {drawn[0]} to {drawn[-1]}",
@@ -167,7 +167,7 @@ def _wanted(options: SheetOptions, grids: Sequence[DrawnGrid]) -> list[int]:
 def _column(image: ReadImage, row: Capture, channels: Sequence[int]) -> list[Cell]:
     """What the model saw, as large as a tile, then the tiles of an image: of a channel all its
     slices side by side."""
-    picture, plan, side = image.picture(row.file), row.plan, row.side
+    picture, plan, side = image.picture(row.file).convert("RGB"), row.plan, row.side
     height, width = plan.tile
     seen = image.picture(INPUT_FILE).convert("RGB")
     factor = min(max(width * side, _SMALLEST) / seen.width, max(height, _SMALLEST) / seen.height)
@@ -176,11 +176,13 @@ def _column(image: ReadImage, row: Capture, channels: Sequence[int]) -> list[Cel
     cells: list[Cell] = [seen.resize(size, kind)]
     slots = {channel: slot * side for slot, channel in enumerate(row.drawn or [ALL])}
     for channel in channels:
-        strip = Image.new("RGB", (width * side, height)) if channel in slots else None
-        for n in range(side if strip else 0):
+        if channel not in slots:
+            cells.append(None)
+            continue
+        strip = Image.new("RGB", (width * side, height))
+        for n in range(side):
             left, top, _, _ = plan.box(slots[channel] + n)
-            one = picture.crop((left, top, left + width, top + height))
-            strip.paste(one.convert("RGB"), (n * width, 0))  # type: ignore[union-attr]
+            strip.paste(picture.crop((left, top, left + width, top + height)), (n * width, 0))
         cells.append(strip)
     return cells
 
@@ -193,17 +195,10 @@ def _table(
 
     def written(text: str, upright: bool = False) -> Image.Image:
         left, _, right, _ = font.getbbox(text)
-        height = font.getbbox("Ag")[3] + 1
-        line = Image.new("RGB", (max(1, round(right - left)), round(height)), _PAPER)
+        size = max(1, round(right - left)), round(font.getbbox("Ag")[3] + 1)
+        line = Image.new("RGB", size, _PAPER)
         ImageDraw.Draw(line).text((-left, 0), text, _INK, font)
         return line.transpose(Image.Transpose.ROTATE_90) if upright else line
-
-    def offsets(names: int, sizes: Sequence[int]) -> list[int]:
-        """Where each row or column begins, and the end of the last."""
-        at = [_MARGIN + names + 2 * _GAP]
-        for size in sizes:
-            at.append(at[-1] + size + _GAP)
-        return [*at[:-1], at[-1] - _GAP]
 
     widths = [
         max(cell.width if cell else 1 for cell in column) for column in zip(*cells, strict=True)
@@ -212,9 +207,16 @@ def _table(
     upright = max(font.getlength(head) for head in heads) > max(widths)
     above, left_of = [written(head, upright) for head in heads], [written(side) for side in sides]
     widths = [max(width, head.width) for width, head in zip(widths, above, strict=True)]
-    lefts = offsets(max(side.width for side in left_of), widths)
-    tops = offsets(max(head.height for head in above), heights)
-    sheet = Image.new("RGB", (lefts[-1] + _MARGIN, tops[-1] + _MARGIN), _PAPER)
+    first = (
+        _MARGIN + 2 * _GAP + max(side.width for side in left_of),
+        _MARGIN + 2 * _GAP + max(head.height for head in above),
+    )
+    lefts, tops = (  # where each column and row begins, and where one after the last would
+        [*accumulate((size + _GAP for size in sizes), initial=start)]
+        for sizes, start in zip((widths, heights), first, strict=True)
+    )
+    edge = _MARGIN - _GAP
+    sheet = Image.new("RGB", (lefts[-1] + edge, tops[-1] + edge), _PAPER)
     for left, head in zip(lefts, above, strict=False):
         sheet.paste(head, (left, tops[0] - 2 * _GAP - head.height))
     for row, side, top, height in zip(cells, left_of, tops, heights, strict=False):

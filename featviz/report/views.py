@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -27,8 +27,7 @@ from featviz.rundir.schema import Capture
 _WIDE = 3.0
 """A picture wider than this many times its height gets a row of its own."""
 _SMALL, _MIDDLE = 8, 16
-"""Tiles side by side of which a picture may be small, or half a page wide: they stay 38 pixels
-wide."""
+"""Tiles side by side up to which a picture takes a third or two thirds of a page."""
 _IN_SCRIPT, _MOST_IMAGES = 16, 8
 """Grids whose numbers stand in one script, and of how many images they are at most. A layer's page
 loads twice what it shows then, an image's page up to eight times: it has fewer grids."""
@@ -79,8 +78,7 @@ class Figure:
     @property
     def wide(self) -> str:
         """How much room its tiles need to be seen: `small`, `middle`, or a row of its own."""
-        width, height = self.picture.size
-        columns = self.row.plan.columns
+        (width, height), columns = self.picture.size, self.row.plan.columns
         if width > _WIDE * height or columns > _MIDDLE:
             return "whole"
         return "small" if columns <= _SMALL else "middle"
@@ -194,11 +192,10 @@ class ReportViews:
     def first_apart(self) -> tuple[Figure, ...]:
         """The pictures of the first layer that diverges, of this run and of the other, in the image
         in which it differs most."""
-        first = self.verdict.first if self.verdict else None
-        groups = (
-            g for page in self.images if first and page.name == first.image for g in page.groups
-        )
-        own = (g.figures for g in groups if first and g.figures[0].row.place == first.place)
+        if self.verdict is None or (first := self.verdict.first) is None:
+            return ()
+        groups = (g for page in self.images if page.name == first.image for g in page.groups)
+        own = (g.figures for g in groups if g.figures[0].row.place == first.place)
         return next((figures for figures in own if len(figures) > 1), ())
 
 
@@ -210,20 +207,16 @@ def arrange(run: ReadRun, other: ReadRun | None = None) -> ReportViews:
     numbers = {layer: n for n, layer in enumerate(sorted(layers, key=lambda layer: layer[0]))}
     together = max(1, min(_MOST_IMAGES, len(run.images)))
     pages = []
+    by_page: dict[str, dict[str, list[Group]]] = {f"layer-{n:03d}": {} for n in numbers.values()}
     for n, image in enumerate(run.images.values()):
         id, double = f"image-{n:03d}", other and other.images.get(image.name)
-        inputs = {
-            bool(side): PictureView(
-                f"{'po'[side]}{n}-i",
-                own,
-                INPUT_FILE,
-                own.input_size,
-                f"What the model saw of {own.name}",
-                id,
-            )
-            for side, own in enumerate((image, double))
-            if own
-        }
+        inputs = {}
+        for side, own in enumerate((image, double)):
+            if own:
+                alt, size = f"What the model saw of {own.name}", own.input_size
+                inputs[bool(side)] = PictureView(
+                    f"{'po'[side]}{n}-i", own, INPUT_FILE, size, alt, id
+                )
         doubles = {}
         for m, row in enumerate(double.captures.values() if double else ()):
             doubles[row.layer, row.place.stem] = f"o{n}-{m}", row
@@ -236,20 +229,16 @@ def arrange(run: ReadRun, other: ReadRun | None = None) -> ReportViews:
             if pair := doubles.get((row.layer, stem)):
                 figures.append(Figure.of(*pair, inputs[True], script, True))
             groups.append(Group(f"{id}-{m}", row.label, row.type, stem, page, tuple(figures)))
+            by_page[page].setdefault(stem, []).append(groups[-1])
         pages.append(ImagePage(id, inputs, tuple(groups)))
-    return ReportViews(run, other, tuple(pages), tuple(_layer_pages(pages)), together)
-
-
-def _layer_pages(images: Sequence[ImagePage]) -> Iterator[LayerPage]:
-    by_page: dict[str, dict[str, list[Group]]] = {}
-    for group in (group for image in images for group in image.groups):
-        by_page.setdefault(group.page, {}).setdefault(group.stem, []).append(group)
-    for id, tensors in sorted(by_page.items(), key=lambda item: int(item[0].split("-")[1])):
-        groups = []
-        for n, same in enumerate(tensors.values()):
-            figures = tuple(figures_of(same))
-            groups.append(replace(same[0], id=f"{id}-{n}", figures=figures))
-        yield LayerPage(id, groups[0].layer, groups[0].type, tuple(groups))
+    layer_pages = []
+    for id, tensors in by_page.items():
+        merged = tuple(
+            replace(same[0], id=f"{id}-{n}", figures=tuple(figures_of(same)))
+            for n, same in enumerate(tensors.values())
+        )
+        layer_pages.append(LayerPage(id, merged[0].layer, merged[0].type, merged))
+    return ReportViews(run, other, tuple(pages), tuple(layer_pages), together)
 
 
 def figures_of(groups: Iterable[Group]) -> Iterator[Figure]:
@@ -262,8 +251,13 @@ class Links:
     where they are; in one file everything, a picture only on its image's page; in a zip file pages
     and the pictures that they show, under names of our own."""
 
-    def __init__(self, folder: Path | None = None, packed: bool = False) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path | None = None,
+        packed: bool = False,
+        content: Callable[[ReadImage, str], bytes] = ReadImage.content,
+    ) -> None:
+        self.folder, self.content = folder, content
         self.inline = folder is None and not packed
         self.packed: dict[tuple[Path, str], tuple[str, PictureView]] = {}
         """Pictures, and their names in the zip file, by folder and file."""
@@ -286,12 +280,12 @@ class Links:
         base64; or `pictures/000123.png`."""
         image, kind = view.image, format_of(view.file)
         if self.inline:
-            content = base64.b64encode(image.content(view.file)).decode()
+            content = base64.b64encode(self.content(image, view.file)).decode()
             return f"data:{kind.mime};base64,{content}"
         if self.folder is not None:
             if image.path not in self._folders:
-                way = Path(os.path.relpath(image.path, self.folder)).as_posix()
-                self._folders[image.path] = quote(os.fsencode(way))
+                path = Path(os.path.relpath(image.path, self.folder)).as_posix()
+                self._folders[image.path] = quote(os.fsencode(path))
             return f"{self._folders[image.path]}/{quote(os.fsencode(view.file))}"
         name = f"pictures/{len(self.packed):06d}.{kind.name}"
         return self.packed.setdefault((image.path, view.file), (name, view))[0]

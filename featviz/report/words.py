@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,11 +18,10 @@ from featviz.rundir.image import ReadImage
 from featviz.rundir.schema import Capture
 from featviz.text import counted, listed, ranges
 
-Facts = list[tuple[str, str]]
-"""Pairs of a term and its value, in the order in which they are shown."""
-
 _LISTED = 24
 """Runs of channels that are written out; of the others only their number is shown."""
+_NUMBERED = 24
+"""Pixels of a tile from which on a number in it can be read."""
 _STOPS = (0, 51, 102, 153, 204, 255)
 """Levels whose colours a key has."""
 
@@ -45,11 +43,6 @@ def percent(share: float) -> str:
     return text.percent(share, "\u00a0")
 
 
-def command(*parts: object) -> str:
-    """A command line, quoted for a shell."""
-    return text.printable(shlex.join(map(str, parts)))
-
-
 def channel_list(channels: Sequence[int]) -> str:
     """`0–2, 5`, cut off where it would become long."""
     return ranges(channels, _LISTED, comma=", ", dash="–") or "none"
@@ -61,14 +54,21 @@ def all_zero(stats: Floats) -> list[int]:
     return channels
 
 
+# What a picture shows
+
+
 def tiles(row: Capture) -> str:
     """`64 feature maps`; what all of them became where they share one tile."""
     if row.reduce is not None:
-        return f"{reduced(row.reduce)} of {counted(row.maps, 'feature map')}"
+        return f"{_reduced(row.reduce)} of {counted(row.maps, 'feature map')}"
     return counted(len(row.drawn), "feature map")
 
 
-def is_saliency(row: Capture) -> bool:
+def _reduced(name: str) -> str:
+    return REDUCTIONS[name].words if name in REDUCTIONS else name
+
+
+def _is_saliency(row: Capture) -> bool:
     """Whether a picture is that of all channels of the gradient of an image."""
     return row.key == SALIENCY and is_gradient(row.kind) and row.reduce is not None
 
@@ -77,20 +77,15 @@ def tensor(row: Capture) -> str:
     """What a tensor is of its layer; empty for the output."""
     if row.kind not in KINDS or row.kind == "output":
         return ""
-    what = "largest absolute value over the channels of " if is_saliency(row) else ""
+    what = "largest absolute value over the channels of " if _is_saliency(row) else ""
     what += "the gradient at " * is_gradient(row.kind)
     return f"{what}the layer’s {KINDS[row.kind].of}"
-
-
-def reduced(way: str) -> str:
-    """What one tile of all channels shows."""
-    return REDUCTIONS[way].words if way in REDUCTIONS else way
 
 
 def maps(row: Capture, options: Mapping[str, Any]) -> str:
     """How many maps there are, how many are drawn, and which options left the others out."""
     if row.reduce is not None:
-        return f"{row.maps}, as one tile: their {reduced(row.reduce)} (--reduce {row.reduce})"
+        return f"{row.maps}, as one tile: their {_reduced(row.reduce)} (--reduce {row.reduce})"
     drawn = len(row.drawn)
     if drawn == row.maps:
         return f"{row.maps}"
@@ -103,34 +98,18 @@ def maps(row: Capture, options: Mapping[str, Any]) -> str:
     return f"{drawn} of {row.maps} ({', '.join(reasons)})"
 
 
+def by_row(row: Capture) -> str:
+    """`0–7; 8–15`, the channels in each row of a grid whose tiles are too small for numbers."""
+    across = max(1, row.plan.columns // row.side)
+    starts = range(0, len(row.drawn), across) if min(row.plan.tile) < _NUMBERED else ()
+    return "; ".join(channel_list(row.drawn[start : start + across]) for start in starts)
+
+
 def sharing(row: Capture) -> str:
     """Which maps share a tile; empty where each has its own."""
-    groups = (
-        f"{one} for {channel_list(sorted(ids))}" for one, ids in (row.collapsed or {}).items()
-    )
-    return listed(list(groups), _LISTED, "; ")
-
-
-def changes(images: Iterable[ReadImage]) -> str:
-    """What interventions changed while these images ran; empty for nothing."""
-    rows = (row for image in images for row in image.manifest.interventions or ())
-    return ", ".join(dict.fromkeys(f"{row.kind} {row.what}" for row in rows))
-
-
-def limits(row: Capture) -> str:
-    """By which values a picture is drawn."""
-    low, high = map(number, row.range or (None, None))
-    unit = REDUCTIONS[row.reduce].unit if row.reduce in REDUCTIONS else ""
-    if unit:
-        words = f"each component from {low} to {high} {unit}"
-    elif row.range is None:
-        words = "each map by its own range"
-    else:
-        words = f"{low} to {high} ({row.normalize})"
-        words += ", which leaves out the extremes" * row.normalize.endswith("percentile")
-    if row.overlay is not None:
-        words += f", {percent(row.overlay)} over the input (--overlay)"
-    return words
+    groups = (row.collapsed or {}).items()
+    shared = [f"{one} for {channel_list(sorted(ids))}" for one, ids in groups]
+    return listed(shared, _LISTED, "; ")
 
 
 def slices(row: Capture) -> str:
@@ -141,20 +120,29 @@ def slices(row: Capture) -> str:
     return f"{held}" if drawn == held else f"{drawn} of {held}: {channel_list(row.beside)}"
 
 
+# What ran
+
+
+def changes(images: Iterable[ReadImage]) -> str:
+    """What interventions changed while these images ran; empty for nothing."""
+    rows = (row for image in images for row in image.manifest.interventions or ())
+    return ", ".join(dict.fromkeys(f"{row.kind} {row.what}" for row in rows))
+
+
 def name_of(model: Mapping[str, Any]) -> str:
     """What a model is called, by `model` in a record."""
     return str(model.get("name") or model.get("file") or model.get("class") or "model")
 
 
-def run_facts(record: Mapping[str, Any]) -> Facts:
-    """What ran, by run.json, for the foot of the page."""
+def run_facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What ran, by run.json, as terms and values for the foot of the page."""
     model = record.get("model") or {}
     apart = ("kind", "name", "file", "sha256", "taken")
     more = {key: own for key, own in model.items() if own is not None and key not in apart}
     versions = ("featviz", "torch", "torchvision")
     taken, checksum = (model.get(key) for key in ("taken", "sha256"))
     return [
-        ("Model", ", ".join([name_of(model), *([settings(more)] if more else [])])),
+        ("Model", ", ".join([name_of(model), *([setting(more)] if more else [])])),
         ("Weights", "" if taken is None else setting(taken)),
         ("SHA-256", "" if checksum is None else setting(checksum)),
         ("Versions", ", ".join(f"{name} {record[name]}" for name in versions if name in record)),
@@ -167,13 +155,8 @@ def dotted(name: str) -> Markup:
     return Markup(".<wbr>").join(name.split("."))
 
 
-def settings(values: Mapping[str, Any]) -> str:
-    """`name resnet18, weights none`."""
-    return ", ".join(f"{key} {setting(value)}" for key, value in values.items())
-
-
 def setting(value: Any) -> str:
-    """One option's value, as one would write it."""
+    """One option's value, as one would write it; `name resnet18, weights none` of several."""
     if value is None:
         return "auto"
     if isinstance(value, bool):
@@ -183,8 +166,24 @@ def setting(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(setting, value)) or "none"
     if isinstance(value, Mapping):
-        return settings(value) or "none"
+        return ", ".join(f"{key} {setting(own)}" for key, own in value.items()) or "none"
     return str(value)
+
+
+# What colours mean
+
+
+@dataclass(frozen=True)
+class Key:
+    """What dark and bright are in one picture."""
+
+    low: str
+    high: str
+    words: str
+    colors: tuple[str, ...]
+    """`#rrggbb`, from the darkest level to the brightest; none where the colours are no levels."""
+    grey: bool
+    """Whether the picture is grey, and may be shown in other colours."""
 
 
 def legend(options: Mapping[str, Any], captures: Iterable[Capture]) -> list[tuple[str, str]]:
@@ -203,19 +202,6 @@ def legend(options: Mapping[str, Any], captures: Iterable[Capture]) -> list[tupl
     return [*entries, (_hex(colormap.MAGENTA), "NaN or infinite")]
 
 
-@dataclass(frozen=True)
-class Key:
-    """What dark and bright are in one picture."""
-
-    low: str
-    high: str
-    words: str
-    colors: tuple[str, ...]
-    """`#rrggbb`, from the darkest level to the brightest; none where the colours are no levels."""
-    grey: bool
-    """Whether the picture is grey, and may be shown in other colours."""
-
-
 def key(row: Capture, options: Mapping[str, Any]) -> Key:
     """The colours of a picture.
 
@@ -224,47 +210,34 @@ def key(row: Capture, options: Mapping[str, Any]) -> Key:
     """
     cmap = _colormap(row, options)
     if row.reduce in REDUCTIONS and REDUCTIONS[row.reduce].colors:
-        return Key("", "", "", (), False)
+        ends, unit = span(*(row.range or (None, None))), REDUCTIONS[row.reduce].unit
+        return Key("", "", f"each component from {ends} {unit}", (), False)
     colors = scale(cmap)
     grey = cmap in colormap.GREYS and row.overlay is None
+    over = [] if row.overlay is None else [f"{percent(row.overlay)} over the input"]
     if row.range is None:
-        return Key("min", "max", "of each map" if len(row.drawn) > 1 else "", colors, grey)
-    low, high = _ends(row, *row.range)
+        words = ["scaled per map"] if len(row.drawn) > 1 else []
+        return Key("min", "max", ", ".join(words + over), colors, grey)
+    mode = normalize.MODES.get(row.normalize)
+    (bottom, top), below, above = row.range, False, False
+    if mode and mode.clips and (row.reduce is not None or row.layout == "mean"):
+        below = above = bool(mode.takes)  # the row's extremes are not the tiles' own
+    elif mode and mode.clips:
+        below = None in (row.min, bottom) or row.min < bottom  # type: ignore[operator]
+        above = None in (row.max, top) or row.max > top  # type: ignore[operator]
+    low, high = "≤ " * below + number(bottom), "≥ " * above + number(top)
     if row.layout == "rgb":  # kernels of three inputs
         return Key("", "", f"red, green and blue, each from {low} to {high}", (), False)
-    what = "values" if row.layout == "vector" else "maps"
-    words = f"one scale for all {what}" + " of this image" * (not _is_fixed(row))
     if row.maps == 1 or row.reduce is not None:
-        words = ""
+        words = []
     elif row.constant is not None:
-        words = "a stripe for each channel, whose map is constant; one scale for all"
+        words = ["one stripe per channel, each map constant; one scale for all"]
     elif row.kind == "kernel":
-        words = "one scale for all kernels"
-    return Key(low, high, words, colors, grey)
-
-
-def _colormap(row: Capture, options: Mapping[str, Any]) -> str:
-    """The colormap of a picture; the saliency of an image has no sign, and is no gradient there."""
-    named = str(options.get("cmap") or "grey")
-    kind = "output" if is_saliency(row) else row.kind
-    return colormap.resolved(named, kind, row.overlay is not None, row.reduce)
-
-
-def _ends(row: Capture, low: float | None, high: float | None) -> tuple[str, str]:
-    """The values drawn darkest and brightest; with a sign where other values are drawn alike."""
-    mode = normalize.MODES.get(row.normalize)
-    if mode is None or not mode.clips:
-        return number(low), number(high)
-    if row.reduce is not None or row.layout == "mean":  # the row's extremes are not the tiles' own
-        below = above = bool(mode.takes)
+        words = ["one scale for all kernels"]
     else:
-        below = None in (row.min, low) or row.min < low  # type: ignore[operator]
-        above = None in (row.max, high) or row.max > high  # type: ignore[operator]
-    return "≤ " * below + number(low), "≥ " * above + number(high)
-
-
-def _is_fixed(row: Capture) -> bool:
-    return row.normalize in normalize.MODES and normalize.MODES[row.normalize].fixed
+        what = "values" if row.layout == "vector" else "maps"
+        words = [f"one scale for all {what}{'' if mode and mode.fixed else ' of this image'}"]
+    return Key(low, high, ", ".join(words + over), colors, grey)
 
 
 def strip_keys(rows: Iterable[Capture], options: Mapping[str, Any]) -> list[Key]:
@@ -275,13 +248,14 @@ def strip_keys(rows: Iterable[Capture], options: Mapping[str, Any]) -> list[Key]
     """
     keys: dict[Key, None] = {}
     for row in rows:
-        own, (low, high) = key(row, options), row.range or (None, None)
+        own, mode = key(row, options), normalize.MODES.get(row.normalize)
+        low, high = row.range or (None, None)
         if row.range is None:
-            own = replace(own, low="lowest", high="highest", words="value of each map by itself")
-        elif not _is_fixed(row) and low is not None and high is not None and low == -high:
-            own = replace(own, low="−", high="+", words="0 in the middle; one scale for each layer")
-        elif not _is_fixed(row):
-            own = replace(own, low="lowest", high="highest", words="value of each layer")
+            own = replace(own, words="scaled per map")
+        elif not (mode and mode.fixed) and low is not None and high is not None and low == -high:
+            own = replace(own, low="−", high="+", words="0 in the middle, scaled per layer")
+        elif not (mode and mode.fixed):
+            own = replace(own, low="min", high="max", words="scaled per layer")
         if own.colors:
             keys[own] = None
     return list(keys)
@@ -291,6 +265,13 @@ def strip_keys(rows: Iterable[Capture], options: Mapping[str, Any]) -> list[Key]
 def scale(cmap: str) -> tuple[str, ...]:
     """Colours of a colormap, `#rrggbb`, from the darkest level to the brightest."""
     return tuple(color for level in _STOPS if (color := _color(cmap, level)) is not None)
+
+
+def _colormap(row: Capture, options: Mapping[str, Any]) -> str:
+    """The colormap of a picture; the saliency of an image has no sign, and is no gradient there."""
+    kind = "output" if _is_saliency(row) else row.kind
+    named = str(options.get("cmap") or "grey")
+    return colormap.resolved(named, kind, row.overlay is not None, row.reduce)
 
 
 def _levels(row: Capture, options: Mapping[str, Any]) -> tuple[tuple[int | str, str], ...]:

@@ -1,15 +1,13 @@
-"""The page of a comparison in a real browser."""
+"""The page of a comparison, and markup in every string, in a real browser."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
-from rundirs import Drawn, write_run
+from rundirs import Drawn, summed_anew, write_run
 
 from featviz.diff import Outputs, compare_runs, diff
 from featviz.options import DiffThresholds, ReportOptions
@@ -101,19 +99,6 @@ def test_a_pair_stays_on_one_row(page: Page, width: int) -> None:
     page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_the_slider_shows_the_order_that_is_set(page: Page) -> None:
-    """Its first tile has the grey of the most changed channel, and it is moved on the picture."""
-    page.choose("[data-state=sort]", "change")
-    frame = page.all("#layer-002 .frame")[0]
-    want = page.greys(frame, 0)[0]
-    page.one("#layer-002 [data-compare]").click()
-    page.js("slider.range.value = 100; slider.cut()")
-    shown = Image.open(io.BytesIO(page.one(".stage").screenshot_as_png)).convert("L")
-    assert abs(int(shown.getpixel((shown.width // 6, shown.height // 4))) - want) <= 2
-    stage, knob = page.one(".stage").rect, page.one(".stage input").rect
-    assert (stage["x"], stage["width"]) == pytest.approx((knob["x"], knob["width"]), abs=1)
-
-
 def test_an_enlarged_tile_stands_beside_its_double(page: Page) -> None:
     """The other run's, named; a comparison has no page of a channel to lead to."""
     page.at(page.all("#layer-002 .frame")[0], 4, click=True)
@@ -124,7 +109,7 @@ def test_an_enlarged_tile_stands_beside_its_double(page: Page) -> None:
 
 
 def test_a_compared_run_begins_with_the_first_layer_that_diverges(page: Page) -> None:
-    """Before, after and the difference, side by side on the first screen."""
+    """Before, after and the difference on the first screen, then all layers by change."""
     page.browser.set_window_size(1400, 900)
     page.open("index.html")
     images = page.shown(".both img")
@@ -135,9 +120,105 @@ def test_a_compared_run_begins_with_the_first_layer_that_diverges(page: Page) ->
     assert len({box["y"] for box in boxes}) == 1 and boxes[2] == boxes[3]
     assert boxes[0]["x"] < boxes[1]["x"] < boxes[2]["x"]
     assert boxes[0]["y"] + boxes[0]["height"] < 900
+    rows = page.shown("[aria-labelledby=changes] tbody tr")
+    assert [row.text.split()[0] for row in rows] == ["conv3", "conv2"]
+    assert rows[0].rect["y"] < 900
 
 
 def test_no_picture_is_missing(page: Page) -> None:
     """Those of both runs and the differences, found from where the page is."""
     assert missing_pictures(page) == []
     assert len(page.all(".both img")) >= 2 * 4
+
+
+EVIL = (
+    "</script><script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\">"
+    "'\"><svg onload=\"document.title='pwned'\">{{7*7}}\u2028\u2029javascript:alert(1)//`${1}`"
+)
+"""Markup and script for whatever place it is put into."""
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pages of runs and an audit whose every string is markup."""
+    import json
+
+    from featviz.diff import Outputs, diff
+    from featviz.options import DiffThresholds
+    from featviz.report import compare
+
+    more = {"layout": EVIL, "collapsed": {"0": [0, 1]}, "shape": [1, 6, 4, 5]}
+    drawn = [
+        Drawn(EVIL, index=1, type=EVIL, key=EVIL, more={**more, "file": "a b&c<d>.png"}),
+        Drawn(f"{EVIL}2", index=2, type=EVIL, more={"normalize": EVIL, "file": "x'\"y.png"}),
+    ]
+    strings = {"model": {"name": EVIL, EVIL: [EVIL, {EVIL: EVIL}]}, "preprocessing": EVIL}
+    strings |= {"device": EVIL, "featviz": EVIL, "layers": [EVIL]}  # type: ignore[dict-item]
+    options = {"cmap": EVIL, "pick": EVIL, "order": EVIL, EVIL: {EVIL: EVIL}}
+    folder = tmp_path_factory.mktemp("evil")
+    names = {EVIL: drawn, f"{EVIL}2.png": drawn}
+    for shade, out in enumerate(("one", "two")):
+        root = write_run(folder / out, names, {f"{EVIL}3": EVIL}, options=options, **strings)
+        for path in root.rglob("manifest.json"):
+            content = json.loads(path.read_text())
+            content["input"]["preprocessing"] = EVIL
+            content["image"]["files"] = [EVIL]
+            content["prediction"] = [{"index": 1, "name": EVIL, "score": 1, "probability": 0.5}]
+            content["target"] = {"of": EVIL, "value": 1, "grad_rule": EVIL}
+            content["interventions"] = [{"kind": EVIL, "what": EVIL}]
+            skip = {"index": 3, "kind": EVIL, "call": 0, "key": EVIL, "reason": EVIL}
+            content["skipped"] = [{"layer": f"{EVIL}4", "type": EVIL, **skip}]
+            content["never_ran"] = [f"{EVIL}5"]
+            for row, name in zip(content["captures"], ("a b&c<d>.png", "x'\"y.png"), strict=True):
+                drawn_at = next(path.parent.glob(f"00{row['index']}_*")) / "x"
+                real = next(drawn_at.parent.glob("*.png"))
+                real.rename(path.parent / name)
+                if out == "two" and row["index"] == 2:
+                    row["mean"] = 3.0
+            path.write_text(json.dumps(content))
+        with np.load(next(root.rglob("stats.npz"))) as held:
+            changed = {key: held[key] + shade for key in held.files}
+        np.savez(next(root.rglob("stats.npz")), **changed)
+        for path in root.rglob("manifest.json"):
+            summed_anew(path.parent)
+    finding = {"label": EVIL, "layer": EVIL, "type": EVIL, "channels": 6, "findings": {EVIL: [1]}}
+    audit = {"images": {"seen": 1}, "layers": [finding]}
+    (folder / "one" / "audit.json").write_text(json.dumps(audit))
+    (folder / "one" / EVIL.replace("/", "")).mkdir()
+    (folder / "one" / EVIL.replace("/", "") / "manifest.json").write_text(EVIL)
+    build_report(folder / "one", ReportOptions(compare=folder / "two"))
+    build_report(folder / "one", ReportOptions(single_file=True))
+    outputs = Outputs(html=folder / "one" / "diff.html", render=compare.render)
+    diff(folder / "one", folder / "two", DiffThresholds(), outputs)
+    return folder / "one"
+
+
+def test_a_run_whose_every_string_is_markup_runs_no_script(browser: Any, evil: Path) -> None:
+    """On every page of a report, in one file, and in a diff: no script, no dialog, no element."""
+    from selenium.common.exceptions import NoAlertPresentException
+
+    pages = [*sorted((evil / "report").glob("*.html")), evil / "report.html", evil / "diff.html"]
+    assert len(pages) == 1 + 2 + 2 + 2
+    browser.get_log("browser")
+    for path in pages:
+        browser.get(path.as_uri())
+        text = browser.find_element("css selector", "body").text
+        assert "</script><script>" in text, path
+        for control in browser.find_elements("css selector", "[data-state=sort]"):
+            browser.execute_script(
+                "for (const o of arguments[0].options) { arguments[0].value = o.value;"
+                "arguments[0].dispatchEvent(new Event('change')); }", control)  # fmt: skip
+        for frame in browser.find_elements("css selector", "[data-grid]"):
+            browser.execute_script("arguments[0].focus();", frame)
+            browser.execute_script(
+                "for (const key of ['ArrowRight', 'Enter', 'Escape']) arguments[0].dispatchEvent("
+                "new KeyboardEvent('keydown', {key, bubbles: true}))", frame)  # fmt: skip
+        made = browser.execute_script(
+            "return [document.title, document.querySelectorAll("
+            "'[onerror], [onload], img[src=x], script:not([src]):not([src=\"\"])').length]"
+        )
+        inline = 5 if path.name == "report.html" else 0
+        assert made[0] != "pwned" and made[1] == inline, (path, made)
+        with pytest.raises(NoAlertPresentException):
+            _ = browser.switch_to.alert.text
+    assert [line for line in browser.get_log("browser") if "favicon" not in line["message"]] == []

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from PIL import Image
 from runs import refused
 
 import featviz as fv
-from featviz.rundir.place import look
 
 from .browsing import Page
 from .markup import EVIL, read
@@ -139,22 +136,6 @@ def test_kernels_alone_are_a_page(featviz: CLI, tmp_path: Path) -> None:
     assert [section["data-item"] for section in page.of("section")] == [
         f"{row['layer']} {row['type']}" for row in rows
     ]
-
-
-def test_one_file_and_a_zip_file_of_kernels(
-    featviz: CLI, both: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """Each holds the pictures as they are; the kernels may be drawn again over their reports."""
-    kernels, out = both[1], tmp_path / "k.html"
-    drawn = {path.read_bytes() for path in kernels.rglob("kernel.png")}
-    assert featviz("report", kernels, "--single-file", "--out", out).code == 0
-    sources = [str(i["src"]) for i in read(out).of("img") if "kernel" in str(i["alt"])]
-    assert {base64.b64decode(source.partition(",")[2]) for source in sources} == drawn
-    for form in ((), ("--zip",), ("--single-file",)):
-        assert featviz("report", kernels, *form).code == 0
-    with zipfile.ZipFile(kernels / "report.zip") as packed:
-        assert drawn <= {packed.read(name) for name in packed.namelist()}
-    assert look(kernels).others == []
 
 
 def test_names_on_the_page_of_kernels_are_escaped(featviz: CLI, both: tuple[Path, Path]) -> None:

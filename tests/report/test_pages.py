@@ -164,15 +164,15 @@ def test_findings_of_the_audit_in_a_run(root: Path) -> None:
     write_audit(root, {"relu": {"dead": []}})
     build_report(root, ReportOptions())
     text = pages(root)["index.html"].words
-    assert "No findings in any channel of these layers: none is dead." in text
+    assert "No findings in any channel of these layers." in text
 
 
 @pytest.mark.parametrize(
     ("normalize", "cmap", "words", "color"),
     [
-        ("map", "grey", "all of a map, crossed out: zero everywhere", "#000000"),
-        ("map", "grey", "all of a map, with a stroke: constant", "#808080"),
-        ("layer", "viridis", "one scale for all maps of an image: the smallest value", "#440154"),
+        ("map", "grey", "crossed out: zero everywhere", "#000000"),
+        ("map", "grey", "one line across: constant", "#808080"),
+        ("layer", "viridis", "one scale for all maps of an image: min", "#440154"),
         ("symmetric", "coolwarm", "zero", "#{:02x}{:02x}{:02x}".format(*MIDDLE[:3])),
         ("none", "grey", "1 or more", "#ffffff"),
         ("map", "grey", "NaN or infinite", "#ff00ff"),
@@ -238,8 +238,8 @@ def test_an_overlay_has_no_marks(
 ) -> None:
     """Its legend says what the colours over the input are, which are those of --cmap auto."""
     text, grid = shown_by(featviz, tiny_file, tmp_path / "out", "--overlay", "0.6")
-    assert "each map by its own range, 60.0 % over the input (--overlay)" in text
-    assert "over the input: the smallest value of a map" in text and "crossed out" not in text
+    assert "scaled per map, 60.0 % over the input" in text
+    assert "over the input: min of each map" in text and "crossed out" not in text
     assert grid["over"] is True
     low, high = (colormaps["viridis"](end, bytes=True)[:3] for end in (0.0, 1.0))
     page = (tmp_path / "out" / "report" / "image-000.html").read_text()
@@ -260,10 +260,20 @@ def test_the_option_that_left_maps_out_is_named(tmp_path: Path) -> None:
     root = built(tmp_path / "out", {"a.png": drawn}, options=options)
     text = pages(root)["image-000.html"].words
     assert "Maps4 of 6 (--collapse) Share a tile1 for 1–2, 4 Orderby similarity (--order)" in text
-    assert "Maps2 of 6 (--max-maps --pick top) Drawn" in text
+    assert "Maps2 of 6 (--max-maps --pick top) Range" in text
     assert "Maps2 of 6 (--max-maps --pick top, --collapse) Share a tile" in text
-    assert "Maps6 Drawn" in text
+    assert "Maps6 Range" in text
     assert loaded(root, "image-000.html")["p0-0"]["collapsed"] == {"1": [1, 2, 4]}
+
+
+def test_numbers_of_channels_can_be_read(tmp_path: Path) -> None:
+    """Under --labels pictures keep their size; of tiles below 24 pixels the page says which."""
+    drawn = [Drawn("large", index=1, tile=(24, 30), scale=6), Drawn("small", index=2, tile=(8, 10))]
+    root = built(tmp_path / "out", {"a.png": drawn}, options={"labels": True})
+    found = [pages(root)[f"layer-{n:03d}.html"] for n in (0, 1)]
+    assert all("beside labelled" in {div.get("class") for div in page.of("div")} for page in found)
+    rows = "channels by row: 0–2; 3–5"
+    assert [rows in page.words for page in found] == [False, True]
 
 
 def test_an_unknown_colormap_has_no_colours(tmp_path: Path) -> None:

@@ -166,18 +166,6 @@ def test_one_step_is_shown_and_keys_move_it(browser: Any, shown: Path) -> None:
 
 
 @pytest.mark.slow
-def test_play_goes_through_the_steps_and_stops(browser: Any, shown: Path) -> None:
-    """From the first one, where it stood at the end."""
-    page = Page(browser, shown).open("index.html")
-    page.js("window.setInterval = (tick) => { window.tick = tick; return 1; }")
-    page.one("[data-play]").click()
-    for step in ("0", "100", "250"):
-        assert _steps(page) == [step, step] and page.one("[data-play]").text == "Pause"
-        page.js("tick()")
-    assert _steps(page) == ["250", "250"] and page.one("[data-play]").text == "Play"
-
-
-@pytest.mark.slow
 def test_without_scripts_all_steps_stand_side_by_side(browser: Any, shown: Path) -> None:
     """The slider is not there, and each strip has every step."""
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})

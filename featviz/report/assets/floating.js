@@ -1,4 +1,4 @@
-// What floats above a page: a tip at the pointer, the enlarged tile, the slider, the keys.
+// What floats above a page: a tip at the pointer, the enlarged tile, the keys.
 "use strict";
 
 const tip = {
@@ -102,55 +102,9 @@ const viewer = {
   },
 };
 
-const slider = {
-  left: make("select"), right: make("select"),
-  under: make("canvas"), over: make("canvas", { className: "over" }),
-  edge: make("div", { className: "edge" }),
-  range: make("input", { type: "range", min: 0, max: 100, value: 50 }),
-
-  build() {
-    const stage = make("div", { className: "stage" }, this.under, this.over, this.edge, this.range);
-    this.range.setAttribute("aria-label", "Where the left picture ends");
-    const pick = (text, select) => make("label", {}, text, " ", select);
-    const bar = make("div", { className: "bar" }, pick("Left", this.left), pick("Right", this.right));
-    Object.assign(this, dialog("slider", bar, stage));
-    this.range.addEventListener("input", () => this.cut());
-    for (const select of [this.left, this.right]) select.addEventListener("change", () => this.show());
-  },
-
-  open(group) {
-    this.group = group;
-    this.title.textContent = "Slide between two pictures";
-    [this.left, this.right].forEach((select, n) => {
-      select.replaceChildren(...group.frames.map((frame, i) =>
-        make("option", { value: i, textContent: frame.name })));
-      select.value = n;
-    });
-    this.show();
-    this.box.showModal();
-    this.range.focus();
-  },
-
-  show() {
-    const pairs = [[this.under, this.right], [this.over, this.left]];
-    pairs.forEach(([canvas, select]) => {
-      const frame = this.group.frames[select.value];
-      canvas.setAttribute("role", "img");
-      canvas.setAttribute("aria-label", frame.image.alt);
-      frame.copy(canvas, () => this.group.frames[select.value] === frame && this.box.open && this.show());
-    });
-    this.cut();
-  },
-
-  cut() {
-    this.edge.style.left = `${this.range.value}%`;
-    this.over.style.clipPath = `inset(0 ${100 - this.range.value}% 0 0)`;
-  },
-};
-
 const KEYS = [
   ["j  k", "next and previous grid"], ["← ↑ → ↓", "from tile to tile, in a grid"],
-  ["Enter", "enlarge the tile"], ["←  →", "previous and next channel, where one is open"],
+  ["Enter", "enlarge the tile"], ["←  →", "previous and next channel, if one is open"],
   ["Escape", "close"], ["[  ]", "previous and next page"], ["/", "search"],
   ["?", "these keys"],
 ];

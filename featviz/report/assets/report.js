@@ -108,15 +108,15 @@ function filter(page) {
   const spots = [...page.querySelectorAll("[data-spot]")].filter(({ dataset }) => channel
     && channel.channel < Number(dataset.maps) && holds(`${dataset.layer} ${dataset.type}`, channel.rest));
   const items = [...page.querySelectorAll("[data-item]")];
-  for (const item of items) item.hidden = !(holds(item.dataset.item, wanted) || spots.includes(item));
+  const found = items.filter((item) => holds(item.dataset.item, wanted) || spots.includes(item));
+  for (const item of items) item.hidden = found.length > 0 && !found.includes(item);
   for (const stage of page.querySelectorAll("[data-stage]")) {
     const left = stage.querySelector("[data-item]:not([hidden])");
     stage.hidden = !left;
-    if (wanted.length && left) stage.open = true;
+    if (wanted.length && found.length && left) stage.open = true;
   }
-  const left = items.filter((item) => !item.hidden).length;
   search.closest("header").querySelector(".count").textContent = !wanted.length ? ""
-    : left ? `${left} of ${items.length}` : `nothing matches “${search.value.trim()}”`;
+    : found.length ? `${found.length} of ${items.length}` : `nothing matches “${search.value.trim()}”`;
   const list = document.querySelector(".results");
   const home = ({ dataset }) => dataset.spot.replace(/(t\d+-)?c0$/, "");
   const layers = [...new Map(spots.reverse().map((spot) => [home(spot), spot])).values()].reverse();
@@ -265,7 +265,7 @@ function carry(event) {
   link.href = url.href;
 }
 
-for (const one of [viewer, slider, help]) {
+for (const one of [viewer, help]) {
   one.build();
   document.body.append(one.box);
 }

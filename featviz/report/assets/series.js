@@ -1,16 +1,13 @@
 // The slider of a series: one step at a time. Without the script all steps stand side by side.
 "use strict";
 
-const PACE = 500; // milliseconds a step while it plays
 const slider = document.getElementById("step");
 const steps = slider.dataset.steps.trim().split(" ").map(Number);
 const shown = document.querySelector(".step-slider output");
-const play = document.querySelector("[data-play]");
 const strips = [...document.querySelectorAll(".frames")].map(
   (strip) => new Map([...strip.children].map((frame) => [Number(frame.dataset.step), frame])),
 );
 const charts = [...document.querySelectorAll(".health")];
-let playing = null;
 let current = null;
 
 function show(place) {
@@ -48,24 +45,7 @@ function mark(chart, step) {
   }
 }
 
-function stop() {
-  clearInterval(playing);
-  playing = null;
-  play.textContent = "Play";
-}
-
-function start() {
-  if (Number(slider.value) === steps.length - 1) show(0);
-  play.textContent = "Pause";
-  playing = setInterval(() => {
-    const next = Number(slider.value) + 1;
-    if (next < steps.length) show(next);
-    else stop();
-  }, PACE);
-}
-
-slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
-play.addEventListener("click", () => (playing ? stop() : start()));
+slider.addEventListener("input", () => show(Number(slider.value)));
 for (const frames of strips) for (const frame of frames.values()) frame.hidden = true;
 document.querySelector("[data-series]").classList.add("sliding");
 document.querySelector(".step-slider").hidden = false;

@@ -256,22 +256,6 @@ class Frame {
     draw(pen, width / across);
   }
 
-  /** Draw the grid on another canvas, in its order and size; once it is loaded, `later`. */
-  copy(canvas, later) {
-    const { image, view, grid } = this;
-    const dense = Math.min(1, Math.sqrt(MOST_PIXELS / (view.size[0] * view.size[1])));
-    [canvas.width, canvas.height] = view.size.map((side) => Math.round(side * dense));
-    canvas.classList.toggle("grey", Boolean(grid.grey));
-    const pen = canvas.getContext("2d");
-    pen.scale(dense, dense);
-    pen.imageSmoothingEnabled = false;
-    if (image.complete && image.naturalWidth) this.tiles(pen, image, grid);
-    else {
-      image.loading = "eager";
-      image.addEventListener("load", later, { once: true });
-    }
-  }
-
   /** All tiles in their order, cut out of a grid; without one, the whole picture in each place. */
   tiles(pen, picture, grid) {
     const { order, slices, channels } = this.grid;
@@ -312,8 +296,6 @@ class Group {
     this.element = element;
     this.frames = [...element.querySelectorAll("[data-grid]")].map((e) => new Frame(e, this));
     this.frames.forEach((frame) => frames.set(frame.element, frame));
-    const compare = element.querySelector("[data-compare]");
-    if (compare) compare.addEventListener("click", () => slider.open(this));
   }
 
   get channels() {
