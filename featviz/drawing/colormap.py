@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
 from featviz.errors import UsageError
+from featviz.options import DrawOptions
 from featviz.records import KINDS, Bytes, is_signed
 
 MAGENTA = (255, 0, 255)
@@ -66,11 +68,18 @@ def colored(cmap: str, pad_value: float, labelled: bool = False) -> Palette:
     return Palette(levels, levels, levels + 1, table, dark, light)
 
 
-def chosen(cmap: str, pad_value: float, nonfinite: bool, labelled: bool = False) -> Palette:
-    """Plain greys where they serve; without the magenta where nothing needs it."""
-    if cmap in GREYS and not nonfinite:
-        return plain_grey(pad_value)
-    colors = colored(cmap, pad_value, labelled)
+@lru_cache(64)
+def chosen(options: DrawOptions, nonfinite: bool, rgb: bool = False) -> Palette:
+    """A picture's palette: plain greys where they serve, and without the magenta where nothing
+    needs it.
+
+    Args:
+        rgb: tiles are colours themselves.
+    """
+    if rgb or (options.cmap in GREYS and not nonfinite):
+        return plain_grey(options.gap_grey)
+    labelled = options.labels or options.collapse is not None
+    colors = colored(options.cmap, options.gap_grey, labelled)
     return colors if nonfinite else replace(colors, nonfinite=None)
 
 

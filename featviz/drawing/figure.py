@@ -129,12 +129,11 @@ def page(picture: GridPicture, cmap: str, title: str, shown: Bytes) -> FigurePag
     elif picture.reduce is not None:
         titles = [f"{REDUCTIONS[picture.reduce].words} of {len(picture.stats)} channels"]
     else:
-        counts, marks = picture.counts, picture.marks
-        titles = [
-            f"channel {channel} {counts.get(place * side + side - 1, '')}".rstrip()
-            + _MARKED[int(marks[place * side])]
-            for place, channel in enumerate(picture.drawn[:FIRST])
-        ]
+        titles, marks = [], picture.marks
+        for place, channel in enumerate(picture.drawn[:FIRST]):
+            group = picture.groups.get(channel)
+            shared_by = f" ×{len(group)}" if group else ""
+            titles.append(f"channel {channel}{shared_by}{_MARKED[int(marks[place * side])]}")
     panels = []
     for place, words in enumerate(titles):
         at = 0 if shared is not None else place * side
