@@ -10,7 +10,7 @@ import numpy as np
 
 from featviz.errors import UsageError
 from featviz.options import DrawOptions
-from featviz.records import KINDS, Bytes, is_signed
+from featviz.records import CLASS_MAPS, KINDS, Bytes, is_signed
 
 MAGENTA = (255, 0, 255)
 GREYS = ("grey", "gray", "auto")
@@ -33,8 +33,9 @@ class Palette:
 
 def resolved(cmap: str, kind: str = "output", over: bool = False, reduce: str | None = None) -> str:
     """The colormap that `auto` stands for: coolwarm for gradients and reductions whose values have
-    a sign, with a colour for either; viridis for maps over the input, since a grey map over a grey
-    picture says little; else grey.
+    a sign, with a colour for either; over the input turbo for class activation maps, whose warm
+    places stand out while cold ones leave the picture's outlines, and viridis for others, since a
+    grey map over a grey picture says little; else grey.
 
     Args:
         kind: of tensor: output, input, grad, grad-input or kernel.
@@ -46,7 +47,9 @@ def resolved(cmap: str, kind: str = "output", over: bool = False, reduce: str | 
     if is_signed(reduce):
         return "coolwarm"
     auto = KINDS[kind].cmap if kind in KINDS else "auto"
-    return auto if auto != "auto" else "viridis" if over else "grey"
+    if auto != "auto" or not over:
+        return "grey" if auto == "auto" else auto
+    return "turbo" if reduce in CLASS_MAPS else "viridis"
 
 
 def plain_grey(pad_value: float) -> Palette:
