@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import ceil, sqrt
 from typing import Any, BinaryIO, Literal
 
@@ -141,17 +140,16 @@ def page(picture: GridPicture, cmap: str, title: str, shown: Bytes) -> FigurePag
         tiles = picture.tiles[place * side : (place + 1) * side]
         limits = None if picture.reduce == "pca" else (float(low), float(high))
         if picture.levels:
-            tiles = _painted(tiles, picture.palette, colors, high > low)
+            # a constant has the colour in the middle of its scale
+            palette, varied = picture.palette, high > low
+            shades = tiles.astype(np.int64) * 256 // (palette.levels - 1) if varied else 128
+            painted = colors[np.broadcast_to(np.minimum(shades, 255), tiles.shape)]
+            painted[tiles == (-1 if palette.nonfinite is None else palette.nonfinite)] = (
+                colormap.MAGENTA
+            )
+            tiles = painted
         panels.append(Panel(words, np.concatenate(list(tiles), axis=1), limits))
     return FigurePage(title, shown, panels, cmap, shared is not None)
-
-
-def _painted(tiles: Bytes, palette: colormap.Palette, colors: Bytes, varied: bool) -> Bytes:
-    """Levels as colours, [n, h, w, 3]; a constant has the colour in the middle of its scale."""
-    shades = tiles.astype(np.int64) * 256 // (palette.levels - 1) if varied else 128
-    painted: Bytes = colors[np.broadcast_to(np.minimum(shades, 255), tiles.shape)]
-    painted[tiles == (-1 if palette.nonfinite is None else palette.nonfinite)] = colormap.MAGENTA
-    return painted
 
 
 def write_figure(file: BinaryIO, sheet: FigurePage, text: Mapping[str, str]) -> None:
@@ -221,17 +219,11 @@ def _bar(
 def ticks(low: float, high: float) -> tuple[list[tuple[float, str]], str]:
     """Round values between two ends with what is written at them, and what all of it is to be
     multiplied by or added to, if anything."""
-    locator, words = _tick_rules()
-    with drawing:
-        values = [v for v in locator.tick_values(low, high) if low <= v <= high]
-        words.axis.set_view_interval(low, high)
-        return list(zip(values, words.format_ticks(values), strict=True)), words.get_offset()
-
-
-@cache
-def _tick_rules() -> tuple[Any, Any]:
     from matplotlib.ticker import AutoLocator, ScalarFormatter
 
-    words = ScalarFormatter(useMathText=False)
-    words.create_dummy_axis()
-    return AutoLocator(), words
+    words: Any = ScalarFormatter(useMathText=False)
+    with drawing:
+        words.create_dummy_axis()
+        values = [v for v in AutoLocator().tick_values(low, high) if low <= v <= high]
+        words.axis.set_view_interval(low, high)
+        return list(zip(values, words.format_ticks(values), strict=True)), words.get_offset()
