@@ -40,6 +40,9 @@ _MARKED = {labels.NONE: "", labels.ZERO: " (all zero)", labels.CONSTANT: " (cons
 Ends = tuple[float, float]
 """The values that are drawn darkest and brightest."""
 
+Bars = Literal["own", "shared", "none"]
+"""A colour bar beside each panel, one for all, or none."""
+
 
 @dataclass(frozen=True)
 class FigureGeometry:
@@ -55,8 +58,8 @@ class FigureGeometry:
     """Width and height of the figure."""
 
     @classmethod
-    def of(cls, panels: int, bars: Literal["own", "shared", "none"]) -> FigureGeometry:
-        """Place so many panels, with a colour bar beside each, one for all, or none."""
+    def of(cls, panels: int, bars: Bars) -> FigureGeometry:
+        """Place so many panels and their bars."""
         columns, side = ceil(sqrt(panels)), 2 * _CELL if panels == 1 else _CELL
         across = side + _GAP + (_BAR + _TICKS) * (bars == "own")
         width = _FIRST + columns * across + _GAP + (_BAR + _TICKS) * (bars == "shared")
@@ -100,16 +103,10 @@ class FigurePage:
     """Whether the panels have one scale, and one colour bar."""
 
     @property
-    def bars(self) -> Literal["own", "shared", "none"]:
-        """A colour bar beside each panel, one for all, or none."""
-        if self.panels[0].limits is None:
-            return "none"
-        return "shared" if self.shared else "own"
-
-    @property
     def geometry(self) -> FigureGeometry:
-        """By the panels and their bars."""
-        return FigureGeometry.of(len(self.panels), self.bars)
+        """By the panels, and whether they have bars."""
+        bars: Bars = "shared" if self.shared else "own"
+        return FigureGeometry.of(len(self.panels), bars if self.panels[0].limits else "none")
 
 
 def page(picture: GridPicture, cmap: str, title: str, shown: Bytes) -> FigurePage:
@@ -167,10 +164,10 @@ def write_figure(file: BinaryIO, sheet: FigurePage, text: Mapping[str, str]) -> 
     _draw(canvas, Panel("input", shown, None), (_GAP, _TITLE + _HEAD), 2 * _CELL)
     rooms = [_draw(canvas, p, at.corner(place), at.side) for place, p in enumerate(sheet.panels)]
     for panel, (left, top, width, height) in zip(sheet.panels, rooms, strict=True):
-        if sheet.bars == "own" and panel.limits is not None:
+        if not sheet.shared and panel.limits is not None:
             _bar(canvas, colors, panel.limits, left + width + 0.05, top, height)
     limits = sheet.panels[-1].limits
-    if sheet.bars == "shared" and limits is not None:
+    if sheet.shared and limits is not None:
         right = max(left + width for left, _, width, _ in rooms)
         top, bottom = rooms[0][1], rooms[-1][1] + rooms[-1][3]
         _bar(canvas, colors, limits, right + 0.1, top, bottom - top)
