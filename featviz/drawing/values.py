@@ -172,7 +172,7 @@ def limits(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> ValueLimits
     if mode == "map" and maps[0].numel() > 1:
         return ValueLimits(low, high, mode)
     if mode == "range":
-        return ValueLimits.fixed(*numbers, mode)
+        return ValueLimits.fixed(numbers[0], numbers[1], mode)
     if mode == "none":
         return ValueLimits.fixed(0.0, 1.0, mode)
     ends = float(np.nanmin(low)), float(np.nanmax(high))
@@ -181,13 +181,14 @@ def limits(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> ValueLimits
         return ValueLimits.fixed(-largest, largest, mode)
     if mode == "percentile":
         values = maps.cpu().numpy()
-        return ValueLimits.fixed(*np.percentile(values[np.isfinite(values)], numbers), mode)
+        lowest, highest = np.percentile(values[np.isfinite(values)], numbers)
+        return ValueLimits.fixed(float(lowest), float(highest), mode)
     if mode == "symmetric-percentile":
         values = abs(maps.cpu().numpy())
         values = values[np.isfinite(values) & (values > 0)]
         largest = float(np.percentile(values, numbers[0])) if len(values) else 1.0
         return ValueLimits.fixed(-largest, largest, mode)
-    return ValueLimits.fixed(*ends, "layer")
+    return ValueLimits.fixed(ends[0], ends[1], "layer")
 
 
 # Levels
@@ -217,8 +218,10 @@ def to_levels(
         times = np.where(tiny, _LARGER, np.float32(1))
         low, span = low * times, span * times
         shape = (-1, *[1] * (maps.ndim - 1))
-        is_array = isinstance(maps, np.ndarray)
-        rows = maps * (times if is_array else maps.new_tensor(times)).reshape(shape)
+        if isinstance(maps, np.ndarray):
+            rows = maps * times.reshape(shape)
+        else:
+            rows = maps * maps.new_tensor(times).reshape(shape)
     span = np.maximum(span, np.float32(_TINY))
     far = bool((abs(low) > _FAR * span).any())
     below = low if far else low - span * np.float32(0.5 / (levels - 1))
