@@ -86,8 +86,11 @@ def deflated(rows: Bytes) -> bytes:
     """As `png` does, in its pieces."""
     stream = Stream()
     size = max(1, grid.PIECE_BYTES // rows.shape[1])
-    pieces = (rows[start : start + size].flatten() for start in range(0, len(rows), size))
-    return b"".join((*map(stream.deflated, pieces), stream.end()))
+    starts = range(0, len(rows), size)
+    pieces = (rows[start : start + size].flatten() for start in starts)
+    return b"".join(
+        stream.deflated(p, start == starts[-1]) for start, p in zip(starts, pieces, strict=True)
+    )
 
 
 def report(label: str, pictures: Sequence[Bytes], deflate: Callable[[Bytes], bytes]) -> None:

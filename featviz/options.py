@@ -572,7 +572,7 @@ class ClassMapOptions(Struct, frozen=True):
     method: Annotated[str, _grad("Make the map in this way; xgradcam and gradxact also show what "
         "speaks against the target.", first=True, choices=tuple(CLASS_MAPS))] = "gradcam"
     overlay: Annotated[Share, _draw(_overlay, "ALPHA")] = 0.5
-    cmap: Annotated[str, _draw("Colour maps with auto (viridis; coolwarm for maps with a sign), "
+    cmap: Annotated[str, _draw("Colour maps with auto (turbo; coolwarm for maps with a sign), "
         "grey, or a colormap of matplotlib.", "CMAP")] = "auto"
     tensor_layout: Annotated[Texts, _layout] = ()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
 from featviz.errors import UsageError
-from featviz.records import KINDS, Bytes, is_signed
+from featviz.options import DrawOptions
+from featviz.records import CLASS_MAPS, KINDS, Bytes, is_signed
 
 MAGENTA = (255, 0, 255)
 GREYS = ("grey", "gray", "auto")
@@ -31,8 +33,9 @@ class Palette:
 
 def resolved(cmap: str, kind: str = "output", over: bool = False, reduce: str | None = None) -> str:
     """The colormap that `auto` stands for: coolwarm for gradients and reductions whose values have
-    a sign, with a colour for either; viridis for maps over the input, since a grey map over a grey
-    picture says little; else grey.
+    a sign, with a colour for either; over the input turbo for class activation maps, whose warm
+    places stand out while cold ones leave the picture's outlines, and viridis for others, since a
+    grey map over a grey picture says little; else grey.
 
     Args:
         kind: of tensor: output, input, grad, grad-input or kernel.
@@ -44,7 +47,9 @@ def resolved(cmap: str, kind: str = "output", over: bool = False, reduce: str | 
     if is_signed(reduce):
         return "coolwarm"
     auto = KINDS[kind].cmap if kind in KINDS else "auto"
-    return auto if auto != "auto" else "viridis" if over else "grey"
+    if auto != "auto" or not over:
+        return "grey" if auto == "auto" else auto
+    return "turbo" if reduce in CLASS_MAPS else "viridis"
 
 
 def plain_grey(pad_value: float) -> Palette:
@@ -66,11 +71,18 @@ def colored(cmap: str, pad_value: float, labelled: bool = False) -> Palette:
     return Palette(levels, levels, levels + 1, table, dark, light)
 
 
-def chosen(cmap: str, pad_value: float, nonfinite: bool, labelled: bool = False) -> Palette:
-    """Plain greys where they serve; without the magenta where nothing needs it."""
-    if cmap in GREYS and not nonfinite:
-        return plain_grey(pad_value)
-    colors = colored(cmap, pad_value, labelled)
+@lru_cache(64)
+def chosen(options: DrawOptions, nonfinite: bool, rgb: bool = False) -> Palette:
+    """A picture's palette: plain greys where they serve, and without the magenta where nothing
+    needs it.
+
+    Args:
+        rgb: tiles are colours themselves.
+    """
+    if rgb or (options.cmap in GREYS and not nonfinite):
+        return plain_grey(options.gap_grey)
+    labelled = options.labels or options.collapse is not None
+    colors = colored(options.cmap, options.gap_grey, labelled)
     return colors if nonfinite else replace(colors, nonfinite=None)
 
 

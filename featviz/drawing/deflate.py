@@ -9,6 +9,7 @@ The format is RFC 1951's (https://www.rfc-editor.org/rfc/rfc1951).
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import no_type_check
 
 import numpy as np
@@ -26,9 +27,6 @@ _MOST_BITS = 14
 _SAMPLE, _EVERY, _DENSE = 64, 16, 4096
 """Of long blocks so many words of eight bytes in a row are counted, of each `_EVERY` times as many;
 blocks of fewer than `_DENSE` words are counted whole."""
-
-_ZLIB = b"\x78\x01"
-"""The head of a stream: deflate, a window of 32 KiB, the fastest of levels."""
 
 _BLOCK = 2**20
 """Bytes that share their codes at most."""
@@ -70,71 +68,68 @@ def _lengths() -> np.ndarray:
 
 
 _MIRRORED, _MIRRORED_LENGTHS = _mirrored(_MOST_BITS), _mirrored(4).astype(np.uint8)
+_ONE_DISTANCE = bytes([_MIRRORED_LENGTHS[1]])
 _OF_LENGTH, _EXTRA, _EXTRA_BITS = _lengths()
-_NUMBERS = np.arange(_SYMBOLS) | 1 << 9
+_NUMBERS, _NODES = np.arange(_SYMBOLS) | 1 << 9, (2, 2 * _SYMBOLS)
 
 
+@dataclass
 class Stream:
     """Bytes deflated piece by piece, a zlib stream (https://www.rfc-editor.org/rfc/rfc1950)."""
 
-    def __init__(self) -> None:
-        """Begin without any byte."""
-        self._head, self._sum = _ZLIB, 1
-        self._held, self._bits = 0, 0
-        self._out = np.empty(0, np.uint8)
+    head: bytes = b"\x78\x01"
+    """What comes first: deflate, a window of 32 KiB, the fastest of levels."""
+    checksum: int = 1
+    held: int = 0
+    """The bits of an unfinished byte, and how many they are."""
+    bits: int = 0
+    out: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
 
-    def deflated(self, data: Bytes) -> bytes:
+    def deflated(self, data: Bytes, last: bool) -> bytes:
         """What this piece adds to the stream.
 
         Args:
             data: uint8 [N], whose memory begins at a multiple of eight bytes.
+            last: end the stream behind it.
         """
-        self._sum = isal_zlib.adler32(data.data, self._sum)
-        parts, self._head = [self._head], b""
+        self.checksum = isal_zlib.adler32(data.data, self.checksum)
+        parts, self.head = [self.head], b""
+        if len(self.out) < 2 * min(len(data), _BLOCK) + 256:
+            self.out = np.empty(2 * min(len(data), _BLOCK) + 256, np.uint8)
         for start in range(0, len(data), _BLOCK):
-            parts += self._block(data[start : start + _BLOCK])
+            block = data[start : start + _BLOCK]
+            size = len(block) // 8 * 8
+            words, rest = block[:size].view(np.uint64), block[size:]
+            step = max(1, min(_EVERY, len(words) // _DENSE))
+            while True:
+                apart, nodes = np.zeros((4, _SYMBOLS), np.int64), np.zeros(_NODES, np.int64)
+                count(words, rest, step, _OF_LENGTH, apart)
+                keys = apart.sum(0) << 13 | _NUMBERS  # what was not seen may occur
+                keys[_END] = 1 << 9 | _END
+                keys.sort()
+                entries = np.empty(_SYMBOLS, np.uint64)
+                find_codes(keys, nodes, _MIRRORED, entries)
+                lengths = entries & _LENGTH
+                some = lengths[_OF_LENGTH]
+                matches = entries[_OF_LENGTH] >> _CODE | _EXTRA << some
+                matches = matches << _CODE | some + _EXTRA_BITS
+                fours = _MIRRORED_LENGTHS[lengths]
+                pairs = (fours[::2] | fours[1::2] << 4).tobytes() + _ONE_DISTANCE
+                code = _HEAD | int.from_bytes(pairs, "little") << _HEAD_BITS
+                bits = self.bits + _HEAD_BITS + 4 * (_SYMBOLS + 1)
+                head = (self.held | code << self.bits).to_bytes(bits // 8 + 1, "little")
+                left = np.array([head[-1], bits % 8], np.uint64)
+                whole = put(words, rest, entries, matches, left, self.out)
+                if step == 1 or whole < len(block):
+                    break
+                step = 1  # the samples are unlike the rest
+            self.held, self.bits = left.tolist()
+            parts += head[:-1], self.out[:whole].tobytes()
+        if last:
+            end = self.held | _LAST << self.bits
+            parts.append(end.to_bytes((self.bits + 17) // 8, "little"))
+            parts.append(self.checksum.to_bytes(4, "big"))
         return b"".join(parts)
-
-    def _block(self, data: Bytes) -> tuple[bytes, bytes]:
-        """The whole bytes of a block that is not the last one: its head, and what it holds."""
-        size = len(data) // 8 * 8
-        words, rest = data[:size].view(np.uint64), data[size:]
-        if len(self._out) < 2 * len(data) + 256:
-            self._out = np.empty(2 * len(data) + 256, np.uint8)
-        step = max(1, min(_EVERY, len(words) // _DENSE))
-        while True:
-            apart = np.zeros((4, _SYMBOLS), np.int64)
-            count(words, rest, step, _OF_LENGTH, apart)
-            entries, matches = _codes(apart.sum(0))
-            lengths = _MIRRORED_LENGTHS[np.append(entries & _LENGTH, [_U(1), _U(0)])]
-            pairs = (lengths[::2] | lengths[1::2] << 4).tobytes()
-            block = _HEAD | int.from_bytes(pairs, "little") << _HEAD_BITS
-            bits = self._bits + _HEAD_BITS + 4 * (_SYMBOLS + 1)
-            head = (self._held | block << self._bits).to_bytes(bits // 8 + 1, "little")
-            left = np.array([head[-1], bits % 8], np.uint64)
-            whole = put(words, rest, entries, matches, left, self._out)
-            if step == 1 or whole < len(data):
-                self._held, self._bits = map(int, left)
-                return head[:-1], self._out[:whole].tobytes()
-            step = 1  # the samples are unlike the rest
-
-    def end(self) -> bytes:
-        """What ends the stream: what is left of a byte, a block without data that is the last one,
-        and the checksum."""
-        last = (self._held | _LAST << self._bits).to_bytes((self._bits + 17) // 8, "little")
-        return self._head + last + self._sum.to_bytes(4, "big")
-
-
-def _codes(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Codes of all symbols for how often they occur: their entries, and those of all matches."""
-    keys = counts << 13 | _NUMBERS  # what was not seen may occur
-    keys[_END] = 1 << 9 | _END
-    keys.sort()
-    entries = np.empty(_SYMBOLS, np.uint64)
-    find_codes(keys, np.zeros((2, 2 * _SYMBOLS), np.int64), _MIRRORED, entries)
-    some = entries[_OF_LENGTH]
-    codes = some >> _CODE | _EXTRA << (some & _LENGTH)
-    return entries, codes << _CODE | (some & _LENGTH) + _EXTRA_BITS
 
 
 @part()

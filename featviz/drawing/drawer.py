@@ -24,7 +24,7 @@ from featviz.drawing.values import (
 from featviz.layout import Maps, to_maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
-from featviz.records import SALIENCY, Bytes, Floats, Hints, Site, is_gradient
+from featviz.records import SALIENCY, Bytes, Hints, Site, is_gradient
 
 PCA_SPAN = 2.5
 """Standard deviations from the mean at which a principal component is darkest and brightest."""
@@ -79,14 +79,14 @@ class Drawer:
         if gradient is not None:  # tokens beside the grid have no places
             parts, weights = {"": parts[""]}, to_maps(gradient, hints or Hints())[""]
         drawn = [(key, site.kind, maps) for key, maps in parts.items()]
-        if is_saliency(site, tensor.shape, inputs, self.options):
+        if site.kind == "grad-input" and is_saliency(site, tensor.shape, inputs, self.options):
             drawn.append((SALIENCY, SALIENCY, parts[""]))
         pictures = {}
         for key, kind, maps in drawn:
             over = self.options.overlay is not None and LAYOUTS[maps.layout].aligned
-            options, scale = self._settle(kind, over)
+            options, scale = self._settled.get((kind, over)) or self._settle(kind, over)
             picture = draw_maps(maps, options, scale, weights)
-            if is_gradient(kind) and picture.marked:  # behind a pooling it is constant by nature
+            if picture.marked and is_gradient(kind):  # behind a pooling it is constant by nature
                 picture = replace(picture, marked=(labels.ZERO,))
             if over and picture.constant is None:
                 picture = overlay.lay_over(picture, ground, options, window)
@@ -94,25 +94,17 @@ class Drawer:
         return pictures
 
     def _settle(self, kind: str, over: bool) -> tuple[DrawOptions, Scale]:
-        if (kind, over) not in self._settled:
-            options, auto = self.options, "auto"
-            if kind == SALIENCY:  # one picture of all channels, whose values have no sign
-                auto = "percentile:1,99"
-                options = structs.replace(
-                    options,
-                    reduce="max-abs",
-                    nrow=None,
-                    max_maps=None,
-                    order="index",
-                    collapse=None,
-                    labels=False,
-                )
-            cmap = colormap.resolved(options.cmap, kind, over, options.reduce)
-            scale = auto if options.normalize == "auto" else options.normalize
-            scale = normalize.resolved(scale, kind, options.reduce)
-            chosen = structs.replace(options, cmap=cmap), normalize.parse_scale(scale)
-            self._settled[kind, over] = chosen
-        return self._settled[kind, over]
+        options, auto = self.options, "auto"
+        if kind == SALIENCY:  # one picture of all channels, whose values have no sign
+            auto = "percentile:1,99"
+            one = {"reduce": "max-abs", "order": "index", "labels": False}
+            options = structs.replace(options, **one, nrow=None, max_maps=None, collapse=None)
+        cmap = colormap.resolved(options.cmap, kind, over, options.reduce)
+        scale = auto if options.normalize == "auto" else options.normalize
+        scale = normalize.resolved(scale, kind, options.reduce)
+        chosen = structs.replace(options, cmap=cmap), normalize.parse_scale(scale)
+        self._settled[kind, over] = chosen
+        return chosen
 
 
 def draw_maps(
@@ -178,27 +170,31 @@ def draw_tiles(
     """
     rows = data.flatten(1)
     numbers = channel_stats(rows)
-    constant = None
-    if heat and options.marks and _says_nothing(data, numbers):
-        constant, strip, scale = (data.shape[1], *data.shape[3:]), True, scale.for_layer
-    channels, groups = order.choose(rows, numbers, options, strip)
-    ends = limits(scale, rows, numbers[:, MIN], numbers[:, MAX])
-    held = data if constant is None else data[:, :1, :, :1, :1]
-    steps = _steps(layout, held.shape[1], options)
+    flat, held, constant = is_constant(numbers), data, None
+    several = len(data) > 1 and data[0].numel() > 1
+    if heat and options.marks and several and flat.all() and numbers[:, MIN].any():
+        # zeros everywhere are a finding of their own, and stay a grid
+        constant, held = (data.shape[1], *data.shape[3:]), data[:, :1, :, :1, :1]
+        strip, scale = True, scale.for_layer
+    channels, groups = None, dict[int, list[int]]()
+    if options.max_maps or options.order != "index" or options.collapse is not None:
+        channels, groups = order.choose(rows, numbers, options, strip)
+    steps = _steps(layout, held.shape[1], options) if held.shape[1] > 1 else slice(None)
     drawn = held if channels is None else held[channels]
     drawn = drawn if isinstance(steps, slice) else drawn[:, steps]
     count, slices, colours, height, width = drawn.shape
     plan = grid.plan((count, slices, height, width), options, strip=strip, alone=alone)
-    ends = ends.of_tiles(channels, slices)
+    ends = limits(scale, rows, numbers[:, MIN], numbers[:, MAX])
+    if len(ends.low) > 1 and (channels is not None or slices > 1):
+        low, high = (v if channels is None else v[channels] for v in (ends.low, ends.high))
+        ends = replace(ends, low=low.repeat(slices), high=high.repeat(slices))
     values, nonfinite = drawn.flatten(0, 1), bool(numbers[:, NONFINITE].any())
+    colors = colormap.chosen(options, nonfinite, colours == 3)
     if colours == 3:
-        colors = colormap.plain_grey(options.gap_grey)
         painted = to_levels(values, ends, colors.levels, 0 if nonfinite else None)
         painted = painted.transpose(0, 2, 3, 1).copy()
         painted[~torch.isfinite(values).all(1).cpu().numpy()] = colormap.MAGENTA
     else:
-        labelled = options.labels or options.collapse is not None
-        colors = colormap.chosen(options.cmap, options.gap_grey, nonfinite, labelled)
         painted = to_levels(values[:, 0], ends, colors.levels, colors.nonfinite)
     return GridPicture(
         *(layout, plan, painted, colors, ends, numbers, channels),
@@ -209,7 +205,7 @@ def draw_tiles(
         constant=constant,
         groups=groups,
         labels=options.labels,
-        marked=(labels.ZERO, labels.CONSTANT) if options.marks else (),
+        marked=(labels.ZERO, labels.CONSTANT) if options.marks and flat.any() else (),
     )
 
 
@@ -225,12 +221,3 @@ def _steps(layout: str, held: int, options: DrawOptions) -> list[int] | slice:
     if layout in LAYOUTS and LAYOUTS[layout].allows_many:
         return list(range(most))
     return [(2 * part + 1) * held // (2 * most) for part in range(most)]
-
-
-def _says_nothing(data: Tensor, numbers: Floats) -> bool:
-    """Whether a grid of maps [C, S, K, H, W] would be tiles of a single level each: all of several
-    are constant, as gradients behind global pooling are. Zeros everywhere are a finding of their
-    own, and stay a grid."""
-    if len(data) == 1 or data[0].numel() == 1 or not is_constant(numbers[:1]).all():
-        return False
-    return bool(is_constant(numbers).all() and numbers[:, MIN].any())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import ceil, sqrt
 from typing import Any, BinaryIO, Literal
 
@@ -41,6 +40,9 @@ _MARKED = {labels.NONE: "", labels.ZERO: " (all zero)", labels.CONSTANT: " (cons
 Ends = tuple[float, float]
 """The values that are drawn darkest and brightest."""
 
+Bars = Literal["own", "shared", "none"]
+"""A colour bar beside each panel, one for all, or none."""
+
 
 @dataclass(frozen=True)
 class FigureGeometry:
@@ -56,8 +58,8 @@ class FigureGeometry:
     """Width and height of the figure."""
 
     @classmethod
-    def of(cls, panels: int, bars: Literal["own", "shared", "none"]) -> FigureGeometry:
-        """Place so many panels, with a colour bar beside each, one for all, or none."""
+    def of(cls, panels: int, bars: Bars) -> FigureGeometry:
+        """Place so many panels and their bars."""
         columns, side = ceil(sqrt(panels)), 2 * _CELL if panels == 1 else _CELL
         across = side + _GAP + (_BAR + _TICKS) * (bars == "own")
         width = _FIRST + columns * across + _GAP + (_BAR + _TICKS) * (bars == "shared")
@@ -101,16 +103,10 @@ class FigurePage:
     """Whether the panels have one scale, and one colour bar."""
 
     @property
-    def bars(self) -> Literal["own", "shared", "none"]:
-        """A colour bar beside each panel, one for all, or none."""
-        if self.panels[0].limits is None:
-            return "none"
-        return "shared" if self.shared else "own"
-
-    @property
     def geometry(self) -> FigureGeometry:
-        """By the panels and their bars."""
-        return FigureGeometry.of(len(self.panels), self.bars)
+        """By the panels, and whether they have bars."""
+        bars: Bars = "shared" if self.shared else "own"
+        return FigureGeometry.of(len(self.panels), bars if self.panels[0].limits else "none")
 
 
 def page(picture: GridPicture, cmap: str, title: str, shown: Bytes) -> FigurePage:
@@ -129,12 +125,11 @@ def page(picture: GridPicture, cmap: str, title: str, shown: Bytes) -> FigurePag
     elif picture.reduce is not None:
         titles = [f"{REDUCTIONS[picture.reduce].words} of {len(picture.stats)} channels"]
     else:
-        counts, marks = picture.counts, picture.marks
-        titles = [
-            f"channel {channel} {counts.get(place * side + side - 1, '')}".rstrip()
-            + _MARKED[int(marks[place * side])]
-            for place, channel in enumerate(picture.drawn[:FIRST])
-        ]
+        titles, marks = [], picture.marks
+        for place, channel in enumerate(picture.drawn[:FIRST]):
+            group = picture.groups.get(channel)
+            shared_by = f" ×{len(group)}" if group else ""
+            titles.append(f"channel {channel}{shared_by}{_MARKED[int(marks[place * side])]}")
     panels = []
     for place, words in enumerate(titles):
         at = 0 if shared is not None else place * side
@@ -142,17 +137,16 @@ def page(picture: GridPicture, cmap: str, title: str, shown: Bytes) -> FigurePag
         tiles = picture.tiles[place * side : (place + 1) * side]
         limits = None if picture.reduce == "pca" else (float(low), float(high))
         if picture.levels:
-            tiles = _painted(tiles, picture.palette, colors, high > low)
+            # a constant has the colour in the middle of its scale
+            palette, varied = picture.palette, high > low
+            shades = tiles.astype(np.int64) * 256 // (palette.levels - 1) if varied else 128
+            painted = colors[np.broadcast_to(np.minimum(shades, 255), tiles.shape)]
+            painted[tiles == (-1 if palette.nonfinite is None else palette.nonfinite)] = (
+                colormap.MAGENTA
+            )
+            tiles = painted
         panels.append(Panel(words, np.concatenate(list(tiles), axis=1), limits))
     return FigurePage(title, shown, panels, cmap, shared is not None)
-
-
-def _painted(tiles: Bytes, palette: colormap.Palette, colors: Bytes, varied: bool) -> Bytes:
-    """Levels as colours, [n, h, w, 3]; a constant has the colour in the middle of its scale."""
-    shades = tiles.astype(np.int64) * 256 // (palette.levels - 1) if varied else 128
-    painted: Bytes = colors[np.broadcast_to(np.minimum(shades, 255), tiles.shape)]
-    painted[tiles == (-1 if palette.nonfinite is None else palette.nonfinite)] = colormap.MAGENTA
-    return painted
 
 
 def write_figure(file: BinaryIO, sheet: FigurePage, text: Mapping[str, str]) -> None:
@@ -170,10 +164,10 @@ def write_figure(file: BinaryIO, sheet: FigurePage, text: Mapping[str, str]) -> 
     _draw(canvas, Panel("input", shown, None), (_GAP, _TITLE + _HEAD), 2 * _CELL)
     rooms = [_draw(canvas, p, at.corner(place), at.side) for place, p in enumerate(sheet.panels)]
     for panel, (left, top, width, height) in zip(sheet.panels, rooms, strict=True):
-        if sheet.bars == "own" and panel.limits is not None:
+        if not sheet.shared and panel.limits is not None:
             _bar(canvas, colors, panel.limits, left + width + 0.05, top, height)
     limits = sheet.panels[-1].limits
-    if sheet.bars == "shared" and limits is not None:
+    if sheet.shared and limits is not None:
         right = max(left + width for left, _, width, _ in rooms)
         top, bottom = rooms[0][1], rooms[-1][1] + rooms[-1][3]
         _bar(canvas, colors, limits, right + 0.1, top, bottom - top)
@@ -222,17 +216,11 @@ def _bar(
 def ticks(low: float, high: float) -> tuple[list[tuple[float, str]], str]:
     """Round values between two ends with what is written at them, and what all of it is to be
     multiplied by or added to, if anything."""
-    locator, words = _tick_rules()
-    with drawing:
-        values = [v for v in locator.tick_values(low, high) if low <= v <= high]
-        words.axis.set_view_interval(low, high)
-        return list(zip(values, words.format_ticks(values), strict=True)), words.get_offset()
-
-
-@cache
-def _tick_rules() -> tuple[Any, Any]:
     from matplotlib.ticker import AutoLocator, ScalarFormatter
 
-    words = ScalarFormatter(useMathText=False)
-    words.create_dummy_axis()
-    return AutoLocator(), words
+    words: Any = ScalarFormatter(useMathText=False)
+    with drawing:
+        words.create_dummy_axis()
+        values = [v for v in AutoLocator().tick_values(low, high) if low <= v <= high]
+        words.axis.set_view_interval(low, high)
+        return list(zip(values, words.format_ticks(values), strict=True)), words.get_offset()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
 
 from featviz.drawing.labels import Stamps
-from featviz.drawing.values import compiled
 from featviz.errors import LayoutError
 from featviz.options import DrawOptions
 from featviz.records import FORMATS, Bytes, GridPlan, Tiles
@@ -28,8 +27,9 @@ ALONE = 224
 """Pixels that the longer side of a tile without neighbours should have."""
 
 
+@lru_cache(1024)
 def plan(
-    shape: Sequence[int], options: DrawOptions, *, strip: bool = False, alone: bool = False
+    shape: tuple[int, ...], options: DrawOptions, *, strip: bool = False, alone: bool = False
 ) -> GridPlan:
     """Lay out the tiles of maps [C, S, H, W], S of them side by side for each channel.
 
@@ -76,6 +76,8 @@ def strips(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None)
     Yields:
         uint8 [rows, width], or [rows, 3 · width] with the colours side by side.
     """
+    from featviz.drawing import loops
+
     depth = 3 if len(tiles.shape) == 4 else 1
     columns, high, top = plan.columns, plan.tile[0] + plan.padding, plan.padding
     at_a_time = min(plan.rows, max(1, PIECE_BYTES // (plan.width * depth * high)))
@@ -87,7 +89,7 @@ def strips(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None)
             piece[:] = pad
         part = np.require(tiles[first:last], requirements=["C", "W"])
         part = part.reshape(*part.shape[:2], -1)
-        compiled().lay_tiles(part, columns, *plan.scale, depth, plan.padding, piece)
+        loops.lay_tiles(part, columns, *plan.scale, depth, plan.padding, piece)
         if stamps is not None:
             pixels = piece.reshape(len(piece), -1, depth)
             for number in stamps.within(first, last):

@@ -52,29 +52,19 @@ class Stamps:
         if mark := self.marks[number]:
             ground, half = int(tile[0, 0, 0]), self.half
             tile[shapes(size)[mark - 1]] = ground + half if ground < half else ground - half
-        corner, count = self.corner.get(number, ""), self.count.get(number, "")
-        if corner and fits(corner, size):
-            height, width = extent(corner)
-            self._write(corner, tile[:height, :width])
-        (above, left), (below, right) = extent(corner), extent(count)
-        meet = fits(corner, size) and above + below > size[0] and left + right > size[1]
-        if count and fits(count, size) and not meet:
-            height, width = extent(count)
-            self._write(count, tile[size[0] - height :, size[1] - width :])
-
-    def _write(self, text: str, box: Bytes) -> None:
-        box[:] = np.where(_glyphs(text), self.light, self.dark)[..., None]
+        taken = (0, 0)
+        for text, last in ((self.corner.get(number), False), (self.count.get(number), True)):
+            high, wide = extent(text or "")
+            meet = taken[0] + high > size[0] and taken[1] + wide > size[1]
+            if text and high <= size[0] and wide <= size[1] and not (taken[0] and meet):
+                top, left = (size[0] - high, size[1] - wide) if last else (0, 0)
+                ink = np.where(_glyphs(text), self.light, self.dark)[..., None]
+                tile[top : top + high, left : left + wide], taken = ink, (high, wide)
 
 
 def extent(text: str) -> tuple[int, int]:
     """Height and width of a text's box in pixels."""
     return _glyphs(text).shape if text else (0, 0)
-
-
-def fits(text: str, tile: tuple[int, int]) -> bool:
-    """Whether a text's box is no larger than a tile (height, width)."""
-    height, width = extent(text)
-    return height <= tile[0] and width <= tile[1]
 
 
 @lru_cache(4096)

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from featviz.errors import UsageError
 from featviz.layout.layouts import CHOICES
 from featviz.models.sources import WEIGHTS_HELP
 from featviz.records import KINDS, is_signed
-
-if TYPE_CHECKING:
-    from featviz.drawing.values import LayerValues
-
-Limits = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -25,16 +18,15 @@ class ScaleMode:
 
     name: str
     words: str
-    limits: Callable[[tuple[float, ...], LayerValues], Limits] | None
-    """From the mode's numbers and a layer's values: which values all maps of the layer have
-    darkest and brightest. None: each map has its own smallest and largest value."""
     legend: tuple[tuple[int, str], ...]
     """Grey levels 0..255, and what they stand for."""
     over: tuple[tuple[int, str], ...] | None = None
     """The legend of maps that lie over the input, where it is another one."""
     takes: str = ""
     example: str = ""
-    within: Limits = (-math.inf, math.inf)
+    within: tuple[float, float] = (-math.inf, math.inf)
+    shared: bool = True
+    """Whether all maps of a layer have the same limits."""
     clips: bool = True
     """Whether values may lie outside the limits."""
     fixed: bool = False
@@ -45,11 +37,6 @@ class ScaleMode:
         """`map`, `range:LO,HI`."""
         return f"{self.name}:{self.takes}" if self.takes else self.name
 
-    @property
-    def shared(self) -> bool:
-        """Whether all maps of a layer have the same limits."""
-        return self.limits is not None
-
 
 MODES = {
     mode.name: mode
@@ -57,7 +44,6 @@ MODES = {
         ScaleMode(
             "map",
             "each map from its smallest to its largest value",
-            limits=None,
             legend=(
                 (0, "crossed out: zero everywhere"),
                 (128, "one line across: constant"),
@@ -66,12 +52,12 @@ MODES = {
                 (0, "over the input: min of each map"),
                 (255, "over the input: max of each map"),
             ),
+            shared=False,
             clips=False,
         ),
         ScaleMode(
             "layer",
             "all maps of a layer from their smallest to their largest value",
-            limits=lambda numbers, values: values.extremes,
             legend=(
                 (0, "one scale for all maps of an image: min"),
                 (255, "max"),
@@ -81,14 +67,12 @@ MODES = {
         ScaleMode(
             "none",
             "values are taken as 0..1",
-            limits=lambda numbers, values: (0.0, 1.0),
             legend=((0, "0 or less"), (255, "1 or more")),
             fixed=True,
         ),
         ScaleMode(
             "range",
             "from LO to HI",
-            limits=lambda numbers, values: (numbers[0], numbers[1]),
             legend=((0, "the lower limit or less"), (255, "the upper limit or more")),
             takes="LO,HI",
             example="range:0,6",
@@ -97,13 +81,11 @@ MODES = {
         ScaleMode(
             "symmetric",
             "zero in the middle",
-            limits=lambda numbers, values: values.around_zero(),
             legend=((0, "most negative"), (128, "zero"), (255, "most positive")),
         ),
         ScaleMode(
             "percentile",
             "from one percentile of a layer's values to another",
-            limits=lambda numbers, values: values.percentiles(numbers),
             legend=((0, "the lower percentile or less"), (255, "the upper percentile or more")),
             takes="LO,HI",
             example="percentile:1,99",
@@ -112,7 +94,6 @@ MODES = {
         ScaleMode(
             "symmetric-percentile",
             "zero in the middle, the ends at a percentile of the absolute values but zeros",
-            limits=lambda numbers, values: values.around_zero(numbers[0]),
             legend=(
                 (0, "most negative, from the percentile on"),
                 (128, "zero"),
@@ -124,7 +105,7 @@ MODES = {
         ),
     )
 }
-"""All scales; the legend, help texts, messages and the arithmetic of levels read this table."""
+"""All scales, whose arithmetic is `values.limits`; legends, help texts and messages read this."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from PIL import Image
 
 from featviz.drawing import colormap, grid
 from featviz.drawing.picture import GridPicture
-from featviz.drawing.values import compiled
 from featviz.options import DrawOptions
 from featviz.records import Bytes
 
@@ -82,6 +81,8 @@ class Overlay:
 
     def __getitem__(self, part: slice) -> Bytes:
         """Some of the tiles, uint8 [n, H, W, 3]."""
+        from featviz.drawing import loops
+
         maps, frames = self.maps[part], self.frames[part]
         size = (self.ground[0].shape[0], self.ground[0].shape[1])
         top, left, height, width = self.window
@@ -95,7 +96,7 @@ class Overlay:
                 tile[:] = share * ground + self.alpha * mine[drawn] + 0.5
             else:
                 pixels, mixed = ground.reshape(-1, 3), tile.reshape(-1, 3)
-                compiled().blend(mine[drawn].reshape(-1), colors, pixels, share, mixed)
+                loops.blend(mine[drawn].reshape(-1), colors, pixels, share, mixed)
         return tiles
 
     def _levels(self, maps: Bytes, size: tuple[int, int]) -> Bytes:
@@ -113,6 +114,8 @@ class Overlay:
 def resized(tiles: Bytes, size: tuple[int, int]) -> Bytes:
     """Resize tiles [N, h, w] or [N, h, w, 3] bilinearly to a size (height, width), as Pillow does;
     in a compiled loop where levels grow, since Pillow's order of passes is another elsewhere."""
+    from featviz.drawing import loops
+
     height, width = tiles.shape[1:3]
     if tiles.ndim == 4 or height > size[0] or width > size[1]:
         how = Image.Resampling.BILINEAR
@@ -120,7 +123,7 @@ def resized(tiles: Bytes, size: tuple[int, int]) -> Bytes:
     levels = np.empty((len(tiles), *size), np.uint8)
     tiles = np.require(tiles, requirements=["C", "W"])
     places = *_between(height, size[0]), *_between(width, size[1])
-    compiled().enlarge(tiles, *places, levels)
+    loops.enlarge(tiles, *places, levels)
     return levels
 
 

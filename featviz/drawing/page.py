@@ -91,7 +91,14 @@ class Canvas:
         Args:
             room: inches that it may take; the middle of longer words is left out.
         """
-        text = text if room is None else self._shortened(printable(text), points, room, bold)
+        if room is not None:
+            text = words = cut(printable(text), _LONGEST)
+            if self.width(words, points, bold) > room:
+                lengths = range(2, len(words))
+                kept = bisect_right(
+                    lengths, room, key=lambda n: self.width(cut(words, n), points, bold)
+                )
+                text = cut(words, 1 + kept)
         with drawing:
             font = _font(points, bold)
             width, _, _ = self._extent(text, font)
@@ -107,14 +114,6 @@ class Canvas:
         """Inches that a line of text takes."""
         with drawing:
             return self._extent(text, _font(points, bold))[0] / DPI
-
-    def _shortened(self, words: str, points: float, room: float, bold: bool) -> str:
-        words = cut(words, _LONGEST)
-        if self.width(words, points, bold) <= room:
-            return words
-        lengths = range(2, len(words))
-        kept = bisect_right(lengths, room, key=lambda n: self.width(cut(words, n), points, bold))
-        return cut(words, 1 + kept)
 
     def _extent(self, text: str, font: Any) -> tuple[float, float, float]:
         """Width, height and descent of a line of text in pixels."""
@@ -253,12 +252,12 @@ class _Geometry:
         remarks = len(page.remarks) * _LEADING - _CAPTION
         picture = _PICTURE if page.bars else max(remarks, *heights)
         top = _MARGIN + _TITLE + _CAPTION + picture + 2 * _BETWEEN
-        tall = max([down, *(_left_height(row) for row in page.rows if not row.strip)])
+        words = [(len(_name_lines(row.name)) + len(row.lines)) * _LEADING for row in page.rows]
+        tall = max([down, *(w for w, row in zip(words, page.rows, strict=True) if not row.strip)])
         tops = []
-        for row in page.rows:
+        for high, row in zip(words, page.rows, strict=True):
             tops.append(top)
-            top += max(_STRIP, _left_height(row)) if row.strip else tall
-            top += _NUMBERS + _BETWEEN
+            top += (max(_STRIP, high) if row.strip else tall) + _NUMBERS + _BETWEEN
         return cls(width, top + _KEY + _MARGIN / 2, (across, down), tops, room, picture)
 
 
@@ -307,12 +306,12 @@ def _write_prediction(
 def _draw_row(canvas: Canvas, row: OverviewRow, at: _Geometry, top: float) -> None:
     across, down = at.tile
     middle = top + (_STRIP if row.strip else down) / 2
-    y = max(top, middle - _left_height(row) / 2) + _LEADING / 2
-    for bold, lines in ((True, _name_lines(row.name)), (False, row.lines)):
-        for line in lines:
-            points, ink = (10, _INK) if bold else (8.5, _SOFT)
-            canvas.write(line, _MARGIN, y, points, "right", ink, bold, _NAMES - 0.1)
-            y += _LEADING
+    words = [(line, 10.0, _INK) for line in _name_lines(row.name)]
+    words += [(line, 8.5, _SOFT) for line in row.lines]
+    y = max(top, middle - len(words) * _LEADING / 2) + _LEADING / 2
+    for line, points, ink in words:
+        canvas.write(line, _MARGIN, y, points, "right", ink, ink == _INK, _NAMES - 0.1)
+        y += _LEADING
     left = _MARGIN + _NAMES
     if row.strip:
         width = at.width - _MARGIN - left
@@ -335,10 +334,6 @@ def _write_numbers(
     room = width - canvas.write(tile.title, left, y, 8, "right", _INK, bold=True) - 0.08
     fitting = (note for note in (tile.note, *tile.shorter) if canvas.width(note, 7) <= room)
     canvas.write(next(fitting, ""), left + width, y, 7, "left", _FAINT)
-
-
-def _left_height(row: OverviewRow) -> float:
-    return (len(_name_lines(row.name)) + len(row.lines)) * _LEADING
 
 
 def _name_lines(name: str) -> list[str]:
@@ -366,11 +361,8 @@ def _draw_key(canvas: Canvas, page: Overview, at: _Geometry, colors: Bytes) -> N
 def _fitted(pixels: Bytes, width: float, height: float) -> tuple[float, float]:
     """Inches of a picture that fills a room in one direction, in whole pixels of the page."""
     share = min(width / pixels.shape[1], height / pixels.shape[0])
-    return _whole(pixels.shape[1] * share), _whole(pixels.shape[0] * share)
-
-
-def _whole(inches: float) -> float:
-    return max(1, int(inches * DPI + 1e-6)) / DPI
+    across, down = (pixels.shape[axis] * share * DPI for axis in (1, 0))
+    return max(1, int(across + 1e-6)) / DPI, max(1, int(down + 1e-6)) / DPI
 
 
 def _paste(
@@ -380,4 +372,5 @@ def _paste(
     much of it is reduced smoothly."""
     factor = max(1, ceil(width * DPI / pixels.shape[1] - 0.01))
     large = pixels.repeat(factor, 0).repeat(factor, 1)
-    canvas.paste(large, _whole(left), _whole(top), width, height, smooth=True)
+    left, top = (max(1, int(inches * DPI + 1e-6)) / DPI for inches in (left, top))
+    canvas.paste(large, left, top, width, height, smooth=True)

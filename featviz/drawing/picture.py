@@ -29,7 +29,7 @@ from PIL import Image
 from featviz.drawing import grid
 from featviz.drawing.colormap import Palette
 from featviz.drawing.labels import CONSTANT, ZERO, Stamps
-from featviz.drawing.values import MIN, ValueLimits, compiled, is_constant, overall
+from featviz.drawing.values import MIN, ValueLimits, is_constant, overall
 from featviz.errors import UsageError
 from featviz.records import FORMATS, Bytes, Floats, GridPlan, Site, Tiles
 from featviz.rundir.schema import Capture
@@ -89,41 +89,30 @@ class GridPicture:
         return len(self.tiles.shape) == 3
 
     @property
-    def numbers(self) -> dict[int, str]:
-        """The channel's number, by the first tile of each."""
-        drawn = self.drawn if self.labels else ()
-        return {place * self.slices[0]: str(channel) for place, channel in enumerate(drawn)}
-
-    @property
-    def counts(self) -> dict[int, str]:
-        """How many channels share a tile, by the last tile of those that several do."""
-        drawn, side = enumerate(self.drawn if self.groups else ()), self.slices[0]
-        return {
-            place * side + side - 1: f"×{len(self.groups[channel])}"
-            for place, channel in drawn
-            if channel in self.groups
-        }
-
-    @property
     def marks(self) -> Bytes:
         """The mark on each tile, of `labels`; maps of one number are constant by nature."""
         whole = self.strip or self.reduce is not None or self.overlay is not None
-        flat = is_constant(self.stats)
-        if whole or not self.marked or self.plan.map_size == (1, 1) or not flat.any():
+        if whole or not self.marked or self.plan.map_size == (1, 1):
             return np.zeros(self.plan.maps, np.uint8)
         marks = np.where(self.stats[:, MIN] == 0, ZERO, CONSTANT)
-        marks = (marks * (flat & np.isin(marks, self.marked))).astype(np.uint8)
+        marks = (marks * (is_constant(self.stats) & np.isin(marks, self.marked))).astype(np.uint8)
         drawn: Bytes = marks if self.channels is None else marks[self.channels]
         return drawn.repeat(self.slices[0])
 
     @property
     def stamps(self) -> Stamps | None:
-        """What is written on the tiles; None where nothing is."""
-        numbers, counts, marks = self.numbers, self.counts, self.marks
-        if not (numbers or counts or marks.any()):
+        """What is written on the tiles: the channel's number on its first one, how many channels
+        share it on its last one, and marks; None where nothing is."""
+        if not (self.labels or self.groups or self.marked):
             return None
+        numbers, counts, side = dict[int, str](), dict[int, str](), self.slices[0]
+        for place, channel in enumerate(self.drawn):
+            if self.labels:
+                numbers[place * side] = str(channel)
+            if channel in self.groups:
+                counts[place * side + side - 1] = f"×{len(self.groups[channel])}"
         colors = self.palette
-        return Stamps(numbers, counts, marks, colors.dark, colors.light, colors.levels // 2)
+        return Stamps(numbers, counts, self.marks, colors.dark, colors.light, colors.levels // 2)
 
 
 def check_format(name: str) -> None:
@@ -281,25 +270,22 @@ def write_png(
         colors: RGB triples of a palette; without one an index is its grey.
         text: keywords (at most 79 Latin-1 characters) and texts.
     """
-    from featviz.drawing.deflate import Stream  # numba takes a while to import
+    from featviz.drawing import deflate, loops  # numba takes a while to import
 
-    loops, stream, buffer = compiled(), Stream(), np.empty(0, np.uint8)
-    head, data, above = b"", b"", np.empty(0, np.uint8)
+    stream, buffer, above, below = deflate.Stream(), np.empty(0, np.uint8), None, size[0]
     for piece in pieces:
         high, width = piece.shape
-        if not len(above):
-            depth, above = width // size[1], np.zeros(width, np.uint8)
-            head = _head(size, depth, colors, tuple((text or {}).items()))
-        elif data:
-            file.write(b"".join((head, *_chunk(b"IDAT", data))))
-            head = b""
+        depth, below, parts = width // size[1], below - high, []
+        if above is None:
+            above = np.zeros(width, np.uint8)
+            parts.append(_head(size, depth, colors, tuple((text or {}).items())))
         if len(buffer) < high * (1 + width):
             buffer = np.empty(high * (1 + width), np.uint8)
         rows = buffer[: high * (1 + width)]
         piece = np.require(piece, requirements=["C", "W"])
         loops.filter_rows(piece, above, depth, rows.reshape(high, -1))
-        data = stream.deflated(rows)
-    file.write(b"".join((head, *_chunk(b"IDAT", data, stream.end()), *_chunk(b"IEND"))))
+        parts += _chunk(b"IDAT", stream.deflated(rows, last=below == 0))
+        file.write(b"".join(parts if below else (*parts, *_chunk(b"IEND"))))
 
 
 @lru_cache(1024)
@@ -323,10 +309,7 @@ def _head(
     return b"".join((_SIGNATURE, *chain.from_iterable(chunks)))
 
 
-def _chunk(kind: bytes, *data: bytes) -> tuple[bytes, ...]:
+def _chunk(kind: bytes, data: bytes = b"") -> tuple[bytes, ...]:
     """A chunk's parts: its length, its kind, what it holds, and the checksum of both."""
-    checksum = 0
-    for part in (kind, *data):
-        checksum = isal_zlib.crc32(part, checksum)
-    size = sum(map(len, data))
-    return struct.pack(">I", size), kind, *data, struct.pack(">I", checksum)
+    checksum = isal_zlib.crc32(data, isal_zlib.crc32(kind))
+    return struct.pack(">I", len(data)), kind, data, struct.pack(">I", checksum)

@@ -101,30 +101,27 @@ class Board:
         Args:
             position: of the image among those of the run, from 0.
         """
-        self._add(
-            [value for post in posts for value in post.values(self.step is not None)], position
-        )
+        values = [value for post in posts for value in post.values(self.step is not None)]
+        self._write(values, position)
 
     def add_scalars(self, values: Mapping[str, float]) -> None:
         """Write numbers of a training step by their tags, as one event."""
-        self._add([{"tag": tag, "simple_value": value} for tag, value in values.items()], 0)
+        self._write([{"tag": tag, "simple_value": value} for tag, value in values.items()])
 
-    def _add(self, values: list[dict[str, Any]], position: int) -> None:
+    def _write(self, values: Sequence[Mapping[str, Any]], position: int = 0, **more: Any) -> None:
+        """Add an event. (SummaryWriter does so in a thread, whose errors come as tracebacks.)"""
+        from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        summary = Summary(value=[Summary.Value(**value) for value in values])
-        step = position if self.step is None else self.step
+        if values:
+            step = position if self.step is None else self.step
+            summary = Summary(value=[Summary.Value(**value) for value in values])
+            more |= {"step": step, "summary": summary}
+        event = Event(wall_time=time.time(), **more)
         with atomic.reported(self.file.name, "name another folder"):
-            _write(self.file, step=step, summary=summary)
-
-
-def _write(file: BinaryIO, **fields: Any) -> None:
-    """Add an event. (SummaryWriter does so in a thread, whose errors come as tracebacks.)"""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    RecordWriter(file).write(Event(wall_time=time.time(), **fields).SerializeToString())
-    file.flush()
+            RecordWriter(self.file).write(event.SerializeToString())
+            self.file.flush()
 
 
 def run_folder(logdir: Path, run: Path) -> Path:
@@ -214,5 +211,6 @@ def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | N
     with atomic.reported(folder, "name another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / name).open("xb") as file:
-            _write(file, file_version="brain.Event:2")
-            yield Board(file)
+            board = Board(file)
+            board._write((), file_version="brain.Event:2")
+            yield board

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,20 +28,16 @@ _FAR = 16.0
 """Where zero lies further below a map than so many of its spans, half a level added to `low` would
 be lost in rounding, and takes a pass of its own."""
 
-_TINY = 1e-30
-"""Stands for the span where two percentiles are equal: all above is bright, all else dark."""
+_TINY, _LARGER = 1e-30, np.float32(2.0**64)
+"""The reciprocal of a smaller span may overflow: such a map is multiplied by a power of two, which
+changes no digit. Also the span where two percentiles are equal: all above is bright, else dark."""
 
 
 def compiled() -> Any:
     """The module of compiled loops, `loops`, which takes a while to import."""
-    import_module("featviz.drawing.deflate")
-    return import_module("featviz.drawing.loops")
+    from featviz.drawing import deflate, loops  # noqa: F401
 
-
-def _plain(array: np.ndarray) -> Floats:
-    """As the compiled loops take it: float32, without gaps, writable."""
-    is_plain = array.dtype == np.float32 and array.flags.carray  # `np.require` takes its time
-    return array if is_plain else np.require(array, np.float32, ["C", "W"])
+    return loops
 
 
 # Statistics
@@ -51,7 +46,9 @@ def _plain(array: np.ndarray) -> Floats:
 def channel_stats(maps: Tensor) -> Floats:
     """Statistics of each map of float32 maps [N, ...], as `statistics`."""
     rows = maps.flatten(1)
-    return statistics(rows.numpy()) if rows.device.type == "cpu" else statistics_on_device(rows)
+    if rows.device.type != "cpu":
+        return statistics_on_device(rows)
+    return statistics_and_outside(rows.numpy(), math.nan, math.nan, counted=False)[0]
 
 
 def statistics(rows: np.ndarray) -> Floats:
@@ -77,10 +74,14 @@ def statistics_and_outside(
     Returns:
         float32 [N, 6] and int64 [N].
     """
+    from featviz.drawing import loops
+
+    if rows.dtype != np.float32 or not rows.flags.carray:
+        rows = np.require(rows, np.float32, ["C", "W"])
     stats = np.empty((len(rows), len(STAT_COLUMNS)), np.float32)
     outside = np.empty(len(rows) if counted else 0, np.int64)
-    rows, ends = _plain(rows), (np.float32(low), np.float32(high))
-    compiled().statistics(rows, rows.view(np.int32), stats, stats.view(np.int32), *ends, outside)
+    bounds = np.float32(low), np.float32(high)
+    loops.statistics(rows, rows.view(np.int32), stats, stats.view(np.int32), *bounds, outside)
     return stats, outside
 
 
@@ -159,49 +160,6 @@ class ValueLimits:
         """The limits where all maps have the same."""
         return (float(self.low[0]), float(self.high[0])) if MODES[self.mode].shared else None
 
-    def of_tiles(self, channels: list[int] | None, slices: int) -> ValueLimits:
-        """The limits of each tile, from those of each channel.
-
-        Args:
-            channels: those that are drawn; None is all of them.
-            slices: tiles of each channel.
-        """
-        if self.shared is not None or (channels is None and slices == 1):
-            return self
-        low, high = (v if channels is None else v[channels] for v in (self.low, self.high))
-        return ValueLimits(np.repeat(low, slices), np.repeat(high, slices), self.mode)
-
-
-@dataclass(frozen=True)
-class LayerValues:
-    """All maps of a layer and the finite extremes of each: what a scale may ask."""
-
-    maps: Tensor
-    lows: Floats
-    highs: Floats
-
-    @property
-    def extremes(self) -> tuple[float, float]:
-        """The smallest and the largest value."""
-        return float(np.nanmin(self.lows)), float(np.nanmax(self.highs))
-
-    def percentiles(self, ranks: tuple[float, ...]) -> tuple[float, float]:
-        """The values at two ranks, 0..100."""
-        values = self.maps.cpu().numpy()
-        low, high = np.percentile(values[np.isfinite(values)], ranks)
-        return float(low), float(high)
-
-    def around_zero(self, rank: float | None = None) -> tuple[float, float]:
-        """Limits with zero in their middle, as far apart as the largest absolute value, or the one
-        at a rank, 0..100, among those that are not zero."""
-        if rank is None:
-            largest = max(map(abs, self.extremes))
-        else:
-            values = abs(self.maps.cpu().numpy())
-            values = values[np.isfinite(values) & (values > 0)]
-            largest = float(np.percentile(values, rank)) if len(values) else 0.0
-        return -(largest or 1.0), largest or 1.0
-
 
 def limits(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> ValueLimits:
     """The limits of each map; `low` and `high` [N] are the finite extremes of each (else NaN).
@@ -210,11 +168,27 @@ def limits(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> ValueLimits
     """
     if np.isnan(low).all():
         return ValueLimits.fixed(0.0, 0.0, "layer")
-    scale = scale.for_layer if maps[0].numel() == 1 else scale
-    shared = MODES[scale.mode].limits
-    if shared is None:
-        return ValueLimits(low, high, scale.mode)
-    return ValueLimits.fixed(*shared(scale.numbers, LayerValues(maps, low, high)), scale.mode)
+    mode, numbers = scale.mode, scale.numbers
+    if mode == "map" and maps[0].numel() > 1:
+        return ValueLimits(low, high, mode)
+    if mode == "range":
+        return ValueLimits.fixed(numbers[0], numbers[1], mode)
+    if mode == "none":
+        return ValueLimits.fixed(0.0, 1.0, mode)
+    ends = float(np.nanmin(low)), float(np.nanmax(high))
+    if mode == "symmetric":
+        largest = max(map(abs, ends)) or 1.0
+        return ValueLimits.fixed(-largest, largest, mode)
+    if mode == "percentile":
+        values = maps.cpu().numpy()
+        lowest, highest = np.percentile(values[np.isfinite(values)], numbers)
+        return ValueLimits.fixed(float(lowest), float(highest), mode)
+    if mode == "symmetric-percentile":
+        values = abs(maps.cpu().numpy())
+        values = values[np.isfinite(values) & (values > 0)]
+        largest = float(np.percentile(values, numbers[0])) if len(values) else 1.0
+        return ValueLimits.fixed(-largest, largest, mode)
+    return ValueLimits.fixed(ends[0], ends[1], "layer")
 
 
 # Levels
@@ -238,17 +212,27 @@ def to_levels(
     if nonfinite is not None:  # a map without any finite value has no limits
         low, high = np.nan_to_num(low), np.nan_to_num(high)
     flat = np.zeros(len(low), bool) if clips else is_flat(low, high)
-    span = np.maximum(np.where(flat, 1, high - low), _TINY).astype(np.float32)
+    span, rows = np.where(flat, 1, high - low).astype(np.float32), maps
+    tiny = (span > 0) & (span < _TINY)
+    if tiny.any():
+        times = np.where(tiny, _LARGER, np.float32(1))
+        low, span = low * times, span * times
+        shape = (-1, *[1] * (maps.ndim - 1))
+        if isinstance(maps, np.ndarray):
+            rows = maps * times.reshape(shape)
+        else:
+            rows = maps * maps.new_tensor(times).reshape(shape)
+    span = np.maximum(span, np.float32(_TINY))
     far = bool((abs(low) > _FAR * span).any())
     below = low if far else low - span * np.float32(0.5 / (levels - 1))
     factor = ((levels - 1) / span).astype(np.float32)
     top = levels - 0.5 if clips or nonfinite is not None else None
     line = below.astype(np.float32), factor, 0.5 if far else 0.0, top
-    if isinstance(maps, np.ndarray) or maps.device.type == "cpu":
-        array = np.asarray(maps)
+    if isinstance(rows, np.ndarray) or rows.device.type == "cpu":
+        array = np.asarray(rows)
         tiles = quantise(array.reshape(len(array), -1), *line).reshape(array.shape)
     else:
-        tiles = quantise_on_device(maps, *line)
+        tiles = quantise_on_device(rows, *line)
     if flat.any():
         middle = np.where(low == 0, 0, (levels - 1) // 2 + 1).astype(np.uint8)
         where = flat if len(flat) == len(tiles) else flat.repeat(len(tiles))
@@ -269,12 +253,14 @@ def quantise(
         half: 0.5, or 0 where `low` has it already.
         top: clip to 0..top first, NaN to 0; None where no value can lie outside.
     """
-    levels = np.empty(rows.shape, np.uint8)
+    from featviz.drawing import loops
+
+    if rows.dtype != np.float32 or not rows.flags.carray:
+        rows = np.require(rows, np.float32, ["C", "W"])
     if len(low) != len(rows):
-        low, factor = np.broadcast_to(low, len(rows)), np.broadcast_to(factor, len(rows))
-    low, factor = _plain(low), _plain(factor)
-    bound = -1.0 if top is None else top
-    compiled().quantise(_plain(rows), low, factor, half, bound, levels)
+        low, factor = low.repeat(len(rows)), factor.repeat(len(rows))
+    levels = np.empty(rows.shape, np.uint8)
+    loops.quantise(rows, low, factor, half, -1.0 if top is None else top, levels)
     return levels
 
 

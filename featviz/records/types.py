@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -246,22 +247,22 @@ class GridPlan:
     """Whole factors by which a map is enlarged, down and across."""
     padding: int
 
-    @property
+    @cached_property
     def tile(self) -> tuple[int, int]:
         """Height and width of one drawn tile without its padding."""
         return self.map_size[0] * self.scale[0], self.map_size[1] * self.scale[1]
 
-    @property
+    @cached_property
     def height(self) -> int:
         """Height of the picture."""
         return self.rows * (self.tile[0] + self.padding) + self.padding
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Width of the picture."""
         return self.columns * (self.tile[1] + self.padding) + self.padding
 
-    @property
+    @cached_property
     def pixels(self) -> int:
         """Pixels of the picture."""
         return self.height * self.width

@@ -20,8 +20,10 @@ SPARSE = 4096 * 8 * 16
 def deflated(data: np.ndarray, cuts: int = 1) -> bytes:
     """A zlib stream of bytes that come in pieces."""
     stream = Stream()
-    pieces = [stream.deflated(piece.copy()) for piece in np.array_split(data, cuts)]
-    return b"".join((*pieces, stream.end()))
+    *pieces, last = (piece.copy() for piece in np.array_split(data, cuts))
+    return b"".join(
+        [*(stream.deflated(piece, False) for piece in pieces), stream.deflated(last, True)]
+    )
 
 
 def noise(count: int, spread: float, seed: int = 0) -> np.ndarray:

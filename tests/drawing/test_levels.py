@@ -157,6 +157,21 @@ def test_noise_of_rounding_is_constant() -> None:
     assert (found == 128).all()
 
 
+@pytest.mark.parametrize("mode", ["map", "layer", "symmetric", "percentile:5,95"])
+@pytest.mark.parametrize("exponent", [-98, -104, -110, -121])
+def test_maps_of_tiny_ranges_are_drawn_like_others(exponent: int, mode: str) -> None:
+    """Down to the smallest normal float, where the reciprocal of a range overflows: the levels are
+    those of the same map times a power of two, in a compiled loop and by torch's arithmetic."""
+    maps = torch.linspace(0, 1, 64).reshape(1, 8, 8) * torch.tensor([1.0, 0.5]).reshape(2, 1, 1)
+    tiny = maps * 2.0**exponent
+    assert float(tiny[tiny > 0].min()) >= 2.0**-128 and np.array_equal(
+        drawn(mode, tiny), drawn(mode, maps)
+    )
+    tiny[1, 3, 3] = NAN
+    found = drawn(mode, tiny, 254, nonfinite=255)
+    assert found[0].max() == 253 and found[1, 3, 3] == 255 and found[1].max() < 254 + 2
+
+
 def test_one_number_maps_share_the_layers_scale() -> None:
     """Maps of one pixel differ by their values, not all black."""
     maps = torch.tensor([0.0, 7.0, -3.0]).reshape(3, 1, 1)

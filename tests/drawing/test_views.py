@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import featviz as fv
-from featviz.drawing import overlay, reduce
+from featviz.drawing import colormap, overlay, reduce
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import caption, describe, encode, to_image
 from featviz.errors import UsageError
@@ -85,6 +85,15 @@ def test_overlay_is_viridis_unless_told() -> None:
     assert np.array_equal(auto, fv.grid(tensor, overlay=1.0, image=image, scale=1, cmap="viridis"))
     grey = np.asarray(fv.grid(tensor, overlay=1.0, image=image, scale=1, cmap="grey"))
     assert (grey[..., 0] == grey[..., 1]).all() and (grey[..., 0] == grey[..., 2]).all()
+
+
+@pytest.mark.parametrize("grey", [0, 128, 255])
+def test_hot_places_of_a_class_map_stand_out_of_a_photograph(grey: int) -> None:
+    """In the default colours, half and half over any grey: hot is warm, cold is no warmer than the
+    photograph."""
+    colors = colormap.ramp(colormap.resolved("auto", over=True, reduce="gradcam")).astype(int)
+    cold, hot = (colors[[10, 230]] + grey) // 2
+    assert hot[0] - hot[2] > 60 and cold[0] - cold[2] <= 0
 
 
 def test_nonfinite_values_stay_magenta_and_sharp() -> None:
