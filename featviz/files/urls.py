@@ -34,9 +34,9 @@ _PIECE, _BLOCK = 2**20, 4 * 2**20
 _DEEPEST, _MOST_FOLDERS = 32, 10_000
 """Folders inside one another, and folders, that are searched."""
 _FOLDERS = ("file", "local")
-_NO_STORE = frozenset(
-    "arrow_hdfs async_wrapper asyncwrapper blockcache cached dask data dir file filecache generic "
-    "git jlab jupyter libarchive local reference simplecache tar zip".split()
+_NO_STORE = re.compile(
+    "arrow_hdfs|async_?wrapper|blockcache|cached|dask|data|dir|file|filecache|generic|git|jlab|"
+    "jupyter|libarchive|local|reference|simplecache|tar|zip"
 )
 """Protocols of fsspec that read this machine, wrap other protocols, or keep files on disk."""
 
@@ -170,7 +170,7 @@ def _class_for(protocol: str) -> Any:
     import fsspec
     from fsspec.registry import known_implementations
 
-    if protocol not in fsspec.available_protocols() or protocol in _NO_STORE:
+    if protocol not in fsspec.available_protocols() or _NO_STORE.fullmatch(protocol):
         raise UsageError(
             f"{quoted(protocol)}:// is no store that featviz knows",
             "for example s3://bucket/photos/ or gs://bucket/maps",
