@@ -6,8 +6,6 @@ a member is read into memory when its turn comes. Archives may lie in stores (`s
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import logging
 import lzma
 import os
@@ -15,12 +13,11 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import Any, BinaryIO, TypeAlias
 
 from featviz import files
 from featviz.errors import FileError
@@ -44,14 +41,10 @@ MAX_FILE_BYTES = 2**30
 """A larger file is no picture that Pillow would open."""
 
 MAX_UNPACKED_BYTES = 2**30
-"""A compressed tar may unpack to this beside 200 times its own size."""
+"""A tar may unpack to this beside 200 times its own size."""
 
-_COMPRESSED: Mapping[bytes, Callable[..., Any]] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZ": bz2.open,
-    b"\xfd7": lzma.open,
-}
-"""Readers of compressed tar files, by the first two bytes."""
+_MODES: Any = {b"\x1f\x8b": "r:gz", b"BZ": "r:bz2", b"\xfd7": "r:xz"}
+"""How tarfile opens a compressed file, by its first two bytes."""
 
 DAMAGED = (
     tarfile.TarError,
@@ -147,21 +140,24 @@ class _Tar:
     """A tar file. If two members have one name the later one counts, as when tar unpacks them."""
 
     def __init__(self, file: BinaryIO, size: int, name: str) -> None:
-        opener = _COMPRESSED.get(file.read(2))
+        mode = _MODES.get(file.read(2), "r:")
+        most = MAX_UNPACKED_BYTES + 200 * size
         file.seek(0)
-        if opener is not None:
-            bounded = _Bounded(opener(file, "rb"), MAX_UNPACKED_BYTES + 200 * size)
-            file = cast(BinaryIO, bounded)
-        self.file = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 - stays as long as cached
+        self.file = tarfile.open(fileobj=file, mode=mode)  # noqa: SIM115 - stays as long as cached
         self.members: dict[str, tarfile.TarInfo] = {}
         links = 0
         for info in self.file:
+            if info.offset_data + info.size > most:
+                raise tarfile.ReadError(
+                    f"it unpacks to more than {most} bytes, far beyond its size"
+                )
             links += info.issym() or info.islnk()
             if info.isfile():
                 self.members.pop(_normal(info.name), None)
                 self.members[_normal(info.name)] = info
-        file.seek(self.file.offset)  # tarfile takes a damaged header for the end of the file
-        if file.read(512).strip(b"\0"):
+        unpacked: Any = self.file.fileobj
+        unpacked.seek(self.file.offset)  # tarfile takes a damaged header for the end of the file
+        if unpacked.read(512).strip(b"\0"):
             raise tarfile.ReadError(f"damaged at byte {self.file.offset}")
         if links:
             log.warning("%s: %d links are left out", name, links)
@@ -178,31 +174,6 @@ class _Tar:
                 assert opened is not None
                 self._last = (name, opened.read())
             return self._last[1]
-
-
-class _Bounded:
-    """A compressed file that is read unpacked, and refused once it unpacks to too much. It goes
-    back by starting anew."""
-
-    def __init__(self, stream: BinaryIO, most: int) -> None:
-        self.stream, self.most, self.tell = stream, most, stream.tell
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place."""
-        self._check(offset if whence == os.SEEK_SET else 0)
-        return self.stream.seek(offset, whence)
-
-    def read(self, size: int = -1) -> bytes:
-        """Read so many bytes."""
-        left = self.most + 1 - self.tell()
-        content = self.stream.read(left if size < 0 else min(size, left))
-        self._check(self.tell())
-        return content
-
-    def _check(self, place: int) -> None:
-        if place > self.most:
-            words = f"it unpacks to more than {self.most} bytes, far beyond its size"
-            raise tarfile.ReadError(words)
 
 
 class _Zip:

@@ -6,11 +6,11 @@ import hashlib
 import io
 import logging
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
@@ -25,13 +25,7 @@ from featviz.records import Raster, Sample
 log = logging.getLogger(__name__)
 
 _BROKEN = (
-    OSError,
-    SyntaxError,
-    IndexError,
-    TypeError,
-    KeyError,
-    struct.error,
-    MemoryError,
+    *(OSError, SyntaxError, MemoryError, IndexError, TypeError, KeyError, struct.error),
     *archives.DAMAGED,
 )
 """What Pillow's decoders raise on broken files."""
@@ -41,13 +35,7 @@ _OF_16_BITS = ("PNG", "PPM")
 
 _RGB = Wanted(3)
 
-
-class _How(NamedTuple):
-    """How files become images; see `decode`."""
-
-    background: str
-    wanted: Wanted
-    tensors: Callable[[bytes], np.ndarray] | None
+warnings.filterwarnings("ignore", module=r"PIL\.")  # what matters of a broken file is raised
 
 
 @dataclass(frozen=True)
@@ -76,6 +64,7 @@ def decode(
     frames: int | None = None,
     wanted: Wanted = _RGB,
     tensors: Callable[[bytes], np.ndarray] | None = None,
+    quiet: bool = False,
 ) -> DecodedImage:
     """Read a sample's images as they are meant to be seen.
 
@@ -91,11 +80,11 @@ def decode(
         frames: take so many images, evenly spread over the sample's files or over an animation
             (some twice where there are fewer). Without it every file, and of an animation the
             first frame, with a warning.
+        quiet: without that warning.
 
     Raises:
         ImageError: no file, no image, truncated, or too large; names the file.
     """
-    how = _How(background, wanted, tensors)
     data = [_read(sample, path) for path in sample.paths]
     alone = len(data) == 1
     chosen = range(len(data)) if alone or frames is None else _spread(len(data), frames)
@@ -103,7 +92,16 @@ def decode(
     for index in chosen:
         path = sample.paths[index]
         with _errors_named(sample, path):
-            images += _images(data[index], path, how, frames if alone else None)
+            array = _array(data[index], wanted, tensors)
+            if array is not None:
+                images.append(arrays.to_image(array, wanted))
+                continue
+            with open_image(io.BytesIO(data[index])) as opened:
+                count = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
+                numbers = _spread(count, frames) if frames and alone else [0]
+                if count > 1 and not (frames and alone) and not quiet:
+                    log.warning("%s has %d frames; the first is taken", path, count)
+                images += [_frame(opened, number, background, wanted) for number in numbers]
     return DecodedImage(tuple(images), _sha256(data))
 
 
@@ -146,65 +144,55 @@ def _errors_named(sample: Sample, path: Place) -> Iterator[None]:
         words = f"{name} has more pixels than the {most:,} that an image may have"
         raise ImageError(words, "cut it into parts, or make it smaller") from None
     except _BROKEN as error:
-        reason = str(error) or type(error).__name__
-        raise ImageError(f"{name} cannot be read: {reason}", None) from error
+        raise ImageError(f"{name} cannot be read: {arrays.reason(error)}") from error
 
 
-def _images(
-    data: bytes, path: Place, how: _How, frames: int | None
-) -> Sequence[Image.Image | Raster]:
-    """The image in the bytes of a file; with `frames`, so many of the animation that it is."""
-    known, wanted = of_channels(data), how.wanted
+def _array(
+    data: bytes, wanted: Wanted, tensors: Callable[[bytes], np.ndarray] | None
+) -> np.ndarray | None:
+    """The numbers in the bytes of a file that are no picture for this model; None for a picture."""
+    known = of_channels(data)
+    as_stored = wanted.channels not in (1, 3) and (known or not wanted.raw)
+    if known is None and not as_stored:
+        return None
     if known is None or known.pillow:
         try:
-            if wanted.channels not in (1, 3) and (known or not wanted.raw):
-                return [_bands(data, wanted)]
-            return _pictures(data, path, how, frames)
+            with open_image(io.BytesIO(data)) as opened:
+                if not as_stored:
+                    return None
+                if arrays.is_whole_tiff(opened):  # the channels as they are, alpha among them
+                    upright = ImageOps.exif_transpose(opened)
+                    plain = upright.convert("RGBA") if upright.mode == "P" else upright
+                    return _ready(np.asarray(plain), wanted)
         except UnidentifiedImageError:
             if known is None:
                 raise
-    reader = known.read or how.tensors
+    assert known is not None
+    reader = known.read or tensors
     if reader is None:
         raise UnidentifiedImageError("is a file of torch.save, which is no image here")
     try:
         array = reader(data)
     except FileError as error:
         raise ImageError(error.message, error.hint) from error
-    return [arrays.to_image(_ready(array, wanted) if known.pillow else array, wanted)]
+    return _ready(array, wanted) if known.pillow else array
 
 
-def _bands(data: bytes, wanted: Wanted) -> Image.Image | Raster:
-    """The channels of a picture as they are stored, its alpha among them."""
-    with open_image(io.BytesIO(data)) as opened:
-        if not arrays.is_whole_tiff(opened):
-            raise UnidentifiedImageError("has more channels or bits than Pillow reads")
-        upright = ImageOps.exif_transpose(opened)
-        plain = upright.convert("RGBA") if upright.mode == "P" else upright
-        return arrays.to_image(_ready(np.asarray(plain), wanted), wanted)
-
-
-def _pictures(
-    data: bytes, path: Place, how: _How, frames: int | None
-) -> list[Image.Image | Raster]:
-    with open_image(io.BytesIO(data)) as opened:
-        count = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
-        if frames is None and count > 1:
-            log.warning("%s has %d frames; the first is taken", path, count)
-        images: list[Image.Image | Raster] = []
-        for index in [0] if frames is None else _spread(count, frames):
-            if index:
-                opened.seek(index)
-            opened.load()
-            upright = ImageOps.exif_transpose(opened)
-            if not _is_wide(upright) or how.wanted.raw:
-                images.append(_flatten(upright, how.background))
-                continue
-            # the format tells 16 bits: two images of one series are never read in two ways
-            numbers = np.asarray(upright)
-            of_16 = upright.mode == "I" and opened.format in _OF_16_BITS
-            numbers = numbers.astype(np.uint16 if of_16 else numbers.dtype.newbyteorder("="))
-            images.append(arrays.to_image(_ready(numbers, how.wanted), how.wanted))
-        return images
+def _frame(
+    opened: Image.Image, number: int, background: str, wanted: Wanted
+) -> Image.Image | Raster:
+    """A picture, or one frame of an animation."""
+    if number:
+        opened.seek(number)
+    opened.load()
+    upright = ImageOps.exif_transpose(opened)
+    if not _is_wide(upright) or wanted.raw:
+        return _flatten(upright, background)
+    # the format tells 16 bits: two images of one series are never read in two ways
+    values = np.asarray(upright)
+    of_16 = upright.mode == "I" and opened.format in _OF_16_BITS
+    values = values.astype(np.uint16 if of_16 else values.dtype.newbyteorder("="))
+    return arrays.to_image(_ready(values, wanted), wanted)
 
 
 def _ready(picture: np.ndarray, wanted: Wanted) -> np.ndarray:
@@ -234,9 +222,8 @@ def check_background(color: str) -> None:
     try:
         ImageColor.getrgb(color)
     except ValueError:
-        raise UsageError(
-            f"--background {color!r} is no colour", "for example white or #808080"
-        ) from None
+        words = f"--background {color!r} is no colour"
+        raise UsageError(words, "for example white or #808080") from None
 
 
 def _flatten(image: Image.Image, background: str) -> Image.Image:
@@ -245,8 +232,8 @@ def _flatten(image: Image.Image, background: str) -> Image.Image:
         return _from_wide(image)
     if image.has_transparency_data:
         channels = ImageColor.getrgb(background)[:3]
-        ground = Image.new("RGBA", image.size, channels)
-        over = Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
+        behind = Image.new("RGBA", image.size, channels)
+        over = Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")
         grey = image.mode in ("1", "L", "LA", "La") and len(set(channels)) == 1
         return over.convert("L") if grey else over
     if image.mode in ("L", "RGB"):

@@ -21,11 +21,9 @@ class ImageFormat:
     """A format of image files that is read."""
 
     name: str
-    """Pillow's name where Pillow reads it; a Pillow that was built without the format leaves it
-    out."""
+    """Pillow's name where Pillow reads it."""
     suffixes: tuple[str, ...] = ()
-    """File names by which folders and archives are searched; a format without any is read where a
-    file is named."""
+    """By which folders and archives are searched; without any it is read where a file is named."""
     common: bool = False
     """Whether Pillow knows it without importing all of its plugins."""
     pillow: bool = True
@@ -59,12 +57,7 @@ IMAGE_FORMATS = (
     ImageFormat("BMP", (".bmp",), common=True),
     ImageFormat("PPM", (".ppm", ".pgm", ".pbm", ".pnm"), common=True),
     ImageFormat("DIB"),
-    ImageFormat(
-        "TIFF",
-        (".tif", ".tiff"),
-        is_mine=arrays.is_tiff,
-        read=arrays.read_tiff,
-    ),
+    ImageFormat("TIFF", (".tif", ".tiff"), is_mine=arrays.is_tiff, read=arrays.read_tiff),
     ImageFormat("WEBP", (".webp",)),
     ImageFormat("JPEG2000", (".jp2",)),
     ImageFormat("AVIF", (".avif",)),
@@ -88,8 +81,7 @@ SUFFIXES = frozenset(suffix for known in IMAGE_FORMATS for suffix in known.suffi
 EXPECTED = (
     f"give an image ({', '.join(one.name for one in IMAGE_FORMATS if one.suffixes)}) or an array "
     f"({', '.join(f'.{one.name.lower()}' for one in IMAGE_FORMATS if not one.pillow)}); "
-    "--forward-arg "
-    "passes other arguments of the model"
+    "--forward-arg passes other arguments of the model"
 )
 """What a file that is no image should have been."""
 
@@ -114,13 +106,15 @@ def open_image(file: BinaryIO) -> Image.Image:
     """
     head = file.read(64)
     file.seek(0)
-    pillows = [known for known in IMAGE_FORMATS if known.pillow]
+    common, others = (
+        [one.name for one in IMAGE_FORMATS if one.pillow and one.common == first]
+        for first in (True, False)
+    )
     try:
         try:
-            return Image.open(file, formats=[known.name for known in pillows if known.common])
+            return Image.open(file, formats=common)
         except UnidentifiedImageError:
-            Image.init()  # imports all of Pillow's plugins
-            others = [known.name for known in pillows if not known.common]
+            Image.init()  # imports all of Pillow's plugins; it may have been built without some
             return Image.open(file, formats=[name for name in others if name in Image.OPEN])
     except UnidentifiedImageError:
         looks = _looks_like(head)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Outcome
 from hostile_images import encoded
 from PIL import Image
 
@@ -180,12 +182,25 @@ def test_first_frame_of_an_animation(tmp_path: Path, messages: pytest.LogCapture
     assert "moving.gif has 3 frames; the first is taken" in messages.text
 
 
+def test_frames_that_are_left_out_are_told_once(
+    featviz: Callable[..., Outcome], tiny_file: Path, tmp_path: Path
+) -> None:
+    """Also where the image is looked at before the run for its size."""
+    frames = [Image.new("RGB", (16, 16), color) for color in ("red", "lime")]
+    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    paths = (tiny_file, tmp_path / "moving.gif", "--out", tmp_path / "out")
+    done = featviz("run", *paths, "--preset", "none")
+    assert done.code == 0 and done.err.count("the first is taken") == 1
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (encoded("PNG", (50, 50))[:4000], "cannot be read: .*truncated"),
         (encoded("JPEG", (50, 50))[:1500], "cannot be read: .*truncated"),
         (encoded("PNG")[:20], "cannot be read|no image"),
+        (encoded("TIFF", (50, 50), compression="packbits")[:400], "a TIFF .*: it is damaged$"),
+        (encoded("TIFF", (50, 50), compression="jpeg")[:-20], "cannot be read: it is damaged$"),
         (b"", "is empty"),
         (Path.mkdir, "is no file"),
         (lambda path: None, "is no file"),
