@@ -99,20 +99,11 @@ class StepWriter:
         """
         module = self._model.module
         tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
-        dtype, device = tensor.dtype, tensor.device
+        device = tensor.device
         source = {"kind": "module", "type": type(module).__name__, "step": step}
-
-        def cast(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            """Let a model of half or double precision take images, which are float32."""
-            return tuple(
-                a.to(dtype) if isinstance(a, torch.Tensor) and a.dtype == torch.float32 else a
-                for a in args
-            )
 
         with ExitStack() as stack:
             stack.enter_context(torch.autocast(device.type, enabled=False, cache_enabled=False))
-            if dtype.is_floating_point and dtype != torch.float32:
-                stack.callback(module.register_forward_pre_hook(cast).remove)
             model = replace(self._model, device=device, source=source)
             yield stack.enter_context(self._feeding.lent(model, self._inputs))
 

@@ -23,7 +23,7 @@ from featviz.errors import FileError, ImageError, LoadError, UsageError
 from featviz.files import npy, read_bytes
 from featviz.models import code, digests
 from featviz.models.files.torch_files import read_tensor
-from featviz.models.preprocess import Chain, Preprocess
+from featviz.models.preprocess import Chain, Preprocess, input_dtype
 from featviz.records import Raster
 from featviz.text import listed, quoted
 
@@ -186,9 +186,8 @@ def feed(
 
         named = module.register_forward_pre_hook(by_name, prepend=True, with_kwargs=True)
         hooks.append(named)
-    if given:
-        preprocess = replace(preprocess, further=tuple(one.words for one in given))
-    return preprocess, hooks
+    words = tuple(one.words for one in given) or preprocess.further
+    return replace(preprocess, further=words, dtype=input_dtype(module)), hooks
 
 
 def _bound(

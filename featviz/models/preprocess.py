@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from featviz.errors import ImageError
@@ -239,10 +239,12 @@ class Preprocess:
     """The arguments of forward that are no images, in words: `t=10`."""
     any_values: bool = field(default=False, compare=False)
     """Whether mean and std are the user's own, for values of any range."""
+    dtype: torch.dtype = field(default=torch.float32, compare=False)
+    """The type of the model's parameters, which its inputs take."""
 
     def __call__(self, images: Sequence[Image.Image | Raster]) -> list[Tensor]:
         """The model's arguments: [1, C, H, W] for each image, or [1, C, T, H, W] for a clip or a
-        volume.
+        volume; floats are of `dtype`.
 
         Raises:
             ImageError: the frames of a clip differ in size, the transform fails, or values are not
@@ -251,13 +253,14 @@ class Preprocess:
         if self.transform is not None:
             image = images[0]
             given = image.values if isinstance(image, Raster) else image.convert(self._mode)
-            return self.transform(given)
-        tensors = [self.tensor(image) for image in images]
-        if self.frames is None or tensors[0].ndim == 5:
-            return tensors
-        if len({tensor.shape for tensor in tensors}) > 1:
-            raise ImageError("the frames differ in size", "--size HxW brings them to one")
-        return [torch.stack(tensors, dim=2)]
+            tensors = self.transform(given)
+        else:
+            tensors = [self.tensor(image) for image in images]
+            if self.frames is not None and tensors[0].ndim == 4:
+                if len({tensor.shape for tensor in tensors}) > 1:
+                    raise ImageError("the frames differ in size", "--size HxW brings them to one")
+                tensors = [torch.stack(tensors, dim=2)]
+        return [one.to(self.dtype) if one.is_floating_point() else one for one in tensors]
 
     def tensor(self, image: Image.Image | Raster) -> Tensor:
         """Turn a picture, or numbers [C, H, W], into float32 [1, C, H, W]; each slice of a volume
@@ -301,7 +304,8 @@ class Preprocess:
         return [p for arg in undone for p in (arg.unbind(2) if arg.ndim == 5 else (arg,))]
 
     def _undo(self, tensor: Tensor) -> Tensor:
-        """An input [1, C, H, W] or [1, C, T, H, W] as values of 0..1."""
+        """An input [1, C, H, W] or [1, C, T, H, W] as values of 0..1, float32."""
+        tensor = tensor.float()
         mean, std = self.chain.mean, self.chain.std
         if mean is not None and std is not None:
             tensor = tensor * _by_channel(std, tensor) + _by_channel(mean, tensor)
@@ -324,7 +328,7 @@ class Preprocess:
             return [torch.zeros_like(tensor) for tensor in self([self.empty()])]
         *shape, height, width = self.tensor(self.empty()).shape
         time = [] if self.frames is None else [self.frames]
-        return [torch.zeros(*shape, *time, height, width)] * self.inputs
+        return [torch.zeros(*shape, *time, height, width, dtype=self.dtype)] * self.inputs
 
     @property
     def _mode(self) -> str:
@@ -361,6 +365,13 @@ class Preprocess:
         if self.further:
             words.append(f"with {' and '.join(self.further)}")
         return ", ".join(words)
+
+
+def input_dtype(module: nn.Module) -> torch.dtype:
+    """The type that a model's inputs take: that of its first parameter of half, bfloat16, single or
+    double precision."""
+    kinds = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+    return next((p.dtype for p in module.parameters() if p.dtype in kinds), torch.float32)
 
 
 def _visible(tensor: Tensor) -> Tensor:

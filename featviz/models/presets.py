@@ -33,6 +33,7 @@ from featviz.models.preprocess import (
     Preprocess,
     Size,
     Window,
+    input_dtype,
     listed,
 )
 from featviz.models.requirements import UnfitError, tamed
@@ -85,6 +86,7 @@ def choose_preprocess(
         guessed=guessed,
         size_guessed=not said and (guessed or base.own_size),
         any_values=options.mean is not None or options.std is not None,
+        dtype=input_dtype(module),
     )
 
 
@@ -172,7 +174,9 @@ def _changed(base: Chain, options: InputOptions) -> Chain:
             "--interpolation lanczos smooths, and this model was trained without", "bicubic"
         )
     if base.std is not None and 0 in base.std:
-        raise UsageError(f"--std {listed(base.std)} divides by zero", "give positive numbers")
+        whose = "--std" if options.std else "the std of the model's own preprocessing,"
+        words = f"{whose} {listed(base.std)} divides by zero"
+        raise UsageError(words, "give positive numbers with --std")
     return base
 
 
