@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -193,11 +193,9 @@ def from_torchvision(entry: Any) -> Chain | None:
         size[0] if isinstance(size, list) and len(size) == 1 else tuple(size or ()) or None
         for size in (said["resize_size"], said.get("crop_size"))
     )
-    mean, std = (tuple(said[name]) for name in ("mean", "std"))
-    smooths = said.get("antialias", False)  # of clips: not
-    return Chain(
-        resize, crop, mean, std, interpolation=said["interpolation"].value, antialias=smooths
-    )
+    mode, smooths = said["interpolation"].value, said.get("antialias", False)  # of clips: not
+    mean, std = tuple(said["mean"]), tuple(said["std"])
+    return Chain(resize, crop, mean, std, interpolation=mode, antialias=smooths)
 
 
 def from_timm(config: Mapping[str, Any]) -> Chain:
@@ -253,14 +251,10 @@ class Letterbox(Chain):
     @property
     def steps(self) -> tuple[str, ...]:
         """Each step in words."""
-        side = self._side
-        size = f"to {by((side, side))}" if self.stretch else f"longer side to {side}"
+        side = math.ceil(self.resize / self.stride) * self.stride
+        size = f"to {side}×{side}" if self.stretch else f"longer side to {side}"
         pad = () if self.stretch else (f"pad with 114 to multiples of {self.stride}",)
         return (f"resize {size} (bilinear, by OpenCV)", *pad, self.normalising)
-
-    @property
-    def _side(self) -> int:
-        return math.ceil(self.resize / self.stride) * self.stride
 
     def _sized(self, image: Image.Image | Raster) -> Tensor:
         if not isinstance(image, Raster):
@@ -276,8 +270,9 @@ class Letterbox(Chain):
 
     def _padded(self, pixels: np.ndarray) -> Tensor:
         """Bytes [H, W, 3], [H, W, 1] or [H, W], resized and padded: [C, H, W]."""
+        side = math.ceil(self.resize / self.stride) * self.stride
         auto, fill = not self.stretch, self.stretch
-        box = _augment().LetterBox(self._side, auto=auto, scale_fill=fill, stride=self.stride)
+        box = _augment().LetterBox(side, auto=auto, scale_fill=fill, stride=self.stride)
         padded = torch.from_numpy(box(image=np.atleast_3d(pixels)))
         return padded.reshape(*padded.shape[:2], -1).permute(2, 0, 1)
 
@@ -297,10 +292,9 @@ def _augment() -> Any:
             with tamed():
                 import_module(name)
     except (ImportError, OSError) as error:
-        raise UnfitError(
-            f"Ultralytics cannot be imported: {error}",
-            "pip install ultralytics; or --preset none with --size HxW",
-        ) from error
+        words = f"Ultralytics cannot be imported: {error}"
+        hint = "pip install ultralytics; or --preset none with --size HxW"
+        raise UnfitError(words, hint) from error
     return sys.modules[name]
 
 
@@ -342,9 +336,6 @@ def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
 # transformers ---------------------------------------------------------------------------------
 
 _FILE = "preprocessor_config.json"
-_PLACES = (("processor_config.json", "image_processor"), (_FILE, None))
-"""Files that tell the image processor, and the key under which newer processors of images and text
-tell it."""
 
 _LARGEST = 4096
 """The largest number that a file may hold: pixels of a side, mostly."""
@@ -376,14 +367,15 @@ def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
         LoadError: the file cannot be read, or is of no image processor that transformers has.
     """
     where, given = quoted(str(folder / _FILE)), None
-    for name, key in _PLACES:
+    for name in ("processor_config.json", _FILE):  # the first also of processors of text
         try:
             content = read_json(folder / name)
         except FileNotFoundError:
             continue
         except FileError as error:
             raise LoadError(str(error), "fetch the file again, or remove it") from error
-        content = content.get(key) if key and isinstance(content, dict) else content
+        if name != _FILE and isinstance(content, dict):
+            content = content.get("image_processor")
         if isinstance(content, dict):
             given = content
             break
@@ -404,9 +396,8 @@ def image_size(config: Mapping[str, Any]) -> HeightWidth | None:
     both = (value, value) if isinstance(value, int) else value
     if not isinstance(both, (list, tuple)) or len(both) != 2:
         return None
-    height, width = both
     right = all(type(side) is int and 0 < side <= _LARGEST for side in both)
-    return (height, width) if right else None
+    return (both[0], both[1]) if right else None
 
 
 def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -502,7 +493,5 @@ def _measured(processor: Any, channels: int) -> Chain:
             how = f", {chain.interpolation}" if step == "resize" else ""
             steps.append(f"{name} {by(sides.values())} ({' and '.join(sides)}{how})")
     steps.append(chain.normalising)
-    own_size = black.shape != narrow.shape
-    return replace(
-        chain, library=Library(lambda image: _pixels(processor, image), tuple(steps), own_size)
-    )
+    library = Library(partial(_pixels, processor), tuple(steps), black.shape != narrow.shape)
+    return replace(chain, library=library)

@@ -168,7 +168,7 @@ def read_input(
     )
     frames, background = preprocess.frames, inputs.background
     picture = decode.decode(sample, background, frames, wanted, read_tensor, quiet)
-    words, window = preprocess.words_for(picture.words), preprocess.window(picture.size)
+    words, window = preprocess.words_for(picture.words), preprocess.chain.window(picture.size)
     return ModelInput(picture, preprocess(picture.images), preprocess, words, window)
 
 
