@@ -353,7 +353,8 @@ def below(folder: Remote, pattern: str = "**") -> Iterator[tuple[str, Remote]]:
             raise FileError(f"{quoted(str(folder))} has no end: {len(folders)} folders were found")
         asked = path if folder.is_web else path.rstrip("/")
         ls = partial(folder.url.filesystem().ls, asked, detail=True)
-        for row in _asked(folder, lambda ls=ls: list(ls()), missing=[]):  # type: ignore[misc]
+        rows: list[dict[str, Any]] = _asked(folder, ls, missing=[])
+        for row in rows:
             whole, is_deeper = row["name"], row["type"] == "directory"
             if whole.rstrip("/") == path.rstrip("/") or (folder.is_web and set(whole) & {"?", "#"}):
                 continue  # the marker of the folder itself; a link that is no file
