@@ -22,7 +22,7 @@ from featviz.files.missing import hint_of, misspelt
 from featviz.files.urls import Remote, Url, is_url, local_path
 from featviz.images import archives
 from featviz.images.archives import Place
-from featviz.images.formats import SUFFIXES, of_channels, open_image
+from featviz.images.decode import SUFFIXES, of_channels, open_image
 from featviz.records import Sample
 from featviz.text import expand_braces, is_number, quoted, safe_way
 
@@ -44,7 +44,7 @@ def find_samples(
 
     A sample's name is its path relative to the argument, lengthened by as many parent folders as
     make it unique. A file that is named is taken whatever its suffix; folders and archives give
-    the files with one of `formats.SUFFIXES`.
+    the files with one of `decode.SUFFIXES`.
 
     Args:
         outside: a folder that is passed over when it lies in a folder that is searched: the run

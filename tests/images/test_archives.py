@@ -298,7 +298,7 @@ def test_a_file_that_is_no_picture_says_what_it_looks_like(
 
 def test_every_format_on_the_list_is_read(tmp_path: Path) -> None:
     """What is written by Pillow in each of them comes back; EPS is none of them."""
-    from featviz.images.formats import IMAGE_FORMATS
+    from featviz.images.decode import IMAGE_FORMATS
 
     Image.init()
     names = [known.name for known in IMAGE_FORMATS if known.pillow]
