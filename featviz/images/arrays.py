@@ -47,8 +47,8 @@ class Wanted(NamedTuple):
 
 
 def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
-    """An array as the model takes it: 8 bits of grey or RGB as the picture that they are, any other
-    numbers as they become values.
+    """An array as the model takes it: 8 bits of grey or RGB as the picture that they are, other
+    unsigned integers of 8 and 16 bits scaled to 0..1 by their range, all others as they are.
 
     The axis of channels is the first or the last, whichever has as many as the model takes.
 
@@ -72,7 +72,15 @@ def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
         return Image.fromarray(np.ascontiguousarray(pixels))
     if len(values) != wanted.channels:
         values = np.repeat(values, wanted.channels, axis=0)
-    scaled, words = _scaled(values)
+    dtype = values.dtype
+    if dtype.kind == "u" and dtype.itemsize <= 2:
+        most = np.iinfo(dtype).max
+        scaled, words = values.astype(np.float32) / np.float32(most), f"{dtype} / {most}"
+    else:
+        with np.errstate(over="ignore"):
+            scaled, words = values.astype(np.float32), f"{dtype} values as they are"
+        if not np.isfinite(scaled).all():
+            raise ImageError(f"holds {dtype} beyond what float32 can hold", None)
     slices = f"volume of {values.shape[1]} slices, " if wanted.volume else ""
     return Raster(np.ascontiguousarray(scaled), slices + words)
 
@@ -111,20 +119,6 @@ def _fits(count: int, wanted: Wanted, dtype: np.dtype[Any]) -> bool:
     if count == wanted.channels or (count == 1 and wanted.channels == 3):
         return True
     return count == 3 and wanted.channels == 1 and dtype == np.uint8 and not wanted.volume
-
-
-def _scaled(values: np.ndarray) -> tuple[np.ndarray, str]:
-    """float32 values, and in words what became of the numbers: unsigned integers of 8 and 16 bits
-    are scaled to 0..1 by their range, and all others are left as they are."""
-    dtype = values.dtype
-    if dtype.kind == "u" and dtype.itemsize <= 2:
-        most = np.iinfo(dtype).max
-        return values.astype(np.float32) / np.float32(most), f"{dtype} / {most}"
-    with np.errstate(over="ignore"):
-        floats = values.astype(np.float32)
-    if not np.isfinite(floats).all():
-        raise ImageError(f"holds {dtype} beyond what float32 can hold", None)
-    return floats, f"{dtype} values as they are"
 
 
 def is_tiff(data: bytes) -> bool:

@@ -63,7 +63,13 @@ def choose_preprocess(
     known: Chain | None = entry if isinstance(entry, Chain) else None
     expected = known.channels if known else fixed.channels or first_channels(module)
     if known is None:
-        known = (None if entry is None else from_torchvision(entry)) or _of_kind(module)
+        known = None if entry is None else from_torchvision(entry)
+        known = known or from_ultralytics(module)
+    kinds = {type(part).__name__ for part in module.modules()} if known is None else set()
+    if "GeneralizedRCNNTransform" in kinds:  # torchvision's detectors resize and normalise
+        known = Chain()
+    elif "RAFT" in kinds:
+        known = Chain(mean=(0.5,) * 3, std=(0.5,) * 3, multiple=8)
     channels, guessed = options.channels or expected, False
     if options.preset is not None:
         base = _named(options.preset, channels, module, fixed.size)
@@ -113,17 +119,6 @@ def first_channels(module: nn.Module) -> int:
 def _first_convolution(module: nn.Module) -> nn.Module | None:
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     return next((part for part in module.modules() if isinstance(part, kinds)), None)
-
-
-def _of_kind(module: nn.Module) -> Chain | None:
-    """Ultralytics' models are padded for; torchvision's detectors resize and normalise by
-    themselves, and its RAFT takes sides that are multiples of 8, and values of -1..1."""
-    if (prepared := from_ultralytics(module)) is not None:
-        return prepared
-    kinds = {type(part).__name__ for part in module.modules()}
-    if "GeneralizedRCNNTransform" in kinds:
-        return Chain()
-    return Chain(mean=(0.5,) * 3, std=(0.5,) * 3, multiple=8) if "RAFT" in kinds else None
 
 
 def _named(name: str, channels: int, module: nn.Module, size: HeightWidth | None) -> Chain:
