@@ -56,7 +56,7 @@ TORCHLESS = [
         "featviz.drawing.figure",
         "featviz.hooks.selectors",
     ),
-    *(f"featviz.images.{name}" for name in ("decode", "find", "archives", "formats")),
+    *(f"featviz.images.{name}" for name in ("decode", "find", "archives", "arrays")),
 ]
 COMMANDS = [f"featviz.cli.{name}" for name in ("run", "look", "inspect", "study", "report")]
 

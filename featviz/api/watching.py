@@ -101,18 +101,10 @@ class StepWriter:
         module = self._model.module
         tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
         source = {"kind": "module", "type": type(module).__name__, "step": step}
-
-        def cast(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            """Let a model of half or double precision take images, which are float32."""
-            given = [getattr(a, "dtype", None) == torch.float32 for a in args]
-            return tuple(a.to(tensor.dtype) if i else a for a, i in zip(args, given, strict=True))
-
         with ExitStack() as stack:
             stack.enter_context(alone_with(module))
             device = tensor.device
             stack.enter_context(torch.autocast(device.type, enabled=False, cache_enabled=False))
-            if tensor.is_floating_point() and tensor.dtype != torch.float32:
-                stack.callback(module.register_forward_pre_hook(cast).remove)
             model = replace(self._model, device=device, source=source)
             yield stack.enter_context(self._feeding.lent(model, self._inputs))
 

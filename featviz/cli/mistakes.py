@@ -233,7 +233,7 @@ def looks_like_model(word: str) -> bool:
 
 def looks_like_image(word: str) -> bool:
     """Whether a word names an image, or a folder that holds no model."""
-    from featviz.images.formats import SUFFIXES
+    from featviz.images.decode import SUFFIXES
     from featviz.models import sniff
 
     path = Path(word)

@@ -31,11 +31,10 @@ _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _IRREGULAR = "it is no regular file"
 _LINKED = "it, or a folder on the way to it, is a symbolic link"
 _LINK_ERRORS = {errno.ELOOP: _LINKED, errno.ENOTDIR: f"{_LINKED} or no folder"}
-"""What the system says of a link that it may not follow: of one to a folder the same as of a file
-where a folder should be."""
+"""Where links are not followed: a link to a folder gives the same error as a file in its place."""
 
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
-_DIRECTORY = getattr(os, "O_DIRECTORY", 0)
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _RELATIVE = os.open in os.supports_dir_fd
 """Whether a file can be opened by its name in a folder that is open."""
 
@@ -48,15 +47,10 @@ def open_regular(path: Path) -> BinaryIO:
         FileNotFoundError: there is no such file.
         FileError: it is something else, or it cannot be opened.
     """
-    try:
+    with _errors_named(str(path)):
         # a look before, since opening a device can do something, and one afterwards
         _check_regular(path.stat().st_mode)
-        descriptor = _only_regular(os.open(path, _READ))
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError) as error:
-        raise FileError(f"{_name(path)} cannot be read: {_reason(error)}") from error
-    return os.fdopen(descriptor, "rb")
+        return _only_regular(os.open(path, _READ))
 
 
 def real(path: Path) -> Path:
@@ -96,9 +90,9 @@ class Folder:
         self._folders: list[tuple[str, int]] = []
         self._base = 1
         try:
-            with self._said("."):
+            with _errors_named("."):
                 if _RELATIVE:
-                    self._folders.append(("", os.open(root, os.O_RDONLY | _DIRECTORY)))
+                    self._folders.append(("", os.open(root, _FOLDER)))
                     self._enter(relative.split("/") if relative else [])
         except BaseException:
             self.close()
@@ -118,8 +112,20 @@ class Folder:
 
     def open(self, relative: str) -> BinaryIO:
         """Open a regular file for reading; as `open_regular`, but through no link."""
-        with self._said(relative):
-            return os.fdopen(self._descriptor(relative), "rb")
+        with _errors_named(relative):
+            if not is_inside(relative):
+                raise OSError("it lies outside its folder")
+            *folders, name = relative.split("/")
+            if not _RELATIVE:  # pragma: no cover - Windows
+                path = self.root
+                for part in (*filter(None, self.name.split("/")), *folders, name):
+                    path /= part
+                    _check_regular(path.lstat().st_mode, or_folder=True)
+                return _only_regular(os.open(path, _READ))
+            self._enter(folders)
+            at = self._folders[-1][1]
+            _check_regular(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode)
+            return _only_regular(os.open(name, _READ | _NOFOLLOW, dir_fd=at))
 
     def read(self, relative: str, most: int) -> bytes:
         """The content of a file of at most `most` bytes; raises as `open` does."""
@@ -131,50 +137,17 @@ class Folder:
     def read_json(self, relative: str, most: int) -> Any:
         """The value of a JSON file of at most `most` bytes; raises as `open` does, and FileError
         where it is no JSON that `parse_json` takes."""
-        content = self.read(relative, most)
-        try:
-            return parse_json(content.decode("utf-8"))
-        except ValueError as error:
-            raise FileError(f"{quoted(relative)} is no JSON: {quoted(str(error))}") from error
+        return _json(relative, self.read(relative, most))
 
     def head(self, relative: str, most: int) -> tuple[bytes, int]:
         """The first bytes of a file, at most `most`, and how many it has; raises as `open` does."""
-        with self._said(relative):
-            descriptor = self._descriptor(relative)
-            try:
-                size = os.fstat(descriptor).st_size
-                return _read_up_to(descriptor, min(size, most)), size
-            finally:
-                os.close(descriptor)
+        with self.open(relative) as file, _errors_named(relative):
+            size = os.fstat(file.fileno()).st_size
+            return file.read(min(size, most)), size
 
     def size(self, relative: str) -> int:
-        """Bytes of a regular file, without opening it where the system lets; raises as `open`."""
+        """Bytes of a regular file; raises as `open` does."""
         return self.head(relative, 0)[1]
-
-    @contextmanager
-    def _said(self, relative: str) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise FileNotFoundError(error.errno, error.strerror, relative) from None
-        except (OSError, ValueError) as error:
-            raise FileError(f"{quoted(relative)} cannot be read: {_reason(error)}") from error
-
-    def _descriptor(self, relative: str) -> int:
-        if not is_inside(relative):
-            raise OSError("it lies outside its folder")
-        *folders, name = relative.split("/")
-        if not _RELATIVE:  # pragma: no cover - Windows
-            path = self.root
-            for part in (*filter(None, self.name.split("/")), *folders, name):
-                path /= part
-                if path.is_symlink():
-                    raise OSError(_LINKED)
-            return _only_regular(os.open(path, _READ))
-        self._enter(folders)
-        at = self._folders[-1][1]
-        _check_regular(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode)
-        return _only_regular(os.open(name, _READ | _NOFOLLOW, dir_fd=at))
 
     def _enter(self, folders: list[str]) -> None:
         """Open these folders, one in the other; what is open already stays so."""
@@ -183,47 +156,29 @@ class Folder:
         while len(self._folders) > self._base:
             os.close(self._folders.pop()[1])
         for part in folders:
-            flags = os.O_RDONLY | _DIRECTORY | _NOFOLLOW
-            self._folders.append((part, os.open(part, flags, dir_fd=self._folders[-1][1])))
-
-
-def _read_up_to(descriptor: int, count: int) -> bytes:
-    """A read may give less than was asked for."""
-    pieces = []
-    while count > 0 and (piece := os.read(descriptor, count)):
-        pieces.append(piece)
-        count -= len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            opened = os.open(part, _FOLDER | _NOFOLLOW, dir_fd=self._folders[-1][1])
+            self._folders.append((part, opened))
 
 
 def read_bytes(path: Path, most: int = SMALL) -> bytes:
     """Read a regular file of at most `most` bytes; raises as `open_regular` does."""
-    with open_regular(path) as file:
-        try:
-            size = os.fstat(file.fileno()).st_size  # to read more would allocate more
-            content = file.read(min(size, most) + 1)
-        except OSError as error:
-            raise FileError(f"{_name(path)} cannot be read: {_reason(error)}") from error
+    with open_regular(path) as file, _errors_named(str(path)):
+        size = os.fstat(file.fileno()).st_size  # to read more would allocate more
+        content = file.read(min(size, most) + 1)
     if len(content) > most:
-        raise FileError(f"{_name(path)} has more than the {most:,} bytes that are read of it")
+        raise FileError(f"{quoted(str(path))} has more than the {most:,} bytes it may have")
     return content
 
 
 def read_text(path: Path, most: int = SMALL) -> str:
     """Read a UTF-8 file of at most `most` bytes; raises as `open_regular` does."""
-    try:
-        return read_bytes(path, most).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise FileError(f"{_name(path)} is not UTF-8: byte {error.start}") from error
+    return _text(str(path), read_bytes(path, most))
 
 
 def read_json(path: Path, most: int = SMALL) -> Any:
     """Read a JSON file of at most `most` bytes that `parse_json` takes; raises as `open_regular`
     does."""
-    try:
-        return parse_json(read_text(path, most))
-    except ValueError as error:
-        raise FileError(f"{_name(path)} is no JSON: {quoted(str(error))}") from error
+    return _json(str(path), read_bytes(path, most))
 
 
 def parse_json(text: str) -> Any:
@@ -245,23 +200,41 @@ def parse_json(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def _check_regular(mode: int) -> None:
-    if not stat.S_ISREG(mode):
+def _text(name: str, content: bytes) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FileError(f"{quoted(name)} is not UTF-8: byte {error.start}") from error
+
+
+def _json(name: str, content: bytes) -> Any:
+    try:
+        return parse_json(_text(name, content))
+    except ValueError as error:
+        raise FileError(f"{quoted(name)} is no JSON: {quoted(str(error))}") from error
+
+
+@contextmanager
+def _errors_named(name: str) -> Iterator[None]:
+    """Turn errors of the system into those of a file of this name."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(error.errno, error.strerror, name) from None
+    except (OSError, ValueError) as error:
+        reason = quoted(str(error)) or type(error).__name__
+        if isinstance(error, OSError) and error.strerror:
+            reason = _LINK_ERRORS.get(error.errno or 0, error.strerror)
+        raise FileError(f"{quoted(name)} cannot be read: {reason}") from error
+
+
+def _check_regular(mode: int, or_folder: bool = False) -> None:
+    if not (stat.S_ISREG(mode) or (or_folder and stat.S_ISDIR(mode))):
         raise OSError(_LINKED if stat.S_ISLNK(mode) else _IRREGULAR)
 
 
-def _only_regular(descriptor: int) -> int:
+def _only_regular(descriptor: int) -> BinaryIO:
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
+        return os.fdopen(descriptor, "rb")
     os.close(descriptor)
     raise OSError(_IRREGULAR)
-
-
-def _name(path: Path) -> str:
-    return quoted(str(path))
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return _LINK_ERRORS.get(error.errno or 0, error.strerror)
-    return quoted(str(error)) or type(error).__name__

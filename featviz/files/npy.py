@@ -20,7 +20,6 @@ HEAD = 2048
 """Bytes of an array in which its header must end: numpy's own take 128."""
 
 _ENCRYPTED = 1
-_PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _UNPACKED_BYTES = 2**30
 
 
@@ -39,7 +38,7 @@ def header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any, int]:
 
 @lru_cache(maxsize=1024)
 def _parsed(line: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any]:
-    """What numpy makes of a header, which it takes for a literal: nothing in it is run."""
+    """Type, shape and order of a header, which numpy takes for a literal: nothing in it is run."""
     try:
         found = np.lib.format.read_array_header_1_0(io.BytesIO(line), max_header_size=HEAD)
     except (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError) as error:
@@ -59,10 +58,9 @@ def read_npy(data: bytes | memoryview) -> np.ndarray:
         ValueError: it is none, or has more or fewer bytes than its header says.
     """
     dtype, shape, order, start = header(bytes(data[:HEAD]))
-    if len(data) - start != math.prod(shape) * dtype.itemsize:
-        raise ValueError(
-            f"it has {max(len(data) - start, 0):,} bytes, not those of {dtype} {list(shape)}"
-        )
+    count = max(len(data) - start, 0)
+    if count != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"it has {count:,} bytes, not those of {dtype} {list(shape)}")
     array: np.ndarray = np.frombuffer(data, dtype, offset=start).reshape(shape, order=order)
     return array
 
@@ -71,8 +69,7 @@ def read_npz(data: bytes) -> np.ndarray:
     """The one array of an npz file, compressed or not, or the one that is called `image`.
 
     Raises:
-        ValueError: it is none, an array is damaged or holds no numbers, or they unpack to more
-            than a gibibyte.
+        ValueError: it is none, or as `read_arrays` says.
         FileError: there are several, or none.
     """
     try:
@@ -102,7 +99,8 @@ def read_arrays(data: bytes, packed: bool = True) -> dict[str, np.ndarray]:
             name = info.filename.removesuffix(".npy")
             if not packed and info.compress_type != zipfile.ZIP_STORED:
                 raise ValueError(f"{quoted(name)} is compressed, which featviz does not write")
-            if info.flag_bits & _ENCRYPTED or info.compress_type not in _PACKED:
+            usual = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+            if info.flag_bits & _ENCRYPTED or not usual:
                 raise ValueError(f"{quoted(name)} is packed in a way that numpy does not use")
             with archive.open(info) as member:  # unpacks no more than it is asked for
                 arrays[name] = read_npy(member.read(info.file_size))
@@ -119,9 +117,7 @@ def only(named: dict[str, Any], what: str, remedy: str) -> Any:
     Raises:
         FileError: there are several, or none.
     """
-    if len(named) == 1:
-        return next(iter(named.values()))
-    if "image" in named:
-        return named["image"]
+    if len(named) == 1 or "image" in named:
+        return named.get("image", next(iter(named.values())))
     names = ", ".join(quoted(str(name)) for name in list(named)[:6]) or "nothing"
     raise FileError(f"holds {len(named)} {what} ({names}), and none is called image", remedy)

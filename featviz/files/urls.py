@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from glob import has_magic
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -29,24 +29,18 @@ PAUSES = (0.5, 1.0, 2.0)
 _PATIENCE, _SILENCE, _CONNECT = 120.0, 30.0, 10.0
 """Seconds for a whole answer over http, and without a byte, and without any answer, after which
 http and s3 have failed."""
-_PIECE = 2**20
-_BLOCK = 4 * 2**20
-"""Bytes of an archive that are asked for at once."""
+_PIECE, _BLOCK = 2**20, 4 * 2**20
+"""Bytes of a file, and of an archive, that are asked for at once."""
 _DEEPEST, _MOST_FOLDERS = 32, 10_000
 """Folders inside one another, and folders, that are searched."""
 _FOLDERS = ("file", "local")
-_NO_STORE = frozenset(
-    (
-        *_FOLDERS,
-        *("arrow_hdfs", "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data"),
-        *("dir", "filecache", "generic", "git", "jlab", "jupyter", "libarchive"),
-        *("reference", "simplecache", "tar", "zip"),
-    )
+_NO_STORE = re.compile(
+    "arrow_hdfs|async_?wrapper|blockcache|cached|dask|data|dir|file|filecache|generic|git|jlab|"
+    "jupyter|libarchive|local|reference|simplecache|tar|zip"
 )
 """Protocols of fsspec that read this machine, wrap other protocols, or keep files on disk."""
 
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE | re.ASCII)
-_CHAINED = re.compile(r"(?:[a-z0-9+._-]+::)+[a-z][a-z0-9+.-]*://", re.IGNORECASE | re.ASCII)
+_URL = re.compile(r"(?:[a-z0-9+._-]+::)*([a-z][a-z0-9+.-]*)://", re.IGNORECASE | re.ASCII)
 _SECRET = re.compile(r"(?<=://)[^/\s]*@")
 """`user:password@` before the host."""
 _QUERY = re.compile(r"\?[^\s'\")>]+")
@@ -54,7 +48,7 @@ _QUERY = re.compile(r"\?[^\s'\")>]+")
 
 def is_url(place: object) -> bool:
     """Whether something is the text of a URL, and no path on this machine: `s3://bucket/maps`."""
-    return isinstance(place, str) and bool(_SCHEME.match(place) or _CHAINED.match(place))
+    return isinstance(place, str) and bool(_URL.match(place))
 
 
 @dataclass(frozen=True)
@@ -81,25 +75,18 @@ class Url:
         """The URL of a run directory, without slashes at its end; UsageError where it is of a kind
         in which there can be no run."""
         url = cls(text.rstrip("/"))
-        if "::" in text:
-            raise UsageError(f"{quoted(str(url))} is a chain of URLs", "name one store")
-        if url.protocol in _FOLDERS:
-            path = text.partition("://")[2]
-            raise UsageError(
-                f"{quoted(str(url))} is a folder of this machine",
-                f"give the path: {quoted(path)}",
-            )
-        if url.protocol in (*WEB, "data") or not url.path:
+        if "::" in text or url.protocol in (*WEB, *_FOLDERS, "data") or not url.path:
             raise UsageError(
                 f"{quoted(str(url))} is no place in an object store",
-                "for example s3://bucket/maps, gs://bucket/maps, az://container/maps",
+                "for example s3://bucket/maps, gs://bucket/maps, az://container/maps; "
+                "a folder of this machine is given as its path",
             )
         return url
 
     @property
     def protocol(self) -> str:
         """`s3` of `S3://bucket/a.jpg`, in small letters."""
-        match = _SCHEME.match(self.whole)
+        match = _URL.match(self.whole)
         return match[1].lower() if match else ""
 
     @property
@@ -124,12 +111,12 @@ class Url:
         return _SECRET.sub("", self.whole)
 
     def without_secrets(self, words: str) -> str:
-        """A text in which neither user nor password of this URL stands, nor those of another URL
-        in it."""
+        """A text in which neither user nor password of this URL stands as a word, nor those of
+        another URL in it."""
         secret = _SECRET.search(self.whole)
         for form in {secret[0][:-1], unquote(secret[0][:-1])} if secret else ():
-            for part in sorted({form, *form.split(":", 1)}, key=len, reverse=True):
-                words = words.replace(part, "…") if part else words
+            for part in sorted(filter(None, (form, *form.split(":", 1))), key=len, reverse=True):
+                words = re.sub(rf"(?<!\w){re.escape(part)}(?!\w)", "…", words)
         return scrubbed(words)
 
     def filesystem(self) -> Any:
@@ -167,10 +154,8 @@ def local_path(url: str) -> str | None:
         return None
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
-        raise UsageError(
-            f"{quoted(url)!r} is a file of the machine {quoted(parts.netloc)!r}",
-            "file:///folder/a.jpg has three slashes",
-        )
+        words = f"{quoted(url)!r} is a file of the machine {quoted(parts.netloc)!r}"
+        raise UsageError(words, "file:///folder/a.jpg has three slashes")
     from urllib.request import url2pathname  # imports sockets, which --help needs not
 
     return url2pathname(parts.path)
@@ -185,7 +170,7 @@ def _class_for(protocol: str) -> Any:
     import fsspec
     from fsspec.registry import known_implementations
 
-    if protocol not in fsspec.available_protocols() or protocol in _NO_STORE:
+    if protocol not in fsspec.available_protocols() or _NO_STORE.fullmatch(protocol):
         raise UsageError(
             f"{quoted(protocol)}:// is no store that featviz knows",
             "for example s3://bucket/photos/ or gs://bucket/maps",
@@ -195,10 +180,8 @@ def _class_for(protocol: str) -> Any:
     except ImportError as error:
         where = known_implementations[protocol]["class"]
         package = (getattr(error.__cause__ or error, "name", None) or where).partition(".")[0]
-        raise UsageError(
-            f"{protocol}:// needs the package {package}, which is not installed",
-            f"pip install {package}",
-        ) from None
+        words = f"{protocol}:// needs the package {package}, which is not installed"
+        raise UsageError(words, f"pip install {package}") from None
 
 
 @lru_cache(maxsize=16)
@@ -221,6 +204,10 @@ def _connected(protocol: str, given: tuple[tuple[str, Any], ...], process: int) 
     return _class_for(protocol)(**options, skip_instance_cache=True)
 
 
+_FINAL = (IsADirectoryError, NotADirectoryError, NotImplementedError, ValueError, TypeError)
+"""Errors that the next time would meet again."""
+
+
 def tried(url: Url, task: Callable[[], T]) -> T:
     """Ask a store for something, up to four times.
 
@@ -239,26 +226,22 @@ def tried(url: Url, task: Callable[[], T]) -> T:
         except (FileNotFoundError, FileExistsError, FileError):
             raise
         except Exception as error:
-            status = _status(error)
+            status, refused = _status(error), lacks_rights(error)
             final = 400 <= status < 500 and status not in (408, 425, 429)
-            if not (final or pause is None or isinstance(error, _FINAL) or lacks_rights(error)):
+            if not (final or refused or pause is None or isinstance(error, _FINAL)):
                 time.sleep(pause)
                 continue
-            if lacks_rights(error):
+            if refused:
                 words = "the store refuses access: are the credentials there?"
             elif isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
                 words = "the store did not answer in time"
             elif status:
-                said = quoted(url.without_secrets(str(getattr(error, "message", ""))))
-                words = f"the server answers {status} {said}".strip()
+                reason = quoted(url.without_secrets(str(getattr(error, "message", ""))))
+                words = f"the server answers {status} {reason}".strip()
             else:
                 words = quoted(url.without_secrets(str(error)).strip()) or type(error).__name__
             raise (FileNotFoundError if status == 404 else FileError)(words) from error
     raise AssertionError("the last time returns or raises")
-
-
-_FINAL = (IsADirectoryError, NotADirectoryError, NotImplementedError, ValueError, TypeError)
-"""Errors that the next time would meet again."""
 
 
 def lacks_rights(error: BaseException | None) -> bool:
@@ -275,10 +258,6 @@ def _status(error: BaseException | None) -> int:
 
 
 # Files in stores: what the store does not give, or refuses, is a FileError without credentials
-
-
-class NoSuchFileError(FileError):
-    """There is nothing of that name in the store."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -306,22 +285,17 @@ class Remote:
     @property
     def place(self) -> str:
         """`bucket/photos/a.jpg`: without protocol, user, password, and the query of a URL."""
-        way = self.path.lstrip("/")
+        path = self.path.lstrip("/")
         if self.is_web:
-            way = unquote(re.split("[?#]", way.partition("://")[2], maxsplit=1)[0])
-        host, slash, path = way.partition("/")
+            path = unquote(re.split("[?#]", path.partition("://")[2], maxsplit=1)[0])
+        host, slash, rest = path.partition("/")
         inside = "" if self.member is None else f"::{self.member}"
-        return f"{host.rpartition('@')[2]}{slash}{path}{inside}"
+        return f"{host.rpartition('@')[2]}{slash}{rest}{inside}"
 
     @property
     def name(self) -> str:
         """The last part of the place: `a.jpg`."""
         return self.place.rstrip("/").rpartition("/")[2].rpartition("::")[2]
-
-    @property
-    def parent(self) -> str:
-        """The place of the folder, or the archive, that holds it."""
-        return re.split("/|::", self.place[::-1], maxsplit=1)[-1][::-1]
 
     def __str__(self) -> str:
         return f"{self.url.protocol}://{self.place}"
@@ -342,7 +316,7 @@ def read(place: Remote, most: int) -> bytes:
                 held += piece
         return bytes(held)
 
-    content: bytes = _asked(place, once)
+    content = _asked(place, once)
     if len(content) > most:
         raise FileError(f"it has more than the {most} bytes that are read of it")
     return content
@@ -353,10 +327,8 @@ def open_parts(place: Remote) -> tuple[Any, int]:
     blocks = {"cache_type": "blockcache", "cache_options": {"maxblocks": 4}, "block_size": _BLOCK}
     file = _asked(place, lambda: place.url.filesystem().open(place.path, "rb", **blocks))
     if not isinstance(getattr(file, "size", None), int) or not file.seekable():
-        raise FileError(
-            "the server gives no parts of files, which an archive needs",
-            "download the archive, and give the file",
-        )
+        words = "the server gives no parts of files, which an archive needs"
+        raise FileError(words, "download the archive, and give the file")
     if cache := getattr(file, "cache", None):
         fetch = cache.fetcher  # a block that the store fails to give is asked for again
         cache.fetcher = lambda start, end: _asked(place, lambda: fetch(start, end))
@@ -365,8 +337,7 @@ def open_parts(place: Remote) -> tuple[Any, int]:
 
 def is_folder(place: Remote) -> bool:
     """Whether there are files below; a server of web pages is not asked."""
-    folder = not place.is_web and _asked(place, lambda: place.url.filesystem().isdir(place.path))
-    return bool(folder)
+    return not place.is_web and _asked(place, lambda: place.url.filesystem().isdir(place.path))
 
 
 def below(folder: Remote, pattern: str = "**") -> Iterator[tuple[str, Remote]]:
@@ -380,17 +351,22 @@ def below(folder: Remote, pattern: str = "**") -> Iterator[tuple[str, Remote]]:
     for path in folders:  # to which those are added that this finds
         if len(folders) > _MOST_FOLDERS:
             raise FileError(f"{quoted(str(folder))} has no end: {len(folders)} folders were found")
-        for row in _rows(folder, path):
-            is_folder = row["type"] == "directory"
-            name = row["name"].removeprefix(base).removesuffix("/" * is_folder)
+        asked = path if folder.is_web else path.rstrip("/")
+        ls = partial(folder.url.filesystem().ls, asked, detail=True)
+        rows: list[dict[str, Any]] = _asked(folder, ls, missing=[])
+        for row in rows:
+            whole, is_deeper = row["name"], row["type"] == "directory"
+            if whole.rstrip("/") == path.rstrip("/") or (folder.is_web and set(whole) & {"?", "#"}):
+                continue  # the marker of the folder itself; a link that is no file
+            name = whole.removeprefix(base).removesuffix("/" * is_deeper)
             name = unquote(name) if folder.is_web else name
-            if not row["name"].startswith(base) or set(name.split("/")) & {"", ".", ".."}:
+            if not whole.startswith(base) or set(name.split("/")) & {"", ".", ".."}:
                 level = logging.DEBUG if folder.is_web else logging.WARNING  # pages have any links
                 log.log(level, "%s: %s is left out: it lies elsewhere", folder, quoted(name))
-            elif not is_folder:
-                found[name] = row["name"]
+            elif not is_deeper:
+                found[name] = whole
             elif name.count("/") + 1 < _DEEPEST:
-                folders.append(row["name"].rstrip("/") + "/")
+                folders.append(whole.rstrip("/") + "/")
     for name in sorted(found, key=lambda name: name.split("/")):
         if wanted.match(name):
             yield name, replace(folder, path=found[name])
@@ -405,21 +381,13 @@ def matching(pattern: Remote) -> Iterator[tuple[str, Remote]]:
     return below(folder, unquote(tail) if pattern.is_web else tail)
 
 
-def _rows(folder: Remote, path: str) -> list[dict[str, Any]]:
-    """What lies directly in a folder below this one, as the store lists it."""
-    asked = path if folder.is_web else path.rstrip("/")
-    try:
-        rows = _asked(folder, lambda: list(folder.url.filesystem().ls(asked, detail=True)))
-    except NoSuchFileError:
-        return []
-    ours = [row for row in rows if row["name"].rstrip("/") != path.rstrip("/")]  # no marker of it
-    return [row for row in ours if not (folder.is_web and set(row["name"]) & {"?", "#"})]
-
-
-def _asked(place: Remote, task: Any) -> Any:
+def _asked(place: Remote, task: Callable[[], T], missing: T | None = None) -> T:
+    """Ask the store; without `missing`, which stands for what is not there, that is an error."""
     try:
         return tried(place.url, task)
     except FileNotFoundError:
-        raise NoSuchFileError("there is no such file in the store") from None
+        if missing is not None:
+            return missing
+        raise FileError("there is no such file in the store") from None
     except FileError as error:  # of which the library's own error quotes the whole URL
         raise error from None

@@ -6,23 +6,18 @@ a member is read into memory when its turn comes. Archives may lie in stores (`s
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import io
 import logging
 import lzma
 import os
 import re
-import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import Any, BinaryIO, TypeAlias
 
 from featviz import files
 from featviz.errors import FileError
@@ -46,20 +41,10 @@ MAX_FILE_BYTES = 2**30
 """A larger file is no picture that Pillow would open."""
 
 MAX_UNPACKED_BYTES = 2**30
-"""A compressed tar may unpack to this beside 200 times its own size."""
-MAX_MEMBERS = 100_000
-"""A compressed tar may have so many beside one for each kilobyte of its size; one in a store ten
-times as many, whatever size the server claims."""
+"""A tar may unpack to this beside 200 times its own size."""
 
-MAX_HEADER_BYTES = 2**20
-"""A header in a compressed tar has its name and attributes: tarfile reads all of it at once."""
-
-_COMPRESSED: Mapping[bytes, Callable[..., Any]] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZ": bz2.open,
-    b"\xfd7": lzma.open,
-}
-"""Readers of compressed tar files, by the first two bytes."""
+_MODES: Any = {b"\x1f\x8b": "r:gz", b"BZ": "r:bz2", b"\xfd7": "r:xz"}
+"""How tarfile opens a compressed file, by its first two bytes."""
 
 DAMAGED = (
     tarfile.TarError,
@@ -73,7 +58,7 @@ DAMAGED = (
     FileError,
 )
 """What the readers raise, beside OSError, on files that are broken, encrypted, or compressed in
-a way that Python lacks."""
+a way that is not read."""
 
 
 def is_archive(path: Place) -> bool:
@@ -86,7 +71,8 @@ def split(path: Place) -> tuple[Place, str] | None:
     if isinstance(path, Remote):
         return None if path.member is None else (replace(path, member=None), path.member)
     match = _MEMBER.fullmatch(str(path))
-    return None if match is None else (Path(match[1]), _normal(match[2]))
+    plain = match is None or os.path.lexists(path)  # a plain file may be called `x.tar::y.png`
+    return None if match is None or plain else (Path(match[1]), _normal(match[2]))
 
 
 def member(archive: Place, name: str) -> Place:
@@ -116,8 +102,7 @@ def exists(path: Place) -> bool:
     Raises:
         OSError: or one of DAMAGED, if the archive cannot be read.
     """
-    place = split(path)
-    archive, name = (path, None) if place is None else place
+    archive, name = split(path) or (path, None)
     there = isinstance(archive, Remote) or os.path.isfile(archive)  # noqa: PTH113 - takes any name
     return there and (name is None or name in _open(archive).members)
 
@@ -129,9 +114,8 @@ def read(path: Place) -> bytes:
         OSError: or one of DAMAGED, if it cannot be read, has more than MAX_FILE_BYTES, or unpacks
             to more than MAX_MEMBER_BYTES.
     """
-    place = split(path)
-    if place is not None:
-        return _open(place[0]).read(place[1])
+    if inside := split(path):
+        return _open(inside[0]).read(inside[1])
     if isinstance(path, Remote):
         return urls.read(path, MAX_FILE_BYTES)
     with files.open_regular(path) as file:
@@ -155,25 +139,28 @@ def is_hidden(name: str) -> bool:
 class _Tar:
     """A tar file. If two members have one name the later one counts, as when tar unpacks them."""
 
-    def __init__(self, path: Place) -> None:
-        stream, most = _unpacked(path)
-        self.file = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115 - stays as long as cached
+    def __init__(self, file: BinaryIO, size: int, name: str) -> None:
+        mode = _MODES.get(file.read(2), "r:")
+        most = MAX_UNPACKED_BYTES + 200 * size
+        file.seek(0)
+        self.file = tarfile.open(fileobj=file, mode=mode)  # noqa: SIM115 - stays as long as cached
         self.members: dict[str, tarfile.TarInfo] = {}
         links = 0
-        for count, info in enumerate(self.file):
-            if most is not None and count > most:
-                raise tarfile.ReadError(f"it has more than {most} members, far beyond its size")
+        for info in self.file:
+            if info.offset_data + info.size > most:
+                raise tarfile.ReadError(
+                    f"it unpacks to more than {most} bytes, far beyond its size"
+                )
             links += info.issym() or info.islnk()
             if info.isfile():
                 self.members.pop(_normal(info.name), None)
                 self.members[_normal(info.name)] = info
-        stream.seek(self.file.offset)  # tarfile takes a damaged header for the end of the file
-        if stream.read(512).strip(b"\0"):
+        unpacked: Any = self.file.fileobj
+        unpacked.seek(self.file.offset)  # tarfile takes a damaged header for the end of the file
+        if unpacked.read(512).strip(b"\0"):
             raise tarfile.ReadError(f"damaged at byte {self.file.offset}")
-        if isinstance(stream, _Bounded):
-            stream.longest = MAX_MEMBER_BYTES
         if links:
-            log.warning("%s: %d links are left out", path, links)
+            log.warning("%s: %d links are left out", name, links)
         self._last: tuple[str, bytes] = ("", b"")
         self._lock = Lock()
 
@@ -189,75 +176,19 @@ class _Tar:
             return self._last[1]
 
 
-class _Bounded:
-    """A compressed file that is read unpacked, and refused once it unpacks to too much; or one in a
-    store, whose headers may be of any size. It goes back by starting anew."""
-
-    def __init__(self, stream: BinaryIO, most: int) -> None:
-        self.stream, self.most, self.longest = stream, most, MAX_HEADER_BYTES
-
-    def tell(self) -> int:
-        """Bytes from the start."""
-        return self.stream.tell()
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place."""
-        if whence == os.SEEK_SET and offset > self.most:
-            raise self._too_much()
-        return self.stream.seek(offset, whence)
-
-    def read(self, size: int | None = -1) -> bytes:
-        """Read so many bytes."""
-        size = self.longest if size is None or size < 0 else size
-        if size > self.longest:
-            raise tarfile.ReadError(f"it has a header of {size} bytes")
-        if self.tell() > self.most:
-            raise self._too_much()
-        return self.stream.read(size)
-
-    def _too_much(self) -> Exception:
-        words = f"it unpacks to more than {self.most} bytes, far beyond its size"
-        return tarfile.ReadError(words)
-
-
-def _unpacked(path: Place) -> tuple[BinaryIO, int | None]:
-    """The tar file in a file, and how many members it may have; a plain one on this machine has no
-    more than its size allows."""
-    file, size = _bytes_of(path)
-    opener = _COMPRESSED.get(file.read(2))
-    file.seek(0)
-    if opener is not None:
-        stream = _Bounded(opener(file, "rb"), MAX_UNPACKED_BYTES + 200 * size)
-        return cast(BinaryIO, stream), MAX_MEMBERS + size // 1000
-    if isinstance(path, Remote):
-        return cast(BinaryIO, _Bounded(file, size)), 10 * MAX_MEMBERS
-    return file, None
-
-
-def _bytes_of(path: Place) -> tuple[BinaryIO, int]:
-    """A file to be read from any place, and its size."""
-    if isinstance(path, Remote):
-        return urls.open_parts(path)
-    file = files.open_regular(path)
-    return file, os.fstat(file.fileno()).st_size
-
-
 class _Zip:
-    def __init__(self, path: Place) -> None:
-        self.file = zipfile.ZipFile(_bytes_of(path)[0])
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = zipfile.ZipFile(file)
         infos = [info for info in self.file.infolist() if not info.is_dir()]
         self.members = {_normal(info.filename): info for info in infos}
 
     def read(self, name: str) -> bytes:
         info = self.members[name]
         _check_size(info.file_size)
-        # readers of bzip2 and lzma unpack all of a piece, however much it becomes
-        slow = info.compress_type in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
-        step = 4096 if slow else 2**20
-        content = io.BytesIO()  # joined pieces would need twice the memory
-        with self.file.open(info) as opened:
-            shutil.copyfileobj(opened, content, step)
-        return content.getvalue()
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise NotImplementedError("it is neither stored nor deflated")
+        with self.file.open(info) as opened:  # gives no more than the size, whatever is there
+            return opened.read()
 
 
 def _check_size(size: int) -> None:
@@ -276,4 +207,10 @@ def _open(path: Place) -> _Tar | _Zip:
 
 @lru_cache(maxsize=4)
 def _opened(path: Place, *state: int) -> _Tar | _Zip:
-    return _Zip(path) if path.name.lower().endswith(".zip") else _Tar(path)
+    if isinstance(path, Remote):
+        file, size = urls.open_parts(path)
+    else:
+        file = files.open_regular(path)
+        size = os.fstat(file.fileno()).st_size
+    is_zip = path.name.lower().endswith(".zip")
+    return _Zip(file) if is_zip else _Tar(file, size, str(path))

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import io
 import logging
-import zlib
-from collections.abc import Sequence
+import re
+import struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,13 +22,8 @@ MOST_VALUES = 2**28
 
 _BITS, _CHANNELS = 258, 277
 """Numbers of tags of TIFF."""
-
-_PLAIN, _DEFLATE, _LZW_AND_PACKBITS = (1,), (8, 32946), (5, 32773)
-"""Numbers of the ways in which strips are packed that are read here."""
-
-_MOST_PACKED = 4096
-"""Bytes that a byte of LZW or PackBits may become."""
-
+_PACKINGS = (1, 8, 32946, 5, 32773)
+"""Numbers of the compressions of TIFF that are read: none, Deflate, LZW and PackBits."""
 _MOST_CHANNELS = 4096
 _INSTALL = "pip install 'featviz[tiff]'"
 
@@ -52,8 +47,8 @@ class Wanted(NamedTuple):
 
 
 def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
-    """An array as the model takes it: 8 bits of grey or RGB as the picture that they are, any other
-    numbers as they become values.
+    """An array as the model takes it: 8 bits of grey or RGB as the picture that they are, other
+    unsigned integers of 8 and 16 bits scaled to 0..1 by their range, all others as they are.
 
     The axis of channels is the first or the last, whichever has as many as the model takes.
 
@@ -77,34 +72,44 @@ def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
         return Image.fromarray(np.ascontiguousarray(pixels))
     if len(values) != wanted.channels:
         values = np.repeat(values, wanted.channels, axis=0)
-    scaled, words = _scaled(values)
+    dtype = values.dtype
+    if dtype.kind == "u" and dtype.itemsize <= 2:
+        most = np.iinfo(dtype).max
+        scaled, words = values.astype(np.float32) / np.float32(most), f"{dtype} / {most}"
+    else:
+        with np.errstate(over="ignore"):
+            scaled, words = values.astype(np.float32), f"{dtype} values as they are"
+        if not np.isfinite(scaled).all():
+            raise ImageError(f"holds {dtype} beyond what float32 can hold", None)
     slices = f"volume of {values.shape[1]} slices, " if wanted.volume else ""
     return Raster(np.ascontiguousarray(scaled), slices + words)
 
 
 def _channels_first(array: np.ndarray, wanted: Wanted) -> np.ndarray:
     """The array as [C, H, W], or [C, D, H, W] for a volume."""
-    whole = 4 if wanted.volume else 3
+    shape, whole = array.shape, 4 if wanted.volume else 3
+    first, last = True, False
     if array.ndim == whole + 1 and len(array) == 1:  # a batch of one: [1, C, H, W]
-        array, first, last = array[0], True, False
+        array = array[0]
     elif array.ndim == whole - 1:
-        array, first, last = array[None], True, False
-    elif array.ndim != whole:
-        raise _no_fit(array.shape, wanted)
-    elif wanted.volume:
-        first, last = True, False
-    else:
-        first, last = (_fits(array.shape[axis], wanted, array.dtype) for axis in (0, -1))
+        array = array[None]
+    elif array.ndim == whole and not wanted.volume:
+        first, last = (_fits(shape[axis], wanted, array.dtype) for axis in (0, -1))
         if first == last:
-            first, last = (array.shape[axis] == wanted.channels for axis in (0, -1))
+            first, last = (shape[axis] == wanted.channels for axis in (0, -1))
     if first and last:
         raise ImageError(
-            f"has the shape {list(array.shape)}, and both its first and its last axis could be "
+            f"has the shape {list(shape)}, and both its first and its last axis could be "
             f"the {wanted.channels} channels",
             "save it as [1, C, H, W], which says that the channels come first",
         )
-    if not (first and _fits(len(array), wanted, array.dtype)) and not last:
-        raise _no_fit(array.shape, wanted)
+    first = first and _fits(len(array), wanted, array.dtype)
+    if array.ndim != whole or not (first or last):
+        raise ImageError(
+            f"has the shape {list(shape)}, and the model takes "
+            f"{counted(wanted.channels, 'channel')}: {wanted.shapes}",
+            "--channels says another number, --transform makes what the model takes",
+        )
     return array if first else np.moveaxis(array, -1, 0)
 
 
@@ -114,28 +119,6 @@ def _fits(count: int, wanted: Wanted, dtype: np.dtype[Any]) -> bool:
     if count == wanted.channels or (count == 1 and wanted.channels == 3):
         return True
     return count == 3 and wanted.channels == 1 and dtype == np.uint8 and not wanted.volume
-
-
-def _no_fit(shape: Sequence[int], wanted: Wanted) -> ImageError:
-    channels = counted(wanted.channels, "channel")
-    return ImageError(
-        f"has the shape {list(shape)}, and the model takes {channels}: {wanted.shapes}",
-        "--channels says another number, --transform makes what the model takes",
-    )
-
-
-def _scaled(values: np.ndarray) -> tuple[np.ndarray, str]:
-    """float32 values, and in words what became of the numbers: unsigned integers of 8 and 16 bits
-    are scaled to 0..1 by their range, and all others are left as they are."""
-    dtype = values.dtype
-    if dtype.kind == "u" and dtype.itemsize <= 2:
-        most = np.iinfo(dtype).max
-        return values.astype(np.float32) / np.float32(most), f"{dtype} / {most}"
-    with np.errstate(over="ignore"):
-        floats = values.astype(np.float32)
-    if not np.isfinite(floats).all():
-        raise ImageError(f"holds {dtype} beyond what float32 can hold", None)
-    return floats, f"{dtype} values as they are"
 
 
 def is_tiff(data: bytes) -> bool:
@@ -168,43 +151,28 @@ def read_tiff(data: bytes) -> np.ndarray:
     try:
         with tifffile.TiffFile(io.BytesIO(data)) as file:
             page = file.pages.first
-            _check_tiff(page, data)
+            if page.dtype is None or page.axes not in ("YX", "YXS", "SYX"):
+                words = f"is a TIFF of {page.bitspersample} bits a channel, which is not read"
+                raise ImageError(words, "8, 16 or 32 bits, the same for all channels")
+            if page.samplesperpixel > _MOST_CHANNELS or page.size > MOST_VALUES:
+                size = f"{page.imagewidth}×{page.imagelength}"
+                raise ImageError(f"has {size} pixels of {page.samplesperpixel} channels: too many")
+            if page.compression not in _PACKINGS:
+                words = f"is a TIFF packed by method {int(page.compression)}, which is not read"
+                raise ImageError(words, "save it without compression, or packed by Deflate")
             image: np.ndarray = page.asarray(maxworkers=1)
             return np.moveaxis(image, 0, -1) if page.axes == "SYX" else np.atleast_3d(image)
     except ImageError:
         raise
     except Exception as error:  # the file decides what is raised
-        line = (str(error) or type(error).__name__).splitlines()[0]
-        hint = _INSTALL if "imagecodecs" in line else None
-        raise ImageError(f"is a TIFF that cannot be read: {line}", hint) from error
+        hint = _INSTALL if "imagecodecs" in str(error) else None
+        raise ImageError(f"is a TIFF that cannot be read: {reason(error)}", hint) from error
     finally:
         log.disabled = False
 
 
-def _check_tiff(page: Any, data: bytes) -> None:
-    """Refuse what is no picture, too large, or packed in another way, before memory is taken."""
-    if page.dtype is None or page.axes not in ("YX", "YXS", "SYX"):
-        words = f"is a TIFF of {page.bitspersample} bits a channel, which is not read"
-        raise ImageError(words, "8, 16 or 32 bits, the same for all channels")
-    rows, across = page.tilelength or page.rowsperstrip, page.tilewidth or page.imagewidth
-    part = across * (rows if page.is_tiled else min(rows, page.imagelength))
-    part *= page.samplesperpixel if page.planarconfig == 1 else 1  # channels side by side
-    if page.samplesperpixel > _MOST_CHANNELS or page.size > MOST_VALUES or part > 4 * MOST_VALUES:
-        size = f"{page.imagewidth}×{page.imagelength}"
-        raise ImageError(f"has {size} pixels of {page.samplesperpixel} channels: too many")
-    if page.compression not in (*_PLAIN, *_DEFLATE, *_LZW_AND_PACKBITS):
-        words = f"is a TIFF packed by method {int(page.compression)}, which is not read"
-        raise ImageError(words, "save it without compression, or packed by Deflate")
-    room = 0
-    for start, count in zip(page.dataoffsets, page.databytecounts, strict=True):
-        strip = data[start : start + count]
-        if page.compression in _DEFLATE:  # tifffile would unpack any number of bytes
-            whole = part * page.dtype.itemsize
-            unpacked = len(zlib.decompressobj().decompress(strip, whole + 1))
-            if unpacked > whole:
-                raise ImageError("is a TIFF with a strip of more bytes than it has pixels")
-            room += unpacked
-        else:
-            room += len(strip) * (1 if page.compression in _PLAIN else _MOST_PACKED)
-    if room < page.nbytes:
-        raise ImageError(f"is a TIFF whose strips lack some of its {page.nbytes:,} bytes")
+def reason(error: Exception) -> str:
+    """What a decoder says of a broken file, unless that is a number or of its own code."""
+    words = str(error).partition("\n")[0]
+    own = isinstance(error, (IndexError, KeyError, TypeError, struct.error))
+    return "it is damaged" if own or re.fullmatch(r"(decoder error )?-?\d*", words) else words

@@ -1,4 +1,5 @@
-"""Files to pictures of mode L or RGB, as a person sees them."""
+"""The formats of image files that are read, none of which starts a program or is one; and files to
+pictures of mode L or RGB, as a person sees them."""
 
 from __future__ import annotations
 
@@ -6,32 +7,155 @@ import hashlib
 import io
 import logging
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 
 from featviz.errors import FileError, ImageError, UsageError
+from featviz.files import npy
 from featviz.images import archives, arrays
 from featviz.images.archives import Place
 from featviz.images.arrays import Wanted
-from featviz.images.formats import EXPECTED, of_channels, open_image
 from featviz.records import Raster, Sample
 
 log = logging.getLogger(__name__)
 
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """A format of image files that is read."""
+
+    name: str
+    """Pillow's name where Pillow reads it."""
+    suffixes: tuple[str, ...] = ()
+    """By which folders and archives are searched; without any it is read where a file is named."""
+    common: bool = False
+    """Whether Pillow knows it without importing all of its plugins."""
+    pillow: bool = True
+    is_mine: Callable[[bytes], bool] | None = None
+    """Knows a file of the format that may hold any number of channels."""
+    read: Callable[[bytes], np.ndarray] | None = None
+    """Reads such a file as an array; None where only torch can, whose reader the caller has."""
+
+
+def _is_zip_with(suffix: str, data: bytes) -> bool:
+    """Whether a file is a zip in which a name ends so."""
+    if not data.startswith(b"PK\3\4"):
+        return False
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return any(name.endswith(suffix) for name in archive.namelist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
+        return False
+
+
+def _is_torch(data: bytes) -> bool:
+    """Whether a file is one of torch.save, as it is written now or was before torch 1.6."""
+    old = data.startswith(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.")
+    return old or _is_zip_with("data.pkl", data)
+
+
+IMAGE_FORMATS = (
+    ImageFormat("PNG", (".png",), common=True),
+    ImageFormat("JPEG", (".jpg", ".jpeg", ".jfif"), common=True),
+    ImageFormat("GIF", (".gif",), common=True),
+    ImageFormat("BMP", (".bmp",), common=True),
+    ImageFormat("PPM", (".ppm", ".pgm", ".pbm", ".pnm"), common=True),
+    ImageFormat("DIB"),
+    ImageFormat("TIFF", (".tif", ".tiff"), is_mine=arrays.is_tiff, read=arrays.read_tiff),
+    ImageFormat("WEBP", (".webp",)),
+    ImageFormat("JPEG2000", (".jp2",)),
+    ImageFormat("AVIF", (".avif",)),
+    ImageFormat("ICO"),
+    ImageFormat("PCX"),
+    ImageFormat("QOI"),
+    ImageFormat("SGI"),
+    ImageFormat("TGA", (".tga",)),
+    ImageFormat("NPY", pillow=False, is_mine=lambda d: d.startswith(npy.MAGIC), read=npy.read_npy),
+    ImageFormat("NPZ", pillow=False, is_mine=partial(_is_zip_with, ".npy"), read=npy.read_npz),
+    ImageFormat("PT", pillow=False, is_mine=_is_torch),
+)
+"""In the order in which they are tried: TGA has no mark by which it is known, and comes last of
+Pillow's. Arrays may hold anything, and are read where they are named, not found in folders. Of
+Pillow's formats that are not here EPS starts Ghostscript, and the rest are of fonts, films, screens
+and telescopes."""
+
+SUFFIXES = frozenset(suffix for known in IMAGE_FORMATS for suffix in known.suffixes)
+"""File names, in lower case, that count as images in a folder or an archive."""
+
+EXPECTED = (
+    f"give an image ({', '.join(one.name for one in IMAGE_FORMATS if one.suffixes)}) or an array "
+    f"({', '.join(f'.{one.name.lower()}' for one in IMAGE_FORMATS if not one.pillow)}); "
+    "--forward-arg passes other arguments of the model"
+)
+"""What a file that is no image should have been."""
+
+_LOOKS = {
+    b"%!PS": "PostScript",
+    b"%PDF": "PDF",
+    b"<svg": "SVG",
+    b"<?xml": "XML or SVG",
+    b"<!DOCTYPE": "HTML or SVG",
+    b"<html": "HTML",
+    b"8BPS": "Photoshop",
+    b"PK\3\4": "a zip file",
+}
+
+
+def open_image(file: BinaryIO) -> Image.Image:
+    """Open an image in one of IMAGE_FORMATS; its pixels are read later.
+
+    Raises:
+        UnidentifiedImageError: the file is no such image; the message says what it looks like.
+        OSError: or whatever else Pillow raises on broken files.
+    """
+    head = file.read(64)
+    file.seek(0)
+    common, others = (
+        [one.name for one in IMAGE_FORMATS if one.pillow and one.common == first]
+        for first in (True, False)
+    )
+    try:
+        try:
+            return Image.open(file, formats=common)
+        except UnidentifiedImageError:
+            Image.init()  # imports all of Pillow's plugins; it may have been built without some
+            return Image.open(file, formats=[name for name in others if name in Image.OPEN])
+    except UnidentifiedImageError:
+        looks = _looks_like(head)
+        words = f"that featviz reads: it looks like {looks}" if looks else "that Pillow can read"
+        raise UnidentifiedImageError(f"is no image {words}" if head else "is empty") from None
+
+
+def of_channels(data: bytes) -> ImageFormat | None:
+    """The format of a file that may hold any number of channels; None for any other file."""
+    return next((one for one in IMAGE_FORMATS if one.is_mine and one.is_mine(data)), None)
+
+
+def _looks_like(head: bytes) -> str | None:
+    """What a file that is none of IMAGE_FORMATS looks like, by its first bytes."""
+    if head[4:8] == b"ftyp" and head[8:12] in (b"heic", b"heix", b"mif1", b"msf1"):
+        return "HEIC, which has to be converted"
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    known = next((words for mark, words in _LOOKS.items() if start.startswith(mark)), None)
+    text = head.decode("utf-8", "ignore")
+    whole = len(head) - len(text.encode()) < 4  # the last letter may be cut
+    plain = whole and text and all(c.isprintable() or c in "\t\r\n\ufeff" for c in text)
+    return known or ("text" if plain else None)
+
+
+# Files to pictures ---------------------------------------------------------------------------
+
 _BROKEN = (
-    OSError,
-    SyntaxError,
-    IndexError,
-    TypeError,
-    KeyError,
-    struct.error,
-    MemoryError,
+    *(OSError, SyntaxError, MemoryError, IndexError, TypeError, KeyError, struct.error),
     *archives.DAMAGED,
 )
 """What Pillow's decoders raise on broken files."""
@@ -41,13 +165,7 @@ _OF_16_BITS = ("PNG", "PPM")
 
 _RGB = Wanted(3)
 
-
-class _How(NamedTuple):
-    """How files become images; see `decode`."""
-
-    background: str
-    wanted: Wanted
-    tensors: Callable[[bytes], np.ndarray] | None
+warnings.filterwarnings("ignore", module=r"PIL\.")  # what matters of a broken file is raised
 
 
 @dataclass(frozen=True)
@@ -76,6 +194,7 @@ def decode(
     frames: int | None = None,
     wanted: Wanted = _RGB,
     tensors: Callable[[bytes], np.ndarray] | None = None,
+    quiet: bool = False,
 ) -> DecodedImage:
     """Read a sample's images as they are meant to be seen.
 
@@ -91,11 +210,11 @@ def decode(
         frames: take so many images, evenly spread over the sample's files or over an animation
             (some twice where there are fewer). Without it every file, and of an animation the
             first frame, with a warning.
+        quiet: without that warning.
 
     Raises:
         ImageError: no file, no image, truncated, or too large; names the file.
     """
-    how = _How(background, wanted, tensors)
     data = [_read(sample, path) for path in sample.paths]
     alone = len(data) == 1
     chosen = range(len(data)) if alone or frames is None else _spread(len(data), frames)
@@ -103,7 +222,16 @@ def decode(
     for index in chosen:
         path = sample.paths[index]
         with _errors_named(sample, path):
-            images += _images(data[index], path, how, frames if alone else None)
+            array = _array(data[index], wanted, tensors)
+            if array is not None:
+                images.append(arrays.to_image(array, wanted))
+                continue
+            with open_image(io.BytesIO(data[index])) as opened:
+                count = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
+                numbers = _spread(count, frames) if frames and alone else [0]
+                if count > 1 and not (frames and alone) and not quiet:
+                    log.warning("%s has %d frames; the first is taken", path, count)
+                images += [_frame(opened, number, background, wanted) for number in numbers]
     return DecodedImage(tuple(images), _sha256(data))
 
 
@@ -146,65 +274,55 @@ def _errors_named(sample: Sample, path: Place) -> Iterator[None]:
         words = f"{name} has more pixels than the {most:,} that an image may have"
         raise ImageError(words, "cut it into parts, or make it smaller") from None
     except _BROKEN as error:
-        reason = str(error) or type(error).__name__
-        raise ImageError(f"{name} cannot be read: {reason}", None) from error
+        raise ImageError(f"{name} cannot be read: {arrays.reason(error)}") from error
 
 
-def _images(
-    data: bytes, path: Place, how: _How, frames: int | None
-) -> Sequence[Image.Image | Raster]:
-    """The image in the bytes of a file; with `frames`, so many of the animation that it is."""
-    known, wanted = of_channels(data), how.wanted
+def _array(
+    data: bytes, wanted: Wanted, tensors: Callable[[bytes], np.ndarray] | None
+) -> np.ndarray | None:
+    """The numbers in the bytes of a file that are no picture for this model; None for a picture."""
+    known = of_channels(data)
+    as_stored = wanted.channels not in (1, 3) and (known or not wanted.raw)
+    if known is None and not as_stored:
+        return None
     if known is None or known.pillow:
         try:
-            if wanted.channels not in (1, 3) and (known or not wanted.raw):
-                return [_bands(data, wanted)]
-            return _pictures(data, path, how, frames)
+            with open_image(io.BytesIO(data)) as opened:
+                if not as_stored:
+                    return None
+                if arrays.is_whole_tiff(opened):  # the channels as they are, alpha among them
+                    upright = ImageOps.exif_transpose(opened)
+                    plain = upright.convert("RGBA") if upright.mode == "P" else upright
+                    return _ready(np.asarray(plain), wanted)
         except UnidentifiedImageError:
             if known is None:
                 raise
-    reader = known.read or how.tensors
+    assert known is not None
+    reader = known.read or tensors
     if reader is None:
         raise UnidentifiedImageError("is a file of torch.save, which is no image here")
     try:
         array = reader(data)
     except FileError as error:
         raise ImageError(error.message, error.hint) from error
-    return [arrays.to_image(_ready(array, wanted) if known.pillow else array, wanted)]
+    return _ready(array, wanted) if known.pillow else array
 
 
-def _bands(data: bytes, wanted: Wanted) -> Image.Image | Raster:
-    """The channels of a picture as they are stored, its alpha among them."""
-    with open_image(io.BytesIO(data)) as opened:
-        if not arrays.is_whole_tiff(opened):
-            raise UnidentifiedImageError("has more channels or bits than Pillow reads")
-        upright = ImageOps.exif_transpose(opened)
-        plain = upright.convert("RGBA") if upright.mode == "P" else upright
-        return arrays.to_image(_ready(np.asarray(plain), wanted), wanted)
-
-
-def _pictures(
-    data: bytes, path: Place, how: _How, frames: int | None
-) -> list[Image.Image | Raster]:
-    with open_image(io.BytesIO(data)) as opened:
-        count = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
-        if frames is None and count > 1:
-            log.warning("%s has %d frames; the first is taken", path, count)
-        images: list[Image.Image | Raster] = []
-        for index in [0] if frames is None else _spread(count, frames):
-            if index:
-                opened.seek(index)
-            opened.load()
-            upright = ImageOps.exif_transpose(opened)
-            if not _is_wide(upright) or how.wanted.raw:
-                images.append(_flatten(upright, how.background))
-                continue
-            # the format tells 16 bits: two images of one series are never read in two ways
-            numbers = np.asarray(upright)
-            of_16 = upright.mode == "I" and opened.format in _OF_16_BITS
-            numbers = numbers.astype(np.uint16 if of_16 else numbers.dtype.newbyteorder("="))
-            images.append(arrays.to_image(_ready(numbers, how.wanted), how.wanted))
-        return images
+def _frame(
+    opened: Image.Image, number: int, background: str, wanted: Wanted
+) -> Image.Image | Raster:
+    """A picture, or one frame of an animation."""
+    if number:
+        opened.seek(number)
+    opened.load()
+    upright = ImageOps.exif_transpose(opened)
+    if not _is_wide(upright) or wanted.raw:
+        return _flatten(upright, background)
+    # the format tells 16 bits: two images of one series are never read in two ways
+    values = np.asarray(upright)
+    of_16 = upright.mode == "I" and opened.format in _OF_16_BITS
+    values = values.astype(np.uint16 if of_16 else values.dtype.newbyteorder("="))
+    return arrays.to_image(_ready(values, wanted), wanted)
 
 
 def _ready(picture: np.ndarray, wanted: Wanted) -> np.ndarray:
@@ -234,9 +352,8 @@ def check_background(color: str) -> None:
     try:
         ImageColor.getrgb(color)
     except ValueError:
-        raise UsageError(
-            f"--background {color!r} is no colour", "for example white or #808080"
-        ) from None
+        words = f"--background {color!r} is no colour"
+        raise UsageError(words, "for example white or #808080") from None
 
 
 def _flatten(image: Image.Image, background: str) -> Image.Image:
@@ -245,8 +362,8 @@ def _flatten(image: Image.Image, background: str) -> Image.Image:
         return _from_wide(image)
     if image.has_transparency_data:
         channels = ImageColor.getrgb(background)[:3]
-        ground = Image.new("RGBA", image.size, channels)
-        over = Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
+        behind = Image.new("RGBA", image.size, channels)
+        over = Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")
         grey = image.mode in ("1", "L", "LA", "La") and len(set(channels)) == 1
         return over.convert("L") if grey else over
     if image.mode in ("L", "RGB"):

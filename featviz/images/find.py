@@ -22,7 +22,7 @@ from featviz.files.missing import hint_of, misspelt
 from featviz.files.urls import Remote, Url, is_url, local_path
 from featviz.images import archives
 from featviz.images.archives import Place
-from featviz.images.formats import SUFFIXES, of_channels, open_image
+from featviz.images.decode import SUFFIXES, of_channels, open_image
 from featviz.records import Sample
 from featviz.text import expand_braces, is_number, quoted, safe_way
 
@@ -44,7 +44,7 @@ def find_samples(
 
     A sample's name is its path relative to the argument, lengthened by as many parent folders as
     make it unique. A file that is named is taken whatever its suffix; folders and archives give
-    the files with one of `formats.SUFFIXES`.
+    the files with one of `decode.SUFFIXES`.
 
     Args:
         outside: a folder that is passed over when it lies in a folder that is searched: the run
@@ -53,15 +53,23 @@ def find_samples(
     Raises:
         UsageError: an argument leads to no file, or to a folder, archive or list without images.
     """
-    named: list[Named] = []
+    count, unique = 0, dict[str, Named]()
     for argument in arguments:
-        named += _expand(argument, stdin, nul_separated, outside)
-    unique: dict[str, Named] = {}
-    for name, path in named:
-        unique.setdefault(_identity(path), (name, path))
-    if len(unique) < len(named):
-        log.info("%d images were named more than once", len(named) - len(unique))
-    return _named_apart(unique.values())
+        for name, path in _expand(argument, stdin, nul_separated, outside):
+            count += 1
+            unique.setdefault(_identity(path), (_tidy(name), path))
+    if len(unique) < count:
+        log.info("%d images were named more than once", count - len(unique))
+
+    def parts(path: Place) -> tuple[str, ...]:
+        far = path.place.replace("::", "/") if isinstance(path, Remote) else None
+        return PurePath(_tidy(far or _identity(path))).parts
+
+    samples = []
+    for path, name in told_apart({path: name for name, path in unique.values()}, parts).items():
+        inside = archives.split(path)
+        samples.append(Sample(name, (path,), _identity(inside[0]) if inside else None))
+    return samples
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
@@ -88,16 +96,18 @@ def _identity(path: Place) -> str:
     """One spelling for one file; links that lead nowhere are as many failures."""
     if isinstance(path, Remote):
         return f"{path.url.protocol}://{path.path}::{path.member or ''}"
-    place = archives.split(path)
-    if place is None:
-        return os.path.realpath(path) if _is_there(path) else str(path.absolute())
-    return f"{os.path.realpath(str(place[0]))}/{place[1]}"
+    if inside := archives.split(path):
+        return f"{os.path.realpath(str(inside[0]))}/{inside[1]}"
+    return os.path.realpath(path) if _is_there(path) else str(path.absolute())
 
 
 def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | None) -> list[Named]:
+    """The files that an argument stands for, at least one."""
     if argument == "-":
         return _listed(stdin or sys.stdin.buffer, nul)
-    if (parts := expand_braces(argument)) != [argument] and not _is_there(Path(argument)):
+    path = Path(argument)
+    there = _is_there(path)
+    if not there and (parts := expand_braces(argument)) != [argument]:
         return [named for part in parts for named in _expand(part, stdin, nul, outside)]
     if is_url(argument):
         if (local := local_path(argument)) is not None:
@@ -106,24 +116,19 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
             return _in_store(argument)
         except FileError as error:
             raise FileError(f"{quoted(str(Url(argument)))}: {error.message}", error.hint) from error
-    path = Path(argument)
-    if _is_there(path) and path.is_dir():
+    if there and path.is_dir():
         return _in_folder(path, outside)
-    if (place := archives.split(path)) is not None:
-        return _in_archive(argument, *place)
-    if archives.is_archive(path) and _is_there(path):
-        return _whole_archive(path)
-    if _is_there(path):
+    if inside := archives.split(path):
+        return _in_archive(argument, *inside)
+    if there and archives.is_archive(path):
+        return _in_archive(argument, path)
+    if there:
         return [(path.name, path)]
     if glob.has_magic(argument):
-        plain = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts)
-        fixed = Path(*plain)
-        found = [
-            file for file in sorted(glob.glob(argument, recursive=True)) if Path(file).is_file()
-        ]
-        return _matching(
-            argument, ((Path(file).relative_to(fixed).as_posix(), Path(file)) for file in found)
-        )
+        fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
+        files = map(Path, sorted(glob.glob(argument, recursive=True)))
+        found = [(file.relative_to(fixed).as_posix(), file) for file in files if file.is_file()]
+        return _matching(argument, found)
     near = misspelt(path)
     again = None if near is None else (argument, str(near))
     message = f"no image {argument!r}: no such file or folder"
@@ -139,14 +144,14 @@ def _is_there(path: Path) -> bool:
 
 
 def _listed(stdin: BinaryIO, nul: bool) -> list[Named]:
-    separator = b"\0" if nul else b"\n"
-    lines = (line.rstrip(b"\r") if not nul else line for line in stdin.read().split(separator))
+    lines = stdin.read().split(b"\0" if nul else b"\n")
     named: list[Named] = []
-    for line in map(os.fsdecode, filter(None, lines)):
-        local = local_path(line) if is_url(line) else line
-        path: Place = Remote.at(line) if local is None else Path(local)
-        inside = archives.split(path)
-        named.append((_tidy(inside[1]).rpartition("/")[2] if inside else path.name, path))
+    for line in (os.fsdecode(line if nul else line.rstrip(b"\r")) for line in lines):
+        if line:
+            local = local_path(line) if is_url(line) else line
+            path: Place = Remote.at(line) if local is None else Path(local)
+            inside = archives.split(path)
+            named.append((PurePosixPath(inside[1]).name if inside else path.name, path))
     if not named:
         raise UsageError("stdin lists no images", "one path a line, or NUL-separated with -0")
     return named
@@ -161,104 +166,83 @@ def _in_store(url: str) -> list[Named]:
         return _in_archive(str(replace(place, member=member)), place, member)
     place = Remote.at(url)
     if archives.is_archive(place):
-        return _whole_archive(place)
+        return _in_archive(str(place), place)
     if glob.has_magic(place.place):
-        return _matching(str(place), urls.matching(place))
+        return _matching(str(place), list(urls.matching(place)))
     plain = "/" in place.place and PurePath(place.name).suffix
     if url.endswith("/") or (not plain and urls.is_folder(place)):
-        found: list[Named] = [
-            (_tidy(name), file)
-            for name, file in urls.below(place)
-            if PurePath(name).suffix.lower() in SUFFIXES and not archives.is_hidden(name)
-        ]
-        return _not_empty(str(place), found)
-    return [(_tidy(place.name), place)]
+        below = [pair for pair in urls.below(place) if not archives.is_hidden(pair[0])]
+        return _images(f"folder {str(place)!r}", below)
+    return [(place.name, place)]
 
 
-def _matching(pattern: str, found: Iterable[Named]) -> list[Named]:
-    """The files that a glob matches: at least one."""
-    named: list[Named] = [(_tidy(name), file) for name, file in found]
-    if not named:
+def _matching(pattern: str, found: Sequence[Named]) -> list[Named]:
+    if not found:
         raise UsageError(f"no image matches {quoted(pattern)!r}", "check the pattern")
-    return named
+    return list(found)
 
 
-def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
-    """The images in a folder, but for those in `outside`, a folder below it. What is no regular
-    file is left out; a link that leads nowhere is an image that fails."""
-    base, apart = Path(os.path.realpath(folder)), Path(os.path.realpath(outside or folder))
-    left_out = apart.relative_to(base) if apart != base and apart.is_relative_to(base) else None
-    files = [
-        file
-        for file in sorted(path.relative_to(folder) for path in folder.rglob("*"))
-        if file.suffix.lower() in SUFFIXES
-        and not any(part.startswith(".") for part in file.parts)
-        and not (left_out and file.is_relative_to(left_out))
-        and (os.path.isfile(folder / file) or not os.path.exists(folder / file))  # noqa: PTH110, PTH113
-    ]
-    return _not_empty(str(folder), [(file.as_posix(), folder / file) for file in files])
-
-
-def _not_empty(folder: str, found: list[Named]) -> list[Named]:
+def _images(where: str, files: Sequence[Named]) -> list[Named]:
+    """Those files whose names are of images, at least one."""
+    found = [pair for pair in files if PurePath(pair[0]).suffix.lower() in SUFFIXES]
+    if not found and where.startswith("archive"):
+        raise UsageError(f"no images in {where}", f"it has {len(files)} other files")
     if not found:
         raise UsageError(
-            f"no images in folder {folder!r}",
+            f"no images in {where}",
             f"it has no {' '.join(sorted(SUFFIXES))} files; arrays are read where they are named, "
             "for example by a quoted '*.npy'",
         )
     return found
 
 
-def _whole_archive(path: Place) -> list[Named]:
-    names = _members(path)
-    images = [name for name in names if PurePath(name).suffix.lower() in SUFFIXES]
-    if not images:
-        raise UsageError(f"no images in archive {str(path)!r}", f"it has {len(names)} other files")
-    return [(_tidy(name), archives.member(path, name)) for name in images]
+def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
+    """The images in a folder, but for those in `outside`, a folder below it. What is no regular
+    file is left out; a link that leads nowhere is an image that fails."""
+    base, apart = real(folder), real(outside or folder)
+    left_out = apart.relative_to(base) if apart != base and apart.is_relative_to(base) else None
+    files = [
+        (file.as_posix(), folder / file)
+        for file in sorted(path.relative_to(folder) for path in folder.rglob("*"))
+        if file.suffix.lower() in SUFFIXES
+        and not any(part.startswith(".") for part in file.parts)
+        and not (left_out and file.is_relative_to(left_out))
+        and (os.path.isfile(folder / file) or not os.path.exists(folder / file))  # noqa: PTH110, PTH113
+    ]
+    return _images(f"folder {str(folder)!r}", files)
 
 
-def _in_archive(argument: str, archive: Place, name: str) -> list[Named]:
+def _in_archive(argument: str, archive: Place, name: str | None = None) -> list[Named]:
+    """One file of an archive, or all its images."""
     if isinstance(archive, Path) and not archive.is_file():
         message, near = f"no archive {str(archive)!r} for {argument!r}", misspelt(archive)
         if near is None or not archives.is_archive(near):
             raise UsageError(message, hint_of(archive, None))
         meant = f"{near}{archives.SEPARATOR}{name}"
         raise UsageError(message, f"did you mean {quoted(meant)}?", replace=(argument, meant))
-    names, path = _members(archive), archives.member(archive, name)
+    try:
+        if isinstance(archive, Path) and not archive.stat().st_size:
+            raise UsageError(f"archive {str(archive)!r} is empty", "is it whole?")
+        names = archives.members(archive)
+    except (OSError, *archives.DAMAGED) as error:
+        known = error.hint if isinstance(error, FileError) else None
+        words = f"archive {str(archive)!r} cannot be read: {error}"
+        raise UsageError(words, known or "is it whole?") from error
+    if name is None:
+        files = [(one, archives.member(archive, one)) for one in names]
+        return _images(f"archive {str(archive)!r}", files)
+    path = archives.member(archive, name)
     if name not in names and not archives.exists(path):
         raise UsageError(
             f"no image {argument!r}: nothing in the archive is called so",
             f"{str(archive)!r} alone takes all its images",
         )
-    return [(_tidy(name), path)]
-
-
-def _members(path: Place) -> list[str]:
-    try:
-        if isinstance(path, Path) and path.is_file() and not path.stat().st_size:
-            raise UsageError(f"archive {str(path)!r} is empty", "is it whole?")
-        return archives.members(path)
-    except (OSError, *archives.DAMAGED) as error:
-        known = error.hint if isinstance(error, FileError) else None
-        words = f"archive {str(path)!r} cannot be read: {error}"
-        raise UsageError(words, known or "is it whole?") from error
+    return [(name, path)]
 
 
 def _tidy(name: str) -> str:
     """A name without what would lead out of the run directory."""
     return "/".join(part for part in name.split("/") if part not in ("", "..")) or "image"
-
-
-def _named_apart(named: Iterable[Named]) -> list[Sample]:
-    def parts(path: Place) -> tuple[str, ...]:
-        far = path.place.replace("::", "/") if isinstance(path, Remote) else None
-        return PurePath(_tidy(far or _identity(path))).parts
-
-    samples = []
-    for path, name in told_apart({path: name for name, path in named}, parts).items():
-        inside = archives.split(path)
-        samples.append(Sample(name, (path,), _identity(inside[0]) if inside else None))
-    return samples
 
 
 def told_apart(
@@ -295,13 +279,18 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
     """Stills of one folder are the frames of one clip, in the order of the numbers in their
     names; an animation is a clip of its own, and so is an array, which is a volume."""
     folders: dict[PurePath, list[Sample]] = {}
-    animations: list[Sample] = []
+    found: list[Sample] = []
     for sample in samples:
         if _is_whole(sample.path):
-            animations.append(sample)
+            found.append(sample)
         else:
             folders.setdefault(_spelt(sample.path).parent, []).append(sample)
-    found = animations + [_clip(folder, frames) for folder, frames in folders.items()]
+    for folder, frames in folders.items():
+        ordered = sorted(frames, key=lambda frame: natural_key(frame.path.name))
+        above = PurePosixPath(frames[0].name).parent
+        name = frames[0].name if len(frames) == 1 else folder.name
+        name = (str(above) if above.name else name) or "clip"
+        found.append(Sample(name, tuple(frame.path for frame in ordered)))
 
     def parts(number: int) -> tuple[str, ...]:
         path = _spelt(found[number].path)
@@ -309,6 +298,29 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
 
     names = told_apart({number: clip.name for number, clip in enumerate(found)}, parts)
     return [replace(clip, name=names[number]) for number, clip in enumerate(found)]
+
+
+def natural_key(name: str) -> list[tuple[int, str]]:
+    """Sorts `frame2` before `frame10`, and both before `frames`."""
+    return [(int(part), "") if is_number(part) else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _spelt(path: Place) -> PurePath:
+    """One absolute spelling of where a file is, also in a store."""
+    return PurePosixPath("/", path.place) if isinstance(path, Remote) else real(path)
+
+
+def _is_whole(path: Place) -> bool:
+    """Whether a file is a clip or a volume of its own, not one frame of a clip."""
+    try:
+        data = archives.read(path)
+        known = of_channels(data)
+        if known is not None and not known.pillow:
+            return True
+        with open_image(io.BytesIO(data)) as image:
+            return getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
+    except Exception:  # whatever is wrong with it, reading it will say so
+        return False
 
 
 def together(samples: Sequence[Sample], count: int) -> list[Sample]:
@@ -321,8 +333,7 @@ def together(samples: Sequence[Sample], count: int) -> list[Sample]:
         raise UsageError(
             f"the model takes {count} images at once, and there are {len(samples)}",
             f"give a multiple of {count}; --inputs says otherwise, and "
-            "--forward-arg NAME=VALUE gives "
-            "an argument that is no image",
+            "--forward-arg NAME=VALUE gives an argument that is no image",
         )
     joined = []
     for group in (samples[i : i + count] for i in range(0, len(samples), count)):
@@ -352,34 +363,3 @@ def unnested(samples: Sequence[Sample]) -> list[Sample]:
         seen.add(folder(name))
         renamed.append(replace(sample, name=name))
     return renamed
-
-
-def natural_key(name: str) -> list[tuple[int, str]]:
-    """Sorts `frame2` before `frame10`, and both before `frames`."""
-    return [(int(part), "") if is_number(part) else (-1, part) for part in re.split(r"(\d+)", name)]
-
-
-def _clip(folder: PurePath, frames: Sequence[Sample]) -> Sample:
-    ordered = sorted(frames, key=lambda frame: natural_key(frame.path.name))
-    above = PurePosixPath(frames[0].name).parent
-    name = frames[0].name if len(frames) == 1 else folder.name
-    name = str(above) if above.name else name
-    return Sample(name or "clip", tuple(frame.path for frame in ordered))
-
-
-def _spelt(path: Place) -> PurePath:
-    """One absolute spelling of where a file is, also in a store."""
-    return PurePosixPath("/", path.place) if isinstance(path, Remote) else real(path)
-
-
-def _is_whole(path: Place) -> bool:
-    """Whether a file is a clip or a volume of its own, not one frame of a clip."""
-    try:
-        data = archives.read(path)
-        known = of_channels(data)
-        if known is not None and not known.pillow:
-            return True
-        with open_image(io.BytesIO(data)) as image:
-            return getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
-    except Exception:  # whatever is wrong with it, reading it will say so
-        return False

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from featviz.errors import UsageError
 
-_AS_PNG = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
-_AS_TIFF = frozenset({"I", "F"})
+_KEPT = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I", "F"})
+"""Modes that a PNG or TIFF keeps."""
 _WITH_ALPHA = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
+_VALUES = "uint8, or floats in 0..1"
 
 
 def to_images(value: Any, name: str = "image") -> list[Image.Image]:
@@ -59,7 +60,21 @@ def to_files(images: Iterable[Any], folder: Path) -> list[str]:
             files.append(str(value))
             continue
         for image in to_images(value, f"image {number}"):
-            files.append(_saved(image, folder / f"image-{count}", f"image {number}"))
+            is_tiff = image.mode in ("I", "F")
+            path = folder / f"image-{count}{'.tiff' if is_tiff else '.png'}"
+            options: dict[str, Any] = {} if is_tiff else {"compress_level": 1}
+            try:
+                if not image.width * image.height:
+                    raise ValueError("it has no pixels")
+                if exif := image.getexif():
+                    options["exif"] = exif
+                if image.mode not in _KEPT:
+                    image = image.convert(_WITH_ALPHA.get(image.mode, "RGB"))
+                image.save(path, **options)
+            except (OSError, ValueError, SyntaxError) as error:
+                words = f"image {number} cannot be read: {error}"
+                raise UsageError(words, "is its file whole and open?") from error
+            files.append(str(path))
             count += 1
     return files
 
@@ -67,14 +82,12 @@ def to_files(images: Iterable[Any], folder: Path) -> list[str]:
 def _from_tensor(tensor: Tensor, name: str) -> np.ndarray:
     """[..., C, H, W] to [..., H, W, C]."""
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
-        raise UsageError(f"{name} is no dense tensor with values", "uint8, or floats in 0..1")
+        raise UsageError(f"{name} is no dense tensor with values", _VALUES)
     if tensor.is_quantized or tensor.is_complex():
-        raise _no_values(name, tensor.dtype)
+        raise UsageError(f"{name} holds {tensor.dtype}, which are no values of an image", _VALUES)
     dense = tensor.detach().cpu()
-    if dense.dtype.is_floating_point:
-        dense = dense.float()
-    if dense.ndim > 2:
-        dense = dense.movedim(-3, -1)
+    dense = dense.float() if dense.dtype.is_floating_point else dense
+    dense = dense.movedim(-3, -1) if dense.ndim > 2 else dense
     return np.asarray(dense.resolve_neg().numpy())
 
 
@@ -91,7 +104,7 @@ def _levels(array: np.ndarray, name: str) -> np.ndarray:
     if dtype == np.bool_:
         return array.astype(np.uint8) * np.uint8(255)
     if not np.issubdtype(dtype, np.floating):
-        raise _no_values(name, dtype)
+        raise UsageError(f"{name} holds {dtype}, which are no values of an image", _VALUES)
     low, high = float(array.min()), float(array.max())
     if not (low >= 0 and high <= 1):
         raise UsageError(
@@ -99,27 +112,3 @@ def _levels(array: np.ndarray, name: str) -> np.ndarray:
             "give it before it is normalised; --mean and --std of the run do that",
         )
     return np.asarray((array.astype(np.float32) * 255).round().astype(np.uint8))
-
-
-def _no_values(name: str, dtype: Any) -> UsageError:
-    return UsageError(
-        f"{name} holds {dtype}, which are no values of an image", "uint8, or floats in 0..1"
-    )
-
-
-def _saved(image: Image.Image, stem: Path, name: str) -> str:
-    """Write an image in a format that keeps all of it; its EXIF, too."""
-    path = stem.with_suffix(".tiff" if image.mode in _AS_TIFF else ".png")
-    options: dict[str, Any] = {} if image.mode in _AS_TIFF else {"compress_level": 1}
-    try:
-        if not image.width * image.height:
-            raise ValueError("it has no pixels")
-        if exif := image.getexif():
-            options["exif"] = exif
-        if image.mode not in _AS_PNG | _AS_TIFF:
-            image = image.convert(_WITH_ALPHA.get(image.mode, "RGB"))
-        image.save(path, **options)
-    except (OSError, ValueError, SyntaxError) as error:
-        words = f"{name} cannot be read: {error}"
-        raise UsageError(words, "is its file whole and open?") from error
-    return str(path)

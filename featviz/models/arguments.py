@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from featviz.errors import FileError, ImageError, LoadError, UsageError
 from featviz.files import npy, read_bytes
 from featviz.models import code, digests
-from featviz.models.preprocess import Chain, Preprocess
+from featviz.models.preprocess import Chain, Preprocess, input_dtype
 from featviz.models.torch_files import read_tensor
 from featviz.records import Raster
 from featviz.text import listed, quoted
@@ -34,7 +34,7 @@ _FORMS = (
     "a number, true, false, none, zeros:1,77, ones:1,77:int64, a file .npy, .npz or .pt, or image"
 )
 _MADE = re.compile(r"(zeros|ones):(\d+(?:,\d+)*)(?::(float32|int64|bool))?")
-_WORDS = {"true": True, "false": False, "none": None}
+_WORDS = {"true": True, "false": False, "none": None, IMAGE: IMAGE}
 _MOST_BYTES = 2**30
 _MOST_VALUES = 2**28
 _READERS: dict[str, Callable[[bytes], np.ndarray]] = {
@@ -79,63 +79,31 @@ def parse(texts: Sequence[str]) -> list[Argument]:
     return arguments
 
 
-def from_values(given: Mapping[str, Any]) -> list[Argument]:
-    """Arguments that a program has at hand: tensors, arrays, numbers, whatever forward takes; a
-    dict's values by their keys; `"image"` for the image itself.
-
-    Raises:
-        UsageError: a name is no name of an argument.
-    """
-    wrong = [name for name in given if not isinstance(name, str) or not name.isidentifier()]
-    if wrong:
-        raise UsageError(f"forward_args {quoted(repr(wrong[0]))} is no name", "{'t': 10}")
-    return [
-        Argument(name, key, *_from_memory(f"{name}.{key}" if key else name, value))
-        for name, values in given.items()
-        for key, value in (
-            values.items() if isinstance(values, Mapping) and values else [(None, values)]
-        )
-    ]
-
-
-def _from_memory(label: str, value: Any) -> tuple[Any, str]:
-    """The value as `feed` takes it, and its words for the manifest, with a digest where they do not
-    say all of it."""
-    if isinstance(value, str) and value == IMAGE:
-        return IMAGE, f"{label}={IMAGE}"
-    if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value)
-    if isinstance(value, Tensor):
-        said, digest = f"[{','.join(map(str, value.shape))}]", digests.of_tensor(value)
-    else:
-        said = quoted(repr(value))
-        if said == repr(value) and _is_plain(value):
-            return value, f"{label}={said}"
-        digest = digests.of_value(value)
-    return value, f"{label}={said} (sha256 {digest[: digests.SHOWN_DIGITS]})"
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether its `repr` says all of it."""
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return isinstance(value, (int, float, str, type(None))) or value == {}
-
-
 def _value(name: str, text: str) -> tuple[Any, str]:
     """What a VALUE stands for, and its words for the manifest."""
-    if text == IMAGE:
-        return IMAGE, text
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()], text
     if (made := _MADE.fullmatch(text)) is not None:
         shape = [int(size) for size in made[2].split(",")]
         if (values := math.prod(shape)) > _MOST_VALUES:
             words = f"forward_args {name}={quoted(text)} has {values:,} values"
             raise UsageError(words, f"at most {_MOST_VALUES:,}")
         return getattr(torch, made[1])(shape, dtype=getattr(torch, made[3] or "float32")), text
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()], text
     if text.endswith(tuple(_READERS)):
-        return _from_file(name, Path(text))
+        path = Path(text)
+        where = f"forward_args {name}: {quoted(path.name)}"
+        try:
+            data = read_bytes(path, _MOST_BYTES)
+            array = _READERS[path.suffix](data)
+            tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
+        except FileNotFoundError:
+            raise UsageError(f"{where} is no file", "check the path") from None
+        except FileError as error:
+            raise UsageError(f"{where} {error.message}", error.hint) from error
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"{where} cannot be read: {error}", "np.save of an array") from error
+        digest = hashlib.sha256(data).hexdigest()[: digests.SHOWN_DIGITS]
+        return tensor, f"{path.name} (sha256 {digest})"
     try:
         number = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -145,20 +113,40 @@ def _value(name: str, text: str) -> tuple[Any, str]:
     return number, text
 
 
-def _from_file(name: str, path: Path) -> tuple[Tensor, str]:
-    where = f"forward_args {name}: {quoted(path.name)}"
-    try:
-        data = read_bytes(path, _MOST_BYTES)
-        array = _READERS[path.suffix](data)
-        tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
-    except FileNotFoundError:
-        raise UsageError(f"{where} is no file", "check the path") from None
-    except FileError as error:
-        raise UsageError(f"{where} {error.message}", error.hint) from error
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{where} cannot be read: {error}", "np.save of an array") from error
-    digest = hashlib.sha256(data).hexdigest()[: digests.SHOWN_DIGITS]
-    return tensor, f"{path.name} (sha256 {digest})"
+def from_values(given: Mapping[str, Any]) -> list[Argument]:
+    """Arguments that a program has at hand: tensors, arrays, numbers, whatever forward takes; a
+    dict's values by their keys; `"image"` for the image itself. Their words have a digest of what
+    `repr` does not say.
+
+    Raises:
+        UsageError: a name is no name of an argument.
+    """
+    found = []
+    for name, values in given.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise UsageError(f"forward_args {quoted(repr(name))} is no name", "{'t': 10}")
+        by_key = isinstance(values, Mapping) and values
+        for key, value in values.items() if by_key else [(None, values)]:
+            value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+            words, digest = quoted(repr(value)), ""
+            if isinstance(value, str) and value == IMAGE:
+                value = words = IMAGE
+            elif isinstance(value, Tensor):
+                words = f"[{','.join(map(str, value.shape))}]"
+                digest = digests.of_tensor(value)
+            elif words != repr(value) or not _is_plain(value):
+                digest = digests.of_value(value)
+            label = f"{name}.{key}" if key else name
+            shown = f" (sha256 {digest[: digests.SHOWN_DIGITS]})" if digest else ""
+            found.append(Argument(name, key, value, f"{label}={words}{shown}"))
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether its `repr` says all of it."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (int, float, str, type(None))) or value == {}
 
 
 def feed(
@@ -186,9 +174,8 @@ def feed(
 
         named = module.register_forward_pre_hook(by_name, prepend=True, with_kwargs=True)
         hooks.append(named)
-    if given:
-        preprocess = replace(preprocess, further=tuple(one.words for one in given))
-    return preprocess, hooks
+    words = tuple(one.words for one in given) or preprocess.further
+    return replace(preprocess, further=words, dtype=input_dtype(module)), hooks
 
 
 def _bound(
@@ -202,16 +189,12 @@ def _bound(
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for one in arguments:
         if one.name not in known and not open_ended:
-            raise UsageError(
-                f"forward_args {one.name}: forward of {type(module).__name__} takes "
-                f"{listed(list(map(quoted, known)), 12) or 'nothing'}",
-                "one of these",
-            )
+            names = listed(list(map(quoted, known)), 12) or "nothing"
+            words = f"forward of {type(module).__name__} takes {names}"
+            raise UsageError(f"forward_args {one.name}: {words}", "one of these")
         if one.name in taken or (taken and one.value is IMAGE):
-            raise UsageError(
-                f"forward_args {one.name}: --transform gives {listed(list(taken), 12)}",
-                "one of the two",
-            )
+            words = f"--transform gives {listed(list(taken), 12)}"
+            raise UsageError(f"forward_args {one.name}: {words}", "one of the two")
     given = [
         (one, one.value.to(device) if isinstance(one.value, Tensor) else one.value)
         for one in arguments
@@ -222,7 +205,13 @@ def _bound(
     def add(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
         further: dict[str, Any] = {}
         for one, value in given:
-            fitted = args[0] if value is IMAGE else _fitted(value, args)
+            # for this call alone, as the model may change it
+            fitted = args[0] if value is IMAGE else value
+            if isinstance(value, list | dict):
+                fitted = value.copy()
+            elif isinstance(value, Tensor):
+                count = len(args[0]) if args and value.ndim and len(value) == 1 else 1
+                fitted = value.repeat_interleave(count, 0) if count > 1 else value.clone()
             if one.key is None:
                 further[one.name] = fitted
             else:
@@ -234,19 +223,6 @@ def _bound(
         return (), {**kwargs, **dict(zip(free, args, strict=False)), **further}
 
     return module.register_forward_pre_hook(add, with_kwargs=True)
-
-
-def _fitted(value: Any, args: Sequence[Any]) -> Any:
-    """A value for one call alone, as the model may change it: a copy of a list or dict, and of a
-    tensor, which is repeated for each image of a batch."""
-    if isinstance(value, list | dict):
-        return value.copy()
-    if not isinstance(value, Tensor):
-        return value
-    count = len(args[0]) if args else 1
-    if count > 1 and value.ndim and len(value) == 1:
-        return value.repeat_interleave(count, 0)
-    return value.clone()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from msgspec import structs
@@ -68,16 +68,6 @@ _SHOWN = 4
 """Keys that an error names before it says how many more there are."""
 
 
-class Config(NamedTuple):
-    """What a `config.json` says, without what decides how it is loaded."""
-
-    where: str
-    """The file, for messages."""
-    architecture: str
-    """The class: `ViTForImageClassification`."""
-    fields: Mapping[str, Any]
-
-
 class ImageTower(nn.Module):
     """The part of a dual encoder that sees images; its modules keep the names they have there."""
 
@@ -118,28 +108,57 @@ def load_huggingface(options: ModelOptions) -> Loaded:
             structs.replace(options, spec=str(path), weights=None, arch=f"timm:{name}")
         )
         return replace(loaded, source={**loaded.source, "kind": "huggingface"})
-    config = _read_config(folder)
-    fields = {**config.fields, **options.model_args}
+    architecture, fields = _read_config(folder)
+    fields = {**fields, **options.model_args}
     attention = str(fields.pop("attn_implementation", "eager"))  # so that its weights can be seen
     if attention not in ("eager", "sdpa"):
         words = f"--model-arg attn_implementation={attention} is none of eager, sdpa"
         raise UsageError(words, None)
-    config = config._replace(fields=fields)
     if path is None:
-        raise LoadError(
-            f"{folder} has no weights: none of {', '.join(_WEIGHTS)}", "--weights FILE names them"
-        )
-    tensors = read_weights(path, options)
-    module = _built(config, attention, tensors.tensors, path.name, options)
-    log.info("%s: %s", folder.name, config.architecture)
-    record = {"name": folder.resolve().name, "arch": config.architecture, **checkpoint.record(path)}
-    taken = {"taken": list(tensors.steps)} if tensors.steps else {}
-    return Loaded(
-        module,
-        from_transformers(folder, fields),
-        {"kind": "huggingface", **record, **taken},
-        FixedInput(None, image_size(fields)),
-    )
+        words = f"{folder} has no weights: none of {', '.join(_WEIGHTS)}"
+        raise LoadError(words, "--weights FILE names them")
+    weights = read_weights(path, options)
+    where = quoted(str(folder / _FILE))
+    try:
+        library: Any = import_module("transformers")
+    except ImportError as error:
+        words = f"{quoted(architecture)} is a model of the package transformers: {error}"
+        raise LoadError(words, "pip install 'featviz[hf]'") from error
+    kind = _model_class(where, architecture, library)
+    with _quiet(library), torch.random.fork_rng(devices=()):
+        torch.manual_seed(options.seed)
+        try:
+            module, info = kind.from_pretrained(
+                None,
+                config=_configuration(where, fields, kind, library),
+                state_dict=dict(weights.tensors),
+                attn_implementation=attention,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+        except LoadError:
+            raise
+        except Exception as error:  # whatever the constructors of a class make of a bad config
+            line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise LoadError(
+                f"{architecture} could not be built of {where} and {path.name}: {quoted(line)}",
+                "is it the config of these weights? --partial loads what fits",
+            ) from error
+    _check_fit(architecture, info, path.name, options.partial)
+    if (first := next(iter(inspect.signature(module.forward).parameters))) != _IMAGE:
+        if not hasattr(module, "vision_model"):
+            raise _no_image(architecture, first)
+        log.info("%s is run by its vision tower (get_image_features)", architecture)
+        module = ImageTower(module)
+    log.info("%s: %s", folder.name, architecture)
+    record = {"name": folder.resolve().name, "arch": architecture, **checkpoint.record(path)}
+    taken = {"taken": list(weights.steps)} if weights.steps else {}
+    source = {"kind": "huggingface", **record, **taken}
+    fixed = FixedInput(None, image_size(fields))
+    return Loaded(module, from_transformers(folder, fields), source, fixed)
 
 
 def architecture_beside(path: Path) -> str | None:
@@ -150,8 +169,8 @@ def architecture_beside(path: Path) -> str | None:
         return None
 
 
-def _read_config(folder: Path) -> Config:
-    """Read a folder's config."""
+def _read_config(folder: Path) -> tuple[str, dict[str, Any]]:
+    """The class that a folder's config names, and its fields without those that say how to load."""
     where = quoted(str(folder / _FILE))
     try:
         fields = read_json(folder / _FILE)
@@ -174,7 +193,7 @@ def _read_config(folder: Path) -> Config:
             f"{where} names no architecture of transformers",
             "give the file of weights and what builds the model: --arch file.py:factory",
         )
-    return Config(where, architecture, _checked(fields, where, architecture))
+    return architecture, _checked(fields, where, architecture)
 
 
 def _architecture(fields: Any) -> str | None:
@@ -196,54 +215,9 @@ def _checked(value: Any, where: str, architecture: str) -> Any:
     return {key: _checked(item, where, architecture) for key, item in kept.items()}
 
 
-def _built(
-    config: Config, attention: str, tensors: Mapping[str, Tensor], file: str, options: ModelOptions
-) -> nn.Module:
-    """Make the model that a config names of these tensors."""
-    try:
-        library: Any = import_module("transformers")
-    except ImportError as error:
-        words = f"{quoted(config.architecture)} is a model of the package transformers: {error}"
-        raise LoadError(words, "pip install 'featviz[hf]'") from error
-    kind = _model_class(config, library)
-    with _quiet(library), torch.random.fork_rng(devices=()):
-        torch.manual_seed(options.seed)
-        try:
-            module, info = kind.from_pretrained(
-                None,
-                config=_configuration(config, kind, library),
-                state_dict=dict(tensors),
-                attn_implementation=attention,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
-        except LoadError:
-            raise
-        except Exception as error:  # whatever the constructors of a class make of a bad config
-            line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise LoadError(
-                f"{config.architecture} could not be built of {config.where} and {file}: "
-                f"{quoted(line)}",
-                "is it the config of these weights? --partial loads what fits",
-            ) from error
-    _check_fit(config, info, file, options.partial)
-    first = next(iter(inspect.signature(module.forward).parameters))
-    if first == _IMAGE:
-        whole: nn.Module = module
-        return whole
-    if hasattr(module, "vision_model"):
-        log.info("%s is run by its vision tower (get_image_features)", type(module).__name__)
-        return ImageTower(module)
-    raise _no_image(type(module).__name__, first)
-
-
-def _model_class(config: Config, library: Any) -> Any:
+def _model_class(where: str, name: str, library: Any) -> Any:
     """The class that a config names: a PreTrainedModel that transformers itself defines, and that
     takes an image, and is none of timm's."""
-    name = config.architecture
     kind: Any = None
     try:
         kind = getattr(library, name, None) if name.isidentifier() else None
@@ -253,7 +227,7 @@ def _model_class(config: Config, library: Any) -> Any:
     model = own and issubclass(kind, library.PreTrainedModel) and "timm" not in kind.__module__
     if not model or getattr(kind, "config_class", None) is None:
         raise LoadError(
-            f"{config.where} names {quoted(name)}, which is no model of "
+            f"{where} names {quoted(name)}, which is no model of "
             f"transformers {library.__version__}",
             "pip install --upgrade transformers; a model of timm's is --arch timm:NAME",
         )
@@ -270,18 +244,17 @@ def _no_image(name: str, first: str) -> LoadError:
     )
 
 
-def _configuration(config: Config, kind: Any, library: Any) -> Any:
+def _configuration(where: str, fields: Mapping[str, Any], kind: Any, library: Any) -> Any:
     """The library's configuration object for a class of models."""
-    made = kind.config_class.from_dict(dict(config.fields))
+    made = kind.config_class.from_dict(dict(fields))
     for part in _parts(made, library.PreTrainedConfig):
-        names = {str(getattr(part, key, "")) for key in ("architecture", "backbone")}
-        if elsewhere := [name for name in names if ":" in name]:
-            words = f"{config.where} names a backbone elsewhere: {quoted(elsewhere[0])}"
-            raise LoadError(
-                words, "a folder that names one of transformers, or a plain one of timm"
-            )
+        for key in ("architecture", "backbone"):
+            if ":" in (name := str(getattr(part, key, ""))):
+                words = f"{where} names a backbone elsewhere: {quoted(name)}"
+                hint = "a folder that names one of transformers, or a plain one of timm"
+                raise LoadError(words, hint)
         if getattr(part, "model_args", None):
-            raise LoadError(f"{config.where} gives timm arguments of its own (model_args)")
+            raise LoadError(f"{where} gives timm arguments of its own (model_args)")
     return made
 
 
@@ -295,18 +268,18 @@ def _parts(value: Any, kind: type) -> Iterator[Any]:
             yield from _parts(item, kind)
 
 
-def _check_fit(config: Config, info: Mapping[str, Any], file: str, partial: bool) -> None:
+def _check_fit(architecture: str, info: Mapping[str, Any], file: str, partial: bool) -> None:
     """Say which tensors did not go in."""
     mismatched = [key for key, *_ in info["mismatched_keys"]]
     keys = {"missing": info["missing_keys"], "of another shape": mismatched}
     parts = [f"{word} {_some(names)}" for word, names in keys.items() if names]
-    words = f"{file} does not fit {config.architecture}: {'; '.join(parts)}"
+    words = f"{file} does not fit {architecture}: {'; '.join(parts)}"
     if parts and not partial:
         raise LoadError(words, "the config of these weights, or --partial for what fits")
     if parts:
         log.warning("%s (--partial: these are random)", words)
     if unused := info["unexpected_keys"]:
-        log.warning("%s has no use for %s", config.architecture, _some(unused))
+        log.warning("%s has no use for %s", architecture, _some(unused))
 
 
 def _some(keys: Iterable[str]) -> str:
@@ -404,7 +377,11 @@ def _adapter_config(folder: Path) -> dict[str, Any]:
 
 @torch.no_grad()
 def _merge(module: nn.Module, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> str:
-    """Add an adapter to a model's weights, in place; returns what was done, in words."""
+    """Add an adapter to a model's weights, in place, by peft; returns what was done, in words.
+
+    peft's own factors have no memory until those of the file stand in their place, if their shapes
+    are those that the model's layers ask for.
+    """
     factors = {name: tensor for name, tensor in tensors.items() if ".lora_" in name}
     matches = {_FACTOR.fullmatch(name): factor for name, factor in factors.items()}
     ranks = {match[1]: sum(a.shape[:1]) for match, a in matches.items() if match}
@@ -413,25 +390,15 @@ def _merge(module: nn.Module, tensors: Mapping[str, Tensor], config: Mapping[str
     if missing := set(wanted) - module.state_dict().keys():
         raise ValueError(f"it is for {_some(missing)}, which the model lacks")
     module.load_state_dict(whole, strict=False)
-    if factors:
-        _add_products(module, factors, ranks, config)
-    more = f", replaced {len(whole)} tensors" if whole else ""
-    return f"merged LoRA into {len(ranks)} layers{more}"
-
-
-def _add_products(
-    module: nn.Module,
-    factors: Mapping[str, Tensor],
-    ranks: Mapping[str, int],
-    config: Mapping[str, Any],
-) -> None:
-    """Let peft add the products of factors. Its own factors have no memory until those of the file
-    stand in their place, if their shapes are those that the model's layers ask for."""
+    words = f"merged LoRA into {len(ranks)} layers"
+    words += f", replaced {len(whole)} tensors" if whole else ""
+    if not factors:
+        return words
     try:
         peft: Any = import_module("peft")
     except ImportError as error:
-        words = f"a LoRA adapter is merged by the package peft: {error}"
-        raise LoadError(words, "pip install 'featviz[hf]'") from error
+        said = f"a LoRA adapter is merged by the package peft: {error}"
+        raise LoadError(said, "pip install 'featviz[hf]'") from error
     trained = [item for item in module.parameters() if item.requires_grad]  # peft freezes all
     longest_first = sorted(ranks, key=len, reverse=True)  # peft takes the first whose end fits
     named = {_PREFIX + name: tensor.clone() for name, tensor in factors.items()}
@@ -451,3 +418,4 @@ def _add_products(
     model.merge_and_unload()
     for item in trained:
         item.requires_grad_()
+    return words

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from featviz.errors import ImageError
@@ -26,8 +26,8 @@ _UNIT = "values 0..1"
 _MOST_ENLARGED = 2**25
 """Pixels that an image with fewer may be enlarged to."""
 
-_NEAR = 1e-3
-"""How far beyond 0..1 a value may be by rounding."""
+_NEAR, _TINY = 1e-3, torch.finfo(torch.float32).tiny
+"""How far beyond 0..1 a value may be by rounding, and the least range of values."""
 
 
 @dataclass(frozen=True)
@@ -138,19 +138,41 @@ class Chain:
         return f"to {by(size)}" if isinstance(size, tuple) else f"shorter side to {size}"
 
     def _sized(self, image: Image.Image | Raster) -> Tensor:
-        """The numbers [C, H, W] of an image that is resized and cropped: bytes or floats."""
+        """The numbers [C, H, W] of an image that is resized and cropped: bytes or floats.
+
+        Pillow always smooths, and its `nearest` is exact; resized bytes are rounded again. Where
+        the place of the crop is between two pixels it begins at the nearest even one; around an
+        image that is smaller there are zeros.
+        """
         picture: Image.Image | Tensor
         if isinstance(image, Raster):
             picture = torch.from_numpy(image.values)
         else:
             picture = image if self.antialias else to_tensor(image)
-        size = self._resized_to(image.size[::-1])
+        size, mode = self._resized_to(image.size[::-1]), self.interpolation
         if self.resize is not None and size != image.size[::-1]:
-            picture = _resized(picture, size, self.interpolation, self.antialias)
+            if isinstance(picture, Tensor):
+                smooth = self.antialias and not mode.startswith("nearest")
+                floats = picture[None].float()
+                resized = functional.interpolate(floats, size, mode=mode, antialias=smooth)[0]
+                whole = not picture.is_floating_point()
+                picture = resized.clamp(0, 255).round().to(picture.dtype) if whole else resized
+            else:
+                by_pillow = Image.Resampling[mode.removesuffix("-exact").upper()]
+                picture = picture.resize(size[::-1], by_pillow)
         step = self.multiple
-        whole = max(size[0] - size[0] % step, step), max(size[1] - size[1] % step, step)
-        crop = _both(self.crop or whole)
-        picture = picture if crop == size else _cropped(picture, size, crop)
+        crop = _both(self.crop or (max(size[0] // step, 1) * step, max(size[1] // step, 1) * step))
+        if crop != size:
+            top, left = (
+                -((side - given) // 2) if side > given else round((given - side) / 2)
+                for given, side in zip(size, crop, strict=True)
+            )
+            bottom, right = top + crop[0], left + crop[1]
+            if isinstance(picture, Tensor):
+                around = (-left, right - size[1], -top, bottom - size[0])
+                picture = functional.pad(picture, around)
+            else:
+                picture = picture.crop((left, top, right, bottom))
         return picture if isinstance(picture, Tensor) else to_tensor(picture)
 
     def _resized_to(self, given: HeightWidth) -> HeightWidth:
@@ -166,35 +188,6 @@ class Chain:
                 "--size HxW brings it to a size",
             )
         return (self.resize, long) if given[0] == min(given) else (long, self.resize)
-
-
-def _resized(
-    picture: Image.Image | Tensor, size: HeightWidth, interpolation: str, smooth: bool
-) -> Image.Image | Tensor:
-    """A picture in another size: Pillow's, which always smooths and whose `nearest` is exact, or a
-    tensor of floats or of bytes, which are rounded again."""
-    if not isinstance(picture, Tensor):
-        by_pillow = Image.Resampling[interpolation.removesuffix("-exact").upper()]
-        return picture.resize(size[::-1], by_pillow)
-    smooth = smooth and not interpolation.startswith("nearest")
-    floats = picture[None].float()
-    values = functional.interpolate(floats, size, mode=interpolation, antialias=smooth)[0]
-    return values if picture.is_floating_point() else values.clamp(0, 255).round().to(picture.dtype)
-
-
-def _cropped(
-    picture: Image.Image | Tensor, given: HeightWidth, size: HeightWidth
-) -> Image.Image | Tensor:
-    """The middle of a picture, from the nearest even pixel where its place is between two; zeros
-    around one that is smaller."""
-    top, left = (
-        -((side - whole) // 2) if side > whole else round((whole - side) / 2)
-        for whole, side in zip(given, size, strict=True)
-    )
-    bottom, right = top + size[0], left + size[1]
-    if not isinstance(picture, Tensor):
-        return picture.crop((left, top, right, bottom))
-    return functional.pad(picture, (-left, right - given[1], -top, bottom - given[0]))
 
 
 def to_tensor(picture: Image.Image) -> Tensor:
@@ -239,10 +232,12 @@ class Preprocess:
     """The arguments of forward that are no images, in words: `t=10`."""
     any_values: bool = field(default=False, compare=False)
     """Whether mean and std are the user's own, for values of any range."""
+    dtype: torch.dtype = field(default=torch.float32, compare=False)
+    """The type of the model's parameters, which its inputs take."""
 
     def __call__(self, images: Sequence[Image.Image | Raster]) -> list[Tensor]:
         """The model's arguments: [1, C, H, W] for each image, or [1, C, T, H, W] for a clip or a
-        volume.
+        volume; floats are of `dtype`.
 
         Raises:
             ImageError: the frames of a clip differ in size, the transform fails, or values are not
@@ -251,13 +246,14 @@ class Preprocess:
         if self.transform is not None:
             image = images[0]
             given = image.values if isinstance(image, Raster) else image.convert(self._mode)
-            return self.transform(given)
-        tensors = [self.tensor(image) for image in images]
-        if self.frames is None or tensors[0].ndim == 5:
-            return tensors
-        if len({tensor.shape for tensor in tensors}) > 1:
-            raise ImageError("the frames differ in size", "--size HxW brings them to one")
-        return [torch.stack(tensors, dim=2)]
+            tensors = self.transform(given)
+        else:
+            tensors = [self.tensor(image) for image in images]
+            if self.frames is not None and tensors[0].ndim == 4:
+                if len({tensor.shape for tensor in tensors}) > 1:
+                    raise ImageError("the frames differ in size", "--size HxW brings them to one")
+                tensors = [torch.stack(tensors, dim=2)]
+        return [one.to(self.dtype) if one.is_floating_point() else one for one in tensors]
 
     def tensor(self, image: Image.Image | Raster) -> Tensor:
         """Turn a picture, or numbers [C, H, W], into float32 [1, C, H, W]; each slice of a volume
@@ -291,31 +287,28 @@ class Preprocess:
         return torch.cat(padded, dim=3)
 
     def pictures(self, args: Sequence[Tensor]) -> list[Tensor]:
-        """The inputs before normalising, as 0..1: [1, C, H, W] for each image, frame and slice. C
-        is 1 or 3: of more than three channels the first three are red, green and blue, of two the
-        first is grey. Values that are no picture's are shown from their least to their largest."""
-        if self.transform is not None:
-            undone = [_visible(args[0])]
-        else:
-            undone = [self._undo(arg) for arg in args]
+        """The inputs before normalising, as 0..1: float32 [1, C, H, W] for each image, frame and
+        slice. C is 1 or 3: of more than three channels the first three are red, green and blue, of
+        two the first is grey. Values that are no picture's are shown from their least to their
+        largest."""
+        undone, mean, std = [], self.chain.mean, self.chain.std
+        for tensor in args[:1] if self.transform is not None else args:
+            values = tensor.float()
+            if self.transform is None:
+                if mean is not None and std is not None:
+                    values = values * _by_channel(std, values) + _by_channel(mean, values)
+                values = values.flip(1) if self.chain.bgr else values
+            low, high = values.aminmax()
+            # no resizing of a picture goes beyond 0..1 by half
+            is_picture = self.chain.channels in (1, 3) and low >= -0.5 and high <= 1.5
+            if is_picture and self.transform is None:
+                values = values.clamp(0, 1)
+            else:
+                values = values[:, : 1 if values.shape[1] < 3 else 3]
+                low, high = values.aminmax()
+                values = (values - low) / (high - low).clamp(min=_TINY)
+            undone.append(values)
         return [p for arg in undone for p in (arg.unbind(2) if arg.ndim == 5 else (arg,))]
-
-    def _undo(self, tensor: Tensor) -> Tensor:
-        """An input [1, C, H, W] or [1, C, T, H, W] as values of 0..1."""
-        mean, std = self.chain.mean, self.chain.std
-        if mean is not None and std is not None:
-            tensor = tensor * _by_channel(std, tensor) + _by_channel(mean, tensor)
-        tensor = tensor.flip(1) if self.chain.bgr else tensor
-        low, high = tensor.aminmax()
-        # no resizing of a picture goes beyond 0..1 by half
-        if self.chain.channels not in (1, 3) or low < -0.5 or high > 1.5:
-            return _visible(tensor)
-        return tensor.clamp(0, 1)
-
-    def window(self, size: tuple[int, int]) -> Window | None:
-        """Where an image of a size (width, height) lies in the input that was padded for it; None
-        where nothing is padded."""
-        return self.chain.window(size)
 
     def blank(self) -> list[Tensor]:
         """Zeros of the shapes that images would have; where their own size decides, those of an
@@ -324,7 +317,7 @@ class Preprocess:
             return [torch.zeros_like(tensor) for tensor in self([self.empty()])]
         *shape, height, width = self.tensor(self.empty()).shape
         time = [] if self.frames is None else [self.frames]
-        return [torch.zeros(*shape, *time, height, width)] * self.inputs
+        return [torch.zeros(*shape, *time, height, width, dtype=self.dtype)] * self.inputs
 
     @property
     def _mode(self) -> str:
@@ -363,9 +356,8 @@ class Preprocess:
         return ", ".join(words)
 
 
-def _visible(tensor: Tensor) -> Tensor:
-    """An input of unknown scale as a picture: its range as 0..1; of more than three channels the
-    first three, of two the first."""
-    picture = tensor[:, : 1 if tensor.shape[1] < 3 else 3].float()
-    low, high = picture.aminmax()
-    return (picture - low) / (high - low).clamp(min=torch.finfo(torch.float32).tiny)
+def input_dtype(module: nn.Module) -> torch.dtype:
+    """The type that a model's inputs take: that of its first parameter of half, bfloat16, single or
+    double precision."""
+    kinds = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+    return next((p.dtype for p in module.parameters() if p.dtype in kinds), torch.float32)

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +33,7 @@ from featviz.models.preprocess import (
     Preprocess,
     Size,
     Window,
+    input_dtype,
     listed,
 )
 from featviz.models.requirements import UnfitError, tamed
@@ -62,7 +63,13 @@ def choose_preprocess(
     known: Chain | None = entry if isinstance(entry, Chain) else None
     expected = known.channels if known else fixed.channels or first_channels(module)
     if known is None:
-        known = (None if entry is None else from_torchvision(entry)) or _of_kind(module)
+        known = None if entry is None else from_torchvision(entry)
+        known = known or from_ultralytics(module)
+    kinds = {type(part).__name__ for part in module.modules()} if known is None else set()
+    if "GeneralizedRCNNTransform" in kinds:  # torchvision's detectors resize and normalise
+        known = Chain()
+    elif "RAFT" in kinds:
+        known = Chain(mean=(0.5,) * 3, std=(0.5,) * 3, multiple=8)
     channels, guessed = options.channels or expected, False
     if options.preset is not None:
         base = _named(options.preset, channels, module, fixed.size)
@@ -85,6 +92,7 @@ def choose_preprocess(
         guessed=guessed,
         size_guessed=not said and (guessed or base.own_size),
         any_values=options.mean is not None or options.std is not None,
+        dtype=input_dtype(module),
     )
 
 
@@ -111,17 +119,6 @@ def first_channels(module: nn.Module) -> int:
 def _first_convolution(module: nn.Module) -> nn.Module | None:
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     return next((part for part in module.modules() if isinstance(part, kinds)), None)
-
-
-def _of_kind(module: nn.Module) -> Chain | None:
-    """Ultralytics' models are padded for; torchvision's detectors resize and normalise by
-    themselves, and its RAFT takes sides that are multiples of 8, and values of -1..1."""
-    if (prepared := from_ultralytics(module)) is not None:
-        return prepared
-    kinds = {type(part).__name__ for part in module.modules()}
-    if "GeneralizedRCNNTransform" in kinds:
-        return Chain()
-    return Chain(mean=(0.5,) * 3, std=(0.5,) * 3, multiple=8) if "RAFT" in kinds else None
 
 
 def _named(name: str, channels: int, module: nn.Module, size: HeightWidth | None) -> Chain:
@@ -172,7 +169,9 @@ def _changed(base: Chain, options: InputOptions) -> Chain:
             "--interpolation lanczos smooths, and this model was trained without", "bicubic"
         )
     if base.std is not None and 0 in base.std:
-        raise UsageError(f"--std {listed(base.std)} divides by zero", "give positive numbers")
+        whose = "--std" if options.std else "the std of the model's own preprocessing,"
+        words = f"{whose} {listed(base.std)} divides by zero"
+        raise UsageError(words, "give positive numbers with --std")
     return base
 
 
@@ -189,11 +188,9 @@ def from_torchvision(entry: Any) -> Chain | None:
         size[0] if isinstance(size, list) and len(size) == 1 else tuple(size or ()) or None
         for size in (said["resize_size"], said.get("crop_size"))
     )
-    mean, std = (tuple(said[name]) for name in ("mean", "std"))
-    smooths = said.get("antialias", False)  # of clips: not
-    return Chain(
-        resize, crop, mean, std, interpolation=said["interpolation"].value, antialias=smooths
-    )
+    mode, smooths = said["interpolation"].value, said.get("antialias", False)  # of clips: not
+    mean, std = tuple(said["mean"]), tuple(said["std"])
+    return Chain(resize, crop, mean, std, interpolation=mode, antialias=smooths)
 
 
 def from_timm(config: Mapping[str, Any]) -> Chain:
@@ -249,14 +246,10 @@ class Letterbox(Chain):
     @property
     def steps(self) -> tuple[str, ...]:
         """Each step in words."""
-        side = self._side
-        size = f"to {by((side, side))}" if self.stretch else f"longer side to {side}"
+        side = math.ceil(self.resize / self.stride) * self.stride
+        size = f"to {side}×{side}" if self.stretch else f"longer side to {side}"
         pad = () if self.stretch else (f"pad with 114 to multiples of {self.stride}",)
         return (f"resize {size} (bilinear, by OpenCV)", *pad, self.normalising)
-
-    @property
-    def _side(self) -> int:
-        return math.ceil(self.resize / self.stride) * self.stride
 
     def _sized(self, image: Image.Image | Raster) -> Tensor:
         if not isinstance(image, Raster):
@@ -272,8 +265,9 @@ class Letterbox(Chain):
 
     def _padded(self, pixels: np.ndarray) -> Tensor:
         """Bytes [H, W, 3], [H, W, 1] or [H, W], resized and padded: [C, H, W]."""
+        side = math.ceil(self.resize / self.stride) * self.stride
         auto, fill = not self.stretch, self.stretch
-        box = _augment().LetterBox(self._side, auto=auto, scale_fill=fill, stride=self.stride)
+        box = _augment().LetterBox(side, auto=auto, scale_fill=fill, stride=self.stride)
         padded = torch.from_numpy(box(image=np.atleast_3d(pixels)))
         return padded.reshape(*padded.shape[:2], -1).permute(2, 0, 1)
 
@@ -293,10 +287,9 @@ def _augment() -> Any:
             with tamed():
                 import_module(name)
     except (ImportError, OSError) as error:
-        raise UnfitError(
-            f"Ultralytics cannot be imported: {error}",
-            "pip install ultralytics; or --preset none with --size HxW",
-        ) from error
+        words = f"Ultralytics cannot be imported: {error}"
+        hint = "pip install ultralytics; or --preset none with --size HxW"
+        raise UnfitError(words, hint) from error
     return sys.modules[name]
 
 
@@ -338,9 +331,6 @@ def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
 # transformers ---------------------------------------------------------------------------------
 
 _FILE = "preprocessor_config.json"
-_PLACES = (("processor_config.json", "image_processor"), (_FILE, None))
-"""Files that tell the image processor, and the key under which newer processors of images and text
-tell it."""
 
 _LARGEST = 4096
 """The largest number that a file may hold: pixels of a side, mostly."""
@@ -372,14 +362,15 @@ def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
         LoadError: the file cannot be read, or is of no image processor that transformers has.
     """
     where, given = quoted(str(folder / _FILE)), None
-    for name, key in _PLACES:
+    for name in ("processor_config.json", _FILE):  # the first also of processors of text
         try:
             content = read_json(folder / name)
         except FileNotFoundError:
             continue
         except FileError as error:
             raise LoadError(str(error), "fetch the file again, or remove it") from error
-        content = content.get(key) if key and isinstance(content, dict) else content
+        if name != _FILE and isinstance(content, dict):
+            content = content.get("image_processor")
         if isinstance(content, dict):
             given = content
             break
@@ -400,9 +391,8 @@ def image_size(config: Mapping[str, Any]) -> HeightWidth | None:
     both = (value, value) if isinstance(value, int) else value
     if not isinstance(both, (list, tuple)) or len(both) != 2:
         return None
-    height, width = both
     right = all(type(side) is int and 0 < side <= _LARGEST for side in both)
-    return (height, width) if right else None
+    return (both[0], both[1]) if right else None
 
 
 def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -498,7 +488,5 @@ def _measured(processor: Any, channels: int) -> Chain:
             how = f", {chain.interpolation}" if step == "resize" else ""
             steps.append(f"{name} {by(sides.values())} ({' and '.join(sides)}{how})")
     steps.append(chain.normalising)
-    own_size = black.shape != narrow.shape
-    return replace(
-        chain, library=Library(lambda image: _pixels(processor, image), tuple(steps), own_size)
-    )
+    library = Library(partial(_pixels, processor), tuple(steps), black.shape != narrow.shape)
+    return replace(chain, library=library)

@@ -175,13 +175,16 @@ def grouped(samples: Sequence[Sample], preprocess: Preprocess) -> list[Sample]:
     return find.unnested(samples)
 
 
-def read_input(sample: Sample, preprocess: Preprocess, inputs: InputOptions) -> ModelInput:
-    """Decode a sample and preprocess it."""
+def read_input(
+    sample: Sample, preprocess: Preprocess, inputs: InputOptions, quiet: bool = False
+) -> ModelInput:
+    """Decode a sample and preprocess it; `quiet` without a warning that frames are left out."""
     wanted = Wanted(
         preprocess.chain.channels, preprocess.frames is not None, preprocess.transform is not None
     )
-    picture = decode.decode(sample, inputs.background, preprocess.frames, wanted, read_tensor)
-    words, window = preprocess.words_for(picture.words), preprocess.window(picture.size)
+    frames, background = preprocess.frames, inputs.background
+    picture = decode.decode(sample, background, frames, wanted, read_tensor, quiet)
+    words, window = preprocess.words_for(picture.words), preprocess.chain.window(picture.size)
     return ModelInput(picture, preprocess(picture.images), preprocess, words, window)
 
 
@@ -201,7 +204,7 @@ def _first_input(
     window, blank = None, preprocess.blank()
     for sample in samples if preprocess.chain.own_size or preprocess.frames is not None else ():
         with suppress(ImageError):
-            image = read_input(sample, preprocess, inputs)
+            image = read_input(sample, preprocess, inputs, quiet=True)
             window, blank = image.window, [torch.zeros_like(arg) for arg in image.args]
             break
     return blank, (blank[0].shape[-2], blank[0].shape[-1]) if window is None else window[2:]

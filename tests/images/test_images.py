@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Outcome
 from hostile_images import encoded
 from PIL import Image
 
@@ -180,12 +182,25 @@ def test_first_frame_of_an_animation(tmp_path: Path, messages: pytest.LogCapture
     assert "moving.gif has 3 frames; the first is taken" in messages.text
 
 
+def test_frames_that_are_left_out_are_told_once(
+    featviz: Callable[..., Outcome], tiny_file: Path, tmp_path: Path
+) -> None:
+    """Also where the image is looked at before the run for its size."""
+    frames = [Image.new("RGB", (16, 16), color) for color in ("red", "lime")]
+    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    paths = (tiny_file, tmp_path / "moving.gif", "--out", tmp_path / "out")
+    done = featviz("run", *paths, "--preset", "none")
+    assert done.code == 0 and done.err.count("the first is taken") == 1
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (encoded("PNG", (50, 50))[:4000], "cannot be read: .*truncated"),
         (encoded("JPEG", (50, 50))[:1500], "cannot be read: .*truncated"),
         (encoded("PNG")[:20], "cannot be read|no image"),
+        (encoded("TIFF", (50, 50), compression="packbits")[:400], "a TIFF .*: it is damaged$"),
+        (encoded("TIFF", (50, 50), compression="jpeg")[:-20], "cannot be read: it is damaged$"),
         (b"", "is empty"),
         (Path.mkdir, "is no file"),
         (lambda path: None, "is no file"),
@@ -278,22 +293,15 @@ def test_three_images_of_the_same_name(tree: Path) -> None:
 
 
 def test_names_that_differ_by_case_only_are_told_apart(tree: Path) -> None:
-    """On a system that ignores case, two such names would be one folder."""
-    touch("x.jpg", "d/X.JPG")
-    if not Path("X.jpg").exists():
-        touch("X.jpg")
-        assert len({name.casefold() for name in names(".")}) == 3
+    """On a system that ignores case, two such names would be one folder. Names that no parent tells
+    apart are numbered: an absolute path is in no file (design 3)."""
+    touch("x.jpg", "d/X.JPG", "in/x.jpg", "0/x.jpg")
     assert len({name.casefold() for name in names("x.jpg", "d")}) == 2
-
-
-def test_no_name_holds_the_way_to_the_working_directory(tree: Path) -> None:
-    """Names that no parent tells apart are numbered: an absolute path is in no file (design 3)."""
-    touch("in/x.jpg", "in/X.jpg", "0/x.jpg")
-    if len(list(Path("in").iterdir())) < 2:
-        pytest.skip("this file system ignores case")
-    found = names("in", "0/x.jpg")
-    assert len({name.casefold() for name in found}) == 3
-    assert not any(tree.name in name.split("/") for name in found)
+    if not Path("in/X.jpg").exists():
+        touch("in/X.jpg")
+        found = names("in", "0/x.jpg")
+        assert len({name.casefold() for name in found}) == 3
+        assert not any(tree.name in name.split("/") for name in found)
 
 
 def test_same_file_named_twice_is_one_sample(tree: Path) -> None:
@@ -311,7 +319,7 @@ def test_a_list_of_nothing() -> None:
 
 def test_a_suffix_is_that_of_a_format_that_is_read() -> None:
     """Pillow, where it knows a suffix of the table, opens it as the format of that record."""
-    from featviz.images.formats import IMAGE_FORMATS
+    from featviz.images.decode import IMAGE_FORMATS
 
     Image.init()
     for known in IMAGE_FORMATS:

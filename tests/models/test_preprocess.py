@@ -213,9 +213,12 @@ def test_an_unknown_model_gets_imagenets() -> None:
     ],
 )
 def test_means_and_deviations_must_fit(options: dict[str, Any], message: str) -> None:
-    """A wrong number of values, or a zero deviation, is a usage error that names the option."""
+    """A wrong number of values, or a zero deviation, is a usage error that names the option, or the
+    model's file, which has it."""
     with pytest.raises(UsageError, match=message):
         choose_preprocess(RGB, RESNET, InputOptions(**options))
+    with pytest.raises(UsageError, match=r"^the std of the model's own preprocessing, \[0, 1, 1\]"):
+        choose_preprocess(RGB, Chain(mean=MEAN, std=(0, 1, 1)), InputOptions())
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4, 12])
@@ -287,16 +290,6 @@ def test_a_preset_is_its_librarys_preprocessing(name: str, size: tuple[int, int]
     entry = ResNet50_Weights.IMAGENET1K_V2
     ours = choose_preprocess(RGB, entry, InputOptions(preset=name)).tensor(image)
     torch.testing.assert_close(ours[0], theirs(name, image), atol=1e-6, rtol=0)
-
-
-def test_none_leaves_the_image_as_it_is() -> None:
-    """Its own size, values 0..1; grey for a model of one channel."""
-    image = noise(60, 40)
-    values = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 255
-    chosen = choose_preprocess(RGB, ResNet18_Weights.DEFAULT, InputOptions(preset="none"))
-    torch.testing.assert_close(chosen.tensor(image), values)
-    grey = choose_preprocess(nn.Conv2d(1, 2, 1), None, InputOptions(preset="none"))
-    assert grey.tensor(image).shape == (1, 1, 40, 60)
 
 
 def test_yolo_is_the_letterbox_of_ultralytics() -> None:
