@@ -21,7 +21,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_writes_one_picture_here(featviz: Run, tmp_path: Path) -> None:
-    """Named after model and image; the prediction and the file are said on stderr, nothing on stdout."""
+    """Named after model and image; prediction and file are said on stderr, nothing on stdout."""
     done = featviz(*LOOK)
     assert (done.code, done.out) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["look-digits_cnn-05-7.png"]

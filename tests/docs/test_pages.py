@@ -91,7 +91,9 @@ def test_the_commands_of_a_page_work(page: str, clone: Path, featviz: Run) -> No
 def check_readme(made: Path) -> None:
     """Twenty digits, the quick picture, eight grids, the report, a sheet, and an audit."""
     assert len([path for path in (made / "out-digits").iterdir() if path.is_dir()]) == 20
-    assert (made / "look-colour_cnn-spheres.png").is_file() and (made / "maps/report/index.html").is_file()
+    assert (made / "look-colour_cnn-spheres.png").is_file() and (
+        made / "maps/report/index.html"
+    ).is_file()
     assert len(list((made / "maps/spheres.jpg").glob("*/output.png"))) == 8
     assert (made / "featviz-exemplars/004_3/output.png").is_file()
     assert (made / "audit/apoz.png").is_file()

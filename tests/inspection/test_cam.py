@@ -46,7 +46,9 @@ def test_the_map_lies_over_the_image_where_the_evidence_is() -> None:
     found = fv.cam(DIGITS_MODEL, SEVEN)
     (one,) = found.maps
     assert (one.layer, one.of.target, one.of.path) == ("7", "class 7", None)
-    assert one.of.prediction[0].index == 7 and one.score == pytest.approx(one.of.prediction[0].score)
+    assert one.of.prediction[0].index == 7 and one.score == pytest.approx(
+        one.of.prediction[0].score
+    )
     ink = np.asarray(Image.open(SEVEN).convert("L").resize((7, 7), Image.Resampling.BOX))
     values = found.tensor.numpy()
     assert values[ink > 40].mean() > 2 * values[ink < 5].mean()
