@@ -114,7 +114,7 @@ def _on_grid(channels: Tensor, form: Form) -> Tensor:
 def _windows(tensor: Tensor, form: Form) -> Tensor:
     """Put windows back into the map from which they were cut."""
     assert form.origin is not None
-    return join_pieces(tensor, form.origin)[:, None]
+    return join_pieces(tensor, form.origin)
 
 
 def _rows_of_windows(array: np.ndarray, channels: int) -> np.ndarray:

@@ -48,11 +48,13 @@ class SourceMaps:
         self._maps.append(SourceMap(first, *([1] * (3 - len(sides))), *sides))
         return self._maps[-1]
 
-    def table(self, shape: Sequence[int]) -> Tensor:
-        """Places of a new map for a tensor [N, C, H, W] or [N, C, T, H, W]."""
-        new = self.add(shape[2:])
+    def table(self, shape: Sequence[int], channel_axis: int = 1) -> Tensor:
+        """Places of a new map for a tensor [N, C, H, W] or [N, C, T, H, W]; [N, T, C, H, W] where
+        that says the axis of channels."""
+        sides = [*shape[1:channel_axis], *shape[channel_axis + 1 :]]
+        new = self.add(sides)
         numbers = torch.arange(new.first, new.after, dtype=torch.float64)
-        return numbers.reshape(shape[2:]).expand(*shape)
+        return numbers.reshape(sides).unsqueeze(channel_axis - 1).expand(*shape)
 
     def only(self, numbers: Tensor) -> SourceMap | None:
         """The one map to which all numbers but 0 belong; None where there are none or several."""
@@ -196,6 +198,9 @@ def _map(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
         return None
     if not varies(table, 0):  # one image, or heads of it
         return maps.table(shape)
+    source = maps.only(table)
+    if source is not None and source.time == len(table) == len(table[:, 0, 0, 0].unique()):
+        return maps.table([1, *shape], 2)[0]  # frame by frame
     # pieces of a map, each of which became smaller by a whole factor
     (count, _, height, width), (high, wide) = table.shape, shape[2:]
     if height % high or width % wide or varies(table, 1):

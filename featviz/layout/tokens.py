@@ -116,13 +116,12 @@ def channels_of_pieces(shape: Sequence[int], origin: Origin) -> list[int]:
 
 
 def join_pieces(tensor: Tensor, origin: Origin) -> Tensor:
-    """Put each value of a tensor back into its place in the map: [C, H, W]; padding goes."""
+    """Put each value of a tensor back into its place in the map: [C, T, H, W]; padding goes."""
     assert origin.grid is not None and origin.places is not None
-    _, height, width = origin.grid
     channels = channels_of_pieces(tensor.shape, origin)
     rest = [i for i in range(tensor.ndim) if i not in (*origin.axes, *channels)]
     known = origin.places >= 0
     rows = tensor.permute(*channels, *rest, *origin.axes).reshape(-1, len(known))
-    joined = tensor.new_empty(len(rows), height * width)
+    joined = tensor.new_empty(len(rows), int(known.sum()))
     joined[:, origin.places[known]] = rows[:, known]
-    return joined.reshape(-1, height, width)
+    return joined.reshape(-1, *origin.grid)
