@@ -24,6 +24,7 @@ from featviz.hooks.capture import given_tensors, leaves, tensors
 from featviz.hooks.functions import unwatched
 from featviz.hooks.layers import function_in
 from featviz.layout.places import (
+    ATTENDING,
     JOINS,
     LOST,
     MAPS,
@@ -46,7 +47,7 @@ class CallGraph(Protocol):
     """Takes the calls of a forward pass and numbers them."""
 
     @property
-    def units(self) -> Container[str]:
+    def atoms(self) -> Container[str]:
         """Names of modules that are one call each: the functions inside are no calls."""
 
     def take(
@@ -143,9 +144,10 @@ class Follower:
             elif layer.name in self._mixers and isinstance(output, Tensor):
                 places = self._alike(_dense(args), output)
                 self._tags[output] = replace(self._tag(output), places=places)
-            if self._graph is not None and not (layer.is_function and self._in_unit(layer)):
+            graph = self._graph
+            if graph is not None and not (layer.is_function and layer.owner in graph.atoms):
                 call = Call(layer.name, layer.type, number)
-                made = self._graph.take(call, args, kwargs, output, lambda x: self._tag(x).made_by)
+                made = graph.take(call, args, kwargs, output, lambda x: self._tag(x).made_by)
                 for tensor in tensors(output) if made is not None else ():
                     self._tags[tensor] = replace(self._tag(tensor), made_by=made)
             for key, tensor in leaves(output) if self._is_wanted(layer) else ():
@@ -156,9 +158,6 @@ class Follower:
 
     def _is_wanted(self, layer: Layer) -> bool:
         return self._graph is not None or layer.name in self._wanted
-
-    def _in_unit(self, layer: Layer) -> bool:
-        return self._graph is not None and layer.owner in self._graph.units
 
     def _note(self, layer: Layer, side: str, key: str, tensor: Tensor) -> None:
         """Sum up the places of a tensor, the first of its shape under its key."""
@@ -224,6 +223,11 @@ class Follower:
         if made is None and call.name in PRODUCTS and factor is not None:
             rows_vary = varies(factor, factor.ndim - 2)  # else it has the second factor's columns
             made = None if rows_vary else factor[..., :1, :].expand(shape)
+        elif made is not None and call.name in ATTENDING and factor is not None:
+            # queries that are the same in each window stand where the window's tokens do
+            in_windows = varies(factor, 0) and varies(factor, factor.ndim - 2)
+            if in_windows and not varies(made, 0) and factor.shape[:-1] == shape[:-1]:
+                made = factor[..., :1].expand(shape)
         return made
 
     def _alike(self, given: Sequence[Tensor], result: Tensor) -> Tensor | None:

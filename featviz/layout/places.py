@@ -317,6 +317,9 @@ MAPS = frozenset(
 
 PRODUCTS = frozenset({"matmul", "bmm", "mm"})
 
+ATTENDING = PRODUCTS | {"scaled_dot_product_attention"}
+"""Functions of queries and of what they attend to."""
+
 MULTI_HEAD = "multi_head_attention_forward"
 """The function whose second result is an attention's weights."""
 
