@@ -163,13 +163,17 @@ class Trace:
 
     def take(
         self,
-        call: Call,
+        layer: Layer,
+        number: int,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         output: Any,
         made_by: MadeBy,
     ) -> int | None:
         """Take a call from the follower; its node, if it has one."""
+        if layer.is_function and layer.owner in self.atoms:
+            return None
+        call = Call(layer.name, layer.type, number)
         nested = isinstance(output, Tensor) and output.is_nested
         self.gave[call] = "nested tensor" if nested else type(output).__name__
         node, function = None, function_in(call.name)
@@ -340,7 +344,7 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
         ForwardError: the model cannot take `blank`.
     """
     traced, book = Trace(model.module), HintBook(model.module, blank[0].shape)
-    with in_eval_mode(model.module), book.traced(model.module, (), graph=traced):
+    with in_eval_mode(model.module), book.traced(model.module, (), listener=traced.take):
         forward(model.module, [arg.to(model.device) for arg in blank])
     names = _default(traced) if text is None else _selected(model, text, blank, traced)
     skipped, targets = [], []

@@ -10,10 +10,10 @@ what they see of the image (`views`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,28 +37,14 @@ from featviz.layout.places import (
     varies,
 )
 from featviz.layout.views import Views, of_image, result_views
-from featviz.records import Call, Layer, Origin
+from featviz.records import Layer, Origin
 
 MadeBy = Callable[[Tensor], int | None]
 """The number of the call that made a tensor; None where no call did."""
 
-
-class CallGraph(Protocol):
-    """Takes the calls of a forward pass and numbers them."""
-
-    @property
-    def atoms(self) -> Container[str]:
-        """Names of modules that are one call each: the functions inside are no calls."""
-
-    def take(
-        self,
-        call: Call,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        output: Any,
-        made_by: MadeBy,
-    ) -> int | None:
-        """Take a call and return its number; None where calls inside it made its output."""
+Listener = Callable[[Layer, int, Sequence[Any], Mapping[str, Any], Any, MadeBy], int | None]
+"""Takes a layer, which of its calls it is, its arguments and its output. Returns a number for the
+call, or None where calls inside it made the output."""
 
 
 @dataclass(slots=True)
@@ -86,7 +72,7 @@ class Follower:
         in_attention: Callable[[Layer], bool],
         channel_axis: int = 1,
         model: nn.Module | None = None,
-        graph: CallGraph | None = None,
+        listener: Listener | None = None,
     ) -> None:
         """Begin before the model is called.
 
@@ -96,14 +82,14 @@ class Follower:
             in_attention: whether a layer is an attention, or inside one.
             channel_axis: the axis of the input that counts channels.
             model: the model, where views are asked for; they take as long as its layers.
-            graph: takes all calls; every layer and function is wanted then.
+            listener: takes all calls; every layer and function is wanted then.
         """
         self.origins: dict[tuple[str, tuple[int, ...]], dict[tuple[str, str], Origin]] = {}
         """By name of the layer and shape, then by side (`input` or `output`) and key."""
         self.views: dict[tuple[str, int, str], Views] = {}
         """By name of the layer, number of its call and key; without outputs of unknown views."""
         self._wanted, self._mixers, self._in_attention = wanted, mixers, in_attention
-        self._channel_axis, self._graph, self._sees = channel_axis, graph, model is not None
+        self._channel_axis, self._listener, self._sees = channel_axis, listener, model is not None
         self._constants = {id(x) for x in (*model.parameters(), *model.buffers())} if model else ()
         self._calls, self._maps = Counter[str](), SourceMaps()
         self._tags = WeakTensorKeyDictionary()
@@ -144,10 +130,10 @@ class Follower:
             elif layer.name in self._mixers and isinstance(output, Tensor):
                 places = self._alike(_dense(args), output)
                 self._tags[output] = replace(self._tag(output), places=places)
-            graph = self._graph
-            if graph is not None and not (layer.is_function and layer.owner in graph.atoms):
-                call = Call(layer.name, layer.type, number)
-                made = graph.take(call, args, kwargs, output, lambda x: self._tag(x).made_by)
+            if self._listener is not None:
+                made = self._listener(
+                    layer, number, args, kwargs, output, lambda tensor: self._tag(tensor).made_by
+                )
                 for tensor in tensors(output) if made is not None else ():
                     self._tags[tensor] = replace(self._tag(tensor), made_by=made)
             for key, tensor in leaves(output) if self._is_wanted(layer) else ():
@@ -157,7 +143,7 @@ class Follower:
                         self.views[layer.name, number, key] = views
 
     def _is_wanted(self, layer: Layer) -> bool:
-        return self._graph is not None or layer.name in self._wanted
+        return self._listener is not None or layer.name in self._wanted
 
     def _note(self, layer: Layer, side: str, key: str, tensor: Tensor) -> None:
         """Sum up the places of a tensor, the first of its shape under its key."""

@@ -22,7 +22,7 @@ from featviz.hooks import selectors
 from featviz.hooks.functions import watching
 from featviz.hooks.layers import list_layers
 from featviz.layout import guess
-from featviz.layout.follow import CallGraph, Follower
+from featviz.layout.follow import Follower, Listener
 from featviz.layout.views import Views
 from featviz.records import KINDS, Hints, Layer, Origin, Site
 
@@ -134,7 +134,7 @@ class HintBook:
         model: nn.Module,
         layers: Sequence[Layer],
         views: bool = False,
-        graph: CallGraph | None = None,
+        listener: Listener | None = None,
     ) -> Iterator[None]:
         """Follow the image through the forward pass in this block, once for all passes.
 
@@ -143,7 +143,7 @@ class HintBook:
         Args:
             layers: those whose tensors will be asked for.
             views: whether `views` will be asked for.
-            graph: takes the calls of the pass.
+            listener: takes the calls of the pass.
         """
         if self.is_traced:
             yield
@@ -156,10 +156,10 @@ class HintBook:
             lambda layer: self._module_hints(layer).attention,
             _channel_axis(_first_convolution(model), self.input_shape),
             model if views else None,
-            graph,
+            listener,
         )
         modules = list_layers(model)
-        if graph is None:
+        if listener is None:
             modules = [x for x in modules if x.name in wanted | mixers or not x.index]
         with watching(
             model, follower.leave, follower.enter, modules, lambda layer: True, lambda *at: False
