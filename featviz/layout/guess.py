@@ -65,11 +65,16 @@ def recognise(shape: Sequence[int], hints: Hints) -> Form:
     return form
 
 
+def _recognised(shape: Sequence[int], hints: Hints) -> Form | None:
+    try:
+        return recognise(shape, hints)
+    except LayoutError:
+        return None
+
+
 def map_size(shape: Sequence[int], hints: Hints) -> tuple[str, int, int] | None:
     """Layout, height and width of a shape's maps; None where they are no maps of the input."""
-    try:
-        form = recognise(shape, hints)
-    except LayoutError:
+    if (form := _recognised(shape, hints)) is None:
         return None
     if form.grid is not None:
         return form.layout, form.grid.height, form.grid.width
@@ -79,9 +84,7 @@ def map_size(shape: Sequence[int], hints: Hints) -> tuple[str, int, int] | None:
 
 def channel_axis(shape: Sequence[int], hints: Hints) -> int | None:
     """The axis of a shape that counts channels; None where no axis does."""
-    try:
-        form = recognise(shape, hints)
-    except LayoutError:
+    if (form := _recognised(shape, hints)) is None:
         return None
     if form.origin is not None:
         channels = channels_of_pieces(shape, form.origin)

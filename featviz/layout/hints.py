@@ -42,7 +42,6 @@ _CHANNELS_FIRST = (
     nn.modules.pooling._AdaptiveAvgPoolNd,
     nn.GroupNorm,
 )
-"""torch's own modules whose channels are the axis behind the batch."""
 
 _FEATURES_LAST = ("Linear", "LayerNorm", "RMSNorm")
 """Ends of the names of classes whose last axis are features, timm's and transformers' included."""
@@ -50,7 +49,7 @@ _FEATURES_LAST = ("Linear", "LayerNorm", "RMSNorm")
 _ATTENTION = ("attn", "attention", "crpe")
 """In the names of attentions, and of CoaT's positional encoding, which takes what they do."""
 
-_POSITION_NETWORK = re.compile(r"(cpb_|rel_pos\.)mlp")
+_OFFSETS = re.compile(r"(cpb_|rel_pos\.)mlp")
 """In the names of networks that turn offsets between tokens, [1, h, w, 2], into biases."""
 
 
@@ -168,9 +167,8 @@ class HintBook:
         self.is_traced = True
 
     def _origins(self, layer: Layer, shape: Sequence[int]) -> dict[tuple[str, str], Origin]:
-        if self._follower is None:
-            return {}
-        return self._follower.origins.get((layer.name, tuple(shape)), {})
+        known = {} if self._follower is None else self._follower.origins
+        return known.get((layer.name, tuple(shape)), {})
 
     def _module_hints(self, layer: Layer) -> Hints:
         return self._by_module.get(layer.owner, Hints())
@@ -190,29 +188,26 @@ def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hint
     frames = input_shape[3 - _channel_axis(first, input_shape)] if len(input_shape) == 5 else None
     time = None if frames is None else -(-frames // stride)
     in_patches = first is not None and first.stride == first.kernel_size  # and do not overlap
-    size = _seen_size(_detector(model), (input_shape[-2], input_shape[-1]))
+    transforms = (x for x in model.children() if type(x).__name__ == "GeneralizedRCNNTransform")
+    transform = next(transforms, None)  # torchvision's detectors resize and pad images
     base = Hints(
-        input_size=size,
+        input_size=_seen_size(transform, (input_shape[-2], input_shape[-1])),
         time=time,
         patch=(first.stride[-2], first.stride[-1]) if first is not None and in_patches else None,
         prefix=_prefix(model),
-        tokens=None if _detector(model) is None else 0,  # heads return rows of boxes, [1, N, 4]
+        tokens=None if transform is None else 0,  # heads return rows of boxes, [1, N, 4]
     )
     by_name: dict[str, Hints] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         parent, _, child = name.rpartition(".")
         above, kind = by_name.get(parent, base) if name else base, type(module).__name__
-        channels: Literal["first", "last"] | None = None
-        if isinstance(module, _CHANNELS_FIRST):
-            channels = "first"
-        elif _POSITION_NETWORK.search(name):
-            channels = "last"
+        channels: Literal["first", "last"] | None = "last" if _OFFSETS.search(name) else None
         is_attention = "Attention" in kind or any(word in child for word in _ATTENTION)
         by_name[name] = replace(
             above,
             attention=above.attention or is_attention,
             tokens=None if name == "backbone" else _mixed(name, module) or above.tokens,
-            channels=channels,
+            channels="first" if isinstance(module, _CHANNELS_FIRST) else channels,
             features_last=kind.endswith(_FEATURES_LAST),
         )
     return by_name
@@ -227,12 +222,6 @@ def _channel_axis(first: nn.Conv2d | nn.Conv3d | None, shape: Sequence[int]) -> 
     if first is None or len(shape) != 5 or shape[2] != first.in_channels:
         return 1
     return 2 if isinstance(first, nn.Conv2d) or shape[1] != first.in_channels else 1
-
-
-def _detector(model: nn.Module) -> nn.Module | None:
-    """The module of torchvision's detectors that resizes and pads images; None in other models."""
-    name = "GeneralizedRCNNTransform"
-    return next((part for part in model.children() if type(part).__name__ == name), None)
 
 
 def _seen_size(transform: Any, size: tuple[int, int]) -> tuple[int, int]:

@@ -115,9 +115,9 @@ def channels_of_pieces(shape: Sequence[int], origin: Origin) -> list[int]:
     return [i for i in range(len(shape)) if i not in origin.axes and shape[i] > 1]
 
 
-def join_pieces(tensor: Tensor, origin: Origin) -> Tensor:
+def join_pieces(tensor: Tensor, origin: Origin | None) -> Tensor:
     """Put each value of a tensor back into its place in the map: [C, T, H, W]; padding goes."""
-    assert origin.grid is not None and origin.places is not None
+    assert origin is not None and origin.grid is not None and origin.places is not None
     channels = channels_of_pieces(tensor.shape, origin)
     rest = [i for i in range(tensor.ndim) if i not in (*origin.axes, *channels)]
     known = origin.places >= 0
