@@ -378,12 +378,10 @@ def _default(traced: Trace) -> list[str]:
 
 def _selected(model: LoadedModel, text: str, blank: Sequence[Tensor], traced: Trace) -> list[str]:
     wanted = selectors.parse(text)
-    names = [layer.name for layer in selectors.select(traced.layers, wanted)]
-    if not names:
-        names = [layer.name for layer in choose_layers(model, text, blank)]
+    chosen = selectors.select(traced.layers, wanted) or choose_layers(model, text, blank)
     for idle in selectors.idle(traced.layers, wanted):
         log.warning("selector %r matches no layer", idle)
-    return names
+    return [layer.name for layer in chosen]
 
 
 def _target(traced: Trace, call: Call, book: HintBook) -> AuditTarget:

@@ -30,8 +30,8 @@ def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
     Raises:
         LayoutError: the tensor has no real, dense values, or no layout fits its shape.
     """
-    values = to_floats(tensor)
-    form = recognise(list(values.shape), hints or Hints())
+    values, hints = to_floats(tensor), hints or Hints()
+    form: Form = hints.form or recognise(list(values.shape), hints)
     maps = Maps(form.layout, LAYOUTS[form.layout].to_maps(values, form))
     return {"": maps, **_tokens_beside_grid(values, form)}
 
