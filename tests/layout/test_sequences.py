@@ -151,7 +151,6 @@ def patches_last(rows: int, columns: int) -> Unfold:
 
 
 Expected = Mapping[tuple[str, str], tuple[str, Unfold]]
-STAGE = "segformer.stages.3.blocks.0.attention"
 MVIT = "encoder.layer.2.transformer"
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Expected]] = {
     "detr": (
@@ -164,15 +163,6 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Expected]] = {
             ("class_labels_classifier", ""): ("sequence", rows),
             ("", "logits"): ("sequence", rows),
             ("", "pred_boxes"): ("sequence", rows),
-        },
-    ),
-    "segformer": (
-        segformer,
-        (512, 512),
-        {
-            (f"{STAGE}.q_proj", ""): ("tokens", grid(16, 16)),
-            (STAGE, "0"): ("tokens", grid(16, 16)),
-            (STAGE, "1"): ("attention", lambda x: x[0]),
         },
     ),
     "dpt": (
