@@ -329,7 +329,7 @@ def _in_pieces(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | Non
     folded = not left and len(origin.axes) > 1
     if not (heads or folded or left in ([1], [last])):
         return None
-    beside = (origin.places.reshape(-1, shape[origin.axes[-1]]) < 0).all(0)
+    beside = origin.places.reshape(-1, shape[origin.axes[-1]]).max(0) < 0
     before = len(hints.prefix) if beside[: len(hints.prefix)].all() else 0
     if len(origin.axes) == 1 and beside[before:].any():
         return None
