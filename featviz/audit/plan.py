@@ -1,13 +1,21 @@
 """Which calls of a model are audited, and the activation at which each is judged for `dead`.
 
-A forward pass on zeros is recorded as a graph, which tells what follows a layer and what feeds it.
+A forward pass on zeros is followed as a graph, which tells what follows a layer and what feeds it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +36,7 @@ from featviz.hooks.layers import (
     operation,
 )
 from featviz.layout import channel_axis, recognise
+from featviz.layout.follow import MadeBy
 from featviz.layout.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.records import Activation, Call, Layer, Part, Skip
@@ -132,17 +141,14 @@ class Node:
 
 
 class Trace:
-    """The calls of one forward pass: a node for each, an edge where a call takes the very tensor
-    that another one returned.
-
-    Tensors are compared by identity and kept while the pass lasts, so that no address is used
-    twice. An in-place operation returns the tensor that it was given; from then on the tensor
-    belongs to the operation.
-    """
+    """The calls of one forward pass, as the follower reports them: a node for each, an edge where a
+    call takes the very tensor that another one returned. A tensor that is changed in place belongs
+    to the call that changed it."""
 
     def __init__(self, model: nn.Module) -> None:
         parts = {name: _part_of_module(part) for name, part in modules_by_name(model).items()}
-        self._parts = {name: part for name, part in parts.items() if part is not None}
+        self.atoms = {name: part for name, part in parts.items() if part is not None}
+        """Modules that are not looked into, and what they are."""
         self.nodes: list[Node] = []
         self.users: list[list[int]] = []
         """For each node, the nodes that take its tensors, in the order of their calls."""
@@ -154,61 +160,57 @@ class Trace:
         """Class name of what each call gave, in the order in which they finished."""
         self.layers = list_layers(model)
         """Modules, and activation functions as layers of type `fn:relu`."""
-        self._owner: dict[int, int] = {}
-        self._alive: list[Tensor] = []
 
-    @property
-    def atoms(self) -> Container[str]:
-        """Modules that are not looked into."""
-        return self._parts.keys()
-
-    def take(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        """The sink of the hooks: record a call."""
+    def take(
+        self,
+        layer: Layer,
+        number: int,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        output: Any,
+        made_by: MadeBy,
+    ) -> int | None:
+        """Take a call from the follower; its node, if it has one."""
+        if layer.is_function and layer.owner in self.atoms:
+            return None
+        call = Call(layer.name, layer.type, number)
         nested = isinstance(output, Tensor) and output.is_nested
         self.gave[call] = "nested tensor" if nested else type(output).__name__
-        if (function := function_in(call.name)) is not None:
-            part: Part | None = _part_of_function(function, args, kwargs)
+        node, function = None, function_in(call.name)
+        if function is None:
+            part = self.atoms.get(call.name)
         else:
-            part = self._parts.get(call.name)
+            part = _part_of_function(function, args, kwargs)
+            if part.activation is not None and call.index == 0:
+                self.layers.append(Layer(len(self.layers), call.name, call.type, (call.type,)))
         if part is not None:
-            self._add(call, part, [args, kwargs], output)
+            node = self._add(call, part, map(made_by, tensors([args, kwargs])), output)
         if isinstance(output, Tensor) and not nested:  # a container's was made by one inside it
             self.shapes[call] = tuple(output.shape)
-            if id(output) in self._owner:
-                self.given_by[call] = self._owner[id(output)]
+            maker = made_by(output) if node is None else node
+            if maker is not None:
+                self.given_by[call] = maker
         if not call.name:
-            self._add(Call("the model's output", ""), _OTHER, [output], output)
+            made = map(made_by, tensors(output)) if node is None else [node]
+            self._add(Call("the model's output", ""), _OTHER, made, output)
+        return node
 
-    def _add(self, call: Call, part: Part, inputs: Any, output: Any) -> None:
+    def _add(
+        self, call: Call, part: Part, sources: Iterable[int | None], output: Any
+    ) -> int | None:
         """Add a node; a call that returns no tensor (a size, say) has none."""
-        given = tensors(output)
-        if not given:
-            return
-        known = (self._owner.get(id(tensor)) for tensor in tensors(inputs))
-        sources = tuple(dict.fromkeys(node for node in known if node is not None))
-        axis = part.axis
+        if not tensors(output):
+            return None
+        number, axis = len(self.nodes), part.axis
+        known = tuple(dict.fromkeys(source for source in sources if source is not None))
         keeps = part.role in ("activation", "channelwise", "mixing")
-        if axis is None and keeps and len(sources) == 1:
-            axis = self.nodes[sources[0]].axis
-        number = len(self.nodes)
-        self.nodes.append(Node(call, part, axis, sources))
+        if axis is None and keeps and len(known) == 1:
+            axis = self.nodes[known[0]].axis
+        self.nodes.append(Node(call, part, axis, known))
         self.users.append([])
-        for source in sources:
+        for source in known:
             self.users[source].append(number)
-        self._owner |= {id(tensor): number for tensor in given}
-        self._alive += given
-
-    def finish(self) -> None:
-        """The pass is over: let go of its tensors, and list the activation functions that ran."""
-        self._owner.clear()
-        self._alive.clear()
-        types = {
-            node.call.name: node.call.type
-            for node in self.nodes
-            if node.part.activation is not None and function_in(node.call.name) is not None
-        }
-        first = len(self.layers)
-        self.layers += [Layer(n, *of, of[1:]) for n, of in enumerate(types.items(), first)]
+        return number
 
     def activation_after(self, start: int) -> int | str:
         """The activation that a node's tensor reaches, itself included; or why it reaches none.
@@ -245,19 +247,6 @@ class Trace:
             if node.part.role != "channelwise":
                 return f"{node.call.label} mixes channels or tensors"
             at = before
-
-
-def trace(model: LoadedModel, blank: Sequence[Tensor]) -> Trace:
-    """Run the model once on `blank` and record every call.
-
-    Raises:
-        ForwardError: the model cannot take it.
-    """
-    traced = Trace(model.module)
-    with in_eval_mode(model.module), watching_calls(model.module, traced.take, atoms=traced.atoms):
-        forward(model.module, [arg.to(model.device) for arg in blank])
-    traced.finish()
-    return traced
 
 
 CallSink = Callable[[Call, Sequence[Any], Mapping[str, Any], Any], None]
@@ -354,12 +343,11 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
         UsageError: nothing matches, or nothing of it ran.
         ForwardError: the model cannot take `blank`.
     """
-    traced = trace(model, blank)
+    traced, book = Trace(model.module), HintBook(model.module, blank[0].shape)
+    with in_eval_mode(model.module), book.traced(model.module, (), listener=traced.take):
+        forward(model.module, [arg.to(model.device) for arg in blank])
     names = _default(traced) if text is None else _selected(model, text, blank, traced)
     skipped, targets = [], []
-    book = HintBook(model.module, blank[0].shape)
-    with in_eval_mode(model.module), book.traced(model.module, traced.layers):
-        forward(model.module, [arg.to(model.device) for arg in blank])
     for call in (call for call in traced.gave if call.name in names):
         try:
             targets.append(_target(traced, call, book))
@@ -390,12 +378,10 @@ def _default(traced: Trace) -> list[str]:
 
 def _selected(model: LoadedModel, text: str, blank: Sequence[Tensor], traced: Trace) -> list[str]:
     wanted = selectors.parse(text)
-    names = [layer.name for layer in selectors.select(traced.layers, wanted)]
-    if not names:
-        names = [layer.name for layer in choose_layers(model, text, blank)]
+    chosen = selectors.select(traced.layers, wanted) or choose_layers(model, text, blank)
     for idle in selectors.idle(traced.layers, wanted):
         log.warning("selector %r matches no layer", idle)
-    return names
+    return [layer.name for layer in chosen]
 
 
 def _target(traced: Trace, call: Call, book: HintBook) -> AuditTarget:

@@ -218,6 +218,6 @@ def _steps(layout: str, held: int, options: DrawOptions) -> list[int] | slice:
     most = options.max_slices
     if held <= most:
         return slice(None)
-    if layout in LAYOUTS and LAYOUTS[layout].allows_many:
+    if layout in LAYOUTS and LAYOUTS[layout].allows_many and layout != "windows":
         return list(range(most))
     return [(2 * part + 1) * held // (2 * most) for part in range(most)]

@@ -40,14 +40,13 @@ class ReceptiveFields:
         Raises:
             ForwardError: the model cannot take them.
         """
-        preprocess = model.preprocess
-        self._is_picture = preprocess.frames is None and preprocess.inputs == 1
+        self._is_picture = model.preprocess.frames is None and model.preprocess.inputs == 1
         height, width = args[0].shape[-2:]
         self._whole: Box = (0, 0, width, height)
         self._sides: dict[Site, Tensor] = {}
         """Of each layer's map, [4, H, W] as in `layout.views`."""
         book = HintBook(model.module, args[0].shape)
-        layers = list({target.site.layer.name: target.site.layer for target in targets}.values())
+        layers = [target.site.layer for target in targets]
         blank = [torch.zeros_like(arg, device=model.device) for arg in args]
         if self._is_picture:
             with in_eval_mode(model.module), book.traced(model.module, layers, views=True):
@@ -85,8 +84,7 @@ class ReceptiveFields:
 def _maps(table: Tensor, hints: Hints) -> Tensor:
     """A table as the layer's maps are drawn, [C, S, H, W]: its channels, or two that stand for
     all where they are the same."""
-    form = recognise(table.shape, hints)
-    axis = channel_axis(table.shape, hints)
+    form, axis = recognise(table.shape, hints), channel_axis(table.shape, hints)
     if axis is not None and table.stride(axis) == 0:
         table = table.narrow(axis, 0, min(2, table.shape[axis]))
     return LAYOUTS[form.layout].to_maps(table, form)

@@ -30,8 +30,8 @@ def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
     Raises:
         LayoutError: the tensor has no real, dense values, or no layout fits its shape.
     """
-    values = to_floats(tensor)
-    form = recognise(list(values.shape), hints or Hints())
+    values, hints = to_floats(tensor), hints or Hints()
+    form: Form = hints.form or recognise(list(values.shape), hints)
     maps = Maps(form.layout, LAYOUTS[form.layout].to_maps(values, form))
     return {"": maps, **_tokens_beside_grid(values, form)}
 
@@ -39,17 +39,23 @@ def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
 def _tokens_beside_grid(tensor: Tensor, form: Form) -> dict[str, Maps]:
     """The tokens before and behind the grid by name: each is a vector, several of a name its
     rows."""
-    axis = LAYOUTS[form.layout].token_axis
-    if form.grid is None or axis is None:
+    if form.grid is None or not form.grid.prefix + form.grid.suffix:
         return {}
     places, vectors = defaultdict[str, list[int]](list), {}
     for place, name in enumerate(form.grid.prefix):
         places[name].append(place)
     for place, name in enumerate(form.grid.suffix, -len(form.grid.suffix)):
         places[name].append(place)
-    tokens = tensor.movedim(axis, 1)[0]
+    if form.origin is not None:  # in front of each piece
+        *pieces, axis = form.origin.axes
+        channels = [i for i in range(tensor.ndim) if i not in form.origin.axes]
+        tokens = tensor.permute(axis, *pieces, *channels)
+        tokens = tokens.reshape(*tokens.shape[: 1 + len(pieces)], -1)
+    else:
+        axis = LAYOUTS[form.layout].token_axis or 0
+        tokens = tensor.movedim(axis, 1)[0].flatten(1)
     for name, at in places.items():
-        rows = tokens[at].flatten(1)
+        rows = tokens[at].flatten(0, -2)
         vectors[name] = Maps("vector", LAYOUTS["vector"].to_maps(rows, Form("vector")))
     return vectors
 

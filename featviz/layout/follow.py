@@ -1,9 +1,10 @@
-"""Follow an image through the first forward pass: where values lie, and what they see of it.
+"""Follow an image through one forward pass: a tag for each tensor.
 
 A count of tokens proves nothing: a hundred queries of a DETR are no 10 × 10 picture, and an
 attention's 256 tokens of 256 channels are no weights. So the functions that a model calls are
-watched once for each shape of input, and every tensor is told where its values lie in the image
-(`places`), whether it is an attention's weights and, where somebody asks, what it sees (`views`).
+watched once for each shape of input. A tag says where the values of a tensor lie in the image
+(`places`), whether they are an attention's weights, which call made them and, where somebody asks,
+what they see of the image (`views`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from featviz.hooks.capture import given_tensors, leaves, tensors
 from featviz.hooks.functions import unwatched
 from featviz.hooks.layers import function_in
 from featviz.layout.places import (
+    ATTENDING,
     JOINS,
     LOST,
     MAPS,
@@ -37,16 +39,40 @@ from featviz.layout.places import (
 from featviz.layout.views import Views, of_image, result_views
 from featviz.records import Layer, Origin
 
+MadeBy = Callable[[Tensor], int | None]
+"""The number of the call that made a tensor; None where no call did."""
 
-class Tracer:
-    """Hears of the calls of a forward pass, and knows the origin of what layers take and give."""
+Listener = Callable[[Layer, int, Sequence[Any], Mapping[str, Any], Any, MadeBy], int | None]
+"""Takes a layer, which of its calls it is, its arguments and its output. Returns a number for the
+call, or None where calls inside it made the output."""
+
+
+@dataclass(slots=True)
+class Tag:
+    """What is known of one tensor."""
+
+    places: Tensor | None = None
+    """The place of each value, as `layout.places` has it."""
+    is_weights: bool = False
+    """True for an attention's weights."""
+    views: Views | None = None
+    """What each value sees."""
+    step: int = 0
+    """The step of the pass at which the views were known."""
+    made_by: int | None = None
+
+
+class Follower:
+    """Hears of the calls of a forward pass, and tags the tensors that they take and return."""
 
     def __init__(
         self,
         wanted: Collection[str],
         mixers: Collection[str],
         in_attention: Callable[[Layer], bool],
+        channel_axis: int = 1,
         model: nn.Module | None = None,
+        listener: Listener | None = None,
     ) -> None:
         """Begin before the model is called.
 
@@ -54,104 +80,115 @@ class Tracer:
             wanted: names of the layers whose tensors will be asked for.
             mixers: names of the layers that mix tokens, and give as many back.
             in_attention: whether a layer is an attention, or inside one.
+            channel_axis: the axis of the input that counts channels.
             model: the model, where views are asked for; they take as long as its layers.
+            listener: takes all calls; every layer and function is wanted then.
         """
         self.origins: dict[tuple[str, tuple[int, ...]], dict[tuple[str, str], Origin]] = {}
         """By name of the layer and shape, then by side (`input` or `output`) and key."""
         self.views: dict[tuple[str, int, str], Views] = {}
         """By name of the layer, number of its call and key; without outputs of unknown views."""
         self._wanted, self._mixers, self._in_attention = wanted, mixers, in_attention
-        self._maps = SourceMaps()
-        self._tables = WeakTensorKeyDictionary()
-        self._weights = WeakTensorKeyDictionary()
+        self._channel_axis, self._listener, self._sees = channel_axis, listener, model is not None
+        self._constants = {id(x) for x in (*model.parameters(), *model.buffers())} if model else ()
+        self._calls, self._maps = Counter[str](), SourceMaps()
+        self._tags = WeakTensorKeyDictionary()
         self._origins = WeakTensorKeyDictionary()
-        """By table: many tensors share one."""
-        self._calls = Counter[str]()
-        self._views = None if model is None else _ViewsOfTensors(model)
+        """By table of places: many tensors share one."""
+        self._changed: dict[int, tuple[int, StorageWeakRef]] = {}
+        """By address of a storage the step at which it was changed: what its tensors saw before is
+        unknown since then. The reference keeps another storage from having the address."""
+        self._step = 0
 
     def enter(self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """A layer is called."""
         if layer.is_function:
-            if self._views is not None and function_in(layer.name) == "setitem":
-                self._views.assign(*_dense([args, kwargs]))
+            if self._sees and function_in(layer.name) == "setitem":
+                given = _dense([args, kwargs])
+                if any(self._views(tensor) != () for tensor in given):
+                    self._change(given[0])
             return
         with unwatched(), torch.no_grad():
-            # values of the model's inputs [1, C, H, W] or [1, C, T, H, W] lie where they lie
             for image in _dense(args) if layer.index == 0 else ():
                 if image.ndim in (4, 5):
-                    self._tables[image] = self._maps.table(image.shape)
-                    if self._views is not None:
-                        self._views.put(image, of_image(image.shape))
-            for key, tensor in given_tensors(args, kwargs) if layer.name in self._wanted else ():
+                    places = self._maps.table(image.shape, self._channel_axis)
+                    views = of_image(image.shape) if self._sees else None
+                    self._tags[image] = Tag(places, False, views, self._step)
+            for key, tensor in given_tensors(args, kwargs) if self._is_wanted(layer) else ():
                 self._note(layer, "input", key, tensor)
 
     def leave(
         self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
     ) -> None:
         """A layer or a function has returned."""
+        number = self._calls[layer.name]
+        self._calls[layer.name] += 1
         with unwatched(), torch.no_grad():
             if layer.is_function:
                 name, given = function_in(layer.name) or "", _dense([args, kwargs])
-                call = FollowedCall(name, args, kwargs, given, _dense(output))
-                self._follow(layer, call)
-                if self._views is not None:
-                    self._views.follow(call)
+                self._follow(layer, FollowedCall(name, args, kwargs, given, _dense(output)))
             elif layer.name in self._mixers and isinstance(output, Tensor):
-                self._place(output, self._alike(_dense(args), output))
-            if layer.name not in self._wanted:
-                return
-            for key, tensor in leaves(output):
+                places = self._alike(_dense(args), output)
+                self._tags[output] = replace(self._tag(output), places=places)
+            if self._listener is not None:
+                made = self._listener(
+                    layer, number, args, kwargs, output, lambda tensor: self._tag(tensor).made_by
+                )
+                for tensor in tensors(output) if made is not None else ():
+                    self._tags[tensor] = replace(self._tag(tensor), made_by=made)
+            for key, tensor in leaves(output) if self._is_wanted(layer) else ():
                 if isinstance(tensor, Tensor):
                     self._note(layer, "output", key, tensor)
-                    if self._views is not None and (views := self._views.of(tensor)):
-                        self.views[layer.name, self._calls[layer.name], key] = views
-            self._calls[layer.name] += 1
+                    if self._sees and (views := self._views(tensor)):
+                        self.views[layer.name, number, key] = views
+
+    def _is_wanted(self, layer: Layer) -> bool:
+        return self._listener is not None or layer.name in self._wanted
 
     def _note(self, layer: Layer, side: str, key: str, tensor: Tensor) -> None:
+        """Sum up the places of a tensor, the first of its shape under its key."""
         if tensor.is_nested:
             return
         found = self.origins.setdefault((layer.name, tuple(tensor.shape)), {})
-        if (side, key) in found:
-            return
-        origin, table = Origin(), self._table(tensor)
-        if table is not None:
-            if table not in self._origins:
-                self._origins[table] = self._maps.origin(table)
-            origin = self._origins[table]
-        found[side, key] = replace(origin, weights=True) if tensor in self._weights else origin
+        if (side, key) not in found:
+            tag, origin = self._tag(tensor), Origin()
+            if tag.places is not None:
+                if tag.places not in self._origins:
+                    self._origins[tag.places] = self._maps.origin(tag.places)
+                origin = self._origins[tag.places]
+            found[side, key] = replace(origin, weights=True) if tag.is_weights else origin
+
+    def _tag(self, tensor: Tensor) -> Tag:
+        return self._tags.get(tensor) or Tag()  # type: ignore[no-untyped-call]
 
     def _follow(self, layer: Layer, call: FollowedCall) -> None:
-        """Give the results of a function their places."""
+        """Tag the results of a function."""
+        made: Any = None
         if call.name in JOINS:
-            made: Any = self._joined(call)
+            made = self._joined(call)
         elif call.name in RULES:
             made = self._by_rule(call)
-        elif call.name in LOST:
-            made = None
-        else:
+        elif call.name not in LOST:
             made = [self._alike(call.given, result) for result in call.results]
-        tables = [made] if made is None or isinstance(made, Tensor) else list(made)
-        tables += [None] * len(call.results)
-        is_weights = self._gives_weights(layer, call)
-        for result, table, yes in zip(call.results, tables, is_weights, strict=False):
-            self._place(result, table)
-            if yes:
-                self._weights[result] = True
-
-    def _table(self, tensor: Tensor) -> Tensor | None:
-        """The places of a tensor's values; None where they are not known."""
-        table: Tensor | None = self._tables.get(tensor)  # type: ignore[no-untyped-call]
-        return table
-
-    def _place(self, tensor: Tensor, table: Tensor | None) -> None:
-        if table is not None and table.shape == tensor.shape:
-            self._tables[tensor] = table
-        elif tensor in self._tables:  # it was changed in place
-            del self._tables[tensor]
+        places = [made] if made is None or isinstance(made, Tensor) else list(made)
+        places += [None] * len(call.results)
+        weights = self._gives_weights(layer, call)
+        seen: Sequence[Views | None] = [None] * len(call.results)
+        if self._sees:
+            given = [self._views(tensor) for tensor in call.given]
+            seen = result_views(call, given)
+            in_place = bool(call.given) and call.result is call.given[0]
+            if in_place and (seen[0] is None or any(given[1:])):
+                self._change(call.result)
+        for result, table, yes, views in zip(call.results, places, weights, seen, strict=False):
+            fits = table is not None and table.shape == result.shape
+            tag = Tag(table if fits else None, yes, views, self._step)
+            tag.made_by = self._tag(result).made_by  # it may be changed in place
+            self._tags[result] = tag
 
     def _joined(self, call: FollowedCall) -> Tensor | None:
         parts = call.argument(0, "tensors") or ()
-        tables = [self._table(part) for part in parts]
+        tables = [self._tag(part).places for part in parts]
         if all(table is None for table in tables):
             return None
         zeros = (torch.zeros(1, dtype=torch.float64).expand(part.shape) for part in parts)
@@ -160,24 +197,29 @@ class Tracer:
         return joined
 
     def _by_rule(self, call: FollowedCall) -> Any:
-        tables = [self._table(tensor) for tensor in call.given[:2]]
+        tables = [self._tag(tensor).places for tensor in call.given[:2]]
         if not tables or not call.results:
             return None
-        made, shape = None, call.result.shape
+        made, shape, factor = None, call.result.shape, tables[-1]
         if tables[0] is not None:
             with suppress(RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
                 made = RULES[call.name](self._maps, tables[0], call)  # else in a way unknown to it
         elif call.name in MAPS and len(shape) in (4, 5) and shape[0] == 1:
             made = self._maps.table(shape)
-        factor = tables[-1]
         if made is None and call.name in PRODUCTS and factor is not None:
             rows_vary = varies(factor, factor.ndim - 2)  # else it has the second factor's columns
             made = None if rows_vary else factor[..., :1, :].expand(shape)
+        elif made is not None and call.name in ATTENDING and factor is not None:
+            # queries that are the same in each window stand where the window's tokens do
+            in_windows = varies(factor, 0) and varies(factor, factor.ndim - 2)
+            if in_windows and not varies(made, 0) and factor.shape[:-1] == shape[:-1]:
+                made = factor[..., :1].expand(shape)
         return made
 
     def _alike(self, given: Sequence[Tensor], result: Tensor) -> Tensor | None:
         """A function that keeps a shape keeps places; a smaller operand is spread out."""
-        known = [table for table in map(self._table, given) if table is not None]
+        tables = (self._tag(tensor).places for tensor in given)
+        known = [table for table in tables if table is not None]
         same = [table for table in known if table.shape == result.shape]
         smaller = [table for table in known if _spreads(table.shape, result.shape)]
         return next(iter([*same, *(table.expand(result.shape) for table in smaller)]), None)
@@ -190,8 +232,22 @@ class Tracer:
             dim, attends = call.argument(1, "dim"), self._in_attention(layer)
             return [attends and dim in (-1, result.ndim - 1) for result in call.results]
         kept = call.name not in RULES or call.name in MOVES
-        weights = kept and bool(call.given) and call.given[0] in self._weights
+        weights = kept and bool(call.given) and self._tag(call.given[0]).is_weights
         return [weights and result.numel() == call.given[0].numel() for result in call.results]
+
+    def _views(self, tensor: Tensor) -> Views | None:
+        """What a tensor's values see now; nothing, if it is a parameter."""
+        if id(tensor) in self._constants:
+            return ()
+        tag = self._tag(tensor)
+        changed, _ = self._changed.get(tensor.untyped_storage()._cdata, (0, None))
+        return tag.views if tag.step >= changed else None
+
+    def _change(self, tensor: Tensor) -> None:
+        """A tensor was changed in a way that nobody knows."""
+        self._step += 1
+        storage = tensor.untyped_storage()
+        self._changed[storage._cdata] = self._step, StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
 
 def _dense(value: Any) -> list[Tensor]:
@@ -204,53 +260,3 @@ def _spreads(shape: Sequence[int], target: Sequence[int]) -> bool:
         return False
     ends = zip(reversed(shape), reversed(target), strict=False)
     return all(side in (1, other) for side, other in ends)
-
-
-class _ViewsOfTensors:
-    """What the tensors of a forward pass see, as far as that is known.
-
-    Several tensors may share one storage: where one of them is changed, nothing is known any more
-    of those that were there before.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._constants = {id(value) for value in (*model.parameters(), *model.buffers())}
-        self._known = WeakTensorKeyDictionary()
-        """Of each tensor its views, and the number of the step at which it got them."""
-        self._changed: dict[int, tuple[int, StorageWeakRef]] = {}
-        """By address of a storage the step at which it was changed; the reference keeps another
-        storage from having the address."""
-        self._step = 0
-
-    def of(self, tensor: Tensor) -> Views | None:
-        """The views of a tensor; None where nobody knows them."""
-        if id(tensor) in self._constants:
-            return ()
-        step, views = self._known.get(tensor, (0, None))  # type: ignore[no-untyped-call]
-        changed, _ = self._changed.get(tensor.untyped_storage()._cdata, (0, None))
-        known: Views | None = views if step >= changed else None
-        return known
-
-    def put(self, tensor: Tensor, views: Views | None) -> None:
-        """Note the views of a tensor."""
-        self._known[tensor] = self._step, views
-
-    def follow(self, call: FollowedCall) -> None:
-        """A function has returned."""
-        given = [self.of(tensor) for tensor in call.given]
-        made = result_views(call, given)
-        in_place = bool(call.given) and call.result is call.given[0]
-        if in_place and (made[0] is None or any(given[1:])):
-            self._change(call.result)
-        for result, views in zip(call.results, made, strict=True):
-            self.put(result, views)
-
-    def assign(self, target: Tensor, *values: Tensor) -> None:
-        """Values are assigned to a part of a tensor."""
-        if any(views is None or views for views in map(self.of, (target, *values))):
-            self._change(target)
-
-    def _change(self, tensor: Tensor) -> None:
-        self._step += 1
-        storage = tensor.untyped_storage()
-        self._changed[storage._cdata] = self._step, StorageWeakRef(storage)  # type: ignore[no-untyped-call]

@@ -4,6 +4,7 @@ tensor's origin, where it was followed from the image."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks import selectors
@@ -19,6 +20,10 @@ from featviz.layout.tokens import (
 )
 from featviz.records import Hints, Origin
 from featviz.text import quoted
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _FEW_TOKENS = 16
 """The least number of channels-first tokens: boxes [1, N, 4] are no tokens."""
@@ -39,6 +44,9 @@ def recognise(shape: Sequence[int], hints: Hints) -> Form:
     Raises:
         LayoutError: the shape holds no values, or no layout fits.
     """
+    if hints.form is not None:
+        known: Form = hints.form
+        return known
     if 0 in shape:
         raise LayoutError(f"shape {list(shape)} holds no values")
     if hints.layout is not None:
@@ -57,11 +65,16 @@ def recognise(shape: Sequence[int], hints: Hints) -> Form:
     return form
 
 
+def _recognised(shape: Sequence[int], hints: Hints) -> Form | None:
+    try:
+        return recognise(shape, hints)
+    except LayoutError:
+        return None
+
+
 def map_size(shape: Sequence[int], hints: Hints) -> tuple[str, int, int] | None:
     """Layout, height and width of a shape's maps; None where they are no maps of the input."""
-    try:
-        form = recognise(shape, hints)
-    except LayoutError:
+    if (form := _recognised(shape, hints)) is None:
         return None
     if form.grid is not None:
         return form.layout, form.grid.height, form.grid.width
@@ -71,9 +84,7 @@ def map_size(shape: Sequence[int], hints: Hints) -> tuple[str, int, int] | None:
 
 def channel_axis(shape: Sequence[int], hints: Hints) -> int | None:
     """The axis of a shape that counts channels; None where no axis does."""
-    try:
-        form = recognise(shape, hints)
-    except LayoutError:
+    if (form := _recognised(shape, hints)) is None:
         return None
     if form.origin is not None:
         channels = channels_of_pieces(shape, form.origin)
@@ -237,7 +248,7 @@ def decide(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form | Non
     weighs_places = {len(shape) - 2, len(shape) - 1} <= {*origin.axes}  # along both axes
     if origin.weights and min(shape[-2:]) > 1 and not weighs_places:
         return Form("attention")
-    form, pieces = _on_grid(shape, hints, origin), _in_pieces(shape, origin)
+    form, pieces = _on_grid(shape, hints, origin), _in_pieces(shape, hints, origin)
     if guess is not None and guess.layout == "attention" and len(shape) == 4:
         # a square map with as many rows as there are tokens only looks like their weights
         is_map = form is not None and form.layout in ("nchw", "nhwc")
@@ -291,24 +302,35 @@ def _on_grid(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
     before, behind = int(known[0]), len(places) - 1 - int(known[-1])
     on_grid = places[known]
     gaps = len(known) != len(places) - before - behind
-    if gaps or bool((on_grid[1:] <= on_grid[:-1]).any()):
+    if gaps or not _in_order(on_grid):
         return None
     if LAYOUTS[name].token_axis is None:
         return Form(name) if time == 1 and not before + behind else None
-    names = hints.prefix[:before] if before <= len(hints.prefix) else (BEFORE,) * before
+    names = hints.prefix[:before]
+    names = (BEFORE,) * (before - len(names)) + names  # others are put in front of the model's own
     return Form(name, TokenGrid(height, width, time, names, (BEHIND,) * behind))
 
 
-def _in_pieces(shape: Sequence[int], origin: Origin) -> Form | None:
-    """Pieces of a map in whatever order, with channels along one axis, heads along another."""
+def _in_order(places: NDArray[np.int64]) -> bool:
+    return bool((places[1:] > places[:-1]).all())
+
+
+def _in_pieces(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
+    """Pieces of a map in whatever order, with channels along one axis, heads along another; the
+    model's own tokens may stand in front of each piece."""
     if origin.grid is None or origin.places is None or len(shape) < 3:
         return None
     time, height, width = origin.grid
-    left = [i for i in range(len(shape)) if i not in origin.axes and shape[i] > 1]
-    beside = len(origin.axes) == 1 and bool((origin.places < 0).any())
+    if time > 1 and len(origin.axes) == 3 and _in_order(origin.places):
+        return None  # a clip, or whole frames
+    left = channels_of_pieces(shape, origin)
     last = len(shape) - 1
     heads = left == [1, last] and last == 3 and shape[2] != shape[3]  # else weights of windows
     folded = not left and len(origin.axes) > 1
-    if time > 1 or beside or not (heads or folded or left in ([1], [last])):
+    if not (heads or folded or left in ([1], [last])):
         return None
-    return Form("windows", TokenGrid(height, width), origin=origin)
+    beside = origin.places.reshape(-1, shape[origin.axes[-1]]).max(0) < 0
+    before = len(hints.prefix) if beside[: len(hints.prefix)].all() else 0
+    if len(origin.axes) == 1 and beside[before:].any():
+        return None
+    return Form("windows", TokenGrid(height, width, time, hints.prefix[:before]), origin)

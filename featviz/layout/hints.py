@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from math import ceil
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
+from featviz.errors import LayoutError
 from featviz.hooks import selectors
 from featviz.hooks.functions import watching
 from featviz.hooks.layers import list_layers
 from featviz.layout import guess
-from featviz.layout.follow import Tracer
+from featviz.layout.follow import Follower, Listener
 from featviz.layout.views import Views
 from featviz.records import KINDS, Hints, Layer, Origin, Site
 
@@ -40,7 +42,6 @@ _CHANNELS_FIRST = (
     nn.modules.pooling._AdaptiveAvgPoolNd,
     nn.GroupNorm,
 )
-"""torch's own modules whose channels are the axis behind the batch."""
 
 _FEATURES_LAST = ("Linear", "LayerNorm", "RMSNorm")
 """Ends of the names of classes whose last axis are features, timm's and transformers' included."""
@@ -48,7 +49,7 @@ _FEATURES_LAST = ("Linear", "LayerNorm", "RMSNorm")
 _ATTENTION = ("attn", "attention", "crpe")
 """In the names of attentions, and of CoaT's positional encoding, which takes what they do."""
 
-_POSITION_NETWORK = re.compile(r"(cpb_|rel_pos\.)mlp")
+_OFFSETS = re.compile(r"(cpb_|rel_pos\.)mlp")
 """In the names of networks that turn offsets between tokens, [1, h, w, 2], into biases."""
 
 
@@ -61,7 +62,8 @@ class HintBook:
         """Read the hints of a model's modules.
 
         Args:
-            input_shape: [1, C, H, W], or [1, C, T, H, W] for a clip.
+            input_shape: [1, C, H, W]; for a clip [1, C, T, H, W], or [1, T, C, H, W] where the
+                model's first convolution says so.
             overrides: `--tensor-layout` values: `LAYOUT` or `SELECTORS=LAYOUT`.
 
         Raises:
@@ -71,7 +73,8 @@ class HintBook:
         self._by_module = read_hints(model, self.input_shape)
         self._overrides = [guess.parse_override(text) for text in overrides]
         self._by_layer: dict[str, Hints] = {}
-        self._tracer: Tracer | None = None
+        self._by_tensor: dict[tuple[str, str, str, torch.Size], Hints] = {}
+        self._follower: Follower | None = None
         self.is_traced = False
         """Whether a forward pass has been followed, or need not be."""
         self.depends_on_origins = False
@@ -94,11 +97,19 @@ class HintBook:
         if tensor.is_nested:  # has no shape
             return self.of(site.layer)
         shape = tensor.shape
-        found = self._origins(site.layer, shape)
-        origin = found.get((KINDS[site.kind].of, site.key))
-        hints = self.of(site.layer)
-        self.depends_on_origins |= origin is not None and guess.decides(shape, hints, origin)
-        return hints if origin is None else replace(hints, origin=origin)
+        name = (site.layer.name, site.kind, site.key, shape)
+        if name not in self._by_tensor:
+            hints = self.of(site.layer)
+            origin = self._origins(site.layer, shape).get((KINDS[site.kind].of, site.key))
+            if origin is not None:
+                self.depends_on_origins |= guess.decides(shape, hints, origin)
+                hints = replace(hints, origin=origin)
+            with suppress(LayoutError):
+                hints = replace(hints, form=guess.recognise(shape, hints))
+            if not self.is_traced:
+                return hints
+            self._by_tensor[name] = hints
+        return self._by_tensor[name]
 
     def of_shape(self, layer: Layer, shape: Sequence[int], side: str = "output") -> Hints:
         """The hints for the first tensor of this shape that a layer gave, or took (`input`)."""
@@ -109,7 +120,7 @@ class HintBook:
     def views(self, site: Site) -> Views:
         """What each value of an output sees of the image; empty where nobody knows."""
         at = (site.layer.name, site.call, site.key)
-        return () if self._tracer is None else self._tracer.views.get(at, ())
+        return () if self._follower is None else self._follower.views.get(at, ())
 
     def settle_as(self, other: HintBook) -> None:
         """Follow no pass of this shape, where one of another shape was followed and the layout of
@@ -118,7 +129,11 @@ class HintBook:
 
     @contextmanager
     def traced(
-        self, model: nn.Module, layers: Sequence[Layer], views: bool = False
+        self,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        views: bool = False,
+        listener: Listener | None = None,
     ) -> Iterator[None]:
         """Follow the image through the forward pass in this block, once for all passes.
 
@@ -127,29 +142,33 @@ class HintBook:
         Args:
             layers: those whose tensors will be asked for.
             views: whether `views` will be asked for.
+            listener: takes the calls of the pass.
         """
         if self.is_traced:
             yield
             return
         wanted = {layer.name for layer in layers}
         mixers = {name for name, hints in self._by_module.items() if hints.tokens}
-        self._tracer = tracer = Tracer(
+        self._follower = follower = Follower(
             wanted,
             mixers,
             lambda layer: self._module_hints(layer).attention,
+            _channel_axis(_first_convolution(model), self.input_shape),
             model if views else None,
+            listener,
         )
-        modules = [x for x in list_layers(model) if x.name in wanted | mixers or not x.index]
+        modules = list_layers(model)
+        if listener is None:
+            modules = [x for x in modules if x.name in wanted | mixers or not x.index]
         with watching(
-            model, tracer.leave, tracer.enter, modules, lambda layer: True, lambda name, part: False
+            model, follower.leave, follower.enter, modules, lambda layer: True, lambda *at: False
         ):
             yield
         self.is_traced = True
 
     def _origins(self, layer: Layer, shape: Sequence[int]) -> dict[tuple[str, str], Origin]:
-        if self._tracer is None:
-            return {}
-        return self._tracer.origins.get((layer.name, tuple(shape)), {})
+        known = {} if self._follower is None else self._follower.origins
+        return known.get((layer.name, tuple(shape)), {})
 
     def _module_hints(self, layer: Layer) -> Hints:
         return self._by_module.get(layer.owner, Hints())
@@ -164,42 +183,45 @@ def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hint
     Args:
         input_shape: [1, C, H, W], or [1, C, T, H, W] for a clip.
     """
-    first = next((m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Conv3d))), None)
+    first = _first_convolution(model)
     stride = first.stride[0] if isinstance(first, nn.Conv3d) else 1
-    time = -(-input_shape[2] // stride) if len(input_shape) == 5 else None
+    frames = input_shape[3 - _channel_axis(first, input_shape)] if len(input_shape) == 5 else None
+    time = None if frames is None else -(-frames // stride)
     in_patches = first is not None and first.stride == first.kernel_size  # and do not overlap
-    size = _seen_size(_detector(model), (input_shape[-2], input_shape[-1]))
+    transforms = (x for x in model.children() if type(x).__name__ == "GeneralizedRCNNTransform")
+    transform = next(transforms, None)  # torchvision's detectors resize and pad images
     base = Hints(
-        input_size=size,
+        input_size=_seen_size(transform, (input_shape[-2], input_shape[-1])),
         time=time,
         patch=(first.stride[-2], first.stride[-1]) if first is not None and in_patches else None,
         prefix=_prefix(model),
-        tokens=None if _detector(model) is None else 0,  # heads return rows of boxes, [1, N, 4]
+        tokens=None if transform is None else 0,  # heads return rows of boxes, [1, N, 4]
     )
     by_name: dict[str, Hints] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         parent, _, child = name.rpartition(".")
         above, kind = by_name.get(parent, base) if name else base, type(module).__name__
-        channels: Literal["first", "last"] | None = None
-        if isinstance(module, _CHANNELS_FIRST):
-            channels = "first"
-        elif _POSITION_NETWORK.search(name):
-            channels = "last"
+        channels: Literal["first", "last"] | None = "last" if _OFFSETS.search(name) else None
         is_attention = "Attention" in kind or any(word in child for word in _ATTENTION)
         by_name[name] = replace(
             above,
             attention=above.attention or is_attention,
             tokens=None if name == "backbone" else _mixed(name, module) or above.tokens,
-            channels=channels,
+            channels="first" if isinstance(module, _CHANNELS_FIRST) else channels,
             features_last=kind.endswith(_FEATURES_LAST),
         )
     return by_name
 
 
-def _detector(model: nn.Module) -> nn.Module | None:
-    """The module of torchvision's detectors that resizes and pads images; None in other models."""
-    name = "GeneralizedRCNNTransform"
-    return next((part for part in model.children() if type(part).__name__ == name), None)
+def _first_convolution(model: nn.Module) -> nn.Conv2d | nn.Conv3d | None:
+    return next((m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Conv3d))), None)
+
+
+def _channel_axis(first: nn.Conv2d | nn.Conv3d | None, shape: Sequence[int]) -> int:
+    """1, but 2 for clips [1, T, C, H, W], as transformers has them; a Conv2d sees frames."""
+    if first is None or len(shape) != 5 or shape[2] != first.in_channels:
+        return 1
+    return 2 if isinstance(first, nn.Conv2d) or shape[1] != first.in_channels else 1
 
 
 def _seen_size(transform: Any, size: tuple[int, int]) -> tuple[int, int]:

@@ -23,7 +23,6 @@ class Form:
     """The layout of one tensor, with all that turning the tensor into maps takes."""
 
     layout: str
-    """A name of `LAYOUTS`."""
     grid: TokenGrid | None = None
     """The grid that tokens or pieces make; None for other layouts."""
     origin: Origin | None = None
@@ -55,18 +54,16 @@ class Layout:
     """The axes in words, for help and messages: `[1, C, H, W]`."""
     words: str
     dimensions: tuple[int, ...]
-    """How many axes a tensor may have."""
     to_maps: Callable[[Tensor, Form], Tensor]
     """Turns a float32 tensor into its maps [C, S, H, W]; a view where that is possible."""
     rows: Callable[[np.ndarray, int], np.ndarray] | None = None
     """Turns an array into [channels, N]; takes the number of channels. None where moving the
     channel axis to the front does. See `channels_first`."""
     channel_axis: int | None = None
-    """The axis that counts channels; None where several axes make them, or none does."""
+    """None where several axes make channels, or none does."""
     spatial_axes: tuple[int, int] | None = None
     """The axes of height and width; None for tokens and for what is no map of the input."""
     token_axis: int | None = None
-    """The axis that counts tokens; None where no axis does."""
     allows_many: bool = False
     """Whether the first axis may be more than 1."""
     aligned: bool = True
@@ -109,12 +106,6 @@ def _on_grid(channels: Tensor, form: Form) -> Tensor:
     assert grid is not None
     tokens = channels[:, len(grid.prefix) : channels.shape[1] - len(grid.suffix)].contiguous()
     return tokens.view(len(tokens), grid.time, grid.height, grid.width)
-
-
-def _windows(tensor: Tensor, form: Form) -> Tensor:
-    """Put windows back into the map from which they were cut."""
-    assert form.origin is not None
-    return join_pieces(tensor, form.origin)[:, None]
 
 
 def _rows_of_windows(array: np.ndarray, channels: int) -> np.ndarray:
@@ -273,7 +264,7 @@ _ALL = (
         "[windows, places, C]",
         "pieces of a map for each channel, put back into their places",
         (3, 4, 5, 6),
-        _windows,  # [n, C, a, b], or the channels last
+        lambda tensor, form: join_pieces(tensor, form.origin),  # [n, C, a, b], or channels last
         _rows_of_windows,
         allows_many=True,
         in_map_order=False,

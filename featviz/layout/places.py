@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -26,14 +27,11 @@ class SourceMap:
     """A map of the image: its places are numbered row by row, time step by time step."""
 
     first: int
+    after: int
+    """The number behind that of its last place."""
     time: int
     height: int
     width: int
-
-    @property
-    def after(self) -> int:
-        """The number behind that of its last place."""
-        return self.first + self.time * self.height * self.width
 
 
 class SourceMaps:
@@ -45,14 +43,17 @@ class SourceMaps:
     def add(self, sides: Sequence[int]) -> SourceMap:
         """Begin a map of these sides: [height, width], or [time, height, width]."""
         first = self._maps[-1].after if self._maps else 1
-        self._maps.append(SourceMap(first, *([1] * (3 - len(sides))), *sides))
+        one = [1] * (3 - len(sides))
+        self._maps.append(SourceMap(first, first + prod(sides), *one, *sides))
         return self._maps[-1]
 
-    def table(self, shape: Sequence[int]) -> Tensor:
-        """Places of a new map for a tensor [N, C, H, W] or [N, C, T, H, W]."""
-        new = self.add(shape[2:])
+    def table(self, shape: Sequence[int], channel_axis: int = 1) -> Tensor:
+        """Places of a new map for a tensor [N, C, H, W] or [N, C, T, H, W]; [N, T, C, H, W] where
+        that says the axis of channels."""
+        sides = [*shape[1:channel_axis], *shape[channel_axis + 1 :]]
+        new = self.add(sides)
         numbers = torch.arange(new.first, new.after, dtype=torch.float64)
-        return numbers.reshape(shape[2:]).expand(*shape)
+        return numbers.reshape(sides).unsqueeze(channel_axis - 1).expand(*shape)
 
     def only(self, numbers: Tensor) -> SourceMap | None:
         """The one map to which all numbers but 0 belong; None where there are none or several."""
@@ -155,7 +156,7 @@ class FollowedCall:
 
     @property
     def result(self) -> Tensor:
-        """Its first result."""
+        """The first of them."""
         return self.results[0]
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
@@ -196,6 +197,11 @@ def _map(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
         return None
     if not varies(table, 0):  # one image, or heads of it
         return maps.table(shape)
+    source = maps.only(table)
+    if source is not None and source.time == len(table):
+        frames = (table.movedim(0, -1) - source.first) // (source.height * source.width)
+        if torch.equal(frames, torch.arange(source.time).expand_as(frames)):
+            return maps.table([1, *shape], 2)[0]
     # pieces of a map, each of which became smaller by a whole factor
     (count, _, height, width), (high, wide) = table.shape, shape[2:]
     if height % high or width % wide or varies(table, 1):
@@ -311,6 +317,9 @@ MAPS = frozenset(
 """Functions that make maps of the image, of whatever they get."""
 
 PRODUCTS = frozenset({"matmul", "bmm", "mm"})
+
+ATTENDING = PRODUCTS | {"scaled_dot_product_attention"}
+"""Functions of queries and of what they attend to."""
 
 MULTI_HEAD = "multi_head_attention_forward"
 """The function whose second result is an attention's weights."""

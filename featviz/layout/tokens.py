@@ -115,14 +115,13 @@ def channels_of_pieces(shape: Sequence[int], origin: Origin) -> list[int]:
     return [i for i in range(len(shape)) if i not in origin.axes and shape[i] > 1]
 
 
-def join_pieces(tensor: Tensor, origin: Origin) -> Tensor:
-    """Put each value of a tensor back into its place in the map: [C, H, W]; padding goes."""
-    assert origin.grid is not None and origin.places is not None
-    _, height, width = origin.grid
+def join_pieces(tensor: Tensor, origin: Origin | None) -> Tensor:
+    """Put each value of a tensor back into its place in the map: [C, T, H, W]; padding goes."""
+    assert origin is not None and origin.grid is not None and origin.places is not None
     channels = channels_of_pieces(tensor.shape, origin)
     rest = [i for i in range(tensor.ndim) if i not in (*origin.axes, *channels)]
     known = origin.places >= 0
     rows = tensor.permute(*channels, *rest, *origin.axes).reshape(-1, len(known))
-    joined = tensor.new_empty(len(rows), height * width)
+    joined = tensor.new_empty(len(rows), int(known.sum()))
     joined[:, origin.places[known]] = rows[:, known]
-    return joined.reshape(-1, height, width)
+    return joined.reshape(-1, *origin.grid)

@@ -93,9 +93,9 @@ def _tables(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Ten
 
 def _union(*tables: Tensor) -> Tensor:
     """The boxes around several, whose shapes are broadcast; what is expanded stays so."""
-    slim = []
-    for table in tables:
-        slim.append(table[tuple(slice(None) if step else slice(1) for step in table.stride())])
+    slim = [
+        table[tuple(slice(None) if n else slice(1) for n in table.stride())] for table in tables
+    ]
     shape = torch.broadcast_tensors(*tables)[0].shape  # type: ignore[no-untyped-call]
     return reduce(torch.minimum, slim).expand(shape)
 
@@ -131,8 +131,7 @@ def _attended(call: FollowedCall, tables: Sequence[Tensor | None]) -> list[Tenso
 
 def _multiplied(call: FollowedCall, tables: Sequence[Tensor | None]) -> list[Tensor]:
     """A product of matrices: rows of the first, columns of the second."""
-    (first, second), axes = tables, (-1, -2)
-    pairs = zip((first, second), axes, strict=True)
+    pairs = zip(tables, (-1, -2), strict=True)
     return [_mixed(table, axis) for table, axis in pairs if table is not None]
 
 
@@ -207,20 +206,6 @@ def _reduced(call: FollowedCall, table: Tensor) -> Tensor:
     return least if call.result.ndim == table.ndim else least.squeeze(tuple(dims))
 
 
-def _along(place: int, default: int) -> Callable[[FollowedCall, Tensor], Tensor]:
-    """A rule of a function that mixes what lies along one axis, and keeps the axis."""
-    return lambda call, table: _mixed(table, call.argument(place, "dim", default))
-
-
-def _normalized(call: FollowedCall, table: Tensor) -> Tensor:
-    sizes = call.argument(1, "normalized_shape")
-    return _mixed(table, *range(-len(sizes), 0))
-
-
-def _gated(call: FollowedCall, table: Tensor) -> Tensor:
-    return _union(*table.chunk(2, call.argument(1, "dim", -1)))
-
-
 _WINDOWED = (
     *("conv1d", "conv2d", "conv3d", "convolution", "interpolate", "max_pool2d_with_indices"),
     *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "max_pool2d", "max_pool3d"),
@@ -229,13 +214,19 @@ _WINDOWED = (
 )
 _RULES: Mapping[str, Callable[[FollowedCall, Tensor], Tensor]] = {
     **dict.fromkeys(("mean", "sum", "amax", "amin", "max", "min", "var", "std", "norm"), _reduced),
-    **dict.fromkeys(("softmax", "log_softmax"), _along(1, -1)),
-    **dict.fromkeys(("layer_norm", "rms_norm"), _normalized),
+    **dict.fromkeys(
+        ("softmax", "log_softmax"), lambda call, t: _mixed(t, call.argument(1, "dim", -1))
+    ),
+    **dict.fromkeys(
+        ("layer_norm", "rms_norm"),
+        lambda call, t: _mixed(t, *range(-len(call.argument(1, "normalized_shape")), 0)),
+    ),
     **dict.fromkeys(("group_norm", "instance_norm"), lambda call, t: _mixed(t, *range(1, t.ndim))),
-    "normalize": _along(2, 1),
-    "linear": lambda call, table: _mixed(table, -1),
-    "glu": _gated,
+    "normalize": lambda call, t: _mixed(t, call.argument(2, "dim", 1)),
+    "linear": lambda call, t: _mixed(t, -1),
+    "glu": lambda call, t: _union(*t.chunk(2, call.argument(1, "dim", -1))),
 }
+"""Functions of one tensor that mix values along some axes."""
 
 _MOVES: Mapping[str, Callable[..., Any]] = MOVES | {
     "pixel_shuffle": functional.pixel_shuffle,

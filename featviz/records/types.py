@@ -154,6 +154,8 @@ class Hints:
     convolutions, normalisations and poolings."""
     origin: Origin | None = None
     """What the tensor is made of, where that has been followed; None before a forward pass."""
+    form: Any = None
+    """The `layout.layouts.Form` of the one tensor that these are the hints for, once found."""
     layout: str | None = None
     """The user's choice of the layout: a name of `layouts.LAYOUTS`, or `tokens:14x20+1`."""
 

@@ -223,7 +223,7 @@ def test_the_model_is_given_back_as_it_was(noise: Path, tmp_path: Path) -> None:
         assert module.training
     model.module.head = nn.Linear(3, 1)
     with pytest.raises(Exception, match="head"):
-        plan.trace(model, [torch.zeros(1, 3, 4, 4)])
+        plan.choose(model, None, [torch.zeros(1, 3, 4, 4)])
     assert not any(module._forward_hooks for module in model.module.modules())
 
 

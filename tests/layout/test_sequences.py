@@ -6,12 +6,17 @@ The maps are compared with clones of independent hooks, unfolded here by hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from followed import Seen, followed
 from torch import Tensor, nn
+
+from featviz import layout
+from featviz.records import Hints, Origin
 
 Unfold = Callable[[Tensor], Tensor]
 HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
@@ -81,6 +86,40 @@ def dpt() -> Any:
     return lib.DPTForDepthEstimation(config)
 
 
+def deformable_detr() -> Any:
+    """30 queries, each of which looks at 4 points of 3 maps."""
+    lib = _transformers()
+    backbone = lib.ResNetConfig(
+        embedding_size=8,
+        hidden_sizes=[8, 8, 16, 16],
+        depths=[1, 1, 1, 1],
+        layer_type="basic",
+        out_features=["stage2", "stage3", "stage4"],
+    )
+    config = lib.DeformableDetrConfig(
+        use_timm_backbone=False,
+        backbone=None,
+        backbone_config=backbone,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=2,
+        num_queries=30,
+        num_feature_levels=3,
+        **HEADS,
+    )
+    config._attn_implementation = "eager"
+    return lib.DeformableDetrForObjectDetection(config)
+
+
+def of_transformers(name: str, **settings: Any) -> Any:
+    """A small model of a library's own class, `Eomt` with its head `ForUniversalSegmentation`."""
+    lib = _transformers()
+    kind, _, head = name.partition(" ")
+    config = getattr(lib, f"{kind}Config")(**settings)
+    config._attn_implementation = "eager"
+    return getattr(lib, kind + head)(config)
+
+
 def rows(tensor: Tensor) -> Tensor:
     """A matrix: a column for each channel, [D, T, 1]."""
     return tensor.reshape(-1, tensor.shape[-1]).T[..., None]
@@ -90,6 +129,11 @@ def grid(*sides: int) -> Unfold:
     """[1, T, D] to [D, *sides], without the tokens in front."""
     count = sides[0] * sides[1]
     return lambda tensor: tensor[0, -count:].T.reshape(-1, *sides)
+
+
+def each(*sides: int) -> Unfold:
+    """A matrix of these sides for each head of each window, or of each query."""
+    return lambda tensor: tensor.reshape(-1, *sides)
 
 
 def pieces(*sides: int) -> Unfold:
@@ -107,7 +151,6 @@ def patches_last(rows: int, columns: int) -> Unfold:
 
 
 Expected = Mapping[tuple[str, str], tuple[str, Unfold]]
-STAGE = "segformer.stages.3.blocks.0.attention"
 MVIT = "encoder.layer.2.transformer"
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Expected]] = {
     "detr": (
@@ -120,15 +163,6 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Expected]] = {
             ("class_labels_classifier", ""): ("sequence", rows),
             ("", "logits"): ("sequence", rows),
             ("", "pred_boxes"): ("sequence", rows),
-        },
-    ),
-    "segformer": (
-        segformer,
-        (512, 512),
-        {
-            (f"{STAGE}.q_proj", ""): ("tokens", grid(16, 16)),
-            (STAGE, "0"): ("tokens", grid(16, 16)),
-            (STAGE, "1"): ("attention", lambda x: x[0]),
         },
     ),
     "dpt": (
@@ -168,6 +202,65 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Expected]] = {
             ("stages.0.blocks.0", ""): ("nhwc", lambda x: x[0].permute(2, 0, 1)),
         },
     ),
+    "gcvit": (
+        lambda: _timm("gcvit_xxtiny"),
+        (224, 224),
+        {
+            ("stages.0.blocks.1.attn", ""): ("windows", pieces(8, 8, 7, 7)),
+            ("stages.0.blocks.1.attn.attn_drop", ""): ("attention", each(49, 49)),
+        },
+    ),
+    "volo": (
+        lambda: _timm("volo_d1_224"),
+        (224, 224),
+        {("network.0.0.attn.attn_drop", ""): ("attention", each(9, 9))},
+    ),
+    "deformable_detr": (
+        deformable_detr,
+        (128, 160),
+        {("model.decoder.layers.0.encoder_attn", "1"): ("attention", each(3, 4))},
+    ),
+    "swinv2": (
+        lambda: of_transformers(
+            "Swinv2 Model",
+            image_size=64,
+            embed_dim=8,
+            depths=[1],
+            num_heads=[2],
+            window_size=4,
+        ),
+        (64, 64),
+        {("encoder.layers.0.blocks.0.attention.self.dropout", ""): ("attention", each(16, 16))},
+    ),
+    "eomt": (
+        lambda: of_transformers(
+            "Eomt ForUniversalSegmentation",
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            image_size=64,
+            patch_size=8,
+            num_queries=10,
+            num_blocks=1,
+            num_upscale_blocks=1,
+        ),
+        (64, 64),
+        {
+            ("layers.0.norm1", ""): ("tokens", grid(8, 8)),
+            ("layers.1.norm1", ""): ("tokens", grid(8, 8)),
+        },
+    ),
+    "yolos": (
+        lambda: of_transformers(
+            "Yolos Model",
+            **{**SMALL, "num_hidden_layers": 1},
+            hidden_size=32,
+            image_size=[64, 96],
+            num_detection_tokens=10,
+        ),
+        (64, 96),
+        {("layernorm", ""): ("tokens", lambda x: x[0, 1:25].T.reshape(-1, 4, 6))},
+    ),
     "twins": (
         lambda: _timm("twins_svt_small", depths=(2, 2, 2, 2)),
         (224, 224),
@@ -190,11 +283,51 @@ def test_tokens_of_the_image_are_maps_and_others_are_rows(name: str) -> None:
     build, size, expected = CASES[name]
     torch.manual_seed(0)
     seen = followed(build(), *size)
-    for at, (layout, unfold) in expected.items():
-        assert seen[at].layout == layout, at
+    for at, (name_of_layout, unfold) in expected.items():
+        assert seen[at].layout == name_of_layout, at
         assert torch.equal(
             seen[at].maps.reshape(unfold(seen[at].tensor).shape), unfold(seen[at].tensor)
         ), at
+
+
+def test_frames_of_transformers_are_grids() -> None:
+    """TimeSformer takes [1, T, C, H, W]: its tokens are maps of each frame, whether a piece is a
+    frame, the times of a place, or the whole clip with the times of each place side by side."""
+    settings = {**SMALL, "hidden_size": 32, "image_size": 32, "patch_size": 8, "num_frames": 5}
+    clip = torch.randn(1, 5, 3, 32, 32)
+    seen = followed(of_transformers("Timesformer Model", **settings), 32, 32, image=clip)
+    layer = "encoder.layer.3"
+    for name, key, first, order in (
+        (f"{layer}.layernorm_before", "", 1, (3, 0, 1, 2)),
+        (f"{layer}.temporal_layernorm", "", 0, (3, 2, 0, 1)),
+        (layer, "0", 1, (3, 2, 0, 1)),
+    ):
+        one = seen[name, key]
+        tokens = one.tensor[:, first:]
+        sides = (5, 4, 4) if order[1] == 0 else (4, 4, 5)
+        assert one.layout == "windows", name
+        assert torch.equal(one.maps, tokens.reshape(*sides, 32).permute(order)), name
+    assert seen[f"{layer}.attention.attention.attn_drop", ""].layout == "attention"
+
+
+def test_a_class_token_may_stand_in_front_of_each_piece() -> None:
+    """The token of each frame is a row; what stands before the model's own has another name."""
+    places = np.array([-1, 0, 1, 2, 3, -1, 4, 5, 6, 7])
+    origin = Origin(grid=(2, 2, 2), axes=(0, 1), places=places)
+    frames = torch.randn(2, 5, 3)
+    hints = Hints(input_size=(8, 8), prefix=("class_token",), origin=origin)
+    parts = layout.to_maps(frames, hints)
+    assert {name: maps.layout for name, maps in parts.items()} == {
+        "": "windows",
+        "class_token": "vector",
+    }
+    assert torch.equal(parts["class_token"].data[:, 0, :, 0], frames[:, 0].T)
+    places = np.array([-1, -1, -1, 0, 1, 2, 3])
+    hints = replace(hints, origin=Origin(grid=(1, 2, 2), axes=(1,), places=places))
+    tokens = torch.randn(1, 7, 3)
+    parts = layout.to_maps(tokens, hints)
+    assert torch.equal(parts["extra_token"].data[:, 0, :, 0], tokens[0, :2].T)
+    assert torch.equal(parts["class_token"].data[:, 0, :, 0], tokens[0, 2:3].T)
 
 
 def of_kind(seen: Mapping[tuple[str, str], Seen], *kinds: str) -> set[str]:
