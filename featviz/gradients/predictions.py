@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from featviz.errors import LayoutError
-from featviz.gradients.targets import names_of, output_at
+from featviz.gradients.targets import output_at
 from featviz.layout import to_floats
 from featviz.records import Guess
 
@@ -22,7 +22,8 @@ def top_classes(
     Args:
         scores: where in the output the scores of classes are, as `LoadedModel.scores` says.
     """
-    output = None if scores is None else output_at(output, scores)
+    if scores != "":
+        output = None if scores is None else output_at(output, scores)
     if not isinstance(output, Tensor) or output.ndim != 2:
         return ()
     try:
@@ -32,7 +33,7 @@ def top_classes(
     if rows.shape[0] != 1 or rows.shape[1] < 2 or not rows.isfinite().all():
         return ()
     values = rows[0]
-    names = names_of(len(values), categories)
+    names = categories if categories and len(categories) == len(values) else None
     shares, order = values.softmax(0), values.topk(min(count, len(values))).indices.tolist()
     return tuple(
         Guess(i, names[i] if names else None, float(values[i]), float(shares[i])) for i in order

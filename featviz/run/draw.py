@@ -129,14 +129,15 @@ class Drawing:
                 try:
                     writer, result = result, self.encoders.result(result.closing)
                     self._lost = 0
-                    self._count(writer.folder, writer)
+                    if self.prepared.options.max_output_size is not None:
+                        self._count(writer.folder, writer)
                     if self.board is not None:
                         self.board.post(writer.posts, self._steps[drawn.sample.name])
                 except UploadError as lost:
                     self._lost, result, error = self._lost + 1, None, lost
                     if self._lost == MOST_LOST:
                         raise
-            elif result is not None and result.kept:
+            elif result is not None and self.prepared.options.max_output_size is not None:
                 self._count(self.store.folder(result.folder))
         except Exception:
             if following is not None and isinstance(following.result, ImageWriter):
@@ -152,10 +153,8 @@ class Drawing:
         """Stop above --max-output-size, image by image: so the same run stops at the same image,
         whatever is under way."""
         most = self.prepared.options.max_output_size
-        if most is None:
-            return
         self._written += folder.size
-        if self._written > most:
+        if most is not None and self._written > most:
             if writer is not None:
                 writer.abandon()
             raise StoreError(
@@ -185,6 +184,8 @@ class ImageWriter:
         background = [] if self.options.overlay is None else image.background()
         self._drawn_over = background, image.window, [arg.shape for arg in image.args]
         self.folder = run.store.new_image(sample.name)
+        self._file = partial(self.folder.file, image=sample.name if self.options.flat else None)
+        """The path of a layer's file in the image's folder."""
 
     def draw(self, show: Show) -> None:
         """Show the image to the model, and have the manifest written once all files are."""
@@ -212,7 +213,7 @@ class ImageWriter:
         self._sites |= sites
         raw = None
         if self.options.tensors == "npy":
-            raw, array = self._file(site, ".npy"), _to_numpy(tensor)
+            raw, array = self._file(site.layer, f"{site.stem}.npy"), _to_numpy(tensor)
             self._later(array.nbytes, partial(self._write_tensor, raw, array))
         for key, picture in parts.items():
             at = site.inside(key)
@@ -241,11 +242,6 @@ class ImageWriter:
         task = self.run.encoders.submit(size, work)
         self.tasks.append(task)
         return task
-
-    def _file(self, site: Site, ending: str) -> str:
-        """The path of a tensor's file in the image's folder."""
-        image = self.sample.name if self.options.flat else None
-        return self.folder.file(site.layer, f"{site.stem}{ending}", image)
 
     # What follows is run by encoders
 
@@ -300,7 +296,7 @@ class ImageWriter:
         self, picture: GridPicture, site: Site, shape: Sequence[int], raw: str | None
     ) -> Capture:
         """Write a picture, and its figure if there is to be one; gives the manifest's row."""
-        file = self._file(site, f".{self.options.format}")
+        file = self._file(site.layer, f"{site.stem}.{self.options.format}")
         row = describe(picture, site, shape, file)
         if raw is not None:
             row = replace(row, tensor=raw)
@@ -313,7 +309,7 @@ class ImageWriter:
         title = f"{name}   {site.layer.label} ({site.layer.type})   {site.stem}"
         cmap = colormap.resolved(self.options.cmap, site.kind, True, self.options.reduce)
         page = figure.page(picture, cmap, title, self._shown)
-        file = self._file(site, ".figure.png")
+        file = self._file(site.layer, f"{site.stem}.figure.png")
         with self.folder.writing(file) as opened:
             figure.write_figure(opened, page, caption(row))
         return replace(row, figure=file)

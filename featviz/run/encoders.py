@@ -41,18 +41,12 @@ class Background:
         self.max_bytes = max_bytes
         self._pool = ThreadPoolExecutor(workers, "featviz-writer", initializer=_step_back)
         self._room = Condition()
-        self._waiting: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._waiting: deque[tuple[int, Callable[[], Any], Future[Any]]] = deque()
         self._held = 0
 
     def submit(self, size: int, work: Callable[[], T]) -> Future[T]:
         """Run `work`, which holds `size` bytes; one larger than the bound goes alone. While there
         is no room, this runs other tasks."""
-
-        def leave(done: Future[T]) -> None:
-            with self._room:
-                self._held -= size
-                self._room.notify_all()
-
         most = max(self.max_bytes, size)
         while True:
             with self._room:
@@ -63,8 +57,7 @@ class Background:
                 with self._room:
                     self._room.wait_for(lambda: self._held + size <= most)
         future: Future[T] = Future()
-        future.add_done_callback(leave)
-        self._waiting.append((work, future))
+        self._waiting.append((size, work, future))
         self._pool.submit(self._help)
         return future
 
@@ -78,7 +71,7 @@ class Background:
         """Run the task that has waited longest, unless it was cancelled; whether there was one. It
         ends even where a caller who helps is interrupted."""
         try:
-            work, future = self._waiting.popleft()
+            size, work, future = self._waiting.popleft()
         except IndexError:
             return False
         try:
@@ -90,6 +83,10 @@ class Background:
                 future.set_exception(error if is_own else CancelledError())
             if not isinstance(error, Exception):
                 raise
+        finally:
+            with self._room:
+                self._held -= size
+                self._room.notify_all()
         return True
 
     def __enter__(self) -> Background:
