@@ -58,11 +58,7 @@ class Argument:
 
 
 def parse(texts: Sequence[str]) -> list[Argument]:
-    """Read the values of `--forward-arg`.
-
-    Raises:
-        UsageError: a text is not NAME=VALUE, or a value is none.
-    """
+    """Read the values of `--forward-arg`."""
     arguments: list[Argument] = []
     for text in texts:
         left, equals, given = text.partition("=")
@@ -117,9 +113,6 @@ def from_values(given: Mapping[str, Any]) -> list[Argument]:
     """Arguments that a program has at hand: tensors, arrays, numbers, whatever forward takes; a
     dict's values by their keys; `"image"` for the image itself. Their words have a digest of what
     `repr` does not say.
-
-    Raises:
-        UsageError: a name is no name of an argument.
     """
     found = []
     for name, values in given.items():
@@ -161,9 +154,6 @@ def feed(
 
     Args:
         transform: the preprocessing's, where it is new to the module.
-
-    Raises:
-        UsageError: forward has no such parameter, or it gets it already.
     """
     taken = getattr(preprocess.transform, "names", ())
     hooks = [_bound(module, given, taken, device)] if given else []
@@ -246,11 +236,7 @@ class UserTransform:
 
     @classmethod
     def named(cls, text: str) -> UserTransform:
-        """The function that `--transform` names.
-
-        Raises:
-            UsageError: no such file, module or function.
-        """
+        """The function that `--transform` names."""
         if code.FORM.fullmatch(text) is None:
             raise UsageError(f"--transform {text!r} names no function", "file.py:fn or pkg.mod:fn")
         function = code.target(text)
@@ -260,11 +246,7 @@ class UserTransform:
         return cls(text, code.digest(text), function)
 
     def preprocess(self, channels: int) -> Preprocess:
-        """The preprocessing that the function does, whatever the model's own would be.
-
-        Raises:
-            LoadError: the function fails on an empty image.
-        """
+        """The preprocessing that the function does, whatever the model's own would be."""
         empty = Preprocess(Chain(channels=channels), self)
         black = empty.empty()
         try:
@@ -279,11 +261,7 @@ class UserTransform:
         return f"transform {self.text.rpartition('/')[2]}{digest}"
 
     def __call__(self, image: Image.Image | np.ndarray) -> list[Tensor]:
-        """The model's arguments, the image first: [1, C, H, W].
-
-        Raises:
-            ImageError: the function raised, or returned something else.
-        """
+        """The model's arguments, the image first: [1, C, H, W]."""
         outputs, names = self.outputs(image), self.names or ("",)
         if set(outputs) != set(names):
             kinds = (
@@ -294,11 +272,7 @@ class UserTransform:
 
     def outputs(self, image: Image.Image | np.ndarray) -> dict[str, Tensor]:
         """The output of the function by the names of forward's arguments, the image first; a tensor
-        alone has the empty name.
-
-        Raises:
-            ImageError: as a call does.
-        """
+        alone has the empty name."""
         try:
             given = self.function(image)
         except Exception as error:  # the user's own code

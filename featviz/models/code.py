@@ -27,12 +27,7 @@ FORM = re.compile(r"(?P<where>.+\.py|[A-Za-z_][\w.]*):(?P<attribute>[A-Za-z_][\w
 
 
 def target(spec: str) -> Any:
-    """What `pkg.mod:name` or `file.py:name` names, imported.
-
-    Raises:
-        UsageError: no such file, module or attribute.
-        LoadError: the code raised.
-    """
+    """What `pkg.mod:name` or `file.py:name` names, imported."""
     match = FORM.fullmatch(spec)
     assert match is not None
     found: Any = _imported(match["where"], spec)
@@ -106,11 +101,7 @@ def importable(*folders: Path) -> Iterator[None]:
 
 
 def from_file(path: Path) -> ModuleType:
-    """Run a file as a module of its own; two files of one name are two modules.
-
-    Raises:
-        BaseException: whatever the code raises; sys.path and sys.modules are then as before.
-    """
+    """Run a file as a module of its own; two files of one name are two modules."""
     name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
@@ -131,11 +122,7 @@ def from_file(path: Path) -> ModuleType:
 
 def from_script(name: str, model: Path) -> Any:
     """A class or function that was defined in a script, from the one file of code in the current
-    folder or beside the file of the model that defines it at the top.
-
-    Raises:
-        LoadError: no file there defines it, or several do; or it raises when it is imported.
-    """
+    folder or beside the file of the model that defines it at the top."""
     first, *rest = name.split(".")
     defines = re.compile(rf"^(class|def)\s+{re.escape(first)}\b".encode(), re.MULTILINE)
     folders = dict.fromkeys([real(Path()), real(model.parent)])

@@ -51,9 +51,6 @@ def read(
 
     Returns:
         The program as a tree of modules, and the input that it was exported for.
-
-    Raises:
-        LoadError: it is not trusted, cannot be read, or takes something else than one image.
     """
     if not trust:
         raise LoadError(

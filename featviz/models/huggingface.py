@@ -87,13 +87,7 @@ class ImageTower(nn.Module):
 
 def load_huggingface(options: ModelOptions) -> Loaded:
     """Load the model of a folder, with its weights or those of a file; of a dual encoder, its
-    vision tower.
-
-    Raises:
-        UsageError: no such folder or file of weights.
-        LoadError: it holds no model of transformers, or one that takes no image, or its weights do
-            not fit; or transformers is not installed.
-    """
+    vision tower."""
     folder = Path(options.spec.removeprefix("hf:"))
     if not folder.is_dir():
         raise UsageError(f"no folder {str(folder)!r}", download_hint(str(folder)))
@@ -320,12 +314,7 @@ _FACTOR = re.compile(r"(.+)\.lora_(?:A\.weight|embedding_A)")
 
 
 def load_adapter(options: ModelOptions) -> Loaded:
-    """Load the base model, and let peft merge the adapter into its weights.
-
-    Raises:
-        UsageError: no base model is named, or there is no such name.
-        LoadError: the adapter is no LoRA, or is not for this model.
-    """
+    """Load the base model, and let peft merge the adapter into its weights."""
     folder = Path(options.spec)
     config = _adapter_config(folder)
     file = next((folder / n for n in _ADAPTER_WEIGHTS if (folder / n).is_file()), None)

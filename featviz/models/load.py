@@ -92,10 +92,6 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
 
     A compiled one (which ignores hooks that come later) and one in DataParallel or
     DistributedDataParallel are taken out of their wrapping.
-
-    Raises:
-        UsageError: a transform or further arguments are named, which change how the module is
-            called.
     """
     if inputs.transform is not None:
         raise UsageError("--transform as text is for a MODEL string", "give the function itself")
@@ -123,10 +119,6 @@ def fed(
     Args:
         transform: from a PIL image or an array to what forward takes, as `--transform` names it.
         further: as `arguments.from_values` takes them.
-
-    Raises:
-        UsageError: forward takes no such argument, or gets it twice.
-        LoadError: the transform fails on an empty image.
     """
     preprocess = model.preprocess
     if transform is not None:

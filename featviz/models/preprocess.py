@@ -84,11 +84,7 @@ class Chain:
     """Does these steps, or nearly these, until the user changes one."""
 
     def __call__(self, image: Image.Image | Raster) -> Tensor:
-        """A picture of mode L or RGB, or numbers [C, H, W], as float32 [1, C, H, W].
-
-        Raises:
-            ImageError: an image so narrow would become huge, or the library refuses it.
-        """
+        """A picture of mode L or RGB, or numbers [C, H, W], as float32 [1, C, H, W]."""
         if self.library is not None:
             self._resized_to(image.size[::-1])
             return self.library.prepare(image)
@@ -237,12 +233,7 @@ class Preprocess:
 
     def __call__(self, images: Sequence[Image.Image | Raster]) -> list[Tensor]:
         """The model's arguments: [1, C, H, W] for each image, or [1, C, T, H, W] for a clip or a
-        volume; floats are of `dtype`.
-
-        Raises:
-            ImageError: the frames of a clip differ in size, the transform fails, or values are not
-                0..1 where the model's mean and std are for these.
-        """
+        volume; floats are of `dtype`."""
         if self.transform is not None:
             image = images[0]
             given = image.values if isinstance(image, Raster) else image.convert(self._mode)
@@ -257,11 +248,7 @@ class Preprocess:
 
     def tensor(self, image: Image.Image | Raster) -> Tensor:
         """Turn a picture, or numbers [C, H, W], into float32 [1, C, H, W]; each slice of a volume
-        [C, D, H, W] goes through the same steps.
-
-        Raises:
-            ImageError: as a call does.
-        """
+        [C, D, H, W] goes through the same steps."""
         if not isinstance(image, Raster):
             return self.chain(image.convert(self._mode))
         if self.chain.mean is not None and not self.any_values:

@@ -55,9 +55,6 @@ def choose_preprocess(
         entry: torchvision's weights entry, or the chain of another library, or None where neither
             is known.
         fixed: what the model takes, where it takes nothing else.
-
-    Raises:
-        UsageError: mean and std or the preset do not fit.
     """
     fixed = fixed or FixedInput(None, None)
     known: Chain | None = entry if isinstance(entry, Chain) else None
@@ -357,9 +354,6 @@ def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
 
     Args:
         config: its config.json, which was checked.
-
-    Raises:
-        LoadError: the file cannot be read, or is of no image processor that transformers has.
     """
     where, given = quoted(str(folder / _FILE)), None
     for name in ("processor_config.json", _FILE):  # the first also of processors of text

@@ -43,10 +43,6 @@ def require_torch(alone: bool = False) -> None:
             looked through for garbage later. glibc then keeps memory that is freed, up to 256 MiB,
             for arrays of up to 64 MiB: else it gives that of large activations back to the system
             after each layer, and the next one waits for new pages (of vgg16's 160 ms an image, 15).
-
-    Raises:
-        UnfitError: it is missing, or does not work.
-        FeatvizError: there is too little memory.
     """
     alone = alone and "torch" not in sys.modules
     if alone and sys.platform == "linux":
@@ -61,12 +57,7 @@ def require_torch(alone: bool = False) -> None:
 
 
 def require_torchvision() -> None:
-    """Import torchvision, which takes as long as torch; most models of one's own do without it.
-
-    Raises:
-        UnfitError: it is missing, or its build does not fit that of torch.
-        FeatvizError: there is too little memory.
-    """
+    """Import torchvision, which takes as long as torch; most models of one's own do without it."""
     if "torchvision" not in sys.modules:
         _import("torchvision")
         if gc.get_freeze_count():  # a command has set aside what torch made
@@ -152,22 +143,14 @@ def tamed() -> Iterator[None]:
 
 
 def check_device(name: str) -> None:
-    """Refuse what is the name of no device anywhere; needs no torch.
-
-    Raises:
-        UsageError: names those that there are.
-    """
+    """Refuse what is the name of no device anywhere; needs no torch."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
         raise UsageError(f"--device {name!r} is no device", "one of auto, cpu, cuda, cuda:N, mps")
 
 
 def pick_device(name: str) -> torch.device:
     """`auto` takes cuda, then mps, then the CPU; of processes that torchrun started on one machine,
-    each takes a GPU of its own, as long as there are some.
-
-    Raises:
-        UsageError: no such device here.
-    """
+    each takes a GPU of its own, as long as there are some."""
     import torch
 
     check_device(name)

@@ -31,11 +31,7 @@ ZIP, PICKLE, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED = KINDS
 
 
 def sniff(path: Path) -> str:
-    """One of KINDS, or words for people that say what the file looks like.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """One of KINDS, or words for people that say what the file looks like."""
     if not path.is_file():
         return "no regular file"
     with path.open("rb") as file:

@@ -190,12 +190,7 @@ def download_hint(spec: str) -> str:
 
 
 def load_source(options: ModelOptions) -> Loaded:
-    """Load from where the MODEL string says.
-
-    Raises:
-        UsageError: no such name or file.
-        LoadError: there is something, but no model can be made of it.
-    """
+    """Load from where the MODEL string says."""
     source = _accepted(options)
     module = import_module(f"featviz.models.{source.file}")
     loaded: Loaded = getattr(module, f"load_{source.kind}")(options)
@@ -207,9 +202,6 @@ def check_words(options: ModelOptions) -> None:
 
     A name of torchvision's is one of our list of names, or of a function in the files of the
     torchvision that is installed, which may be a newer one.
-
-    Raises:
-        UsageError: no such name or file, or options that do not go with it.
     """
     _accepted(options)
     listed = (Path(__file__).parent / "names.txt").read_text("utf-8").split()

@@ -88,9 +88,6 @@ def unwrap(
         prefix: what to strip from names; None leaves that to `strip`.
         ema: take averaged weights (True), plain ones (False), or plain ones if there are any.
         name: the file, for messages.
-
-    Raises:
-        LoadError: no tensors there; names the keys that are.
     """
     steps: list[str] = []
     inner = content
@@ -223,10 +220,6 @@ def put_into(
 
     Returns:
         How many of the module's tensors there were: `loaded 122 of 122`.
-
-    Raises:
-        LoadError: something is missing, unexpected or of another shape (not with `partial`), or
-            nothing fits at all.
     """
     own = module.state_dict()
     expected = {k: v for k, v in own.items() if isinstance(v, Tensor)}
