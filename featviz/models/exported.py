@@ -18,17 +18,8 @@ from featviz.models.code import importable
 from featviz.models.preprocess import FixedInput
 from featviz.text import quoted
 
-log = logging.getLogger(__name__)
-
 Shape = tuple[int | None, ...]
 """Sizes of an input; None where any will do."""
-
-_TRAINING_FLAG = {
-    "aten.batch_norm.default": 5,
-    "aten.dropout.default": 2,
-    "aten.dropout_.default": 2,
-}
-"""Position of the argument that says whether an operator works as in training."""
 
 _LOGGERS = ("torch.export", "torch.export.unflatten", "torch._export.serde.serialize")
 """torch logs why a program cannot be loaded, and raises an error in other words."""
@@ -40,18 +31,8 @@ _NEEDED = re.compile(rb'\\"type\\": \\"([\w.]+)\.\w+\\"|torch\.ops\.(torchvision
 def read(
     path: Path, trust: bool = False, device: torch.device | None = None
 ) -> tuple[nn.Module, FixedInput]:
-    """Read a .pt2 file with `torch.export.load`, which can run whatever code it holds.
-
-    The modules are `torch.export.unflatten`'s InterpreterModules, by the original's names; where
-    calls of a shared module differ, they are `NAME`, `NAME@1`, ...
-
-    Args:
-        trust: whether the user trusts the file.
-        device: where the program shall run; None is the CPU.
-
-    Returns:
-        The program as a tree of modules, and the input that it was exported for.
-    """
+    """Read a .pt2 file with `torch.export.load`, which can run whatever code it holds: the program
+    as a tree of modules by the original's names, and the input that it was exported for."""
     if not trust:
         raise LoadError(
             f"{quoted(path.name)} is an exported program, and torch reads it by running what it "
@@ -81,16 +62,6 @@ def read(
             raise ValueError(f"it was exported for inputs {_words(shape)}, not {_words(got)}")
 
     module.register_forward_pre_hook(refuse_others)
-    if any(
-        (*node.args, *[False] * 6)[_TRAINING_FLAG[str(node.target)]] is True
-        for node in program.graph.nodes
-        if str(node.target) in _TRAINING_FLAG
-    ):
-        log.warning(
-            "%s was exported in training mode, so its BatchNorm and dropout work as in training; "
-            "call model.eval() before torch.export",
-            path.name,
-        )
     _, channels, *size = shape
     return module, FixedInput(channels, None if None in size else tuple(size))  # type: ignore[arg-type]
 

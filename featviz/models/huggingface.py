@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from featviz.errors import FileError, LoadError, UsageError
 from featviz.files import read_json
-from featviz.models import checkpoint, sniff
+from featviz.models import checkpoint
 from featviz.models.preprocess import FixedInput
 from featviz.models.presets import from_transformers, image_size
 from featviz.models.sources import Loaded, download_hint, load_source
@@ -47,25 +47,12 @@ _WEIGHTS = (
 )
 """Files of weights as transformers writes them, the first that exists is taken."""
 
-_REFUSED = {
-    "auto_map": (
-        "wants code of its own to run (auto_map), which featviz does not do",
-        "if you trust it: --arch file.py:factory with a function of your own that loads it",
-    ),
-    "quantization_config": (
-        "says that the weights of {} are quantised",
-        "save the model that they were made from, in float",
-    ),
-}
-"""Keys of what featviz does not do, with the message and the remedy."""
-
 _LEFT_OUT = re.compile(
     r"_?(attn|experts)_implementation\w*|(torch_)?dtype|fusion_config|transformers_weights"
 )
 """Keys that say how to load and compute, not what the model is."""
 
 _SHOWN = 4
-"""Keys that an error names before it says how many more there are."""
 
 
 class ImageTower(nn.Module):
@@ -95,12 +82,10 @@ def load_huggingface(options: ModelOptions) -> Loaded:
     if options.weights is not None:
         path = Path(options.weights)
         if not path.is_file():
-            message = f"--weights {options.weights!r} is no file"
-            raise UsageError(message, "leave it out, or give a file")
+            raise UsageError(f"--weights {options.weights!r} is no file", "give a file")
     if path is not None and (name := timm_name_beside(folder / _FILE)):
-        loaded = load_source(
-            structs.replace(options, spec=str(path), weights=None, arch=f"timm:{name}")
-        )
+        found = structs.replace(options, spec=str(path), weights=None, arch=f"timm:{name}")
+        loaded = load_source(found)
         return replace(loaded, source={**loaded.source, "kind": "huggingface"})
     architecture, fields = _read_config(folder)
     fields = {**fields, **options.model_args}
@@ -169,13 +154,11 @@ def _read_config(folder: Path) -> tuple[str, dict[str, Any]]:
     try:
         fields = read_json(folder / _FILE)
     except FileNotFoundError as error:
-        names = sorted(path.name for path in folder.iterdir())
-        file = next((name for name in names if Path(name).suffix in sniff.SUFFIXES), "FILE")
+        names = sorted(quoted(path.name) for path in folder.iterdir())
         raise LoadError(
             f"{quoted(str(folder))} is no folder of a Hugging Face model: it lacks {_FILE} "
-            f"(it holds {listed([*map(quoted, names)], _SHOWN) or 'nothing'})",
-            "give a file of weights and its architecture: "
-            f"{quoted(str(folder / file))} --arch MODEL",
+            f"(it holds {listed(names, _SHOWN) or 'nothing'})",
+            "give a file of weights and its architecture: FILE --arch MODEL",
         ) from error
     except FileError as error:
         raise LoadError(f"{error}", "fetch the file again") from error
@@ -183,10 +166,8 @@ def _read_config(folder: Path) -> tuple[str, dict[str, Any]]:
     if architecture is None and isinstance(fields, dict) and "architecture" in fields:
         raise LoadError(f"{where} is one of timm's, or of none", "pip install 'featviz[timm]'")
     if architecture is None:
-        raise LoadError(
-            f"{where} names no architecture of transformers",
-            "give the file of weights and what builds the model: --arch file.py:factory",
-        )
+        words = f"{where} names no architecture of transformers"
+        raise LoadError(words, "give the file of weights, and --arch file.py:factory")
     return architecture, _checked(fields, where, architecture)
 
 
@@ -202,9 +183,12 @@ def _checked(value: Any, where: str, architecture: str) -> Any:
         return [_checked(item, where, architecture) for item in value]
     if not isinstance(value, dict):
         return value
-    for key, (words, hint) in _REFUSED.items():
-        if value.get(key):
-            raise LoadError(f"{where} {words.format(quoted(architecture))}", hint)
+    if value.get("auto_map"):
+        words = f"{where} wants code of its own to run (auto_map)"
+        raise LoadError(words, "if you trust it: --arch file.py:factory, which loads it")
+    if value.get("quantization_config"):
+        words = f"{where} says that the weights of {quoted(architecture)} are quantised"
+        raise LoadError(words, "save the model that they were made from, in float")
     kept = {key: item for key, item in value.items() if not _LEFT_OUT.fullmatch(key)}
     return {key: _checked(item, where, architecture) for key, item in kept.items()}
 
@@ -220,11 +204,9 @@ def _model_class(where: str, name: str, library: Any) -> Any:
     own = isinstance(kind, type) and kind.__module__.startswith("transformers.models.")
     model = own and issubclass(kind, library.PreTrainedModel) and "timm" not in kind.__module__
     if not model or getattr(kind, "config_class", None) is None:
-        raise LoadError(
-            f"{where} names {quoted(name)}, which is no model of "
-            f"transformers {library.__version__}",
-            "pip install --upgrade transformers; a model of timm's is --arch timm:NAME",
-        )
+        words = f"{where} names {quoted(name)}, which is no model of transformers "
+        hint = "pip install --upgrade transformers; a model of timm's is --arch timm:NAME"
+        raise LoadError(words + library.__version__, hint)
     first = list(inspect.signature(kind.forward).parameters)[1]
     if first != _IMAGE and not hasattr(kind, "get_image_features"):
         raise _no_image(name, first)

@@ -1,10 +1,12 @@
-"""From a MODEL string to a module on its device; and files: whole models, exported programs, and
-weights with the architecture that they belong to."""
+"""From a MODEL string to a module on its device; files (whole models, programs, weights with the
+architecture that they belong to), and factories, the user's own code."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,20 +18,29 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from featviz.errors import LoadError, UsageError
-from featviz.models import arguments, checkpoint, digests, exported, identify, sniff, zoo
+from featviz.models import arguments, checkpoint, code, digests, exported, identify, sniff, zoo
 from featviz.models.arguments import UserTransform
 from featviz.models.checkpoint import unwrapped
-from featviz.models.factory import unknown_weights
 from featviz.models.huggingface import ImageTower, architecture_beside
 from featviz.models.preprocess import Preprocess
 from featviz.models.presets import choose_preprocess, from_ultralytics
 from featviz.models.requirements import UnfitError, pick_device, unfit
 from featviz.models.sources import Loaded, load_source, source_of
-from featviz.models.weights import in_full_precision, put_into, stripped_forms, unwrap
+from featviz.models.weights import (
+    in_full_precision,
+    put_into,
+    put_weights,
+    read_weights,
+    stripped_forms,
+    unwrap,
+)
 from featviz.options import InputOptions, ModelOptions
-from featviz.text import printable
+from featviz.text import listed, printable, quoted
 
 log = logging.getLogger(__name__)
+
+_HPARAMS = "hyper_parameters"
+"""Where Lightning keeps the arguments of a class that called save_hyperparameters()."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +99,7 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
 
 
 def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
-    """Take a module that the caller already has, where it is.
-
-    A compiled one (which ignores hooks that come later) and one in DataParallel or
-    DistributedDataParallel are taken out of their wrapping.
-    """
+    """Take a module that the caller already has, where it is, out of what wraps it."""
     if inputs.transform is not None:
         raise UsageError("--transform as text is for a MODEL string", "give the function itself")
     if inputs.forward_args:
@@ -203,8 +210,17 @@ def _from_content(path: Path, options: ModelOptions) -> Loaded:
     if known.name is None and known.nearest and options.partial:
         known = replace(known, names=(known.nearest[0].name,))
     elif known.name is None:
+        keys = content.keys() if isinstance(content, Mapping) else ()
+        if _HPARAMS in keys or "pytorch-lightning_version" in keys:
+            found = content.get(_HPARAMS)
+            names = [quoted(str(name)) for name in found] if isinstance(found, Mapping) else []
+            has = f"; it has {_HPARAMS}: {listed(names, 8)}" if names else ""
+            raise LoadError(
+                f"{path.name} is a Lightning checkpoint, and does not say of which class{has}",
+                "name the class: --arch net.py:CLASS" + (" --model-arg @hparams" if names else ""),
+            )
         near = f"; {known.words}" if known.nearest else ""
-        raise unknown_weights(path.name, content) or LoadError(
+        raise LoadError(
             f"{path.name} matches no torchvision architecture{near}",
             "--arch says what its weights belong to (a name, timm:NAME, or file.py:factory)"
             + ("; --partial loads what fits into the nearest" if near else ""),
@@ -215,3 +231,81 @@ def _from_content(path: Path, options: ModelOptions) -> Loaded:
     what = f"{path.name} does not fit {known.name}"
     taken = [*known.form.steps, put_into(module, known.form.tensors, what, options.partial)]
     return Loaded(module, entry, {**record, "arch": known.name, **known.arguments, "taken": taken})
+
+
+# Factories, `pkg.mod:factory` and `file.py:factory` --------------------------------------------
+
+
+def load_factory(options: ModelOptions) -> Loaded:
+    """Call the factory; give the model the weights of a file, if one is named."""
+    path = None if options.weights in (None, "none") else Path(str(options.weights))
+    if path is not None and not path.is_file():
+        raise UsageError(f"no weights file {options.weights!r}", "a factory takes a file, or none")
+    hparams: dict[str, Any] = {}
+    if options.hparams:
+        if path is None:
+            message = "--model-arg @hparams needs a Lightning checkpoint"
+            raise UsageError(message, "--weights FILE names it")
+        hparams = _read_hparams(checkpoint.read(path, options.trust), path.name)
+    spec = options.spec
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(options.seed)
+        module = code.target(spec)
+        if not isinstance(module, nn.Module):
+            if not callable(module):
+                kind = type(module).__name__
+                raise LoadError(f"{spec} is a {kind}, not a factory", "name a function or a class")
+            given = _given(module, spec.rpartition(":")[2], options.model_args, hparams)
+            try:
+                module = module(**given)
+            except Exception as error:
+                raise code.raised(f"{spec} raised", error) from error
+    if not isinstance(module, nn.Module):
+        kind = type(module).__name__
+        raise LoadError(f"{spec} gave a {kind}, not an nn.Module", "return the model")
+    record: dict[str, Any] = {"seed": options.seed}
+    if path is not None:
+        record = put_weights(module, read_weights(path, options), path, options)
+    if hparams:
+        record[_HPARAMS] = {name: quoted(repr(value)) for name, value in hparams.items()}
+    if (digest := code.digest(spec)) is not None:
+        record["code_sha256"] = digest
+    parameters = digests.of_module(module)
+    if parameters is not None or path is None:  # else the file's sha256 tells it from others
+        record["parameters"] = parameters
+    return Loaded(module, None, {"kind": "factory", "name": source_of(spec).name(spec), **record})
+
+
+def _given(
+    named: Callable[..., Any], name: str, arguments: Mapping[str, Any], hparams: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments that a function or class gets: all of the user's, and of the hyper_parameters
+    those that it takes, as Lightning itself chooses them."""
+    try:
+        parameters = inspect.signature(named).parameters
+    except (TypeError, ValueError):  # one that does not tell
+        return {**hparams, **arguments}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return {**hparams, **arguments}
+    if wrong := [argument for argument in arguments if argument not in parameters]:
+        close = difflib.get_close_matches(wrong[0], parameters, 1)
+        raise UsageError(
+            f"--model-arg {quoted(wrong[0])}: {name} takes no such argument",
+            f"did you mean {close[0]}?" if close else f"it takes {', '.join(parameters) or 'none'}",
+        )
+    if others := [quoted(argument) for argument in hparams if argument not in parameters]:
+        log.info("hyper_parameters that the model does not take: %s", listed(others, 8))
+    return {**{n: value for n, value in hparams.items() if n in parameters}, **arguments}
+
+
+def _read_hparams(content: Any, file: str) -> dict[str, Any]:
+    """The hyper_parameters of a Lightning checkpoint by name; under one name, where the class takes
+    all of them as one argument."""
+    found = content.get(_HPARAMS) if isinstance(content, Mapping) else None
+    if not isinstance(found, Mapping) or not found:
+        kind = f"{_HPARAMS} that are a {type(found).__name__}, no dict"
+        words = f"--model-arg @hparams: {file} has {kind if found else f'no {_HPARAMS}'}"
+        raise LoadError(words, "give the arguments: --model-arg NAME=VALUE, repeatable")
+    named = {str(key): value for key, value in found.items()}
+    name = content.get("hparams_name")
+    return {name: named} if isinstance(name, str) and name not in ("", "kwargs") else named

@@ -133,7 +133,7 @@ SOURCES = (
     ),
     ModelSource(
         "factory",
-        "factory",
+        "load",
         "a factory (pkg.mod:factory, file.py:factory)",
         recognises=lambda spec: code.FORM.fullmatch(spec) is not None,
         weights="a file, or none (as the factory makes them)",

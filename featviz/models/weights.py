@@ -55,7 +55,6 @@ _DEEPEST = 4
 """Mappings inside one another that are looked into."""
 
 _SHOWN = 4
-"""Keys that an error names before it says how many more there are."""
 
 
 @dataclass(frozen=True)
