@@ -52,7 +52,6 @@ class Argument:
     key: str | None
     """Where the parameter is a dict: the key in it."""
     value: Any
-    """A tensor, a number, None, or IMAGE."""
     words: str
     """For the manifest; of a file its name and sha256, no folder."""
 
@@ -76,7 +75,6 @@ def parse(texts: Sequence[str]) -> list[Argument]:
 
 
 def _value(name: str, text: str) -> tuple[Any, str]:
-    """What a VALUE stands for, and its words for the manifest."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()], text
     if (made := _MADE.fullmatch(text)) is not None:
@@ -150,11 +148,8 @@ def feed(
     device: torch.device,
 ) -> tuple[Preprocess, list[RemovableHandle]]:
     """Let every call of a module get these arguments beside its images, and the outputs of a
-    transform by their names: by hooks of its own, which are returned beside the preprocessing.
-
-    Args:
-        transform: the preprocessing's, where it is new to the module.
-    """
+    transform that is new to it by their names: by hooks, which are returned beside the
+    preprocessing."""
     taken = getattr(preprocess.transform, "names", ())
     hooks = [_bound(module, given, taken, device)] if given else []
     if transform is not None and taken:
@@ -171,7 +166,6 @@ def feed(
 def _bound(
     module: nn.Module, arguments: Sequence[Argument], taken: Sequence[str], device: torch.device
 ) -> RemovableHandle:
-    """The hook that gives these arguments beside those of the names `taken`."""
     parameters = inspect.signature(module.forward).parameters
     known = [
         name for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
@@ -222,7 +216,6 @@ class UserTransform:
 
     text: str
     code: str | None
-    """sha256 of the file or of the function; None where there is neither."""
     function: Callable[[Any], Any] = field(repr=False)
     names: tuple[str, ...] = ()
     """Where the function gives a dict: the arguments of forward, the image first."""
@@ -264,10 +257,7 @@ class UserTransform:
         """The model's arguments, the image first: [1, C, H, W]."""
         outputs, names = self.outputs(image), self.names or ("",)
         if set(outputs) != set(names):
-            kinds = (
-                f"a dict of {', '.join(of)}" if any(of) else "a tensor" for of in (outputs, names)
-            )
-            raise ImageError("{} gave {}, and before {}".format(self.text, *map(quoted, kinds)))
+            raise ImageError(f"{self.text} gave another kind of output than for an empty image")
         return [outputs[name] for name in names]
 
     def outputs(self, image: Image.Image | np.ndarray) -> dict[str, Tensor]:

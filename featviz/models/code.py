@@ -83,11 +83,8 @@ def _imported(where: str, spec: str) -> ModuleType:
 @contextmanager
 def importable(*folders: Path) -> Iterator[None]:
     """Let modules of the user's be imported: from the current folder first, as with `python -m`,
-    and from `folders` where nothing installed has the name.
-
-    What was imported may import more when it runs, so the folders stay on sys.path; where the
-    import fails, sys.path is as it was.
-    """
+    and from `folders` where nothing installed has the name. The folders stay on sys.path for what
+    is imported later, unless the import fails."""
     before = list(sys.path)
     here = str(Path.cwd())
     if here not in sys.path:
@@ -106,7 +103,7 @@ def from_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    known, before = sys.modules.get(name), list(sys.path)
+    before = list(sys.path)
     sys.modules[name] = module
     sys.path.insert(0, str(real(path.parent)))
     try:
@@ -114,8 +111,6 @@ def from_file(path: Path) -> ModuleType:
     except BaseException:
         sys.path[:] = before
         del sys.modules[name]
-        if known is not None:
-            sys.modules[name] = known
         raise
     return module
 
@@ -130,11 +125,8 @@ def from_script(name: str, model: Path) -> Any:
     files = [path for path in scripts if defines.search(path.read_bytes())]
     if len(files) != 1:
         names = ", ".join(path.name for path in files) or "no .py file"
-        raise LoadError(
-            f"{model.name}: {name!r} was defined in a script, and {names} "
-            f"in {', '.join(map(str, folders))} {'each define it' if files else 'defines it'}",
-            "run where the one file is that defines it",
-        )
+        words = f"{name!r} was defined in a script, and {names} in {', '.join(map(str, folders))}"
+        raise LoadError(f"{model.name}: {words}", "run where the one file is that defines it")
     log.info("%s: from %s, which is imported", name, files[0].name)
     found: Any = sys.modules.get(_module_name(files[0])) or _imported(str(files[0]), name)
     for part in (first, *rest):

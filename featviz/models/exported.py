@@ -19,7 +19,6 @@ from featviz.models.preprocess import FixedInput
 from featviz.text import quoted
 
 Shape = tuple[int | None, ...]
-"""Sizes of an input; None where any will do."""
 
 _LOGGERS = ("torch.export", "torch.export.unflatten", "torch._export.serde.serialize")
 """torch logs why a program cannot be loaded, and raises an error in other words."""
@@ -97,7 +96,6 @@ def _loaded(path: Path) -> Any:
 
 
 def _input_shape(path: Path, program: Any) -> Shape:
-    """The shape [1, C, H, W] of the one tensor that the program takes."""
     names = program.graph_signature.user_inputs
     values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
     value = values.get(names[0]) if len(names) == 1 else None

@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 
 _FILE = "config.json"
 _IMAGE = "pixel_values"
-"""How transformers calls an image among the arguments of forward."""
 
 _WEIGHTS = (
     "model.safetensors",
@@ -45,7 +44,6 @@ _WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-"""Files of weights as transformers writes them, the first that exists is taken."""
 
 _LEFT_OUT = re.compile(
     r"_?(attn|experts)_implementation\w*|(torch_)?dtype|fusion_config|transformers_weights"
@@ -126,7 +124,16 @@ def load_huggingface(options: ModelOptions) -> Loaded:
                 f"{architecture} could not be built of {where} and {path.name}: {quoted(line)}",
                 "is it the config of these weights? --partial loads what fits",
             ) from error
-    _check_fit(architecture, info, path.name, options.partial)
+    mismatched = [key for key, *_ in info["mismatched_keys"]]
+    keys = {"missing": info["missing_keys"], "of another shape": mismatched}
+    parts = [f"{word} {_some(names)}" for word, names in keys.items() if names]
+    words = f"{path.name} does not fit {architecture}: {'; '.join(parts)}"
+    if parts and not options.partial:
+        raise LoadError(words, "the config of these weights, or --partial for what fits")
+    if parts:
+        log.warning("%s (--partial: these are random)", words)
+    if unused := info["unexpected_keys"]:
+        log.warning("%s has no use for %s", architecture, _some(unused))
     if (first := next(iter(inspect.signature(module.forward).parameters))) != _IMAGE:
         if not hasattr(module, "vision_model"):
             raise _no_image(architecture, first)
@@ -221,7 +228,6 @@ def _no_image(name: str, first: str) -> LoadError:
 
 
 def _configuration(where: str, fields: Mapping[str, Any], kind: Any, library: Any) -> Any:
-    """The library's configuration object for a class of models."""
     made = kind.config_class.from_dict(dict(fields))
     for part in _parts(made, library.PreTrainedConfig):
         for key in ("architecture", "backbone"):
@@ -242,20 +248,6 @@ def _parts(value: Any, kind: type) -> Iterator[Any]:
     for item in value.values() if isinstance(value, dict) else value:
         if isinstance(item, (kind, dict, list, tuple)):
             yield from _parts(item, kind)
-
-
-def _check_fit(architecture: str, info: Mapping[str, Any], file: str, partial: bool) -> None:
-    """Say which tensors did not go in."""
-    mismatched = [key for key, *_ in info["mismatched_keys"]]
-    keys = {"missing": info["missing_keys"], "of another shape": mismatched}
-    parts = [f"{word} {_some(names)}" for word, names in keys.items() if names]
-    words = f"{file} does not fit {architecture}: {'; '.join(parts)}"
-    if parts and not partial:
-        raise LoadError(words, "the config of these weights, or --partial for what fits")
-    if parts:
-        log.warning("%s (--partial: these are random)", words)
-    if unused := info["unexpected_keys"]:
-        log.warning("%s has no use for %s", architecture, _some(unused))
 
 
 def _some(keys: Iterable[str]) -> str:
@@ -292,13 +284,22 @@ _PEFTS = re.compile(rf"^{re.escape(_PREFIX)}|(?<=\.)(base_layer|modules_to_save)
 """What the names of tensors have of peft's own modules."""
 
 _FACTOR = re.compile(r"(.+)\.lora_(?:A\.weight|embedding_A)")
-"""A layer, and the end of the name of its factor A."""
 
 
 def load_adapter(options: ModelOptions) -> Loaded:
     """Load the base model, and let peft merge the adapter into its weights."""
     folder = Path(options.spec)
-    config = _adapter_config(folder)
+    remedy = "merge it where it was made: model.merge_and_unload(), and save that model"
+    try:
+        config = read_json(folder / _ADAPTER_FILE)
+    except FileError as error:
+        raise LoadError(error.message, error.hint) from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise LoadError(f"{folder.name} is no LoRA: {_ADAPTER_FILE} says so", remedy)
+    patterns = config.get("alpha_pattern") or {}  # names alone, which peft takes as patterns
+    if not isinstance(patterns, dict) or not all(re.fullmatch(r"[\w.]+", n) for n in patterns):
+        words = f"{folder.name} has the alpha pattern {quoted(str(patterns))}, expected names"
+        raise LoadError(words, remedy)
     file = next((folder / n for n in _ADAPTER_WEIGHTS if (folder / n).is_file()), None)
     if file is None:
         raise LoadError(f"{folder.name} has no {_ADAPTER_WEIGHTS[0]}", "fetch it")
@@ -330,29 +331,10 @@ def load_adapter(options: ModelOptions) -> Loaded:
     return replace(base, source={"kind": "adapter", **record})
 
 
-def _adapter_config(folder: Path) -> dict[str, Any]:
-    """What the configuration says; alpha by layer only for names, which peft takes as patterns."""
-    remedy = "merge it where it was made: model.merge_and_unload(), and save that model"
-    try:
-        config = read_json(folder / _ADAPTER_FILE)
-    except FileError as error:
-        raise LoadError(error.message, error.hint) from error
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise LoadError(f"{folder.name} is no LoRA: {_ADAPTER_FILE} says so", remedy)
-    names = config.get("alpha_pattern") or {}
-    if not isinstance(names, dict) or not all(re.fullmatch(r"[\w.]+", name) for name in names):
-        words = f"{folder.name} has the alpha pattern {quoted(str(names))}, expected names"
-        raise LoadError(words, remedy)
-    return config
-
-
 @torch.no_grad()
 def _merge(module: nn.Module, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> str:
-    """Add an adapter to a model's weights, in place, by peft; returns what was done, in words.
-
-    peft's own factors have no memory until those of the file stand in their place, if their shapes
-    are those that the model's layers ask for.
-    """
+    """Add an adapter to a model's weights, in place, by peft, whose own factors have no memory
+    until those of the file stand in their place; returns what was done, in words."""
     factors = {name: tensor for name, tensor in tensors.items() if ".lora_" in name}
     matches = {_FACTOR.fullmatch(name): factor for name, factor in factors.items()}
     ranks = {match[1]: sum(a.shape[:1]) for match, a in matches.items() if match}

@@ -55,7 +55,6 @@ class Known:
     those of `nearest` in part."""
 
     form: Unwrapped
-    """The tensors as they fit, with what was done to their names."""
     names: tuple[str, ...] = ()
     arguments: Mapping[str, int] = field(default_factory=dict)
     """Of the builder, where they differ from its defaults: `num_classes`, `image_size` of a vision

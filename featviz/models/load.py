@@ -59,13 +59,7 @@ class LoadedModel:
 
 
 def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> LoadedModel:
-    """Load a model, ready to be run; one that is loaded stays as it is.
-
-    Raises:
-        UsageError: no such name, file or device, or a bad option.
-        LoadError: there is something, but no model can be made of it.
-        UnfitError: it needs torchvision, which does not fit torch.
-    """
+    """Load a model, ready to be run; one that is loaded stays as it is."""
     if isinstance(options, LoadedModel):
         return options
     device = pick_device(options.device)
@@ -77,10 +71,8 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
         raise
     for name, tensor in [*loaded.module.named_parameters(), *loaded.module.named_buffers()]:
         if not is_lazy(tensor) and tensor.is_meta:
-            raise LoadError(
-                f"the model's {name} is on the device meta, where tensors have no values",
-                "call model.to_empty(device='cpu') where it is built, and load weights",
-            )
+            words = f"the model's {name} is on the device meta, where tensors have no values"
+            raise LoadError(words, "model.to_empty(device='cpu') where it is built, and weights")
     module = in_full_precision(unwrapped(loaded.module), device).to(device)
     transform = None if inputs.transform is None else UserTransform.named(inputs.transform)
     if transform is not None:
@@ -120,13 +112,8 @@ def fed(
     transform: UserTransform | None,
     further: Mapping[str, Any],
 ) -> Iterator[LoadedModel]:
-    """The model with a function of the caller's as its preprocessing, or with further arguments for
-    its forward; the hooks that pass them are removed at the end.
-
-    Args:
-        transform: from a PIL image or an array to what forward takes, as `--transform` names it.
-        further: as `arguments.from_values` takes them.
-    """
+    """The model with a function of the caller's as its preprocessing (as `--transform` names it),
+    or with further arguments for its forward; the hooks that pass them are removed at the end."""
     preprocess = model.preprocess
     if transform is not None:
         preprocess = transform.preprocess(inputs.channels or 3)
@@ -176,17 +163,14 @@ def load_file(options: ModelOptions) -> Loaded:
         if sniff.sniff(path) != sniff.EXPORTED:  # a program is a model of its own
             options = structs.replace(options, arch=f"hf:{path.parent}")
     if options.arch is None and options.hparams:
-        raise UsageError(
-            f"--model-arg @hparams is for a class of your own, and none is named for {path.name}",
-            "--arch net.py:CLASS names it",
-        )
+        words = f"--model-arg @hparams is for a class of your own, and {path.name} names none"
+        raise UsageError(words, "--arch net.py:CLASS names it")
     if options.arch is None:
         return _from_content(path, options)
     source = source_of(options.arch, "--arch")
     if source.kind == "file":
-        raise UsageError(
-            f"--arch {options.arch!r} is a file of its own", "give a name or a factory"
-        )
+        words = f"--arch {options.arch!r} is a file of its own"
+        raise UsageError(words, "give a name or a factory")
     arch = options.arch if source.certain else source.name(options.arch)
     base = load_source(structs.replace(options, spec=options.arch, arch=None, weights=str(path)))
     return replace(base, source={**base.source, "kind": "file", "arch": arch})

@@ -28,7 +28,6 @@ _NO_MEMORY = re.compile("cannot allocate memory|failed to map segment|cannot map
 """What the system's loader says of a library that does not fit into the memory."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""The numbers of mallopt(3)."""
 
 
 class UnfitError(FeatvizError):
@@ -36,14 +35,9 @@ class UnfitError(FeatvizError):
 
 
 def require_torch(alone: bool = False) -> None:
-    """Import torch.
-
-    Args:
-        alone: the process has begun for this, so all that there is stays to its end, and is not
-            looked through for garbage later. glibc then keeps memory that is freed, up to 256 MiB,
-            for arrays of up to 64 MiB: else it gives that of large activations back to the system
-            after each layer, and the next one waits for new pages (of vgg16's 160 ms an image, 15).
-    """
+    """Import torch. `alone`: the process has begun for this, so all that there is stays, and is not
+    looked through for garbage later; glibc then keeps freed memory, up to 256 MiB, for arrays of up
+    to 64 MiB, else the next layer waits for new pages (of vgg16's 160 ms an image, 15)."""
     alone = alone and "torch" not in sys.modules
     if alone and sys.platform == "linux":
         with suppress(AttributeError, OSError):  # another C library
@@ -65,8 +59,8 @@ def require_torchvision() -> None:
 
 
 def _import(package: str) -> None:
-    """Import a package. Meanwhile no garbage is collected: time and again Python would look through
-    some hundred thousand objects that all stay."""
+    """Import a package, and collect no garbage meanwhile: Python would look through some hundred
+    thousand objects that all stay, time and again."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -118,13 +112,10 @@ def versions() -> dict[str, str]:
 
 @contextmanager
 def tamed() -> Iterator[None]:
-    """Let Ultralytics be imported without what its first import does beside.
-
-    It asks whether the network is there, reports on stdout, which is for results, writes settings
-    into the user's folder (YOLO_CONFIG_DIR says into which), and puts its own functions in the
-    place of `torch.save` and `PIL.Image.open`; the latter would try to install a package where an
-    image is broken.
-    """
+    """Let Ultralytics be imported without what its first import does beside: it asks for the
+    network, reports on stdout, writes settings into the user's folder (or YOLO_CONFIG_DIR), and
+    replaces `torch.save` and `PIL.Image.open`, which would then install a package where an image is
+    broken."""
     import torch
     from PIL import Image
 

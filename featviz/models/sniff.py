@@ -25,7 +25,6 @@ _EXPORTED_NAMES = ("/archive_format", "serialized_exported_program.json")
 """In lower case: torch's reader of archives makes no difference, so no other reader gets these."""
 
 KINDS = ("zip", "pickle", "safetensors", "shards", "torchscript", "pt2")
-"""What may be a model, by its content."""
 
 ZIP, PICKLE, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED = KINDS
 

@@ -34,7 +34,6 @@ _CONNECT_SECONDS = 3.0
 """How long the hub may take to answer; its own client tries for most of a minute."""
 
 _HUB_FILES = ("model.safetensors", "pytorch_model.bin")
-"""What timm looks for in a repository of the hub, in this order."""
 
 
 def load_torchvision(options: ModelOptions) -> Loaded:
@@ -74,14 +73,8 @@ def _loaded(
 def build_torchvision(
     name: str, weights: str | None, seed: int, arguments: Mapping[str, Any]
 ) -> tuple[nn.Module, Any]:
-    """Build a torchvision model.
-
-    Args:
-        weights: `default`, an entry's name, or `none` or None for random ones.
-
-    Returns:
-        The module, and the weights entry whose transforms fit it (None where there is none).
-    """
+    """Build a torchvision model with weights `default`, an entry's name, or `none` or None for
+    random ones; returns the module and the entry whose transforms fit it."""
     require_torchvision()
     from torchvision import models
 
@@ -145,14 +138,8 @@ def timm_name_beside(path: Path) -> str | None:
 def _build_timm(
     name: str, weights: str | None, seed: int, arguments: Mapping[str, Any]
 ) -> tuple[nn.Module, Chain]:
-    """Build a timm model.
-
-    Args:
-        name: `resnet18`, or with a tag of its weights, `resnet18.a1_in1k`.
-        weights: `default` (those of the tag, else timm's first), a tag, or `none` or None for
-            random ones.
-        arguments: for `timm.create_model`: num_classes, in_chans, img_size, ...
-    """
+    """Build a timm model, `resnet18` or with a tag `resnet18.a1_in1k`, with weights `default`
+    (those of the tag, else timm's first), a tag, or `none` or None for random ones."""
     timm = _timm()
     full = _tagged(timm, name, weights)
     config, pretrained = timm.get_pretrained_cfg(full), weights not in (None, "none")
@@ -207,7 +194,6 @@ def _timm() -> ModuleType:
 
 
 def _tagged(timm: ModuleType, name: str, weights: str | None) -> str:
-    """The model's name with the tag that was asked for."""
     arch, _, tag = name.partition(".")
     if "/" in name or not timm.is_model(arch):
         raise unknown_name("timm", name, timm.list_models())
@@ -217,10 +203,8 @@ def _tagged(timm: ModuleType, name: str, weights: str | None) -> str:
         tag = str(weights)
     tags = _tags(timm, arch)
     if tag and tag not in tags:
-        raise UsageError(
-            f"{tag!r} is neither a file nor weights that timm has for {arch}",
-            f"one of default, none, {', '.join(tags) or 'or a file'}",
-        )
+        words = f"{tag!r} is neither a file nor weights that timm has for {arch}"
+        raise UsageError(words, f"one of default, none, {', '.join(tags) or 'or a file'}")
     return f"{arch}.{tag}" if tag else arch
 
 
@@ -257,11 +241,8 @@ def _not_loaded(config: Any, name: str, why: str) -> LoadError:
     if config.hf_hub_id:
         from huggingface_hub import constants
 
-        place = (
-            f"`hf download {config.hf_hub_id}` where there is a connection fills "
-            f"{constants.HF_HUB_CACHE}; or fetch {config.hf_hub_filename or _HUB_FILES[0]} of "
-            f"{constants.ENDPOINT}/{config.hf_hub_id} and give it as --weights FILE"
-        )
+        file = f"{config.hf_hub_id} {config.hf_hub_filename or _HUB_FILES[0]}"
+        place = f"`hf download {file}` elsewhere, for {constants.HF_HUB_CACHE} or --weights FILE"
     return LoadError(
         f"the weights of {name} could not be loaded: {why.strip().splitlines()[0]}",
         f"{place}; or use --weights none for random ones",
