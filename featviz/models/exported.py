@@ -16,6 +16,7 @@ from torch import nn
 from featviz.errors import LoadError
 from featviz.models.code import importable
 from featviz.models.preprocess import FixedInput
+from featviz.models.requirements import first_line
 from featviz.text import quoted
 
 Shape = tuple[int | None, ...]
@@ -33,12 +34,9 @@ def read(
     """Read a .pt2 file with `torch.export.load`, which can run whatever code it holds: the program
     as a tree of modules by the original's names, and the input that it was exported for."""
     if not trust:
-        raise LoadError(
-            f"{quoted(path.name)} is an exported program, and torch reads it by running what it "
-            "holds; nothing was executed",
-            "if you trust the file, --trust",
-            add=("--trust",),
-        )
+        words = "is an exported program, and torch reads it by running what it holds"
+        words = f"{quoted(path.name)} {words}; nothing was executed"
+        raise LoadError(words, "if you trust the file, --trust", add=("--trust",))
     try:
         program = _loaded(path)
         if device is not None and device.type != "cpu":
@@ -47,9 +45,8 @@ def read(
             program = move_to_device_pass(program, device)
         module = torch.export.unflatten(program)
     except Exception as error:  # the file decides what torch raises
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise LoadError(
-            f"{quoted(path.name)} cannot be loaded: {quoted(line)}",
+            f"{quoted(path.name)} cannot be loaded: {quoted(first_line(error))}",
             "is the file whole, as torch.export.save wrote it, and from this torch or older?",
         ) from error
     shape = _input_shape(path, program)
@@ -107,8 +104,7 @@ def _input_shape(path: Path, program: Any) -> Shape:
         given = ", ".join(map(str, names)) or "no input"
         raise LoadError(
             f"{path.name} takes {f'{dtype} {_words(shape)}' if plain else given}, not one image",
-            "export it for one positional argument, an image torch.float32 [1, C, H, W], or with a "
-            "dynamic batch",
+            "export it for one positional argument, an image torch.float32 [1, C, H, W]",
         )
     return shape
 

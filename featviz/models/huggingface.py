@@ -27,6 +27,7 @@ from featviz.files import read_json
 from featviz.models import checkpoint
 from featviz.models.preprocess import FixedInput
 from featviz.models.presets import from_transformers, image_size
+from featviz.models.requirements import first_line
 from featviz.models.sources import Loaded, download_hint, load_source
 from featviz.models.weights import read_weights, unwrap
 from featviz.models.zoo import timm_name_beside
@@ -119,9 +120,9 @@ def load_huggingface(options: ModelOptions) -> Loaded:
         except LoadError:
             raise
         except Exception as error:  # whatever the constructors of a class make of a bad config
-            line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            words = f"{architecture} could not be built of {where} and {path.name}"
             raise LoadError(
-                f"{architecture} could not be built of {where} and {path.name}: {quoted(line)}",
+                f"{words}: {quoted(first_line(error))}",
                 "is it the config of these weights? --partial loads what fits",
             ) from error
     mismatched = [key for key, *_ in info["mismatched_keys"]]

@@ -69,7 +69,7 @@ def _import(package: str) -> None:
     except (ImportError, OSError, RuntimeError, AttributeError, MemoryError, SystemError) as error:
         if isinstance(error, (MemoryError, SystemError)) or _NO_MEMORY.search(str(error)):
             raise FeatvizError(
-                f"there is too little memory to load {package}: {_first_line(error)}",
+                f"there is too little memory to load {package}: {first_line(error)}",
                 "raise the limit (ulimit -v); torch takes several GB of addresses",
             ) from error
         raise unfit(error) from error
@@ -83,13 +83,14 @@ def unfit(error: Exception) -> UnfitError:
     found = versions()
     return UnfitError(
         f"torch {found['torch']} and torchvision {found['torchvision']} cannot be used together: "
-        f"{_first_line(error)}",
+        f"{first_line(error)}",
         "install a pair that fits: pip install --upgrade --force-reinstall torch torchvision",
     )
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def first_line(error: BaseException) -> str:
+    """The first line of an error, or its name."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def lacking(module: str, extra: str, error: ImportError) -> ImportError:

@@ -148,12 +148,6 @@ def _without(weights: Unwrapped, prefix: str) -> Unwrapped:
     return Unwrapped(kept, (*weights.steps, step), weights.module)
 
 
-def strip(weights: Unwrapped, module: nn.Module) -> Unwrapped:
-    """The form of the tensors of which most names are those of the module."""
-    names = set(module.state_dict())
-    return max(stripped_forms(weights), key=lambda form: len(names & form.tensors.keys()))
-
-
 def stripped_forms(weights: Unwrapped) -> list[Unwrapped]:
     """The tensors as they are, then with one usual prefix after the other taken away, and each of
     these without wrappers of parts."""
@@ -179,7 +173,8 @@ def put_weights(
     module: nn.Module, tensors: Unwrapped, path: Path, options: ModelOptions
 ) -> dict[str, Any]:
     """Load the tensors of a file into a module; returns what run.json says of them."""
-    fitting = strip(tensors, module)
+    names = set(module.state_dict())
+    fitting = max(stripped_forms(tensors), key=lambda form: len(names & form.tensors.keys()))
     if fitting.steps:
         log.info("%s: %s", path.name, "; ".join(fitting.steps))
     what = f"{path.name} does not fit {options.spec}"

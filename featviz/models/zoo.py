@@ -9,6 +9,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +24,7 @@ from featviz.errors import FileError, LoadError, UsageError
 from featviz.files import read_json
 from featviz.models.preprocess import Chain
 from featviz.models.presets import from_timm
-from featviz.models.requirements import require_torchvision
+from featviz.models.requirements import first_line, require_torchvision
 from featviz.models.sources import Loaded, unknown_name
 from featviz.models.weights import put_weights, read_weights, stripped_forms
 from featviz.options import ModelOptions
@@ -157,8 +158,8 @@ def _build_timm(
     except (URLError, OSError, EOFError) as error:
         raise _not_loaded(config, full, str(error)) from error
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise LoadError(f"timm could not build {full}: {line}", "see --model-arg") from error
+        words = f"timm could not build {full}: {first_line(error)}"
+        raise LoadError(words, "see --model-arg") from error
     prepared = timm.data.resolve_model_data_config(module)
     channels = int(arguments.get("in_chans", prepared["input_size"][0]))
     size = arguments.get("img_size", prepared["input_size"][1:])
@@ -185,12 +186,10 @@ def _arguments_of(name: str, forms: Sequence[Mapping[str, Tensor]]) -> dict[str,
 
 def _timm() -> ModuleType:
     try:
-        import timm
+        return import_module("timm")
     except ImportError as error:
         message = f"timm:NAME needs the package timm: {error}"
         raise LoadError(message, "pip install 'featviz[timm]'") from error
-    module: ModuleType = timm
-    return module
 
 
 def _tagged(timm: ModuleType, name: str, weights: str | None) -> str:
