@@ -103,9 +103,11 @@ def identify(given: Given) -> int:
     require_torch(alone=True)
     from featviz.models.identify import identify_file
 
-    found = identify_file(given["file"], given["key"], given["strip_prefix"], given["ema"])
+    words, document = identify_file(
+        given["file"], given["key"], given["strip_prefix"], given["ema"]
+    )
     if given["json"]:
-        output.document(found.as_json())
+        output.document(document)
     else:
-        output.line(found.words)
+        output.line(words)
     return 0

@@ -52,17 +52,12 @@ class Argument:
     key: str | None
     """Where the parameter is a dict: the key in it."""
     value: Any
-    """A tensor, a number, None, or IMAGE."""
     words: str
     """For the manifest; of a file its name and sha256, no folder."""
 
 
 def parse(texts: Sequence[str]) -> list[Argument]:
-    """Read the values of `--forward-arg`.
-
-    Raises:
-        UsageError: a text is not NAME=VALUE, or a value is none.
-    """
+    """Read the values of `--forward-arg`."""
     arguments: list[Argument] = []
     for text in texts:
         left, equals, given = text.partition("=")
@@ -80,7 +75,6 @@ def parse(texts: Sequence[str]) -> list[Argument]:
 
 
 def _value(name: str, text: str) -> tuple[Any, str]:
-    """What a VALUE stands for, and its words for the manifest."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()], text
     if (made := _MADE.fullmatch(text)) is not None:
@@ -117,9 +111,6 @@ def from_values(given: Mapping[str, Any]) -> list[Argument]:
     """Arguments that a program has at hand: tensors, arrays, numbers, whatever forward takes; a
     dict's values by their keys; `"image"` for the image itself. Their words have a digest of what
     `repr` does not say.
-
-    Raises:
-        UsageError: a name is no name of an argument.
     """
     found = []
     for name, values in given.items():
@@ -157,14 +148,8 @@ def feed(
     device: torch.device,
 ) -> tuple[Preprocess, list[RemovableHandle]]:
     """Let every call of a module get these arguments beside its images, and the outputs of a
-    transform by their names: by hooks of its own, which are returned beside the preprocessing.
-
-    Args:
-        transform: the preprocessing's, where it is new to the module.
-
-    Raises:
-        UsageError: forward has no such parameter, or it gets it already.
-    """
+    transform that is new to it by their names: by hooks, which are returned beside the
+    preprocessing."""
     taken = getattr(preprocess.transform, "names", ())
     hooks = [_bound(module, given, taken, device)] if given else []
     if transform is not None and taken:
@@ -181,7 +166,6 @@ def feed(
 def _bound(
     module: nn.Module, arguments: Sequence[Argument], taken: Sequence[str], device: torch.device
 ) -> RemovableHandle:
-    """The hook that gives these arguments beside those of the names `taken`."""
     parameters = inspect.signature(module.forward).parameters
     known = [
         name for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
@@ -232,7 +216,6 @@ class UserTransform:
 
     text: str
     code: str | None
-    """sha256 of the file or of the function; None where there is neither."""
     function: Callable[[Any], Any] = field(repr=False)
     names: tuple[str, ...] = ()
     """Where the function gives a dict: the arguments of forward, the image first."""
@@ -246,11 +229,7 @@ class UserTransform:
 
     @classmethod
     def named(cls, text: str) -> UserTransform:
-        """The function that `--transform` names.
-
-        Raises:
-            UsageError: no such file, module or function.
-        """
+        """The function that `--transform` names."""
         if code.FORM.fullmatch(text) is None:
             raise UsageError(f"--transform {text!r} names no function", "file.py:fn or pkg.mod:fn")
         function = code.target(text)
@@ -260,11 +239,7 @@ class UserTransform:
         return cls(text, code.digest(text), function)
 
     def preprocess(self, channels: int) -> Preprocess:
-        """The preprocessing that the function does, whatever the model's own would be.
-
-        Raises:
-            LoadError: the function fails on an empty image.
-        """
+        """The preprocessing that the function does, whatever the model's own would be."""
         empty = Preprocess(Chain(channels=channels), self)
         black = empty.empty()
         try:
@@ -279,26 +254,15 @@ class UserTransform:
         return f"transform {self.text.rpartition('/')[2]}{digest}"
 
     def __call__(self, image: Image.Image | np.ndarray) -> list[Tensor]:
-        """The model's arguments, the image first: [1, C, H, W].
-
-        Raises:
-            ImageError: the function raised, or returned something else.
-        """
+        """The model's arguments, the image first: [1, C, H, W]."""
         outputs, names = self.outputs(image), self.names or ("",)
         if set(outputs) != set(names):
-            kinds = (
-                f"a dict of {', '.join(of)}" if any(of) else "a tensor" for of in (outputs, names)
-            )
-            raise ImageError("{} gave {}, and before {}".format(self.text, *map(quoted, kinds)))
+            raise ImageError(f"{self.text} gave another kind of output than for an empty image")
         return [outputs[name] for name in names]
 
     def outputs(self, image: Image.Image | np.ndarray) -> dict[str, Tensor]:
         """The output of the function by the names of forward's arguments, the image first; a tensor
-        alone has the empty name.
-
-        Raises:
-            ImageError: as a call does.
-        """
+        alone has the empty name."""
         try:
             given = self.function(image)
         except Exception as error:  # the user's own code

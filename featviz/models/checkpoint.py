@@ -35,7 +35,6 @@ _PICKLE_ERRORS = (
 """What reading a pickle raises, in words that do not say what was being read."""
 
 _SHOWN = 20
-"""Names that a message lists before it says how many more there are."""
 
 
 def record(path: Path) -> dict[str, Any]:
@@ -61,9 +60,8 @@ def read(path: Path, unsafe: bool = False) -> Any:
             "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pth') and --arch MODEL",
         )
     if kind not in _READERS:
-        raise LoadError(
-            f"{path.name} is no checkpoint: it is {kind}", "a file that torch.save wrote"
-        )
+        words = f"{path.name} is no checkpoint: it is {kind}"
+        raise LoadError(words, "a file that torch.save wrote")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about old ways to save, which a reader cannot change
         return _READERS[kind](path, unsafe)
@@ -114,12 +112,10 @@ def _read_unsafely(path: Path) -> Any:
     except LoadError:
         raise
     except ModuleNotFoundError as error:
-        name = str(error.name)
         places = ", ".join(dict.fromkeys(str(real(f)) for f in (Path.cwd(), path.parent)))
         raise LoadError(
-            f"{path.name} needs the module {name!r}, which cannot be found",
-            f"{name!r} was looked for in {places} and among installed packages; "
-            "PYTHONPATH=FOLDER adds the folder that has it",
+            f"{path.name} needs the module {str(error.name)!r}, which cannot be found",
+            f"it was looked for in {places}; PYTHONPATH=FOLDER adds the folder that has it",
         ) from error
     except Exception as error:
         raise _damaged(path, error) from error
@@ -133,10 +129,8 @@ def _read_unsafely(path: Path) -> Any:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper.
-
-    A compiled one ignores hooks that come later, or traces them into its graph.
-    """
+    """The module inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper; a
+    compiled one ignores hooks that come later, or traces them into its graph."""
     inner = getattr(module, "_orig_mod", None)
     if inner is None and isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         inner = module.module
@@ -175,7 +169,6 @@ def _read_shards(path: Path, unsafe: bool) -> Any:
 
 
 def _damaged(path: Path, error: Exception) -> LoadError:
-    """The error for a broken file, with the first sentence of what went wrong."""
     cause: BaseException = error
     if isinstance(error, pickle.UnpicklingError) and error.__context__ is not None:
         cause = error.__context__  # the same without torch's advice to load the file unsafely

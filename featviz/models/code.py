@@ -27,12 +27,7 @@ FORM = re.compile(r"(?P<where>.+\.py|[A-Za-z_][\w.]*):(?P<attribute>[A-Za-z_][\w
 
 
 def target(spec: str) -> Any:
-    """What `pkg.mod:name` or `file.py:name` names, imported.
-
-    Raises:
-        UsageError: no such file, module or attribute.
-        LoadError: the code raised.
-    """
+    """What `pkg.mod:name` or `file.py:name` names, imported."""
     match = FORM.fullmatch(spec)
     assert match is not None
     found: Any = _imported(match["where"], spec)
@@ -88,11 +83,8 @@ def _imported(where: str, spec: str) -> ModuleType:
 @contextmanager
 def importable(*folders: Path) -> Iterator[None]:
     """Let modules of the user's be imported: from the current folder first, as with `python -m`,
-    and from `folders` where nothing installed has the name.
-
-    What was imported may import more when it runs, so the folders stay on sys.path; where the
-    import fails, sys.path is as it was.
-    """
+    and from `folders` where nothing installed has the name. The folders stay on sys.path for what
+    is imported later, unless the import fails."""
     before = list(sys.path)
     here = str(Path.cwd())
     if here not in sys.path:
@@ -106,16 +98,12 @@ def importable(*folders: Path) -> Iterator[None]:
 
 
 def from_file(path: Path) -> ModuleType:
-    """Run a file as a module of its own; two files of one name are two modules.
-
-    Raises:
-        BaseException: whatever the code raises; sys.path and sys.modules are then as before.
-    """
+    """Run a file as a module of its own; two files of one name are two modules."""
     name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    known, before = sys.modules.get(name), list(sys.path)
+    before = list(sys.path)
     sys.modules[name] = module
     sys.path.insert(0, str(real(path.parent)))
     try:
@@ -123,19 +111,13 @@ def from_file(path: Path) -> ModuleType:
     except BaseException:
         sys.path[:] = before
         del sys.modules[name]
-        if known is not None:
-            sys.modules[name] = known
         raise
     return module
 
 
 def from_script(name: str, model: Path) -> Any:
     """A class or function that was defined in a script, from the one file of code in the current
-    folder or beside the file of the model that defines it at the top.
-
-    Raises:
-        LoadError: no file there defines it, or several do; or it raises when it is imported.
-    """
+    folder or beside the file of the model that defines it at the top."""
     first, *rest = name.split(".")
     defines = re.compile(rf"^(class|def)\s+{re.escape(first)}\b".encode(), re.MULTILINE)
     folders = dict.fromkeys([real(Path()), real(model.parent)])
@@ -143,11 +125,8 @@ def from_script(name: str, model: Path) -> Any:
     files = [path for path in scripts if defines.search(path.read_bytes())]
     if len(files) != 1:
         names = ", ".join(path.name for path in files) or "no .py file"
-        raise LoadError(
-            f"{model.name}: {name!r} was defined in a script, and {names} "
-            f"in {', '.join(map(str, folders))} {'each define it' if files else 'defines it'}",
-            "run where the one file is that defines it",
-        )
+        words = f"{name!r} was defined in a script, and {names} in {', '.join(map(str, folders))}"
+        raise LoadError(f"{model.name}: {words}", "run where the one file is that defines it")
     log.info("%s: from %s, which is imported", name, files[0].name)
     found: Any = sys.modules.get(_module_name(files[0])) or _imported(str(files[0]), name)
     for part in (first, *rest):

@@ -22,16 +22,12 @@ _OF_NO_USE = (
 """Attributes of a class that say where it stands, or what others say too."""
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
-"""Where an object lies in memory, as `repr` says it: another place in every process."""
 
 
 def of_module(module: nn.Module) -> str | None:
     """sha256 of a module: names, classes and settings (`extra_repr`) of what it consists of,
-    parameters and buffers; None where a tensor does not tell its values. The code of the classes is
-    no part of it.
-
-    Takes about a second for each gigabyte.
-    """
+    parameters and buffers, but not the code of the classes; None where a tensor does not tell its
+    values. Takes about a second for each gigabyte."""
     sha256 = hashlib.sha256()
     for name, part in module.named_modules():
         try:

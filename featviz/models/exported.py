@@ -16,19 +16,10 @@ from torch import nn
 from featviz.errors import LoadError
 from featviz.models.code import importable
 from featviz.models.preprocess import FixedInput
+from featviz.models.requirements import first_line
 from featviz.text import quoted
 
-log = logging.getLogger(__name__)
-
 Shape = tuple[int | None, ...]
-"""Sizes of an input; None where any will do."""
-
-_TRAINING_FLAG = {
-    "aten.batch_norm.default": 5,
-    "aten.dropout.default": 2,
-    "aten.dropout_.default": 2,
-}
-"""Position of the argument that says whether an operator works as in training."""
 
 _LOGGERS = ("torch.export", "torch.export.unflatten", "torch._export.serde.serialize")
 """torch logs why a program cannot be loaded, and raises an error in other words."""
@@ -40,28 +31,12 @@ _NEEDED = re.compile(rb'\\"type\\": \\"([\w.]+)\.\w+\\"|torch\.ops\.(torchvision
 def read(
     path: Path, trust: bool = False, device: torch.device | None = None
 ) -> tuple[nn.Module, FixedInput]:
-    """Read a .pt2 file with `torch.export.load`, which can run whatever code it holds.
-
-    The modules are `torch.export.unflatten`'s InterpreterModules, by the original's names; where
-    calls of a shared module differ, they are `NAME`, `NAME@1`, ...
-
-    Args:
-        trust: whether the user trusts the file.
-        device: where the program shall run; None is the CPU.
-
-    Returns:
-        The program as a tree of modules, and the input that it was exported for.
-
-    Raises:
-        LoadError: it is not trusted, cannot be read, or takes something else than one image.
-    """
+    """Read a .pt2 file with `torch.export.load`, which can run whatever code it holds: the program
+    as a tree of modules by the original's names, and the input that it was exported for."""
     if not trust:
-        raise LoadError(
-            f"{quoted(path.name)} is an exported program, and torch reads it by running what it "
-            "holds; nothing was executed",
-            "if you trust the file, --trust",
-            add=("--trust",),
-        )
+        words = "is an exported program, and torch reads it by running what it holds"
+        words = f"{quoted(path.name)} {words}; nothing was executed"
+        raise LoadError(words, "if you trust the file, --trust", add=("--trust",))
     try:
         program = _loaded(path)
         if device is not None and device.type != "cpu":
@@ -70,9 +45,8 @@ def read(
             program = move_to_device_pass(program, device)
         module = torch.export.unflatten(program)
     except Exception as error:  # the file decides what torch raises
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise LoadError(
-            f"{quoted(path.name)} cannot be loaded: {quoted(line)}",
+            f"{quoted(path.name)} cannot be loaded: {quoted(first_line(error))}",
             "is the file whole, as torch.export.save wrote it, and from this torch or older?",
         ) from error
     shape = _input_shape(path, program)
@@ -84,16 +58,6 @@ def read(
             raise ValueError(f"it was exported for inputs {_words(shape)}, not {_words(got)}")
 
     module.register_forward_pre_hook(refuse_others)
-    if any(
-        (*node.args, *[False] * 6)[_TRAINING_FLAG[str(node.target)]] is True
-        for node in program.graph.nodes
-        if str(node.target) in _TRAINING_FLAG
-    ):
-        log.warning(
-            "%s was exported in training mode, so its BatchNorm and dropout work as in training; "
-            "call model.eval() before torch.export",
-            path.name,
-        )
     _, channels, *size = shape
     return module, FixedInput(channels, None if None in size else tuple(size))  # type: ignore[arg-type]
 
@@ -129,7 +93,6 @@ def _loaded(path: Path) -> Any:
 
 
 def _input_shape(path: Path, program: Any) -> Shape:
-    """The shape [1, C, H, W] of the one tensor that the program takes."""
     names = program.graph_signature.user_inputs
     values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
     value = values.get(names[0]) if len(names) == 1 else None
@@ -141,8 +104,7 @@ def _input_shape(path: Path, program: Any) -> Shape:
         given = ", ".join(map(str, names)) or "no input"
         raise LoadError(
             f"{path.name} takes {f'{dtype} {_words(shape)}' if plain else given}, not one image",
-            "export it for one positional argument, an image torch.float32 [1, C, H, W], or with a "
-            "dynamic batch",
+            "export it for one positional argument, an image torch.float32 [1, C, H, W]",
         )
     return shape
 

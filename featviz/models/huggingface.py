@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from featviz.errors import FileError, LoadError, UsageError
 from featviz.files import read_json
-from featviz.models import checkpoint, sniff
+from featviz.models import checkpoint
 from featviz.models.preprocess import FixedInput
 from featviz.models.presets import from_transformers, image_size
+from featviz.models.requirements import first_line
 from featviz.models.sources import Loaded, download_hint, load_source
 from featviz.models.weights import read_weights, unwrap
 from featviz.models.zoo import timm_name_beside
@@ -37,7 +38,6 @@ log = logging.getLogger(__name__)
 
 _FILE = "config.json"
 _IMAGE = "pixel_values"
-"""How transformers calls an image among the arguments of forward."""
 
 _WEIGHTS = (
     "model.safetensors",
@@ -45,19 +45,6 @@ _WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-"""Files of weights as transformers writes them, the first that exists is taken."""
-
-_REFUSED = {
-    "auto_map": (
-        "wants code of its own to run (auto_map), which featviz does not do",
-        "if you trust it: --arch file.py:factory with a function of your own that loads it",
-    ),
-    "quantization_config": (
-        "says that the weights of {} are quantised",
-        "save the model that they were made from, in float",
-    ),
-}
-"""Keys of what featviz does not do, with the message and the remedy."""
 
 _LEFT_OUT = re.compile(
     r"_?(attn|experts)_implementation\w*|(torch_)?dtype|fusion_config|transformers_weights"
@@ -65,7 +52,6 @@ _LEFT_OUT = re.compile(
 """Keys that say how to load and compute, not what the model is."""
 
 _SHOWN = 4
-"""Keys that an error names before it says how many more there are."""
 
 
 class ImageTower(nn.Module):
@@ -87,13 +73,7 @@ class ImageTower(nn.Module):
 
 def load_huggingface(options: ModelOptions) -> Loaded:
     """Load the model of a folder, with its weights or those of a file; of a dual encoder, its
-    vision tower.
-
-    Raises:
-        UsageError: no such folder or file of weights.
-        LoadError: it holds no model of transformers, or one that takes no image, or its weights do
-            not fit; or transformers is not installed.
-    """
+    vision tower."""
     folder = Path(options.spec.removeprefix("hf:"))
     if not folder.is_dir():
         raise UsageError(f"no folder {str(folder)!r}", download_hint(str(folder)))
@@ -101,12 +81,10 @@ def load_huggingface(options: ModelOptions) -> Loaded:
     if options.weights is not None:
         path = Path(options.weights)
         if not path.is_file():
-            message = f"--weights {options.weights!r} is no file"
-            raise UsageError(message, "leave it out, or give a file")
+            raise UsageError(f"--weights {options.weights!r} is no file", "give a file")
     if path is not None and (name := timm_name_beside(folder / _FILE)):
-        loaded = load_source(
-            structs.replace(options, spec=str(path), weights=None, arch=f"timm:{name}")
-        )
+        found = structs.replace(options, spec=str(path), weights=None, arch=f"timm:{name}")
+        loaded = load_source(found)
         return replace(loaded, source={**loaded.source, "kind": "huggingface"})
     architecture, fields = _read_config(folder)
     fields = {**fields, **options.model_args}
@@ -142,12 +120,21 @@ def load_huggingface(options: ModelOptions) -> Loaded:
         except LoadError:
             raise
         except Exception as error:  # whatever the constructors of a class make of a bad config
-            line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            words = f"{architecture} could not be built of {where} and {path.name}"
             raise LoadError(
-                f"{architecture} could not be built of {where} and {path.name}: {quoted(line)}",
+                f"{words}: {quoted(first_line(error))}",
                 "is it the config of these weights? --partial loads what fits",
             ) from error
-    _check_fit(architecture, info, path.name, options.partial)
+    mismatched = [key for key, *_ in info["mismatched_keys"]]
+    keys = {"missing": info["missing_keys"], "of another shape": mismatched}
+    parts = [f"{word} {_some(names)}" for word, names in keys.items() if names]
+    words = f"{path.name} does not fit {architecture}: {'; '.join(parts)}"
+    if parts and not options.partial:
+        raise LoadError(words, "the config of these weights, or --partial for what fits")
+    if parts:
+        log.warning("%s (--partial: these are random)", words)
+    if unused := info["unexpected_keys"]:
+        log.warning("%s has no use for %s", architecture, _some(unused))
     if (first := next(iter(inspect.signature(module.forward).parameters))) != _IMAGE:
         if not hasattr(module, "vision_model"):
             raise _no_image(architecture, first)
@@ -175,13 +162,11 @@ def _read_config(folder: Path) -> tuple[str, dict[str, Any]]:
     try:
         fields = read_json(folder / _FILE)
     except FileNotFoundError as error:
-        names = sorted(path.name for path in folder.iterdir())
-        file = next((name for name in names if Path(name).suffix in sniff.SUFFIXES), "FILE")
+        names = sorted(quoted(path.name) for path in folder.iterdir())
         raise LoadError(
             f"{quoted(str(folder))} is no folder of a Hugging Face model: it lacks {_FILE} "
-            f"(it holds {listed([*map(quoted, names)], _SHOWN) or 'nothing'})",
-            "give a file of weights and its architecture: "
-            f"{quoted(str(folder / file))} --arch MODEL",
+            f"(it holds {listed(names, _SHOWN) or 'nothing'})",
+            "give a file of weights and its architecture: FILE --arch MODEL",
         ) from error
     except FileError as error:
         raise LoadError(f"{error}", "fetch the file again") from error
@@ -189,10 +174,8 @@ def _read_config(folder: Path) -> tuple[str, dict[str, Any]]:
     if architecture is None and isinstance(fields, dict) and "architecture" in fields:
         raise LoadError(f"{where} is one of timm's, or of none", "pip install 'featviz[timm]'")
     if architecture is None:
-        raise LoadError(
-            f"{where} names no architecture of transformers",
-            "give the file of weights and what builds the model: --arch file.py:factory",
-        )
+        words = f"{where} names no architecture of transformers"
+        raise LoadError(words, "give the file of weights, and --arch file.py:factory")
     return architecture, _checked(fields, where, architecture)
 
 
@@ -208,9 +191,12 @@ def _checked(value: Any, where: str, architecture: str) -> Any:
         return [_checked(item, where, architecture) for item in value]
     if not isinstance(value, dict):
         return value
-    for key, (words, hint) in _REFUSED.items():
-        if value.get(key):
-            raise LoadError(f"{where} {words.format(quoted(architecture))}", hint)
+    if value.get("auto_map"):
+        words = f"{where} wants code of its own to run (auto_map)"
+        raise LoadError(words, "if you trust it: --arch file.py:factory, which loads it")
+    if value.get("quantization_config"):
+        words = f"{where} says that the weights of {quoted(architecture)} are quantised"
+        raise LoadError(words, "save the model that they were made from, in float")
     kept = {key: item for key, item in value.items() if not _LEFT_OUT.fullmatch(key)}
     return {key: _checked(item, where, architecture) for key, item in kept.items()}
 
@@ -226,11 +212,9 @@ def _model_class(where: str, name: str, library: Any) -> Any:
     own = isinstance(kind, type) and kind.__module__.startswith("transformers.models.")
     model = own and issubclass(kind, library.PreTrainedModel) and "timm" not in kind.__module__
     if not model or getattr(kind, "config_class", None) is None:
-        raise LoadError(
-            f"{where} names {quoted(name)}, which is no model of "
-            f"transformers {library.__version__}",
-            "pip install --upgrade transformers; a model of timm's is --arch timm:NAME",
-        )
+        words = f"{where} names {quoted(name)}, which is no model of transformers "
+        hint = "pip install --upgrade transformers; a model of timm's is --arch timm:NAME"
+        raise LoadError(words + library.__version__, hint)
     first = list(inspect.signature(kind.forward).parameters)[1]
     if first != _IMAGE and not hasattr(kind, "get_image_features"):
         raise _no_image(name, first)
@@ -245,7 +229,6 @@ def _no_image(name: str, first: str) -> LoadError:
 
 
 def _configuration(where: str, fields: Mapping[str, Any], kind: Any, library: Any) -> Any:
-    """The library's configuration object for a class of models."""
     made = kind.config_class.from_dict(dict(fields))
     for part in _parts(made, library.PreTrainedConfig):
         for key in ("architecture", "backbone"):
@@ -266,20 +249,6 @@ def _parts(value: Any, kind: type) -> Iterator[Any]:
     for item in value.values() if isinstance(value, dict) else value:
         if isinstance(item, (kind, dict, list, tuple)):
             yield from _parts(item, kind)
-
-
-def _check_fit(architecture: str, info: Mapping[str, Any], file: str, partial: bool) -> None:
-    """Say which tensors did not go in."""
-    mismatched = [key for key, *_ in info["mismatched_keys"]]
-    keys = {"missing": info["missing_keys"], "of another shape": mismatched}
-    parts = [f"{word} {_some(names)}" for word, names in keys.items() if names]
-    words = f"{file} does not fit {architecture}: {'; '.join(parts)}"
-    if parts and not partial:
-        raise LoadError(words, "the config of these weights, or --partial for what fits")
-    if parts:
-        log.warning("%s (--partial: these are random)", words)
-    if unused := info["unexpected_keys"]:
-        log.warning("%s has no use for %s", architecture, _some(unused))
 
 
 def _some(keys: Iterable[str]) -> str:
@@ -316,18 +285,22 @@ _PEFTS = re.compile(rf"^{re.escape(_PREFIX)}|(?<=\.)(base_layer|modules_to_save)
 """What the names of tensors have of peft's own modules."""
 
 _FACTOR = re.compile(r"(.+)\.lora_(?:A\.weight|embedding_A)")
-"""A layer, and the end of the name of its factor A."""
 
 
 def load_adapter(options: ModelOptions) -> Loaded:
-    """Load the base model, and let peft merge the adapter into its weights.
-
-    Raises:
-        UsageError: no base model is named, or there is no such name.
-        LoadError: the adapter is no LoRA, or is not for this model.
-    """
+    """Load the base model, and let peft merge the adapter into its weights."""
     folder = Path(options.spec)
-    config = _adapter_config(folder)
+    remedy = "merge it where it was made: model.merge_and_unload(), and save that model"
+    try:
+        config = read_json(folder / _ADAPTER_FILE)
+    except FileError as error:
+        raise LoadError(error.message, error.hint) from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise LoadError(f"{folder.name} is no LoRA: {_ADAPTER_FILE} says so", remedy)
+    patterns = config.get("alpha_pattern") or {}  # names alone, which peft takes as patterns
+    if not isinstance(patterns, dict) or not all(re.fullmatch(r"[\w.]+", n) for n in patterns):
+        words = f"{folder.name} has the alpha pattern {quoted(str(patterns))}, expected names"
+        raise LoadError(words, remedy)
     file = next((folder / n for n in _ADAPTER_WEIGHTS if (folder / n).is_file()), None)
     if file is None:
         raise LoadError(f"{folder.name} has no {_ADAPTER_WEIGHTS[0]}", "fetch it")
@@ -359,29 +332,10 @@ def load_adapter(options: ModelOptions) -> Loaded:
     return replace(base, source={"kind": "adapter", **record})
 
 
-def _adapter_config(folder: Path) -> dict[str, Any]:
-    """What the configuration says; alpha by layer only for names, which peft takes as patterns."""
-    remedy = "merge it where it was made: model.merge_and_unload(), and save that model"
-    try:
-        config = read_json(folder / _ADAPTER_FILE)
-    except FileError as error:
-        raise LoadError(error.message, error.hint) from error
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise LoadError(f"{folder.name} is no LoRA: {_ADAPTER_FILE} says so", remedy)
-    names = config.get("alpha_pattern") or {}
-    if not isinstance(names, dict) or not all(re.fullmatch(r"[\w.]+", name) for name in names):
-        words = f"{folder.name} has the alpha pattern {quoted(str(names))}, expected names"
-        raise LoadError(words, remedy)
-    return config
-
-
 @torch.no_grad()
 def _merge(module: nn.Module, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> str:
-    """Add an adapter to a model's weights, in place, by peft; returns what was done, in words.
-
-    peft's own factors have no memory until those of the file stand in their place, if their shapes
-    are those that the model's layers ask for.
-    """
+    """Add an adapter to a model's weights, in place, by peft, whose own factors have no memory
+    until those of the file stand in their place; returns what was done, in words."""
     factors = {name: tensor for name, tensor in tensors.items() if ".lora_" in name}
     matches = {_FACTOR.fullmatch(name): factor for name, factor in factors.items()}
     ranks = {match[1]: sum(a.shape[:1]) for match, a in matches.items() if match}

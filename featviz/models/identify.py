@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import isqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from featviz.errors import LoadError
 from featviz.models import checkpoint
@@ -41,18 +41,12 @@ _POSITIONS = "encoder.pos_embedding"
 Shapes = Mapping[str, Sequence[int]]
 
 
-@dataclass(frozen=True)
-class Near:
+class Near(NamedTuple):
     """An architecture, and how many of its tensors the file has in the right shape."""
 
     name: str
     fitting: int
     total: int
-
-    @property
-    def words(self) -> str:
-        """For people."""
-        return f"{self.name} ({self.fitting} of {self.total} tensors fit)"
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,6 @@ class Known:
     those of `nearest` in part."""
 
     form: Unwrapped
-    """The tensors as they fit, with what was done to their names."""
     names: tuple[str, ...] = ()
     arguments: Mapping[str, int] = field(default_factory=dict)
     """Of the builder, where they differ from its defaults: `num_classes`, `image_size` of a vision
@@ -77,7 +70,8 @@ class Known:
     def words(self) -> str:
         """For people."""
         if not self.names:
-            return f"nearest: {', '.join(near.words for near in self.nearest)}"
+            near = (f"{n.name} ({n.fitting} of {n.total} tensors fit)" for n in self.nearest)
+            return f"nearest: {', '.join(near)}"
         words = f"it is {self.name}"
         if "num_classes" in self.arguments:
             words += f" with {self.arguments['num_classes']} classes"
@@ -88,64 +82,43 @@ class Known:
         return words + (f" (or {twins}, of the same shapes)" if twins else "")
 
 
-@dataclass(frozen=True)
-class Identification:
-    """A file of weights, and the architecture that its tensors belong to."""
-
-    file: str
-    match: Known
-    whole: str | None = None
-    """The class of the whole model that the file holds; None where it holds weights."""
-    beside: str | None = None
-    """What a config.json beside weights says that they belong to."""
-
-    @property
-    def words(self) -> str:
-        """For people."""
-        steps = [*self.match.form.steps, f"{len(self.match.form.tensors)} tensors"]
-        if self.whole is not None:
-            steps.append(f"a whole model ({quoted(self.whole)}), which is run as it stands")
-        if self.beside is not None:
-            steps.append(f"config.json beside it says {quoted(self.beside)}")
-        if self.match.name is not None:
-            steps.append(self.match.words)
-        elif self.whole is None and self.beside is None:  # `run` does not take it as it stands
-            nothing = "no architecture of torchvision has such tensors"
-            steps.append(self.match.words if self.match.nearest else nothing)
-            steps.append("--arch names the class or the architecture")
-        return f"{self.file}: {'; '.join(steps)}"
-
-    def as_json(self) -> dict[str, Any]:
-        """For programs."""
-        match = self.match
-        return {
-            "file": self.file,
-            "steps": list(match.form.steps),
-            "tensors": len(match.form.tensors),
-            "architecture": match.name,
-            "also": list(match.names[1:]),
-            "num_classes": match.arguments.get("num_classes"),
-            "nearest": [vars(near) for near in match.nearest],
-            "whole_model": self.whole,
-            "beside": self.beside,
-        }
-
-
 def identify_file(
     path: Path, key: str | None = None, prefix: str | None = None, ema: bool | None = None
-) -> Identification:
-    """Identify a file of weights."""
+) -> tuple[str, dict[str, Any]]:
+    """What a file of weights is, in words and as a document for programs."""
     try:
         content = checkpoint.read(path)
     except LoadError as error:  # identify has no --trust
         trusted = f"with `featviz run`: {error.hint}" if error.add else error.hint
         raise LoadError(error.message, trusted) from error
     weights = unwrap(content, key, prefix, ema, path.name)
-    forms = stripped_forms(weights)
-    match, beside = identify_forms(forms), timm_name_beside(path) or architecture_beside(path)
-    if weights.module is not None:
-        return Identification(path.name, match, type(weights.module).__name__)
-    return Identification(path.name, match, beside=beside)
+    match = identify_forms(stripped_forms(weights))
+    whole = None if weights.module is None else type(weights.module).__name__
+    beside = None if whole else timm_name_beside(path) or architecture_beside(path)
+    steps, tensors = [*match.form.steps], len(match.form.tensors)
+    words = [*steps, f"{tensors} tensors"]
+    if whole is not None:
+        words.append(f"a whole model ({quoted(whole)}), which is run as it stands")
+    if beside is not None:
+        words.append(f"config.json beside it says {quoted(beside)}")
+    if match.name is not None:
+        words.append(match.words)
+    elif whole is None and beside is None:  # `run` does not take it as it stands
+        nothing = "no architecture of torchvision has such tensors"
+        words.append(match.words if match.nearest else nothing)
+        words.append("--arch names the class or the architecture")
+    document = {
+        "file": path.name,
+        "steps": steps,
+        "tensors": tensors,
+        "architecture": match.name,
+        "also": list(match.names[1:]),
+        "num_classes": match.arguments.get("num_classes"),
+        "nearest": [near._asdict() for near in match.nearest],
+        "whole_model": whole,
+        "beside": beside,
+    }
+    return f"{path.name}: {'; '.join(words)}", document
 
 
 def identify_forms(forms: Iterable[Unwrapped]) -> Known:

@@ -1,10 +1,12 @@
-"""From a MODEL string to a module on its device; and files: whole models, exported programs, and
-weights with the architecture that they belong to."""
+"""From a MODEL string to a module on its device; files (whole models, programs, weights with the
+architecture that they belong to), and factories, the user's own code."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,20 +18,29 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from featviz.errors import LoadError, UsageError
-from featviz.models import arguments, checkpoint, digests, exported, identify, sniff, zoo
+from featviz.models import arguments, checkpoint, code, digests, exported, identify, sniff, zoo
 from featviz.models.arguments import UserTransform
 from featviz.models.checkpoint import unwrapped
-from featviz.models.factory import unknown_weights
 from featviz.models.huggingface import ImageTower, architecture_beside
 from featviz.models.preprocess import Preprocess
 from featviz.models.presets import choose_preprocess, from_ultralytics
 from featviz.models.requirements import UnfitError, pick_device, unfit
 from featviz.models.sources import Loaded, load_source, source_of
-from featviz.models.weights import in_full_precision, put_into, stripped_forms, unwrap
+from featviz.models.weights import (
+    in_full_precision,
+    put_into,
+    put_weights,
+    read_weights,
+    stripped_forms,
+    unwrap,
+)
 from featviz.options import InputOptions, ModelOptions
-from featviz.text import printable
+from featviz.text import listed, printable, quoted
 
 log = logging.getLogger(__name__)
+
+_HPARAMS = "hyper_parameters"
+"""Where Lightning keeps the arguments of a class that called save_hyperparameters()."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +59,7 @@ class LoadedModel:
 
 
 def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> LoadedModel:
-    """Load a model, ready to be run; one that is loaded stays as it is.
-
-    Raises:
-        UsageError: no such name, file or device, or a bad option.
-        LoadError: there is something, but no model can be made of it.
-        UnfitError: it needs torchvision, which does not fit torch.
-    """
+    """Load a model, ready to be run; one that is loaded stays as it is."""
     if isinstance(options, LoadedModel):
         return options
     device = pick_device(options.device)
@@ -66,10 +71,8 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
         raise
     for name, tensor in [*loaded.module.named_parameters(), *loaded.module.named_buffers()]:
         if not is_lazy(tensor) and tensor.is_meta:
-            raise LoadError(
-                f"the model's {name} is on the device meta, where tensors have no values",
-                "call model.to_empty(device='cpu') where it is built, and load weights",
-            )
+            words = f"the model's {name} is on the device meta, where tensors have no values"
+            raise LoadError(words, "model.to_empty(device='cpu') where it is built, and weights")
     module = in_full_precision(unwrapped(loaded.module), device).to(device)
     transform = None if inputs.transform is None else UserTransform.named(inputs.transform)
     if transform is not None:
@@ -88,15 +91,7 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
 
 
 def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
-    """Take a module that the caller already has, where it is.
-
-    A compiled one (which ignores hooks that come later) and one in DataParallel or
-    DistributedDataParallel are taken out of their wrapping.
-
-    Raises:
-        UsageError: a transform or further arguments are named, which change how the module is
-            called.
-    """
+    """Take a module that the caller already has, where it is, out of what wraps it."""
     if inputs.transform is not None:
         raise UsageError("--transform as text is for a MODEL string", "give the function itself")
     if inputs.forward_args:
@@ -117,17 +112,8 @@ def fed(
     transform: UserTransform | None,
     further: Mapping[str, Any],
 ) -> Iterator[LoadedModel]:
-    """The model with a function of the caller's as its preprocessing, or with further arguments for
-    its forward; the hooks that pass them are removed at the end.
-
-    Args:
-        transform: from a PIL image or an array to what forward takes, as `--transform` names it.
-        further: as `arguments.from_values` takes them.
-
-    Raises:
-        UsageError: forward takes no such argument, or gets it twice.
-        LoadError: the transform fails on an empty image.
-    """
+    """The model with a function of the caller's as its preprocessing (as `--transform` names it),
+    or with further arguments for its forward; the hooks that pass them are removed at the end."""
     preprocess = model.preprocess
     if transform is not None:
         preprocess = transform.preprocess(inputs.channels or 3)
@@ -177,17 +163,14 @@ def load_file(options: ModelOptions) -> Loaded:
         if sniff.sniff(path) != sniff.EXPORTED:  # a program is a model of its own
             options = structs.replace(options, arch=f"hf:{path.parent}")
     if options.arch is None and options.hparams:
-        raise UsageError(
-            f"--model-arg @hparams is for a class of your own, and none is named for {path.name}",
-            "--arch net.py:CLASS names it",
-        )
+        words = f"--model-arg @hparams is for a class of your own, and {path.name} names none"
+        raise UsageError(words, "--arch net.py:CLASS names it")
     if options.arch is None:
         return _from_content(path, options)
     source = source_of(options.arch, "--arch")
     if source.kind == "file":
-        raise UsageError(
-            f"--arch {options.arch!r} is a file of its own", "give a name or a factory"
-        )
+        words = f"--arch {options.arch!r} is a file of its own"
+        raise UsageError(words, "give a name or a factory")
     arch = options.arch if source.certain else source.name(options.arch)
     base = load_source(structs.replace(options, spec=options.arch, arch=None, weights=str(path)))
     return replace(base, source={**base.source, "kind": "file", "arch": arch})
@@ -211,8 +194,17 @@ def _from_content(path: Path, options: ModelOptions) -> Loaded:
     if known.name is None and known.nearest and options.partial:
         known = replace(known, names=(known.nearest[0].name,))
     elif known.name is None:
+        keys = content.keys() if isinstance(content, Mapping) else ()
+        if _HPARAMS in keys or "pytorch-lightning_version" in keys:
+            found = content.get(_HPARAMS)
+            names = [quoted(str(name)) for name in found] if isinstance(found, Mapping) else []
+            has = f"; it has {_HPARAMS}: {listed(names, 8)}" if names else ""
+            raise LoadError(
+                f"{path.name} is a Lightning checkpoint, and does not say of which class{has}",
+                "name the class: --arch net.py:CLASS" + (" --model-arg @hparams" if names else ""),
+            )
         near = f"; {known.words}" if known.nearest else ""
-        raise unknown_weights(path.name, content) or LoadError(
+        raise LoadError(
             f"{path.name} matches no torchvision architecture{near}",
             "--arch says what its weights belong to (a name, timm:NAME, or file.py:factory)"
             + ("; --partial loads what fits into the nearest" if near else ""),
@@ -223,3 +215,81 @@ def _from_content(path: Path, options: ModelOptions) -> Loaded:
     what = f"{path.name} does not fit {known.name}"
     taken = [*known.form.steps, put_into(module, known.form.tensors, what, options.partial)]
     return Loaded(module, entry, {**record, "arch": known.name, **known.arguments, "taken": taken})
+
+
+# Factories, `pkg.mod:factory` and `file.py:factory` --------------------------------------------
+
+
+def load_factory(options: ModelOptions) -> Loaded:
+    """Call the factory; give the model the weights of a file, if one is named."""
+    path = None if options.weights in (None, "none") else Path(str(options.weights))
+    if path is not None and not path.is_file():
+        raise UsageError(f"no weights file {options.weights!r}", "a factory takes a file, or none")
+    hparams: dict[str, Any] = {}
+    if options.hparams:
+        if path is None:
+            message = "--model-arg @hparams needs a Lightning checkpoint"
+            raise UsageError(message, "--weights FILE names it")
+        hparams = _read_hparams(checkpoint.read(path, options.trust), path.name)
+    spec = options.spec
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(options.seed)
+        module = code.target(spec)
+        if not isinstance(module, nn.Module):
+            if not callable(module):
+                kind = type(module).__name__
+                raise LoadError(f"{spec} is a {kind}, not a factory", "name a function or a class")
+            given = _given(module, spec.rpartition(":")[2], options.model_args, hparams)
+            try:
+                module = module(**given)
+            except Exception as error:
+                raise code.raised(f"{spec} raised", error) from error
+    if not isinstance(module, nn.Module):
+        kind = type(module).__name__
+        raise LoadError(f"{spec} gave a {kind}, not an nn.Module", "return the model")
+    record: dict[str, Any] = {"seed": options.seed}
+    if path is not None:
+        record = put_weights(module, read_weights(path, options), path, options)
+    if hparams:
+        record[_HPARAMS] = {name: quoted(repr(value)) for name, value in hparams.items()}
+    if (digest := code.digest(spec)) is not None:
+        record["code_sha256"] = digest
+    parameters = digests.of_module(module)
+    if parameters is not None or path is None:  # else the file's sha256 tells it from others
+        record["parameters"] = parameters
+    return Loaded(module, None, {"kind": "factory", "name": source_of(spec).name(spec), **record})
+
+
+def _given(
+    named: Callable[..., Any], name: str, arguments: Mapping[str, Any], hparams: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments that a function or class gets: all of the user's, and of the hyper_parameters
+    those that it takes, as Lightning itself chooses them."""
+    try:
+        parameters = inspect.signature(named).parameters
+    except (TypeError, ValueError):  # one that does not tell
+        return {**hparams, **arguments}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return {**hparams, **arguments}
+    if wrong := [argument for argument in arguments if argument not in parameters]:
+        close = difflib.get_close_matches(wrong[0], parameters, 1)
+        raise UsageError(
+            f"--model-arg {quoted(wrong[0])}: {name} takes no such argument",
+            f"did you mean {close[0]}?" if close else f"it takes {', '.join(parameters) or 'none'}",
+        )
+    if others := [quoted(argument) for argument in hparams if argument not in parameters]:
+        log.info("hyper_parameters that the model does not take: %s", listed(others, 8))
+    return {**{n: value for n, value in hparams.items() if n in parameters}, **arguments}
+
+
+def _read_hparams(content: Any, file: str) -> dict[str, Any]:
+    """The hyper_parameters of a Lightning checkpoint by name; under one name, where the class takes
+    all of them as one argument."""
+    found = content.get(_HPARAMS) if isinstance(content, Mapping) else None
+    if not isinstance(found, Mapping) or not found:
+        kind = f"{_HPARAMS} that are a {type(found).__name__}, no dict"
+        words = f"--model-arg @hparams: {file} has {kind if found else f'no {_HPARAMS}'}"
+        raise LoadError(words, "give the arguments: --model-arg NAME=VALUE, repeatable")
+    named = {str(key): value for key, value in found.items()}
+    name = content.get("hparams_name")
+    return {name: named} if isinstance(name, str) and name not in ("", "kwargs") else named

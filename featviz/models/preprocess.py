@@ -58,11 +58,8 @@ class Library(NamedTuple):
 
 @dataclass(frozen=True)
 class Chain:
-    """Resize, centre crop, 0..1, normalise; steps that are None are left out.
-
-    Pillow and torch do the work, as they do for torchvision, whose import takes as long as torch's:
-    a model that is of no library is fed without it.
-    """
+    """Resize, centre crop, 0..1, normalise; steps that are None are left out. Pillow and torch do
+    the work as they do for torchvision, whose import takes as long as torch's."""
 
     resize: Size | None = None
     """The shorter side, or (height, width), in pixels."""
@@ -73,22 +70,15 @@ class Chain:
     """Values of 0..1 are the input times std plus mean; None where these are the input."""
     channels: int = 3
     interpolation: str = "bilinear"
-    """One of `records.INTERPOLATIONS`."""
     antialias: bool = True
     """Whether resizing smooths; torchvision's video models were trained without."""
     multiple: int = 1
-    """Sides are cropped to a multiple of so many pixels."""
     bgr: bool = False
-    """Channels in the order blue, green, red."""
     library: Library | None = field(default=None, compare=False)
     """Does these steps, or nearly these, until the user changes one."""
 
     def __call__(self, image: Image.Image | Raster) -> Tensor:
-        """A picture of mode L or RGB, or numbers [C, H, W], as float32 [1, C, H, W].
-
-        Raises:
-            ImageError: an image so narrow would become huge, or the library refuses it.
-        """
+        """A picture of mode L or RGB, or numbers [C, H, W], as float32 [1, C, H, W]."""
         if self.library is not None:
             self._resized_to(image.size[::-1])
             return self.library.prepare(image)
@@ -117,8 +107,9 @@ class Chain:
         if self.library is not None:
             return self.library.steps
         steps = []
-        if self.resize is not None:
-            steps.append(f"resize {self._resize_words} ({self.interpolation})")
+        if (to := self.resize) is not None:
+            size = f"to {by(to)}" if isinstance(to, tuple) else f"shorter side to {to}"
+            steps.append(f"resize {size} ({self.interpolation})")
         if self.crop is not None:
             steps.append(f"centre crop {by(_both(self.crop))}")
         elif self.multiple > 1:
@@ -132,18 +123,10 @@ class Chain:
             return _UNIT
         return f"normalise by mean {listed(self.mean)} and std {listed(self.std)}"
 
-    @property
-    def _resize_words(self) -> str:
-        size = self.resize
-        return f"to {by(size)}" if isinstance(size, tuple) else f"shorter side to {size}"
-
     def _sized(self, image: Image.Image | Raster) -> Tensor:
-        """The numbers [C, H, W] of an image that is resized and cropped: bytes or floats.
-
-        Pillow always smooths, and its `nearest` is exact; resized bytes are rounded again. Where
-        the place of the crop is between two pixels it begins at the nearest even one; around an
-        image that is smaller there are zeros.
-        """
+        """The numbers [C, H, W] of an image that is resized and cropped: bytes, rounded again, or
+        floats. Pillow always smooths, and its `nearest` is exact. A crop between two pixels begins
+        at the nearest even one; around an image that is smaller there are zeros."""
         picture: Image.Image | Tensor
         if isinstance(image, Raster):
             picture = torch.from_numpy(image.values)
@@ -182,11 +165,8 @@ class Chain:
             return self.resize or given
         long = int(self.resize * max(given) / min(given))
         if self.resize * long > max(_MOST_ENLARGED, self.resize**2, given[0] * given[1]):
-            raise ImageError(
-                f"it is {given[1]}×{given[0]} pixels, and would become {self.resize * long:,} "
-                f"resized {self._resize_words}",
-                "--size HxW brings it to a size",
-            )
+            words = f"it is {given[1]}×{given[0]} pixels, and would become {self.resize * long:,}"
+            raise ImageError(words, "--size HxW brings it to a size")
         return (self.resize, long) if given[0] == min(given) else (long, self.resize)
 
 
@@ -197,7 +177,6 @@ def to_tensor(picture: Image.Image) -> Tensor:
 
 
 def _by_channel(values: tuple[float, ...], like: Tensor) -> Tensor:
-    """A number for each channel of a tensor [1, C, ...], to compute with it."""
     numbers = torch.tensor(values, dtype=like.dtype, device=like.device)
     return numbers.reshape(-1, *(1,) * (like.ndim - 2))
 
@@ -220,7 +199,6 @@ class Preprocess:
     """The user's own function from a picture or an array to all arguments of forward, the first of
     them [1, C, H, W]; of the chain only the number of channels counts then."""
     frames: int | None = None
-    """Time steps of a clip; None for a model of pictures."""
     inputs: int = 1
     """Images that the model takes at once, each an argument of its forward."""
     guessed: bool = field(default=False, compare=False)
@@ -229,7 +207,6 @@ class Preprocess:
     """Whether neither the model nor the user says how large its input is, so that the size of
     `blank` is a guess."""
     further: tuple[str, ...] = ()
-    """The arguments of forward that are no images, in words: `t=10`."""
     any_values: bool = field(default=False, compare=False)
     """Whether mean and std are the user's own, for values of any range."""
     dtype: torch.dtype = field(default=torch.float32, compare=False)
@@ -237,12 +214,7 @@ class Preprocess:
 
     def __call__(self, images: Sequence[Image.Image | Raster]) -> list[Tensor]:
         """The model's arguments: [1, C, H, W] for each image, or [1, C, T, H, W] for a clip or a
-        volume; floats are of `dtype`.
-
-        Raises:
-            ImageError: the frames of a clip differ in size, the transform fails, or values are not
-                0..1 where the model's mean and std are for these.
-        """
+        volume; floats are of `dtype`."""
         if self.transform is not None:
             image = images[0]
             given = image.values if isinstance(image, Raster) else image.convert(self._mode)
@@ -257,21 +229,16 @@ class Preprocess:
 
     def tensor(self, image: Image.Image | Raster) -> Tensor:
         """Turn a picture, or numbers [C, H, W], into float32 [1, C, H, W]; each slice of a volume
-        [C, D, H, W] goes through the same steps.
-
-        Raises:
-            ImageError: as a call does.
-        """
+        [C, D, H, W] goes through the same steps."""
         if not isinstance(image, Raster):
             return self.chain(image.convert(self._mode))
         if self.chain.mean is not None and not self.any_values:
             low, high = float(image.values.min()), float(image.values.max())
             if not -_NEAR <= low <= high <= 1 + _NEAR:
+                words = f"its values are {low:g} to {high:g} ({image.words})"
                 raise ImageError(
-                    f"its values are {low:g} to {high:g} ({image.words}), and the model's mean and "
-                    "std are for 0..1",
-                    "--preset none leaves values as they are; --mean and --std of your own take "
-                    "any",
+                    f"{words}, and the model's mean and std are for 0..1",
+                    "--preset none leaves values as they are, --mean and --std take any",
                 )
         if image.values.ndim == 3:
             return self.chain(image)

@@ -48,17 +48,9 @@ _MOST_CHANNELS = 512
 def choose_preprocess(
     module: nn.Module, entry: Any, options: InputOptions, fixed: FixedInput | None = None
 ) -> Preprocess:
-    """The preset that the user names, else the library's own, else what fits the first
-    convolution; then the user's other wishes.
-
-    Args:
-        entry: torchvision's weights entry, or the chain of another library, or None where neither
-            is known.
-        fixed: what the model takes, where it takes nothing else.
-
-    Raises:
-        UsageError: mean and std or the preset do not fit.
-    """
+    """The preset that the user names, else the library's own (`entry`: torchvision's weights entry,
+    or a chain), else what fits the first convolution, or the input that is `fixed`; then the user's
+    other wishes."""
     fixed = fixed or FixedInput(None, None)
     known: Chain | None = entry if isinstance(entry, Chain) else None
     expected = known.channels if known else fixed.channels or first_channels(module)
@@ -125,16 +117,13 @@ def _named(name: str, channels: int, module: nn.Module, size: HeightWidth | None
     """A preset, for models that take `channels`; in the size of those that take one size alone."""
     preset = PRESETS[name]
     if channels != 3 and preset.mean is not None:
-        raise UsageError(
-            f"--preset {name} is for RGB, and the model takes {counted(channels, 'channel')}",
-            "--preset none, with --size, --mean and --std; --channels 3 if the model takes RGB",
-        )
+        words = f"--preset {name} is for RGB, and the model takes {counted(channels, 'channel')}"
+        raise UsageError(words, "--preset none, with --size, --mean and --std; or --channels 3")
     if preset.letterbox is not None:
         _augment()
         if size is not None and size[0] != size[1]:
-            raise UsageError(
-                f"--preset {name} pads to squares, and the model takes {by(size)}", "--preset none"
-            )
+            words = f"--preset {name} pads to squares, and the model takes {by(size)}"
+            raise UsageError(words, "--preset none")
         side, stride = (preset.letterbox, _largest_stride(module)) if size is None else size
         return Letterbox(side, channels=channels, stride=stride)
     resize: Size | None = preset.resize
@@ -147,7 +136,6 @@ def _named(name: str, channels: int, module: nn.Module, size: HeightWidth | None
 
 
 def _changed(base: Chain, options: InputOptions) -> Chain:
-    """The same with the user's own size, crop, interpolation, mean and std."""
     given = {name: getattr(options, name) for name in ("interpolation", "crop", "mean", "std")}
     changes = {name: value for name, value in given.items() if value is not None}
     if isinstance(base, Letterbox) and (isinstance(options.size, tuple) or "crop" in changes):
@@ -160,14 +148,11 @@ def _changed(base: Chain, options: InputOptions) -> Chain:
     base = replace(base, library=None, **changes) if changes else base
     for name, values in (("--mean", base.mean), ("--std", base.std)):
         if values is not None and len(values) != base.channels:
-            raise UsageError(
-                f"{name} has {len(values)} numbers for {base.channels} channels",
-                f"give {base.channels}, separated by commas",
-            )
+            words = f"{name} has {len(values)} numbers for {base.channels} channels"
+            raise UsageError(words, f"give {base.channels}, separated by commas")
     if base.interpolation == "lanczos" and not base.antialias:
-        raise UsageError(
-            "--interpolation lanczos smooths, and this model was trained without", "bicubic"
-        )
+        words = "--interpolation lanczos smooths, and this model was trained without"
+        raise UsageError(words, "bicubic")
     if base.std is not None and 0 in base.std:
         whose = "--std" if options.std else "the std of the model's own preprocessing,"
         words = f"{whose} {listed(base.std)} divides by zero"
@@ -194,11 +179,8 @@ def from_torchvision(entry: Any) -> Chain | None:
 
 
 def from_timm(config: Mapping[str, Any]) -> Chain:
-    """timm's transform for evaluation, `timm.data.create_transform`.
-
-    Args:
-        config: the output of `timm.data.resolve_model_data_config`.
-    """
+    """timm's transform for evaluation, `timm.data.create_transform`, of the output of
+    `timm.data.resolve_model_data_config`."""
     channels, height, width = config["input_size"]
     mean, std = (tuple(float(value) for value in config[name]) for name in ("mean", "std"))
     if len(mean) != channels:
@@ -256,10 +238,8 @@ class Letterbox(Chain):
             return self._padded(np.asarray(image))
         values = image.values
         if len(values) not in (1, 3) or values.min() < 0 or values.max() > 1:
-            raise ImageError(
-                "numbers that are no picture are not padded as Ultralytics pads pictures",
-                "--size HxW, --preset none",
-            )
+            words = "numbers that are no picture are not padded as Ultralytics pads pictures"
+            raise ImageError(words, "--size HxW, --preset none")
         levels = (values * 255 + 0.5).astype(np.uint8)
         return self._padded(np.ascontiguousarray(np.moveaxis(levels, 0, -1)))
 
@@ -280,7 +260,6 @@ class Letterbox(Chain):
 
 
 def _augment() -> Any:
-    """Ultralytics' module of transforms."""
     name = "ultralytics.data.augment"
     try:
         if sys.modules.get(name) is None:
@@ -303,12 +282,8 @@ def _largest_stride(module: nn.Module) -> int:
 
 def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
     """How Ultralytics' predictors prepare images for their models: classifiers resize and crop, the
-    others pad, or stretch; None for any other model.
-
-    Args:
-        trained: `train_args` of the checkpoint, if there is one: a dict with `imgsz`, which counts
-            more than the model's own.
-    """
+    others pad, or stretch; None for any other model. `imgsz` of `trained`, the `train_args` of the
+    checkpoint, counts more than the model's own."""
     tasks = "ultralytics.nn.tasks"
     classes = {kind.__name__ for kind in type(module).__mro__ if kind.__module__ == tasks}
     if not classes:
@@ -336,7 +311,6 @@ _LARGEST = 4096
 """The largest number that a file may hold: pixels of a side, mostly."""
 
 _RESAMPLE = {0: "nearest-exact", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-"""Pillow's numbers of what torchvision resizes tensors with."""
 
 _AGAIN = "fetch the file again, or remove it and give --size, --crop, --mean and --std"
 
@@ -353,14 +327,8 @@ Tesseract."""
 
 
 def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
-    """The image processor of a folder's model; None where no file tells it.
-
-    Args:
-        config: its config.json, which was checked.
-
-    Raises:
-        LoadError: the file cannot be read, or is of no image processor that transformers has.
-    """
+    """The image processor of a folder's model, whose config.json was checked; None where no file
+    tells it."""
     where, given = quoted(str(folder / _FILE)), None
     for name in ("processor_config.json", _FILE):  # the first also of processors of text
         try:

@@ -28,7 +28,6 @@ _NO_MEMORY = re.compile("cannot allocate memory|failed to map segment|cannot map
 """What the system's loader says of a library that does not fit into the memory."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""The numbers of mallopt(3)."""
 
 
 class UnfitError(FeatvizError):
@@ -36,18 +35,9 @@ class UnfitError(FeatvizError):
 
 
 def require_torch(alone: bool = False) -> None:
-    """Import torch.
-
-    Args:
-        alone: the process has begun for this, so all that there is stays to its end, and is not
-            looked through for garbage later. glibc then keeps memory that is freed, up to 256 MiB,
-            for arrays of up to 64 MiB: else it gives that of large activations back to the system
-            after each layer, and the next one waits for new pages (of vgg16's 160 ms an image, 15).
-
-    Raises:
-        UnfitError: it is missing, or does not work.
-        FeatvizError: there is too little memory.
-    """
+    """Import torch. `alone`: the process has begun for this, so all that there is stays, and is not
+    looked through for garbage later; glibc then keeps freed memory, up to 256 MiB, for arrays of up
+    to 64 MiB, else the next layer waits for new pages (of vgg16's 160 ms an image, 15)."""
     alone = alone and "torch" not in sys.modules
     if alone and sys.platform == "linux":
         with suppress(AttributeError, OSError):  # another C library
@@ -61,12 +51,7 @@ def require_torch(alone: bool = False) -> None:
 
 
 def require_torchvision() -> None:
-    """Import torchvision, which takes as long as torch; most models of one's own do without it.
-
-    Raises:
-        UnfitError: it is missing, or its build does not fit that of torch.
-        FeatvizError: there is too little memory.
-    """
+    """Import torchvision, which takes as long as torch; most models of one's own do without it."""
     if "torchvision" not in sys.modules:
         _import("torchvision")
         if gc.get_freeze_count():  # a command has set aside what torch made
@@ -74,8 +59,8 @@ def require_torchvision() -> None:
 
 
 def _import(package: str) -> None:
-    """Import a package. Meanwhile no garbage is collected: time and again Python would look through
-    some hundred thousand objects that all stay."""
+    """Import a package, and collect no garbage meanwhile: Python would look through some hundred
+    thousand objects that all stay, time and again."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -84,7 +69,7 @@ def _import(package: str) -> None:
     except (ImportError, OSError, RuntimeError, AttributeError, MemoryError, SystemError) as error:
         if isinstance(error, (MemoryError, SystemError)) or _NO_MEMORY.search(str(error)):
             raise FeatvizError(
-                f"there is too little memory to load {package}: {_first_line(error)}",
+                f"there is too little memory to load {package}: {first_line(error)}",
                 "raise the limit (ulimit -v); torch takes several GB of addresses",
             ) from error
         raise unfit(error) from error
@@ -98,13 +83,14 @@ def unfit(error: Exception) -> UnfitError:
     found = versions()
     return UnfitError(
         f"torch {found['torch']} and torchvision {found['torchvision']} cannot be used together: "
-        f"{_first_line(error)}",
+        f"{first_line(error)}",
         "install a pair that fits: pip install --upgrade --force-reinstall torch torchvision",
     )
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def first_line(error: BaseException) -> str:
+    """The first line of an error, or its name."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def lacking(module: str, extra: str, error: ImportError) -> ImportError:
@@ -127,13 +113,10 @@ def versions() -> dict[str, str]:
 
 @contextmanager
 def tamed() -> Iterator[None]:
-    """Let Ultralytics be imported without what its first import does beside.
-
-    It asks whether the network is there, reports on stdout, which is for results, writes settings
-    into the user's folder (YOLO_CONFIG_DIR says into which), and puts its own functions in the
-    place of `torch.save` and `PIL.Image.open`; the latter would try to install a package where an
-    image is broken.
-    """
+    """Let Ultralytics be imported without what its first import does beside: it asks for the
+    network, reports on stdout, writes settings into the user's folder (or YOLO_CONFIG_DIR), and
+    replaces `torch.save` and `PIL.Image.open`, which would then install a package where an image is
+    broken."""
     import torch
     from PIL import Image
 
@@ -152,22 +135,14 @@ def tamed() -> Iterator[None]:
 
 
 def check_device(name: str) -> None:
-    """Refuse what is the name of no device anywhere; needs no torch.
-
-    Raises:
-        UsageError: names those that there are.
-    """
+    """Refuse what is the name of no device anywhere; needs no torch."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
         raise UsageError(f"--device {name!r} is no device", "one of auto, cpu, cuda, cuda:N, mps")
 
 
 def pick_device(name: str) -> torch.device:
     """`auto` takes cuda, then mps, then the CPU; of processes that torchrun started on one machine,
-    each takes a GPU of its own, as long as there are some.
-
-    Raises:
-        UsageError: no such device here.
-    """
+    each takes a GPU of its own, as long as there are some."""
     import torch
 
     check_device(name)

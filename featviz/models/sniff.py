@@ -25,17 +25,12 @@ _EXPORTED_NAMES = ("/archive_format", "serialized_exported_program.json")
 """In lower case: torch's reader of archives makes no difference, so no other reader gets these."""
 
 KINDS = ("zip", "pickle", "safetensors", "shards", "torchscript", "pt2")
-"""What may be a model, by its content."""
 
 ZIP, PICKLE, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED = KINDS
 
 
 def sniff(path: Path) -> str:
-    """One of KINDS, or words for people that say what the file looks like.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """One of KINDS, or words for people that say what the file looks like."""
     if not path.is_file():
         return "no regular file"
     with path.open("rb") as file:

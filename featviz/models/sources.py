@@ -35,7 +35,6 @@ class Loaded:
     entry: Any = None
     """torchvision's weights entry, or the chain of another library."""
     source: Mapping[str, Any] = field(default_factory=dict)
-    """The model for run.json: kind, name or file, weights; no absolute path."""
     fixed: FixedInput | None = None
     """The input that the module was made for; None where it takes others."""
 
@@ -82,11 +81,6 @@ def _is_file_or_code(spec: str) -> bool:
     return is_file or code.FORM.fullmatch(spec) is not None
 
 
-def _is_adapter(spec: str) -> bool:
-    """Whether a folder holds an adapter, and not the model itself beside it."""
-    return Path(spec, "adapter_config.json").is_file() and not Path(spec, "config.json").exists()
-
-
 SOURCES = (
     ModelSource(
         "torchvision",
@@ -110,7 +104,9 @@ SOURCES = (
         "adapter",
         "huggingface",
         "the folder of a LoRA adapter",
-        recognises=_is_adapter,
+        recognises=lambda spec: (
+            Path(spec, "adapter_config.json").is_file() and not Path(spec, "config.json").exists()
+        ),
         weights="those of the model that --arch names, as for that model",
         takes_arch=True,
     ),
@@ -133,7 +129,7 @@ SOURCES = (
     ),
     ModelSource(
         "factory",
-        "factory",
+        "load",
         "a factory (pkg.mod:factory, file.py:factory)",
         recognises=lambda spec: code.FORM.fullmatch(spec) is not None,
         weights="a file, or none (as the factory makes them)",
@@ -144,25 +140,17 @@ SOURCES = (
 before other folders, and a file that exists before a factory."""
 
 MODEL_HELP = "MODEL is one of: " + ", ".join(source.form for source in SOURCES) + "."
-"""A sentence for help."""
 
 WEIGHTS_HELP = "With " + "; with ".join(
     f"{source.form.partition(' (')[0]}: {source.weights}" for source in SOURCES if source.weights
 )
-"""A sentence for help."""
 
 
 def source_of(spec: str, option: str = "MODEL") -> ModelSource:
-    """The source that a MODEL string belongs to.
-
-    Args:
-        option: where the string stands, for messages.
-    """
+    """The source that a MODEL string belongs to; `option` is where it stands, for messages."""
     if spec.endswith(".py") and Path(spec).is_file():
-        raise UsageError(
-            f"{option} {spec!r} is code",
-            f"name the class or function that makes the model: {quoted(spec)}:NAME",
-        )
+        hint = f"name the class or function that makes the model: {quoted(spec)}:NAME"
+        raise UsageError(f"{option} {spec!r} is code", hint)
     for source in SOURCES:
         if source.prefix and spec.startswith(source.prefix):
             return source
@@ -183,34 +171,21 @@ def download_hint(spec: str) -> str:
     if is_id is None or Path(spec).suffix.lower() in sniff.SUFFIXES:
         return "check the path"
     name = spec.rpartition("/")[2]
-    return (
-        f"check the path; a model id of Hugging Face is downloaded first: "
-        f"hf download {spec} --local-dir {name}, and MODEL is hf:{name}"
-    )
+    first = f"hf download {spec} --local-dir {name}, and MODEL is hf:{name}"
+    return f"check the path; a model id of Hugging Face is downloaded first: {first}"
 
 
 def load_source(options: ModelOptions) -> Loaded:
-    """Load from where the MODEL string says.
-
-    Raises:
-        UsageError: no such name or file.
-        LoadError: there is something, but no model can be made of it.
-    """
+    """Load from where the MODEL string says."""
     source = _accepted(options)
-    module = import_module(f"featviz.models.{source.file}")
-    loaded: Loaded = getattr(module, f"load_{source.kind}")(options)
-    return loaded
+    module: Any = import_module(f"featviz.models.{source.file}")
+    return getattr(module, f"load_{source.kind}")(options)  # type: ignore[no-any-return]
 
 
 def check_words(options: ModelOptions) -> None:
-    """Refuse a MODEL or `arch` that is not there, as far as that is known without torch.
-
-    A name of torchvision's is one of our list of names, or of a function in the files of the
-    torchvision that is installed, which may be a newer one.
-
-    Raises:
-        UsageError: no such name or file, or options that do not go with it.
-    """
+    """Refuse a MODEL or `arch` that is not there, as far as that is known without torch: names of
+    torchvision's are those of our list, or of functions in the files of the one that is installed,
+    which may be newer."""
     _accepted(options)
     listed = (Path(__file__).parent / "names.txt").read_text("utf-8").split()
     for spec in filter(None, (options.spec, options.arch)):
@@ -246,18 +221,12 @@ def _accepted(options: ModelOptions) -> ModelSource:
     """The source of a model; refuses options that do not go with it."""
     source = source_of(options.spec)
     if options.arch and not source.takes_arch:
-        raise UsageError(
-            f"--arch is for files of weights and adapters, and {options.spec!r} is neither",
-            f"leave it out, or give the weights: --weights FILE with MODEL {options.arch}",
-        )
+        words = f"--arch is for files of weights and adapters, and {options.spec!r} is neither"
+        raise UsageError(words, f"--weights FILE with MODEL {options.arch} gives weights")
     if options.weights and not source.weights:
-        raise UsageError(
-            f"--weights does not go with a model file ({Path(options.spec).name})",
-            "the file has the weights itself",
-        )
+        words = f"--weights does not go with a model file ({Path(options.spec).name})"
+        raise UsageError(words, "the file has the weights itself")
     if options.hparams and not (source.takes_arch or source.kind == "factory"):
-        raise UsageError(
-            f"--model-arg @hparams is for a class of your own, and {options.spec!r} is none",
-            "--arch net.py:CLASS names it",
-        )
+        words = f"--model-arg @hparams is for a class of your own, and {options.spec!r} is none"
+        raise UsageError(words, "--arch net.py:CLASS names it")
     return source

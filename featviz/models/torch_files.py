@@ -53,7 +53,6 @@ _MODULES = (
     "torch.nn.parallel.data_parallel.DataParallel",
     "torch.optim.swa_utils.AveragedModel",
 )
-"""Classes of modules elsewhere; the first three are in torchvision's quantizable models."""
 
 _HELPERS = (
     "torchvision.models.detection._utils.BalancedPositiveNegativeSampler",
@@ -79,7 +78,6 @@ _FUNCTIONS = (
     "torchvision.models.optical_flow.raft._pass_through_h",
     "torchvision.ops.boxes.box_iou",
 )
-"""Functions that models keep and call; they only compute."""
 
 _ENUMS = (
     "timm.layers.format.Format",
@@ -90,7 +88,6 @@ _RENAMED = {
     "ultralytics.nn.modules.block.Silence": "torch.nn.modules.linear.Identity",
     "ultralytics.nn.tasks.YOLOv10DetectionModel": "ultralytics.nn.tasks.DetectionModel",
 }
-"""Names of older files, and what has taken the place of the class."""
 
 _SETTERS = ("torch.nn.modules.", "timm.layers.ml_decoder", "ultralytics.nn.modules.block")
 """Where `__setstate__` was read: it fills in what older files lack."""
@@ -140,15 +137,8 @@ class _NumberType:
 
 def load(file: BinaryIO, plain: bool = False) -> Any:
     """Read what torch.save wrote, tensors on the CPU; nothing that the file names is called.
-
-    Args:
-        plain: tensors and containers alone.
-
-    Raises:
-        UnknownNamesError: the file names something that may not be used.
-        RefusedError: it holds a module that is none, or would call something.
-        Exception: it is broken.
-    """
+    `plain` admits tensors and containers alone. A broken file raises whatever it makes torch
+    raise."""
     try:
         with _only({}):
             needed = {*torch.serialization.get_unsafe_globals_in_checkpoint(file)}
@@ -177,14 +167,9 @@ def load(file: BinaryIO, plain: bool = False) -> Any:
 
 def read_tensor(data: bytes) -> np.ndarray:
     """The one tensor that the bytes of a file of torch.save hold, or the one that is called
-    `image`, as an array; what numpy lacks (bfloat16) becomes float32.
-
-    Raises:
-        FileError: it holds something else or several, names what could run code, or is broken.
-    """
+    `image`, as an array; what numpy lacks (bfloat16) becomes float32."""
     if not data.startswith(b"PK"):
-        remedy = "torch.save(torch.load(FILE), 'image.pt')"
-        raise FileError("is of the older format of torch.save", remedy)
+        raise FileError("is of the older format of torch.save", _SAVE_IMAGE)
     try:
         content = load(BytesIO(data), plain=True)
     except UnknownNamesError as error:
@@ -263,7 +248,6 @@ def lacks(name: str) -> bool:
 
 
 def _class(name: str) -> type | None:
-    """The class of modules, or the helper, with this very name."""
     if name not in _HELPERS and not (
         _NAME.fullmatch(name) and (name.startswith(_PACKAGES) or name in _MODULES)
     ):
@@ -382,13 +366,24 @@ def _check(content: Any) -> None:
         if isinstance(value, nn.Module):
             _check_module(value)
         elif isinstance(value, Tensor):
-            _check_tensor(value)
+            if value._backward_hooks:
+                raise RefusedError("holds a tensor with hooks, which would call what the file says")
+            if value.layout is torch.strided:  # it may be expanded to much more than its data
+                there = 0 if value.is_meta else value.untyped_storage().nbytes()
+                if value.numel() * value.element_size() > 4 * there + _BESIDE:
+                    words = f"holds a tensor of shape {list(value.shape)} without its data"
+                    raise RefusedError(words)
         elif callable(value) and not _harmless(value):
             what = getattr(value, "__name__", type(value).__name__)
             raise RefusedError(f"keeps {quoted(what)}, which could be called")
-    for value in nested(content):
-        if isinstance(value, nn.Module):
-            _check_use(value)
+    for module in (value for value in nested(content) if isinstance(value, nn.Module)):
+        try:  # what every command does first with a module, which may contain itself
+            module.state_dict()
+            module.to(non_blocking=False)  # goes through all tensors as any .to, changing none
+            for part in module.modules():
+                part.extra_repr()  # reads the settings of a layer, which others rely on
+        except Exception as error:  # whatever a state that a file made up leads to
+            raise broken(module) from error
 
 
 def nested(content: Any) -> Iterator[Any]:
@@ -417,16 +412,6 @@ def _parts(value: Any) -> Sequence[Any]:
     if isinstance(value, (nn.Module, Namespace, SimpleNamespace)) or _is_helper(value):
         return [*vars(value).values()]
     return []
-
-
-def _check_tensor(tensor: Tensor) -> None:
-    """Refuse one with hooks, and one that was expanded to much more than its data."""
-    if tensor._backward_hooks:
-        raise RefusedError("holds a tensor with hooks, which would call what the file says")
-    if tensor.layout is torch.strided:
-        there = 0 if tensor.is_meta else tensor.untyped_storage().nbytes()
-        if tensor.numel() * tensor.element_size() > 4 * there + _BESIDE:
-            raise RefusedError(f"holds a tensor of shape {list(tensor.shape)} without its data")
 
 
 def _is_helper(value: Any) -> bool:
@@ -496,17 +481,6 @@ def is_sound(module: nn.Module) -> bool:
         and (not isinstance(value, (bool, dict, set)) or isinstance(attributes[name], type(value)))
         for name, value in _FRESH.items()
     )
-
-
-def _check_use(module: nn.Module) -> None:
-    """Do with a module what every command does first: it may contain itself."""
-    try:
-        module.state_dict()
-        module.to(non_blocking=False)  # goes through all tensors as any .to, changing none
-        for part in module.modules():
-            part.extra_repr()  # reads the settings of a layer, which others rely on
-    except Exception as error:  # whatever a state that a file made up leads to
-        raise broken(module) from error
 
 
 def broken(module: nn.Module) -> RefusedError:

@@ -17,7 +17,7 @@ from featviz.errors import LoadError
 from featviz.models import checkpoint
 from featviz.models.torch_files import nested
 from featviz.options import ModelOptions
-from featviz.text import counted, listed, quoted
+from featviz.text import listed, quoted
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +52,8 @@ _WRAPPERS = (
 DataParallel, which may also be a module's own name."""
 
 _DEEPEST = 4
-"""Mappings inside one another that are looked into."""
 
 _SHOWN = 4
-"""Keys that an error names before it says how many more there are."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,6 @@ class Unwrapped:
     tensors: dict[str, Tensor]
     steps: tuple[str, ...] = ()
     module: nn.Module | None = None
-    """The whole model that lies in the checkpoint."""
 
 
 def read_weights(path: Path, options: ModelOptions) -> Unwrapped:
@@ -81,17 +78,9 @@ def unwrap(
     ema: bool | None = None,
     name: str = "the checkpoint",
 ) -> Unwrapped:
-    """Find the state dict in a checkpoint.
-
-    Args:
-        key: where it is (`state_dict`, `models.generator`); None looks in the usual places.
-        prefix: what to strip from names; None leaves that to `strip`.
-        ema: take averaged weights (True), plain ones (False), or plain ones if there are any.
-        name: the file, for messages.
-
-    Raises:
-        LoadError: no tensors there; names the keys that are.
-    """
+    """Find the state dict in a checkpoint: under `key` (`state_dict`, `models.generator`), else in
+    the usual places; averaged weights (`ema`), plain ones (False), or plain ones if there are any
+    (None). A `prefix` is stripped from names."""
     steps: list[str] = []
     inner = content
     if key:
@@ -138,7 +127,6 @@ def _tensors(content: Any) -> dict[str, Tensor]:
 
 
 def _describe(content: Any) -> str:
-    """What there is in place of weights; keys may be anything."""
     if not isinstance(content, Mapping):
         return f"a {type(content).__name__}"
     keys = [
@@ -160,16 +148,9 @@ def _without(weights: Unwrapped, prefix: str) -> Unwrapped:
     return Unwrapped(kept, (*weights.steps, step), weights.module)
 
 
-def strip(weights: Unwrapped, module: nn.Module) -> Unwrapped:
-    """The form of the tensors of which most names are those of the module."""
-    names = set(module.state_dict())
-    return max(stripped_forms(weights), key=lambda form: len(names & form.tensors.keys()))
-
-
 def stripped_forms(weights: Unwrapped) -> list[Unwrapped]:
     """The tensors as they are, then with one usual prefix after the other taken away, and each of
-    these without wrappers of parts, and with the weights that `torch.nn.utils.prune` keeps as
-    `NAME_orig` and `NAME_mask` multiplied."""
+    these without wrappers of parts."""
     form, forms = weights, [weights]
     while True:
         names, most = [*form.tensors], _MOST * len(form.tensors)
@@ -185,18 +166,6 @@ def stripped_forms(weights: Unwrapped) -> list[Unwrapped]:
             if found and len(renamed) == len(form.tensors):  # else two names became one
                 step = f"took {', '.join(map(repr, found))} out of names"
                 forms.append(Unwrapped(renamed, (*form.steps, step)))
-    for form in [*forms]:
-        plain, count = dict(form.tensors), 0
-        for name, mask in form.tensors.items():
-            stem = name.removesuffix("_mask")
-            weight = form.tensors.get(f"{stem}_orig")
-            if stem != name and weight is not None and weight.shape == mask.shape:
-                del plain[f"{stem}_orig"], plain[name]
-                plain[stem] = weight * mask.to(weight.dtype)
-                count += 1
-        if count:
-            step = f"multiplied {counted(count, 'weight')} by the masks of pruning"
-            forms.append(Unwrapped(plain, (*form.steps, step)))
     return forms
 
 
@@ -204,7 +173,8 @@ def put_weights(
     module: nn.Module, tensors: Unwrapped, path: Path, options: ModelOptions
 ) -> dict[str, Any]:
     """Load the tensors of a file into a module; returns what run.json says of them."""
-    fitting = strip(tensors, module)
+    names = set(module.state_dict())
+    fitting = max(stripped_forms(tensors), key=lambda form: len(names & form.tensors.keys()))
     if fitting.steps:
         log.info("%s: %s", path.name, "; ".join(fitting.steps))
     what = f"{path.name} does not fit {options.spec}"
@@ -215,19 +185,8 @@ def put_weights(
 def put_into(
     module: nn.Module, tensors: Mapping[str, Tensor], what: str, partial: bool = False
 ) -> str:
-    """Load tensors into a module; half precision is cast to the module's own.
-
-    Args:
-        what: begins the message: `net.pth does not fit resnet18`.
-        partial: load what fits, and say how much that is.
-
-    Returns:
-        How many of the module's tensors there were: `loaded 122 of 122`.
-
-    Raises:
-        LoadError: something is missing, unexpected or of another shape (not with `partial`), or
-            nothing fits at all.
-    """
+    """Load tensors into a module, cast to its own precision; returns how many of its tensors there
+    were. `what` begins the message, `net.pth does not fit resnet18`; `partial` loads what fits."""
     own = module.state_dict()
     expected = {k: v for k, v in own.items() if isinstance(v, Tensor)}
     # BatchNorm's step counter: old checkpoints lack it, and nothing depends on it here

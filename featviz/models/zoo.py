@@ -9,6 +9,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +24,7 @@ from featviz.errors import FileError, LoadError, UsageError
 from featviz.files import read_json
 from featviz.models.preprocess import Chain
 from featviz.models.presets import from_timm
-from featviz.models.requirements import require_torchvision
+from featviz.models.requirements import first_line, require_torchvision
 from featviz.models.sources import Loaded, unknown_name
 from featviz.models.weights import put_weights, read_weights, stripped_forms
 from featviz.options import ModelOptions
@@ -34,7 +35,6 @@ _CONNECT_SECONDS = 3.0
 """How long the hub may take to answer; its own client tries for most of a minute."""
 
 _HUB_FILES = ("model.safetensors", "pytorch_model.bin")
-"""What timm looks for in a repository of the hub, in this order."""
 
 
 def load_torchvision(options: ModelOptions) -> Loaded:
@@ -74,14 +74,8 @@ def _loaded(
 def build_torchvision(
     name: str, weights: str | None, seed: int, arguments: Mapping[str, Any]
 ) -> tuple[nn.Module, Any]:
-    """Build a torchvision model.
-
-    Args:
-        weights: `default`, an entry's name, or `none` or None for random ones.
-
-    Returns:
-        The module, and the weights entry whose transforms fit it (None where there is none).
-    """
+    """Build a torchvision model with weights `default`, an entry's name, or `none` or None for
+    random ones; returns the module and the entry whose transforms fit it."""
     require_torchvision()
     from torchvision import models
 
@@ -145,14 +139,8 @@ def timm_name_beside(path: Path) -> str | None:
 def _build_timm(
     name: str, weights: str | None, seed: int, arguments: Mapping[str, Any]
 ) -> tuple[nn.Module, Chain]:
-    """Build a timm model.
-
-    Args:
-        name: `resnet18`, or with a tag of its weights, `resnet18.a1_in1k`.
-        weights: `default` (those of the tag, else timm's first), a tag, or `none` or None for
-            random ones.
-        arguments: for `timm.create_model`: num_classes, in_chans, img_size, ...
-    """
+    """Build a timm model, `resnet18` or with a tag `resnet18.a1_in1k`, with weights `default`
+    (those of the tag, else timm's first), a tag, or `none` or None for random ones."""
     timm = _timm()
     full = _tagged(timm, name, weights)
     config, pretrained = timm.get_pretrained_cfg(full), weights not in (None, "none")
@@ -170,8 +158,8 @@ def _build_timm(
     except (URLError, OSError, EOFError) as error:
         raise _not_loaded(config, full, str(error)) from error
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise LoadError(f"timm could not build {full}: {line}", "see --model-arg") from error
+        words = f"timm could not build {full}: {first_line(error)}"
+        raise LoadError(words, "see --model-arg") from error
     prepared = timm.data.resolve_model_data_config(module)
     channels = int(arguments.get("in_chans", prepared["input_size"][0]))
     size = arguments.get("img_size", prepared["input_size"][1:])
@@ -198,16 +186,13 @@ def _arguments_of(name: str, forms: Sequence[Mapping[str, Tensor]]) -> dict[str,
 
 def _timm() -> ModuleType:
     try:
-        import timm
+        return import_module("timm")
     except ImportError as error:
         message = f"timm:NAME needs the package timm: {error}"
         raise LoadError(message, "pip install 'featviz[timm]'") from error
-    module: ModuleType = timm
-    return module
 
 
 def _tagged(timm: ModuleType, name: str, weights: str | None) -> str:
-    """The model's name with the tag that was asked for."""
     arch, _, tag = name.partition(".")
     if "/" in name or not timm.is_model(arch):
         raise unknown_name("timm", name, timm.list_models())
@@ -217,10 +202,8 @@ def _tagged(timm: ModuleType, name: str, weights: str | None) -> str:
         tag = str(weights)
     tags = _tags(timm, arch)
     if tag and tag not in tags:
-        raise UsageError(
-            f"{tag!r} is neither a file nor weights that timm has for {arch}",
-            f"one of default, none, {', '.join(tags) or 'or a file'}",
-        )
+        words = f"{tag!r} is neither a file nor weights that timm has for {arch}"
+        raise UsageError(words, f"one of default, none, {', '.join(tags) or 'or a file'}")
     return f"{arch}.{tag}" if tag else arch
 
 
@@ -257,11 +240,8 @@ def _not_loaded(config: Any, name: str, why: str) -> LoadError:
     if config.hf_hub_id:
         from huggingface_hub import constants
 
-        place = (
-            f"`hf download {config.hf_hub_id}` where there is a connection fills "
-            f"{constants.HF_HUB_CACHE}; or fetch {config.hf_hub_filename or _HUB_FILES[0]} of "
-            f"{constants.ENDPOINT}/{config.hf_hub_id} and give it as --weights FILE"
-        )
+        file = f"{config.hf_hub_id} {config.hf_hub_filename or _HUB_FILES[0]}"
+        place = f"`hf download {file}` elsewhere, for {constants.HF_HUB_CACHE} or --weights FILE"
     return LoadError(
         f"the weights of {name} could not be loaded: {why.strip().splitlines()[0]}",
         f"{place}; or use --weights none for random ones",

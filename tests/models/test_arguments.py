@@ -367,7 +367,7 @@ def test_what_is_no_transform_gets_one_line(
     ("function", "message"),
     [
         ("picky", "raised ValueError: not this one"),
-        ("moody", "gave a dict of image, and before a dict of image, index"),
+        ("moody", "gave another kind of output than for an empty image"),
     ],
 )
 def test_an_image_that_it_fails_on_is_that_images_failure(

@@ -256,16 +256,6 @@ def test_a_program_that_takes_no_image(
     assert capfd.readouterr().out == ""
 
 
-@pytest.mark.parametrize("train", [True, False])
-def test_a_program_in_training_mode_is_told(
-    train: bool, tmp_path: Path, messages: pytest.LogCaptureFixture
-) -> None:
-    """BatchNorm exported without eval() works by the image's own statistics; say so."""
-    module = nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2), nn.Dropout(0.5)).train(train)
-    load(export(module, tmp_path / "m.pt2"))
-    assert ("exported in training mode" in messages.text) is train
-
-
 # Files that are no such programs -------------------------------------------------------------
 
 

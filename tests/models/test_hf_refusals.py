@@ -61,7 +61,7 @@ def test_a_folder_of_something_else(tmp_path: Path) -> None:
     torch.save({}, tmp_path / "net.pth")
     with pytest.raises(LoadError, match=r"lacks config\.json \(it holds net\.pth\)") as caught:
         load(tmp_path)
-    assert caught.value.hint.endswith("net.pth --arch MODEL")  # type: ignore[union-attr]
+    assert caught.value.hint.endswith("FILE --arch MODEL")  # type: ignore[union-attr]
 
 
 NO_MODEL = r"which is no model of transformers \d"

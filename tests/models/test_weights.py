@@ -20,7 +20,7 @@ from torchvision import models
 from featviz.errors import LoadError
 from featviz.models.identify import INDEX, identify
 from featviz.models.load import adopt, load_model
-from featviz.models.weights import Unwrapped, strip, unwrap
+from featviz.models.weights import Unwrapped, put_weights, unwrap
 from featviz.options import InputOptions, ModelOptions
 from models.loading import nothing_fetched, on_meta, uninitialised
 
@@ -76,14 +76,17 @@ def test_weights_load_without_arch_however_they_are_wrapped(
             assert close if wrapping == "half" else exact, key
 
 
-def test_own_names_that_look_like_a_prefix_are_kept() -> None:
+def test_own_names_that_look_like_a_prefix_are_kept(tmp_path: Path) -> None:
     """A model whose own names begin with `model.` is not stripped when that fits less."""
-    module = nn.ModuleDict({"model": nn.Linear(2, 2)})
-    own = module.state_dict()
-    found = strip(Unwrapped(dict(own)), module)
-    assert set(found.tensors) == set(own)
-    found = strip(Unwrapped(prefixed(own, "module.")), module)
-    assert set(found.tensors) == set(own)
+    module, file = nn.ModuleDict({"model": nn.Linear(2, 2)}), tmp_path / "weights.pth"
+    file.touch()
+    for prefix, steps in (("", []), ("module.", ["stripped 'module.'"])):
+        weights = Unwrapped(prefixed({k: v + 1 for k, v in module.state_dict().items()}, prefix))
+        said = put_weights(module, weights, file, ModelOptions("net"))
+        assert said["taken"] == [*steps, "loaded 2 of 2"]
+        assert all(
+            torch.equal(v, weights.tensors[prefix + k]) for k, v in module.state_dict().items()
+        )
 
 
 def test_averaged_weights_are_taken_when_asked_for(small: nn.Module) -> None:
