@@ -173,8 +173,6 @@ class OverviewTile:
     note: str
     pixels: Bytes
     """uint8 [h, w, 3]."""
-    shorter: Sequence[str] = ()
-    """The same small words in fewer letters, the longest first, for tiles that are too narrow."""
 
 
 @dataclass(frozen=True)
@@ -332,8 +330,8 @@ def _write_numbers(
 ) -> None:
     y = top + 0.09
     room = width - canvas.write(tile.title, left, y, 8, "right", _INK, bold=True) - 0.08
-    fitting = (note for note in (tile.note, *tile.shorter) if canvas.width(note, 7) <= room)
-    canvas.write(next(fitting, ""), left + width, y, 7, "left", _FAINT)
+    if canvas.width(tile.note, 7) <= room:
+        canvas.write(tile.note, left + width, y, 7, "left", _FAINT)
 
 
 def _name_lines(name: str) -> list[str]:

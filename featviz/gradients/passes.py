@@ -24,12 +24,7 @@ from featviz.hooks.capture import Recorder, Sink, recording, tensors
 from featviz.hooks.eval_mode import in_eval_mode, kept_rng
 from featviz.hooks.forward import back, forward
 from featviz.hooks.functions import FunctionMode
-from featviz.hooks.layers import (
-    class_names,
-    is_exported,
-    is_in_place,
-    list_layers,
-)
+from featviz.hooks.layers import is_in_place, list_layers
 from featviz.layout.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.options import PassOptions
@@ -188,7 +183,7 @@ class Watched:
             target_title=named,
         )
         if plan.changes or relus is not None:
-            outcome = replace(outcome, idle=tuple(_idle(model, plan, self._ran, relus)))
+            outcome = replace(outcome, idle=tuple(_idle(plan, self._ran, relus)))
         if plan.changes and plan.changes_values:
             largest, nonfinite = predictions.largest_change(tensors(before), tensors(output))
             outcome = replace(
@@ -256,25 +251,10 @@ def _channel_axis(book: HintBook, layer: Layer, tensor: Tensor, what: str) -> in
     return axis
 
 
-def _idle(
-    model: LoadedModel, plan: PassPlan, ran: set[Layer], relus: Counter[str] | None
-) -> Iterator[str]:
-    """Words for each option that changed nothing.
-
-    Raises:
-        UsageError: a rule for ReLUs met none of those that an exported program has: somebody
-            decomposed them.
-    """
-    rule = plan.options.grad_rule
+def _idle(plan: PassPlan, ran: set[Layer], relus: Counter[str] | None) -> Iterator[str]:
+    """Words for each option that changed nothing."""
     if relus is not None and not relus:
-        there = [part for part in model.module.modules() if "ReLU" in class_names(part)]
-        if any(map(is_exported, there)):
-            raise UsageError(
-                f"--grad-rule {rule}: the exported program has {len(there)} ReLU modules and calls "
-                "no relu in them",
-                "export it without decompositions of relu, or leave the rule out",
-            )
-        yield f"--grad-rule {rule} changes nothing: the model calls no ReLU"
+        yield f"--grad-rule {plan.options.grad_rule} changes nothing: the model calls no ReLU"
     idle: dict[str, list[str]] = {}
     for layer, changes in plan.changes.items():
         for change in changes if layer not in ran else ():

@@ -95,26 +95,12 @@ def types_present(layers: Iterable[Layer]) -> str:
 
 
 def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]:
-    """Class and layer names that misspelt selectors may have meant: of `b4` those that only a
-    number tells apart, `b1`, `b2` and `b3`, else the two that are most like it."""
+    """Class and layer names that misspelt selectors may have meant, the nearest two of each."""
     names = {name for layer in layers for name in (layer.type, layer.name, *layer.aliases) if name}
-    by_lower = {name.lower(): name for name in sorted(names, key=_by_number)}
+    by_lower = {name.lower(): name for name in sorted(names)}
     wanted = [re.split(r"[@#]", s.text.lstrip("!").removeprefix("re:"))[0] for s in selectors]
-    close = [_like(name.strip().lower(), by_lower) for name in wanted]
+    close = [difflib.get_close_matches(name.strip().lower(), by_lower, 2, 0.7) for name in wanted]
     return list(dict.fromkeys(by_lower[name] for group in close for name in group))
-
-
-def _like(name: str, names: Iterable[str]) -> list[str]:
-    """Up to four names that only a number tells apart, else the nearest two."""
-    form = re.sub(r"\d+", "#", name)
-    siblings = [n for n in names if re.sub(r"\d+", "#", n) == form] if form != name else []
-    return siblings[:4] or difflib.get_close_matches(name, names, 2, cutoff=0.7)
-
-
-def _by_number(name: str) -> list[tuple[int, str]]:
-    """A key that sorts `b2` before `b10`."""
-    parts = re.split(r"(\d{1,18})", name)
-    return [(int(part) if part.isdecimal() else -1, part) for part in parts]
 
 
 def meant(layers: Sequence[Layer], selectors: Iterable[Selector]) -> str:
