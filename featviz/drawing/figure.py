@@ -83,10 +83,6 @@ class FigurePage:
 def page(picture: GridPicture, cmap: str, title: str, shown: Bytes) -> FigurePage:
     """What the figure of a picture shows: its first tiles, a channel's slices side by side, beside
     the input.
-
-    Args:
-        cmap: a colormap, `auto` being none.
-        shown: what the model saw, uint8 [H, W, C].
     """
     cmap = "gray" if cmap in colormap.GREYS else cmap
     colors, side = colormap.ramp(cmap), picture.slices[0]
@@ -121,11 +117,7 @@ def page(picture: GridPicture, cmap: str, title: str, shown: Bytes) -> FigurePag
 
 
 def write_figure(file: BinaryIO, sheet: FigurePage, text: Mapping[str, str]) -> None:
-    """Write a figure as PNG to an open file.
-
-    Args:
-        text: keywords and texts for the file's text chunks.
-    """
+    """Write a figure as PNG to an open file."""
     at, colors = FigureGeometry(len(sheet.panels)), colormap.ramp(sheet.cmap)
     canvas = Canvas(at.pixels)
     title = printable(sheet.title)

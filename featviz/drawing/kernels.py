@@ -126,9 +126,6 @@ def draw_filters(
     Args:
         all_slices: a tile for each input of each kernel, instead of one for each kernel: a row of
             the picture is an output channel and a column an input.
-
-    Raises:
-        LayoutError: the picture is larger than its format can hold.
     """
     data, layout = kernels.data, "mean"
     outputs, inputs, steps, *size = data.shape
@@ -164,11 +161,7 @@ def draw_filters(
 
 
 def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> None:
-    """Show the kernels of those layers that have some, as `featviz kernels` draws them.
-
-    Args:
-        model: in eval mode.
-    """
+    """Show the kernels of those layers that have some, as `featviz kernels` draws them."""
     modules = modules_by_name(model)
     for layer in layers:
         with suppress(LayoutError), torch.no_grad():

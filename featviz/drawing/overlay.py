@@ -27,9 +27,6 @@ def lay_over(
             the one in its middle.
         window: top, left, height and width of the part of the picture that is drawn; None draws
             all.
-
-    Raises:
-        LayoutError: the picture is larger than its format can hold.
     """
     side, held = picture.slices
     count, window = picture.plan.maps // side, window or (0, 0, *ground[0].shape[:2])

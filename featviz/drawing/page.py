@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
@@ -93,12 +92,10 @@ class Canvas:
         """
         if room is not None:
             text = words = cut(printable(text), _LONGEST)
-            if self.width(words, points, bold) > room:
-                lengths = range(2, len(words))
-                kept = bisect_right(
-                    lengths, room, key=lambda n: self.width(cut(words, n), points, bold)
-                )
-                text = cut(words, 1 + kept)
+            length = len(words)
+            while length > 1 and self.width(text, points, bold) > room:
+                length -= 1
+                text = cut(words, length)
         with drawing:
             font = _font(points, bold)
             width, _, _ = self._extent(text, font)

@@ -98,9 +98,6 @@ def statistics_on_device(rows: Tensor) -> Floats:
 def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
     """The statistics of all maps together, from those of each.
 
-    Args:
-        values: numbers in each map.
-
     Returns:
         min, max, mean, std, zero_fraction, nonfinite; None where no value is finite.
     """

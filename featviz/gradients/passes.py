@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -51,12 +50,7 @@ class PassPlan:
 
 
 def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
-    """Match the options with a model's layers.
-
-    Raises:
-        UsageError: a selector of an intervention, or the target's layer, matches nothing, or the
-            model can have no gradients.
-    """
+    """Match the options with a model's layers."""
     layers, changes = list_layers(model.module), dict[Layer, list[Intervention]]()
     for change in (interventions.parse(*change) for change in options.interventions):
         wanted = selectors.parse(change.selectors)
@@ -68,12 +62,6 @@ def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
             raise UsageError(words, selectors.remedy(layers, wanted))
         for layer in chosen:
             changes.setdefault(layer, []).append(change)
-    for name, tensor in chain(model.module.named_parameters(), model.module.named_buffers()):
-        if options.gradients and tensor.is_inference():
-            raise UsageError(
-                f"there are no gradients: {name} was made under torch.inference_mode",
-                "make or load the model outside of it",
-            )
     target, at = targets.parse(options.target), None
     if target.layer is not None:
         at = next((one for one in layers if target.layer in (one.name, *one.aliases)), None)
@@ -152,10 +140,6 @@ class Watched:
         Args:
             args: what the model's forward takes, on any device.
             sink: takes what the layers give.
-
-        Raises:
-            UsageError: the target does not fit the output.
-            ForwardError: the model raised.
         """
         model, plan, recorder = self.model, self.plan, self.recorder
         given = [arg.to(model.device) for arg in args]
@@ -211,9 +195,6 @@ class Watched:
 
         The input requires gradients, so that a frozen model has a graph; the model gets a copy of
         it, since an in-place operation is not allowed on the input itself.
-
-        Returns:
-            The model's output, the target's value, and the target for people.
         """
         model, plan = self.model, self.plan
         inputs = [arg.clone() for arg in given]
@@ -321,9 +302,6 @@ def relu_rule(name: str) -> Iterator[Counter[str]]:
 
     Enter it before whatever else watches functions, which then sees the ReLU and not what the rule
     makes of it.
-
-    Yields:
-        How many calls of `relu` it has met so far.
     """
     met = Counter[str]()
 

@@ -51,9 +51,6 @@ class Target:
             output: what the model gave; for a target with a layer, what that layer gave.
             categories: names of the classes.
             scores: where in the output the scores of classes are, as `LoadedModel.scores` says.
-
-        Raises:
-            UsageError: the output is not of the kind that this target needs.
         """
         of_class = self.reduction in ("top1", "class")
         if of_class and not self.keys:
@@ -117,11 +114,7 @@ class Target:
 
 
 def parse(text: str | None) -> Target:
-    """Read a target; None is the most likely class.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """Read a target; None is the most likely class."""
     if text is None:
         return Target("top1")
     if layer := _LAYER.fullmatch(text):

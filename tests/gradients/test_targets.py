@@ -272,16 +272,6 @@ def test_callers_modes_do_not_matter(context: Callable[[], Any], tmp_path: Path)
     assert torch.equal(got, want)
 
 
-def test_parameters_made_in_inference_mode_are_named(tmp_path: Path) -> None:
-    """They can have no graph; without gradients they are fine."""
-    with torch.inference_mode():
-        model = nn.Sequential(nn.Conv2d(3, 1, 1))
-    words = "there are no gradients: 0.weight was made under torch.inference_mode"
-    with pytest.raises(UsageError, match=words):
-        fv.run(model, SPHERES, "0", tmp_path / "out", capture="grad", target="sum", **inputs(8))
-    fv.run(model, SPHERES, "0", tmp_path / "out", **inputs(8))
-
-
 def test_nan_scores_have_a_gradient_and_a_manifest(tmp_path: Path) -> None:
     """NaN is no JSON: the target's value is null there, and there is no prediction."""
     model = Heads(lambda scores: scores * float("nan"))
