@@ -68,9 +68,9 @@ def statistics(rows: Tensor, activation: Activation) -> tuple[Floats, Integers |
         if bounds:
             reached = ((flat <= low) | (flat >= high)).sum(1).cpu().numpy()
     elif bounds:
-        numbers, reached = values.statistics_and_outside(flat.numpy(), low, high)
+        numbers, reached = values.statistics(flat.numpy(), low, high, counted=True)
     else:
-        numbers = values.statistics(flat.numpy())
+        numbers = values.statistics(flat.numpy())[0]
     saturated = None if reached is None else reached.reshape(count, channels)
     return numbers.reshape(count, channels, -1), saturated
 

@@ -33,7 +33,6 @@ from featviz.hooks.layers import (
     function_in,
     list_layers,
     modules_by_name,
-    operation,
 )
 from featviz.layout import channel_axis, recognise
 from featviz.layout.follow import MadeBy
@@ -107,14 +106,12 @@ def _part_of_module(module: nn.Module) -> Part | None:
     """None for a module that is looked into: it has parts of its own, or is none that is known."""
     if next(module.children(), None) is not None:
         return None
-    part = next((MODULES[name] for name in class_names(module) if name in MODULES), None)
     if isinstance(module, nn.Hardtanh):
-        ends = module.min_val, module.max_val
-    elif part == MODULES["Hardtanh"] and (called := operation(module, "hardtanh")) is not None:
-        ends = called.arguments["min_val"], called.arguments["max_val"]
-    else:
-        return part
-    return Part("activation", activation=_clipped(float(ends[0]), float(ends[1])))
+        return Part("activation", activation=_clipped(module.min_val, module.max_val))
+    names = class_names(module)
+    if names[0] == "Hardtanh":  # an exported one, whose function has the ends
+        return None
+    return next((MODULES[name] for name in names if name in MODULES), None)
 
 
 def _part_of_function(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Part:

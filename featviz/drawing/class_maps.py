@@ -65,11 +65,7 @@ METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def check_places(maps: Maps) -> None:
-    """Refuse maps without places of the image.
-
-    Raises:
-        LayoutError: says what the layer gives instead.
-    """
+    """Refuse maps without places of the image."""
     layout = LAYOUTS[maps.layout]
     what = "one value for each channel" if list(maps.data.shape[2:]) == [1, 1] else ""
     if not layout.aligned:
@@ -81,15 +77,8 @@ def check_places(maps: Maps) -> None:
 def class_map(method: str, output: Maps, gradient: Maps) -> Tensor:
     """The class activation map of a layer's output.
 
-    Args:
-        method: a name of METHODS.
-        output, gradient: maps [C, S, H, W] of one layout.
-
     Returns:
         float32 [1, S, H, W].
-
-    Raises:
-        LayoutError: the maps have no places of the image, or no gradient reaches any.
     """
     check_places(output)
     if not gradient.data.any():

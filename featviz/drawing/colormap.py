@@ -36,11 +36,6 @@ def resolved(cmap: str, kind: str = "output", over: bool = False, reduce: str | 
     a sign, with a colour for either; over the input turbo for class activation maps, whose warm
     places stand out while cold ones leave the picture's outlines, and viridis for others, since a
     grey map over a grey picture says little; else grey.
-
-    Args:
-        kind: of tensor: output, input, grad, grad-input or kernel.
-        over: whether maps lie over the input.
-        reduce: what all channels become, if one tile.
     """
     if cmap != "auto":
         return cmap
@@ -66,7 +61,7 @@ def colored(cmap: str, pad_value: float, labelled: bool = False) -> Palette:
     ink = [(0, 0, 0), (255, 255, 255)] if labelled and not grey else []
     levels = 254 - len(ink)
     spare = [[_grey(pad_value)] * 3, MAGENTA, *ink]
-    table = np.vstack([_table(cmap, levels), spare]).astype(np.uint8).tobytes()
+    table = np.vstack([ramp(cmap, levels), spare]).astype(np.uint8).tobytes()
     dark, light = (levels + 2, levels + 3) if ink else (0, levels - 1)
     return Palette(levels, levels, levels + 1, table, dark, light)
 
@@ -75,9 +70,6 @@ def colored(cmap: str, pad_value: float, labelled: bool = False) -> Palette:
 def chosen(options: DrawOptions, nonfinite: bool, rgb: bool = False) -> Palette:
     """A picture's palette: plain greys where they serve, and without the magenta where nothing
     needs it.
-
-    Args:
-        rgb: tiles are colours themselves.
     """
     if rgb or (options.cmap in GREYS and not nonfinite):
         return plain_grey(options.gap_grey)
@@ -93,17 +85,19 @@ def table(colors: Palette) -> Bytes:
     return np.frombuffer(colors.colors, np.uint8).reshape(256, 3)
 
 
-def ramp(cmap: str) -> Bytes:
-    """A colormap from its darkest to its brightest, uint8 [256, 3]."""
-    return _table(cmap, 256).astype(np.uint8)
+def ramp(cmap: str, levels: int = 256) -> Bytes:
+    """A colormap from its darkest to its brightest, uint8 [levels, 3]."""
+    if cmap in GREYS:
+        greys = np.round(np.linspace(0, 255, levels)).astype(np.uint8)
+        return greys[:, None].repeat(3, axis=1)
+    from matplotlib import colormaps
+
+    rgba = colormaps[cmap](np.linspace(0, 1, levels), bytes=True)
+    return np.asarray(rgba)[:, :3]
 
 
 def check_cmap(name: str) -> None:
-    """Say so early where matplotlib has no such colormap.
-
-    Raises:
-        UsageError: with the nearest names.
-    """
+    """Say so early where matplotlib has no such colormap."""
     if name in GREYS:
         return
     from matplotlib import colormaps
@@ -114,16 +108,6 @@ def check_cmap(name: str) -> None:
             f"--cmap {name!r} is no colormap of matplotlib",
             f"did you mean {' or '.join(close)}?" if close else "for example viridis or coolwarm",
         )
-
-
-def _table(cmap: str, levels: int) -> np.ndarray:
-    """[levels, 3] RGB, 0..255."""
-    if cmap in GREYS:
-        return np.round(np.linspace(0, 255, levels))[:, None].repeat(3, axis=1)
-    from matplotlib import colormaps
-
-    rgba = colormaps[cmap](np.linspace(0, 1, levels), bytes=True)
-    return np.asarray(rgba)[:, :3]
 
 
 def _grey(pad_value: float) -> int:

@@ -114,10 +114,6 @@ def draw_maps(
 
     Args:
         gradient: of the target at these maps, for class activation maps.
-
-    Raises:
-        LayoutError: the picture is larger than its format can hold, or there is no class activation
-            map of these maps.
     """
     if maps.strip and gradient is None:
         return draw_tiles(maps.data[:, :, None], maps.layout, options, scale.for_layer, strip=True)
@@ -164,9 +160,6 @@ def draw_tiles(
         strip: the numbers of a vector, side by side and in their order.
         alone: the one tile of all channels.
         heat: draw maps that are all constant, and not all zero, as a strip of their values.
-
-    Raises:
-        LayoutError: the picture is larger than its format can hold.
     """
     rows = data.flatten(1)
     numbers = channel_stats(rows)

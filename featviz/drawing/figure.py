@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -40,43 +40,23 @@ _MARKED = {labels.NONE: "", labels.ZERO: " (all zero)", labels.CONSTANT: " (cons
 Ends = tuple[float, float]
 """The values that are drawn darkest and brightest."""
 
-Bars = Literal["own", "shared", "none"]
-"""A colour bar beside each panel, one for all, or none."""
 
-
-@dataclass(frozen=True)
 class FigureGeometry:
-    """Where things stand, in inches."""
+    """Where things stand in a figure of so many panels, in inches."""
 
-    columns: int
-    """Panels in a row."""
-    side: float
-    """Of a panel's picture; one alone is as large as the input."""
-    cell: tuple[float, float]
-    """A panel across and down, with its title and bar."""
-    inches: tuple[float, float]
-    """Width and height of the figure."""
-
-    @classmethod
-    def of(cls, panels: int, bars: Bars) -> FigureGeometry:
-        """Place so many panels and their bars."""
-        columns, side = ceil(sqrt(panels)), 2 * _CELL if panels == 1 else _CELL
-        across = side + _GAP + (_BAR + _TICKS) * (bars == "own")
-        width = _FIRST + columns * across + _GAP + (_BAR + _TICKS) * (bars == "shared")
-        down, rows = side + _HEAD + _GAP, -(-panels // columns)
-        height = _TITLE + max(rows * down, 2 * _CELL + _HEAD + _GAP)
-        return cls(columns, side, (across, down), (width, height))
-
-    @property
-    def pixels(self) -> tuple[int, int]:
-        """Height and width of the figure."""
-        width, height = self.inches
-        return round(height * DPI), round(width * DPI)
+    def __init__(self, panels: int) -> None:
+        self.columns = ceil(sqrt(panels))
+        self.side = 2 * _CELL if panels == 1 else _CELL  # of a picture; one alone is large
+        self._across = self.side + _GAP + _BAR + _TICKS
+        self._down, rows = self.side + _HEAD + _GAP, -(-panels // self.columns)
+        height = _TITLE + max(rows * self._down, 2 * _CELL + _HEAD + _GAP)
+        self.width = _FIRST + self.columns * self._across + _GAP
+        self.pixels = round(height * DPI), round(self.width * DPI)
 
     def corner(self, place: int) -> tuple[float, float]:
         """Left and top of a panel."""
         row, column = divmod(place, self.columns)
-        return _FIRST + column * self.cell[0], _TITLE + _HEAD + row * self.cell[1]
+        return _FIRST + column * self._across, _TITLE + _HEAD + row * self._down
 
 
 @dataclass(frozen=True)
@@ -85,7 +65,6 @@ class Panel:
 
     title: str
     pixels: Bytes
-    """RGB [h, w, 3]."""
     limits: Ends | None
     """None for colours that stand for no value."""
 
@@ -99,26 +78,14 @@ class FigurePage:
     """What the model saw, uint8 [H, W, 1] or [H, W, 3]."""
     panels: Sequence[Panel]
     cmap: str
-    shared: bool
-    """Whether the panels have one scale, and one colour bar."""
-
-    @property
-    def geometry(self) -> FigureGeometry:
-        """By the panels, and whether they have bars."""
-        bars: Bars = "shared" if self.shared else "own"
-        return FigureGeometry.of(len(self.panels), bars if self.panels[0].limits else "none")
 
 
 def page(picture: GridPicture, cmap: str, title: str, shown: Bytes) -> FigurePage:
     """What the figure of a picture shows: its first tiles, a channel's slices side by side, beside
     the input.
-
-    Args:
-        cmap: a colormap, `auto` being none.
-        shown: what the model saw, uint8 [H, W, C].
     """
     cmap = "gray" if cmap in colormap.GREYS else cmap
-    colors, side, shared = colormap.ramp(cmap), picture.slices[0], picture.limits.shared
+    colors, side = colormap.ramp(cmap), picture.slices[0]
     if picture.strip:
         what = "numbers" if picture.constant is None else "constant maps, a value each"
         titles, side = [f"{len(picture.drawn)} {what}"], picture.plan.maps
@@ -132,7 +99,7 @@ def page(picture: GridPicture, cmap: str, title: str, shown: Bytes) -> FigurePag
             titles.append(f"channel {channel}{shared_by}{_MARKED[int(marks[place * side])]}")
     panels = []
     for place, words in enumerate(titles):
-        at = 0 if shared is not None else place * side
+        at = place * side if len(picture.limits.low) > 1 else 0
         low, high = np.nan_to_num([picture.limits.low[at], picture.limits.high[at]])
         tiles = picture.tiles[place * side : (place + 1) * side]
         limits = None if picture.reduce == "pca" else (float(low), float(high))
@@ -146,31 +113,22 @@ def page(picture: GridPicture, cmap: str, title: str, shown: Bytes) -> FigurePag
             )
             tiles = painted
         panels.append(Panel(words, np.concatenate(list(tiles), axis=1), limits))
-    return FigurePage(title, shown, panels, cmap, shared is not None)
+    return FigurePage(title, shown, panels, cmap)
 
 
 def write_figure(file: BinaryIO, sheet: FigurePage, text: Mapping[str, str]) -> None:
-    """Write a figure as PNG to an open file.
-
-    Args:
-        text: keywords and texts for the file's text chunks.
-    """
-    at, colors = sheet.geometry, colormap.ramp(sheet.cmap)
+    """Write a figure as PNG to an open file."""
+    at, colors = FigureGeometry(len(sheet.panels)), colormap.ramp(sheet.cmap)
     canvas = Canvas(at.pixels)
     title = printable(sheet.title)
-    size = min(10.0, _POINTS * at.inches[0] / max(len(title), 1))
-    canvas.write(title, at.inches[0] / 2, _TITLE / 2, size, "middle")
+    size = min(10.0, _POINTS * at.width / max(len(title), 1))
+    canvas.write(title, at.width / 2, _TITLE / 2, size, "middle")
     shown = np.broadcast_to(sheet.shown, (*sheet.shown.shape[:2], 3))
     _draw(canvas, Panel("input", shown, None), (_GAP, _TITLE + _HEAD), 2 * _CELL)
-    rooms = [_draw(canvas, p, at.corner(place), at.side) for place, p in enumerate(sheet.panels)]
-    for panel, (left, top, width, height) in zip(sheet.panels, rooms, strict=True):
-        if not sheet.shared and panel.limits is not None:
+    for place, panel in enumerate(sheet.panels):
+        left, top, width, height = _draw(canvas, panel, at.corner(place), at.side)
+        if panel.limits is not None:
             _bar(canvas, colors, panel.limits, left + width + 0.05, top, height)
-    limits = sheet.panels[-1].limits
-    if sheet.shared and limits is not None:
-        right = max(left + width for left, _, width, _ in rooms)
-        top, bottom = rooms[0][1], rooms[-1][1] + rooms[-1][3]
-        _bar(canvas, colors, limits, right + 0.1, top, bottom - top)
     write_png(file, at.pixels, [canvas.rows()], text=text)
 
 

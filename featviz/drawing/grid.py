@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -123,16 +122,9 @@ def _strip_scale(columns: int, rows: int, options: DrawOptions) -> tuple[int, in
 
 @lru_cache(1024)
 def _square(count: int, tile_height: int, tile_width: int) -> int:
-    """Columns for which the picture's longer side is shortest; of equals, the wider picture.
+    """Columns for which the picture's longer side is shortest; of equals, the wider picture."""
 
-    With more columns the width grows and the height does not: the best lies where they cross.
-    """
+    def side(columns: int) -> tuple[int, int]:
+        return max(columns * tile_width, -(-count // columns) * tile_height), -columns
 
-    def height(columns: int) -> int:
-        return -(-count // columns) * tile_height
-
-    crossing = 1 + bisect_left(
-        range(1, count), True, key=lambda columns: columns * tile_width >= height(columns)
-    )
-    near = {max(1, crossing - 1), crossing}
-    return min(near, key=lambda columns: (max(columns * tile_width, height(columns)), -columns))
+    return min(range(1, count + 1), key=side)

@@ -22,7 +22,7 @@ from featviz.drawing.normalize import parse_scale
 from featviz.drawing.picture import GridPicture, to_png
 from featviz.drawing.tensorboard import Board, Post
 from featviz.errors import LayoutError
-from featviz.hooks.layers import class_names, constant, is_exported, modules_by_name, operation
+from featviz.hooks.layers import class_names, function_name, is_exported, modules_by_name
 from featviz.layout import to_floats
 from featviz.options import DrawOptions
 from featviz.records import GridPlan, Layer, Site
@@ -42,14 +42,6 @@ _TRANSPOSED = "_ConvTransposeNd"
 _CONVOLUTIONS = frozenset({"_ConvNd", "DeformConv2d"})
 """Classes of modules with kernels; all of torch's convolutions are `_ConvNd`."""
 
-_OPERATORS = (
-    *(f"conv{dimensions}d" for dimensions in (1, 2, 3)),
-    *(f"conv_transpose{dimensions}d" for dimensions in (1, 2, 3)),
-    "convolution",
-    "deform_conv2d",
-)
-"""What a convolution is in the graph of an exported program."""
-
 _RECOMPUTED = (BasePruningMethod, SpectralNorm, WeightNorm)
 """Hooks that set the effective weight before each forward pass; until then it may be stale."""
 
@@ -68,15 +60,8 @@ class Filters:
 
 
 def is_convolution(module: nn.Module) -> bool:
-    """Whether a module has kernels.
-
-    Of an exported one its class tells; where nothing but the name of that is known, whether it
-    convolves.
-    """
-    classes = class_names(module)
-    if is_exported(module) and len(classes) == 2:
-        return operation(module, *_OPERATORS) is not None
-    return not _CONVOLUTIONS.isdisjoint(classes)
+    """Whether a module, or what an exported one stands for, has kernels."""
+    return not _CONVOLUTIONS.isdisjoint(class_names(module))
 
 
 def read_filters(module: nn.Module) -> Filters:
@@ -91,27 +76,6 @@ def read_filters(module: nn.Module) -> Filters:
     name = class_names(module)[0]
     if not is_convolution(module):
         raise LayoutError(f"{name} has no convolution kernels")
-    read = _exported_weight if is_exported(module) else _own_weight
-    weight, groups, transposed = read(module)
-    if isinstance(weight, UninitializedParameter):
-        raise LayoutError(f"its weight has no size yet: the {name} saw no input")
-    try:
-        values = to_floats(weight.detach())
-    except LayoutError as error:
-        raise LayoutError(f"its weight {error.message}") from None
-    if values.numel() == 0:
-        raise LayoutError(f"its weight is empty: {by(values.shape)}")
-    by_output = values
-    if transposed:  # [inputs, outputs / groups, ...] to [outputs, inputs / groups, ...]
-        split = values.reshape(groups, -1, *values.shape[1:])
-        by_output = split.transpose(1, 2).flatten(0, 1)
-    # [O, I, W] or [O, I, H, W] to [O, I, T, H, W]
-    size = (*by_output.shape[:2], *[1] * (5 - values.ndim), *by_output.shape[2:])
-    return Filters(by_output.reshape(size), list(values.shape), groups, transposed)
-
-
-def _own_weight(module: nn.Module) -> tuple[Tensor, int, bool]:
-    """The weight as the module holds it, its groups, and whether it is transposed."""
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, _RECOMPUTED):
             hook(module, ())
@@ -120,26 +84,34 @@ def _own_weight(module: nn.Module) -> tuple[Tensor, int, bool]:
         weight = weight()
     if not isinstance(weight, Tensor):
         raise LayoutError("it has no weight that is a tensor")
-    groups = getattr(module, "groups", 1)
+    groups = _exported_groups(module) if is_exported(module) else getattr(module, "groups", 1)
     if type(groups) is not int or groups < 1:
         raise LayoutError("its number of groups is none")
-    return weight, groups, _TRANSPOSED in class_names(module)
-
-
-def _exported_weight(module: nn.Module) -> tuple[Tensor, int, bool]:
-    """The same of the program's convolution, the weight computed where it is not a parameter."""
-    call = operation(module, *_OPERATORS)
-    if call is None:
-        raise LayoutError("the exported program calls no convolution in it")
-    given = call.arguments
+    if isinstance(weight, UninitializedParameter):
+        raise LayoutError(f"its weight has no size yet: the {name} saw no input")
     try:
-        weight = constant(module, given["weight"])
-    except ValueError:
-        raise LayoutError(
-            "its kernels are computed from its input, so they have no values"
-        ) from None
-    transposed = bool(given.get("transposed", call.name.startswith("conv_transpose")))
-    return weight, int(given.get("groups", 1)), transposed
+        values = to_floats(weight.detach())
+    except LayoutError as error:
+        raise LayoutError(f"its weight {error.message}") from None
+    if values.numel() == 0:
+        raise LayoutError(f"its weight is empty: {by(values.shape)}")
+    by_output, transposed = values, _TRANSPOSED in class_names(module)
+    if transposed:  # [inputs, outputs / groups, ...] to [outputs, inputs / groups, ...]
+        split = values.reshape(groups, -1, *values.shape[1:])
+        by_output = split.transpose(1, 2).flatten(0, 1)
+    # [O, I, W] or [O, I, H, W] to [O, I, T, H, W]
+    size = (*by_output.shape[:2], *[1] * (5 - values.ndim), *by_output.shape[2:])
+    return Filters(by_output.reshape(size), list(values.shape), groups, transposed)
+
+
+def _exported_groups(module: Any) -> int:
+    """The groups of an exported convolution, which only its call in the graph has."""
+    for node in module.graph.nodes:
+        name = function_name(node.target) if node.op == "call_function" else ""
+        if name.startswith("conv"):
+            place = 8 if name == "convolution" else 6
+            return int(node.kwargs.get("groups", (*node.args, *[1] * 9)[place]))
+    return 1
 
 
 def draw_filters(
@@ -154,9 +126,6 @@ def draw_filters(
     Args:
         all_slices: a tile for each input of each kernel, instead of one for each kernel: a row of
             the picture is an output channel and a column an input.
-
-    Raises:
-        LayoutError: the picture is larger than its format can hold.
     """
     data, layout = kernels.data, "mean"
     outputs, inputs, steps, *size = data.shape
@@ -192,11 +161,7 @@ def draw_filters(
 
 
 def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> None:
-    """Show the kernels of those layers that have some, as `featviz kernels` draws them.
-
-    Args:
-        model: in eval mode.
-    """
+    """Show the kernels of those layers that have some, as `featviz kernels` draws them."""
     modules = modules_by_name(model)
     for layer in layers:
         with suppress(LayoutError), torch.no_grad():

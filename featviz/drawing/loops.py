@@ -41,9 +41,6 @@ _REORDER = {"reassoc", "nsz", "contract"}
 _SUB, _UP = 1, 2
 """The numbers of PNG's filters."""
 
-_POINT, _HALF = 22, 1 << 21
-"""Bits behind the point of the weights by which maps are resized, and a half."""
-
 
 _PLAIN: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 
@@ -260,30 +257,6 @@ def filter_rows(piece, above, depth, filtered):
                 behind[i] = right[i] - left[i]
         for i in range(row.size):
             above[i] = row[i]
-
-
-@loop()
-@no_type_check
-def enlarge(tiles, rows, down, columns, across, enlarged):
-    """Resize tiles [N, h, w] to [N, H, W], first across, then down; see `overlay.resized`.
-
-    Args:
-        rows: [2, H], the two rows between which an output row lies, with their weights `down`
-            [2, H] in 2^-22; `columns` and `across` are [2, W].
-    """
-    height, width = tiles.shape[1], enlarged.shape[2]
-    wide = np.empty((height, width), np.uint8)
-    for n in range(tiles.shape[0]):
-        for y in range(height):
-            for x in range(width):
-                total = tiles[n, y, columns[0, x]] * across[0, x]
-                total += tiles[n, y, columns[1, x]] * across[1, x]
-                wide[y, x] = (total + _HALF) >> _POINT
-        for y in range(enlarged.shape[1]):
-            above, below, first, second = rows[0, y], rows[1, y], down[0, y], down[1, y]
-            for x in range(width):
-                total = np.uint32(wide[above, x]) * first + np.uint32(wide[below, x]) * second
-                enlarged[n, y, x] = np.uint32(total + np.uint32(_HALF)) >> np.uint32(_POINT)
 
 
 @loop()

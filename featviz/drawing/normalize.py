@@ -44,24 +44,15 @@ MODES = {
         ScaleMode(
             "map",
             "each map from its smallest to its largest value",
-            legend=(
-                (0, "crossed out: zero everywhere"),
-                (128, "one line across: constant"),
-            ),
-            over=(
-                (0, "over the input: min of each map"),
-                (255, "over the input: max of each map"),
-            ),
+            legend=((0, "crossed out: zero everywhere"), (128, "one line across: constant")),
+            over=((0, "over the input: min of each map"), (255, "over the input: max of each map")),
             shared=False,
             clips=False,
         ),
         ScaleMode(
             "layer",
             "all maps of a layer from their smallest to their largest value",
-            legend=(
-                (0, "one scale for all maps of an image: min"),
-                (255, "max"),
-            ),
+            legend=((0, "one scale for all maps of an image: min"), (255, "max")),
             clips=False,
         ),
         ScaleMode(
@@ -124,10 +115,6 @@ class Scale:
 def resolved(text: str, kind: str = "output", reduce: str | None = None) -> str:
     """The scale that `auto` stands for: `map`, and for gradients and reductions whose values have a
     sign one with zero in the middle.
-
-    Args:
-        kind: of tensor: output, input, grad or grad-input.
-        reduce: what all channels become, if one tile.
     """
     if text != "auto":
         return text
@@ -138,11 +125,7 @@ def resolved(text: str, kind: str = "output", reduce: str | None = None) -> str:
 
 
 def parse_scale(text: str) -> Scale:
-    """Read `map`, `range:LO,HI` or another mode's spelling; `auto` is `map`.
-
-    Raises:
-        UsageError: no such mode, or other numbers than it takes.
-    """
+    """Read `map`, `range:LO,HI` or another mode's spelling; `auto` is `map`."""
     name, _, tail = resolved(text).partition(":")
     mode = MODES.get(name)
     if mode is None or bool(tail) != bool(mode.takes):

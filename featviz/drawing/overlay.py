@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 from PIL import Image
@@ -28,9 +27,6 @@ def lay_over(
             the one in its middle.
         window: top, left, height and width of the part of the picture that is drawn; None draws
             all.
-
-    Raises:
-        LayoutError: the picture is larger than its format can hold.
     """
     side, held = picture.slices
     count, window = picture.plan.maps // side, window or (0, 0, *ground[0].shape[:2])
@@ -112,29 +108,6 @@ class Overlay:
 
 
 def resized(tiles: Bytes, size: tuple[int, int]) -> Bytes:
-    """Resize tiles [N, h, w] or [N, h, w, 3] bilinearly to a size (height, width), as Pillow does;
-    in a compiled loop where levels grow, since Pillow's order of passes is another elsewhere."""
-    from featviz.drawing import loops
-
-    height, width = tiles.shape[1:3]
-    if tiles.ndim == 4 or height > size[0] or width > size[1]:
-        how = Image.Resampling.BILINEAR
-        return np.stack([np.asarray(Image.fromarray(t).resize(size[::-1], how)) for t in tiles])
-    levels = np.empty((len(tiles), *size), np.uint8)
-    tiles = np.require(tiles, requirements=["C", "W"])
-    places = *_between(height, size[0]), *_between(width, size[1])
-    loops.enlarge(tiles, *places, levels)
-    return levels
-
-
-@lru_cache(64)
-def _between(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
-    """The two pixels of a line between which each pixel of the longer line lies, int64 [2, new],
-    and their weights in 2^-22, uint32 [2, new], rounded as by Pillow (its file `Resample.c`)."""
-    center = (np.arange(new) + 0.5) * (old / new)
-    first = np.maximum(center - 0.5, 0).astype(np.int64)
-    places = np.stack([first, first + 1])
-    parts = np.maximum(0, 1 - abs(places - center + 0.5))
-    parts[1, (center < 0.5) | (places[1] >= old)] = 0
-    weights = (0.5 + parts / parts.sum(0) * 2**22).astype(np.uint32)
-    return np.minimum(places, old - 1), weights
+    """Resize tiles [N, h, w] or [N, h, w, 3] bilinearly to a size (height, width)."""
+    how = Image.Resampling.BILINEAR
+    return np.stack([np.asarray(Image.fromarray(t).resize(size[::-1], how)) for t in tiles])

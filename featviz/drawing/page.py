@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
@@ -93,12 +92,10 @@ class Canvas:
         """
         if room is not None:
             text = words = cut(printable(text), _LONGEST)
-            if self.width(words, points, bold) > room:
-                lengths = range(2, len(words))
-                kept = bisect_right(
-                    lengths, room, key=lambda n: self.width(cut(words, n), points, bold)
-                )
-                text = cut(words, 1 + kept)
+            length = len(words)
+            while length > 1 and self.width(text, points, bold) > room:
+                length -= 1
+                text = cut(words, length)
         with drawing:
             font = _font(points, bold)
             width, _, _ = self._extent(text, font)
@@ -173,8 +170,6 @@ class OverviewTile:
     note: str
     pixels: Bytes
     """uint8 [h, w, 3]."""
-    shorter: Sequence[str] = ()
-    """The same small words in fewer letters, the longest first, for tiles that are too narrow."""
 
 
 @dataclass(frozen=True)
@@ -332,8 +327,8 @@ def _write_numbers(
 ) -> None:
     y = top + 0.09
     room = width - canvas.write(tile.title, left, y, 8, "right", _INK, bold=True) - 0.08
-    fitting = (note for note in (tile.note, *tile.shorter) if canvas.width(note, 7) <= room)
-    canvas.write(next(fitting, ""), left + width, y, 7, "left", _FAINT)
+    if canvas.width(tile.note, 7) <= room:
+        canvas.write(tile.note, left + width, y, 7, "left", _FAINT)
 
 
 def _name_lines(name: str) -> list[str]:

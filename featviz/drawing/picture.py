@@ -116,11 +116,7 @@ class GridPicture:
 
 
 def check_format(name: str) -> None:
-    """Say so early where Pillow cannot write a format of `records.FORMATS`.
-
-    Raises:
-        UsageError: with what is needed.
-    """
+    """Say so early where Pillow cannot write a format of `records.FORMATS`."""
     kind = FORMATS[name]
     if kind.save is not None and kind.pillow not in Image.SAVE:
         Image.init()
@@ -151,10 +147,6 @@ def to_png(picture: GridPicture) -> bytes:
 def encode(picture: GridPicture, file: BinaryIO, format: str, text: dict[str, str]) -> None:
     """Write the picture to an open file: PNG piece by piece by our own encoder, other formats
     through Pillow.
-
-    Args:
-        format: of `records.FORMATS`.
-        text: what the picture says of itself, where the format has a place for it.
     """
     kind, plan, colors = FORMATS[format], picture.plan, picture.palette
     if kind.save is None:
@@ -171,12 +163,7 @@ def encode(picture: GridPicture, file: BinaryIO, format: str, text: dict[str, st
 def describe(
     picture: GridPicture, site: Site, shape: Sequence[int], file: str, values: int | None = None
 ) -> Capture:
-    """The manifest's row for a picture.
-
-    Args:
-        shape: of the tensor.
-        values: numbers in each channel, where they are not a map's.
-    """
+    """The manifest's row for a picture."""
     plan, limits = picture.plan, picture.limits
     down, across = plan.scale
     return Capture(
@@ -228,10 +215,7 @@ def caption(capture: Capture) -> dict[str, str]:
             f": {ranges(capture.steps)} (--max-slices)" if capture.steps else ""
         )
     if capture.constant is not None:
-        text["Constant"] = (
-            f"every map ({by(capture.constant[1:])}) is constant: the value of each channel is "
-            "drawn, side by side (--no-marks draws the maps)"
-        )
+        text["Constant"] = f"every map ({by(capture.constant[1:])}): the value of each is drawn"
     if capture.collapsed:
         groups = (f"{leader}: {ranges(ids)}" for leader, ids in capture.collapsed.items())
         text["Collapsed"] = "; ".join(groups)

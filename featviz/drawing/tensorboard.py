@@ -54,11 +54,7 @@ class Post:
     """The name of the image; empty for kernels."""
 
     def tag(self, what: str, named: bool) -> str:
-        """`what/layer1.0.conv1`; what is not of an output says so: `what-input/...`.
-
-        Args:
-            named: end in the image's name.
-        """
+        """`what/layer1.0.conv1`; what is not of an output says so: `what-input/...`."""
         site = self.site
         kind = "" if site.kind in ("output", "grad", what) else f"-{site.kind.split('-')[-1]}"
         image = f"/{printable(self.image)}" if named and self.image else ""
@@ -96,11 +92,7 @@ class Board:
     """The training step that is shown; None for a run of its own."""
 
     def post(self, posts: Sequence[Post], position: int) -> None:
-        """Write what was captured of an image as one event: all of it is in the file, or nothing.
-
-        Args:
-            position: of the image among those of the run, from 0.
-        """
+        """Write what was captured of an image as one event: all of it, or nothing."""
         values = [value for post in posts for value in post.values(self.step is not None)]
         self._write(values, position)
 
@@ -175,11 +167,7 @@ def note(picture: GridPicture) -> str:
 
 
 def require() -> None:
-    """Say early that events cannot be written.
-
-    Raises:
-        UsageError: the package tensorboard is not installed.
-    """
+    """Say early that events cannot be written."""
     try:
         importlib.import_module("tensorboard.summary.writer.record_writer")
     except ImportError as error:
@@ -195,10 +183,6 @@ def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | N
 
     Args:
         below: the run directory; where the folder lies in it, it may not do so by a link.
-
-    Raises:
-        UsageError: the package tensorboard is not installed.
-        StoreError: the folder cannot be written.
     """
     if folder is None:
         yield None

@@ -48,31 +48,23 @@ def channel_stats(maps: Tensor) -> Floats:
     rows = maps.flatten(1)
     if rows.device.type != "cpu":
         return statistics_on_device(rows)
-    return statistics_and_outside(rows.numpy(), math.nan, math.nan, counted=False)[0]
+    return statistics(rows.numpy())[0]
 
 
-def statistics(rows: np.ndarray) -> Floats:
-    """Statistics of each row of float32 [N, W] over its finite values.
-
-    Returns:
-        float32 [N, 6] in the order of `records.STAT_COLUMNS`. The standard deviation is the
-        population's (divided by the count). A row without a finite value has NaN for its first
-        four.
-    """
-    return statistics_and_outside(rows, math.nan, math.nan, counted=False)[0]
-
-
-def statistics_and_outside(
-    rows: np.ndarray, low: float, high: float, counted: bool = True
+def statistics(
+    rows: np.ndarray, low: float = math.nan, high: float = math.nan, counted: bool = False
 ) -> tuple[Floats, Integers]:
-    """The same, and how many values of each row are at `low` or below, or at `high` or above.
+    """Statistics of each row of float32 [N, W] over its finite values, and how many values are at
+    `low` or below, or at `high` or above.
 
     Args:
         low: NaN where only `high` bounds; both are rounded to float32.
         counted: count them; else no counts are returned.
 
     Returns:
-        float32 [N, 6] and int64 [N].
+        float32 [N, 6] in the order of `records.STAT_COLUMNS`, and int64 [N]. The standard deviation
+        is the population's (divided by the count). A row without a finite value has NaN for its
+        first four.
     """
     from featviz.drawing import loops
 
@@ -105,9 +97,6 @@ def statistics_on_device(rows: Tensor) -> Floats:
 
 def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
     """The statistics of all maps together, from those of each.
-
-    Args:
-        values: numbers in each map.
 
     Returns:
         min, max, mean, std, zero_fraction, nonfinite; None where no value is finite.

@@ -47,9 +47,6 @@ class Intervention:
 def parse(option: str, text: str) -> Intervention:
     """Read `SELECTORS:5,17` of `ablate`, or `SELECTORS:WHAT` of `edit`: `channel 5,17*2`,
     `clamp=0,6`, `noise=0.1` or `grad*0.5`.
-
-    Raises:
-        UsageError: it cannot be read.
     """
     selectors, _, what = text.rpartition(":")
     named, what = f"{option}={quoted(text)!r}", re.sub(r"\s", "", what)

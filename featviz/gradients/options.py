@@ -21,11 +21,7 @@ def for_drawing(passes: PassOptions, draw: DrawOptions, seed: int) -> PassOption
 
 
 def check_options(options: PassOptions, draw: DrawOptions) -> None:
-    """Refuse bad values, and those that would do nothing beside the others, before any work.
-
-    Raises:
-        UsageError: names the option, its value and what it takes.
-    """
+    """Refuse bad values, and those that would do nothing beside the others, before any work."""
     if draw.weighs and options.capture != PAIRED:
         raise UsageError(
             f"reduce={draw.reduce} is made of a layer's output and its gradient, and capture says "

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -24,12 +23,7 @@ from featviz.hooks.capture import Recorder, Sink, recording, tensors
 from featviz.hooks.eval_mode import in_eval_mode, kept_rng
 from featviz.hooks.forward import back, forward
 from featviz.hooks.functions import FunctionMode
-from featviz.hooks.layers import (
-    class_names,
-    is_exported,
-    is_in_place,
-    list_layers,
-)
+from featviz.hooks.layers import is_in_place, list_layers
 from featviz.layout.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.options import PassOptions
@@ -56,12 +50,7 @@ class PassPlan:
 
 
 def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
-    """Match the options with a model's layers.
-
-    Raises:
-        UsageError: a selector of an intervention, or the target's layer, matches nothing, or the
-            model can have no gradients.
-    """
+    """Match the options with a model's layers."""
     layers, changes = list_layers(model.module), dict[Layer, list[Intervention]]()
     for change in (interventions.parse(*change) for change in options.interventions):
         wanted = selectors.parse(change.selectors)
@@ -73,12 +62,6 @@ def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
             raise UsageError(words, selectors.remedy(layers, wanted))
         for layer in chosen:
             changes.setdefault(layer, []).append(change)
-    for name, tensor in chain(model.module.named_parameters(), model.module.named_buffers()):
-        if options.gradients and tensor.is_inference():
-            raise UsageError(
-                f"there are no gradients: {name} was made under torch.inference_mode",
-                "make or load the model outside of it",
-            )
     target, at = targets.parse(options.target), None
     if target.layer is not None:
         at = next((one for one in layers if target.layer in (one.name, *one.aliases)), None)
@@ -157,10 +140,6 @@ class Watched:
         Args:
             args: what the model's forward takes, on any device.
             sink: takes what the layers give.
-
-        Raises:
-            UsageError: the target does not fit the output.
-            ForwardError: the model raised.
         """
         model, plan, recorder = self.model, self.plan, self.recorder
         given = [arg.to(model.device) for arg in args]
@@ -188,7 +167,7 @@ class Watched:
             target_title=named,
         )
         if plan.changes or relus is not None:
-            outcome = replace(outcome, idle=tuple(_idle(model, plan, self._ran, relus)))
+            outcome = replace(outcome, idle=tuple(_idle(plan, self._ran, relus)))
         if plan.changes and plan.changes_values:
             largest, nonfinite = predictions.largest_change(tensors(before), tensors(output))
             outcome = replace(
@@ -216,9 +195,6 @@ class Watched:
 
         The input requires gradients, so that a frozen model has a graph; the model gets a copy of
         it, since an in-place operation is not allowed on the input itself.
-
-        Returns:
-            The model's output, the target's value, and the target for people.
         """
         model, plan = self.model, self.plan
         inputs = [arg.clone() for arg in given]
@@ -256,25 +232,10 @@ def _channel_axis(book: HintBook, layer: Layer, tensor: Tensor, what: str) -> in
     return axis
 
 
-def _idle(
-    model: LoadedModel, plan: PassPlan, ran: set[Layer], relus: Counter[str] | None
-) -> Iterator[str]:
-    """Words for each option that changed nothing.
-
-    Raises:
-        UsageError: a rule for ReLUs met none of those that an exported program has: somebody
-            decomposed them.
-    """
-    rule = plan.options.grad_rule
+def _idle(plan: PassPlan, ran: set[Layer], relus: Counter[str] | None) -> Iterator[str]:
+    """Words for each option that changed nothing."""
     if relus is not None and not relus:
-        there = [part for part in model.module.modules() if "ReLU" in class_names(part)]
-        if any(map(is_exported, there)):
-            raise UsageError(
-                f"--grad-rule {rule}: the exported program has {len(there)} ReLU modules and calls "
-                "no relu in them",
-                "export it without decompositions of relu, or leave the rule out",
-            )
-        yield f"--grad-rule {rule} changes nothing: the model calls no ReLU"
+        yield f"--grad-rule {plan.options.grad_rule} changes nothing: the model calls no ReLU"
     idle: dict[str, list[str]] = {}
     for layer, changes in plan.changes.items():
         for change in changes if layer not in ran else ():
@@ -341,9 +302,6 @@ def relu_rule(name: str) -> Iterator[Counter[str]]:
 
     Enter it before whatever else watches functions, which then sees the ReLU and not what the rule
     makes of it.
-
-    Yields:
-        How many calls of `relu` it has met so far.
     """
     met = Counter[str]()
 

@@ -51,21 +51,18 @@ class Target:
             output: what the model gave; for a target with a layer, what that layer gave.
             categories: names of the classes.
             scores: where in the output the scores of classes are, as `LoadedModel.scores` says.
-
-        Raises:
-            UsageError: the output is not of the kind that this target needs.
         """
         of_class = self.reduction in ("top1", "class")
         if of_class and not self.keys:
             if scores is None:
                 words = f": the model is no classifier; it gives {outline(output)}"
-                raise self.error(words, _instead(output))
+                raise self.error(words, _EXAMPLES)
             output = output_at(output, scores)
         tensor = self._tensor(output)
         if not of_class:
             return getattr(tensor, self.reduction)(), self.text
         if tensor.ndim != 2 or tensor.shape[0] != 1 or tensor.shape[1] == 0:
-            words = f" needs scores of classes [1, K], and there is {outline(tensor)}"
+            words = f" needs scores of classes [1, K], not {list(tensor.shape)}"
             raise self.error(words, _EXAMPLES)
         names = names_of(tensor.shape[1], categories)
         index = self._class(tensor[0], names)
@@ -85,9 +82,8 @@ class Target:
         if not isinstance(tensor, Tensor):
             if self.layer is not None:
                 raise self.error(f": the layer gives {outline(output)}")
-            here = "no tensor there" if self.keys else "no tensor"
-            words = f": the output is {here}; the model gives {outline(output)}"
-            raise self.error(words, _instead(output))
+            words = f": the output is no tensor there; the model gives {outline(output)}"
+            raise self.error(words, _EXAMPLES)
         if not tensor.is_floating_point():
             raise self.error(f": it holds {tensor.dtype}, and has no gradient")
         dense = tensor.to_dense() if str(tensor.layout).startswith("torch.sparse") else tensor
@@ -118,11 +114,7 @@ class Target:
 
 
 def parse(text: str | None) -> Target:
-    """Read a target; None is the most likely class.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """Read a target; None is the most likely class."""
     if text is None:
         return Target("top1")
     if layer := _LAYER.fullmatch(text):
@@ -161,30 +153,16 @@ def output_at(output: Any, key: str) -> Any:
 
 
 def outline(output: Any) -> str:
-    """A model's output in words: `output[out] [1, 21, 64, 64], output[aux] [1, 21, 64, 64]`."""
-    parts = [
-        f"{path} {'nested' if tensor.is_nested else list(tensor.shape)}"
-        for path, tensor in _tensors(output).items()
-    ]
-    if parts and parts[0].startswith("output "):
-        return f"a tensor {parts[0].removeprefix('output ')}"
-    return listed(parts, _NAMED) or f"a {type(output).__name__} without tensors"
-
-
-def _instead(output: Any) -> str | None:
-    """A hint at targets that there are."""
-    found = _tensors(output)
-    if "output" in found:
-        return "it is one tensor: top1, class:N, sum, mean or norm"
-    paths = [path for path, tensor in found.items() if tensor.is_floating_point()]
-    return f"name one: --target '{paths[0]}:mean'" if paths else None
-
-
-def _tensors(output: Any) -> dict[str, Tensor]:
-    """The tensors of an output by their targets, `output[KEY][KEY]`."""
+    """A model's output in words: `output[out] [1, 21, 64, 64], output[aux] [1, 21, 64, 64]`, by the
+    targets that there are."""
     from torch import Tensor
 
     from featviz.hooks.capture import leaves
 
-    found = ((key.replace(".", "]["), item) for key, item in leaves(output))
-    return {f"output[{k}]" if k else "output": t for k, t in found if isinstance(t, Tensor)}
+    parts = [
+        f"output{f'[{key}]'.replace('.', '][') if key else ''} "
+        f"{'nested' if item.is_nested else list(item.shape)}"
+        for key, item in leaves(output)
+        if isinstance(item, Tensor)
+    ]
+    return listed(parts, _NAMED) or f"a {type(output).__name__} without tensors"

@@ -90,11 +90,6 @@ def never_ran(
     It is none that a mere list of modules was not called (nothing can call it, or the model calls
     what is in it one by one), unless nothing was; nor that a module was not called from one place,
     if it was from another. A module that was called from none of its places is named once.
-
-    Args:
-        idle: names of layers that were to be watched, and were not called.
-        ran: names of those that were called.
-        modules: the model's modules, by each of their names.
     """
     seen = {id(modules[name]) for name in ran if name in modules}
     news = []
@@ -146,7 +141,6 @@ class Recorder:
         """The number of calls by layer name."""
         self._entered: Counter[str] = Counter()
         self.skipped: list[Skip] = []
-        self._views: set[Site] = set()
         self.fault: Exception | None = None
         """The exception that the sink raised, which is not a failure of the model."""
 
@@ -154,8 +148,6 @@ class Recorder:
     def never_ran(self) -> list[Layer]:
         """Hooked layers that did not fire, as far as that is news."""
         idle = {layer.name: layer for layer in self.layers if layer.name not in self.calls}
-        if not idle:
-            return []
         return [idle[name] for name in never_ran(idle, self.calls, self._modules)]
 
     def enter(self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -199,8 +191,10 @@ class Recorder:
             for site, gradient in zip(aside, gradients, strict=True):
                 self._arrived(site, gradient)
         for site in self._awaited:
-            view = ", or it is a view that was changed in place" if site in self._views else ""
-            self._skip(site, f"has no gradient: the target does not depend on it{view}")
+            self._skip(
+                site,
+                "has no gradient: the target does not depend on it, or it was changed in place",
+            )
         self._awaited.clear()
 
     def release(self) -> None:
@@ -221,8 +215,6 @@ class Recorder:
             self._skip(site, _why_none(tensor))
             return
         self._awaited[site] = get_gradient_edge(tensor)
-        if tensor._is_view():  # a change in place takes a view out of the graph
-            self._views.add(site)
         if not tensor.is_leaf:  # parameters stay without hooks
             hook = partial(self._arrived, site)
             self._handles.append(tensor.register_hook(hook))  # type: ignore[no-untyped-call]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import Lock
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,22 +18,18 @@ _COMPILED = "_compiled_call_impl"
 
 @contextmanager
 def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
-    """Put the model into eval mode, and into inference mode unless gradients are wanted, for a
-    while.
+    """Put the model into eval mode for a while, with or without gradients.
 
     Modules that were compiled in place, and nn.MultiheadAttention's fast path, would run past hooks
     that come later; they are set aside. Afterwards, also when the block raised, these two, training
-    modes, parameters that `eval` has changed, buffers and RNG state are as before. What forward has
-    made for its next call stays, as after any other call, and can take part in gradients.
+    modes, parameters that `eval` has changed, buffers and RNG state are as before. It leaves the
+    caller's inference mode, since what forward keeps for its next call may be trained with.
     """
     with ExitStack() as stack:
-        stack.enter_context(_kept_ordinary(model))
         stack.enter_context(_kept_state(model))
         stack.enter_context(kept_rng())
         stack.enter_context(_no_attention_fast_path)
-        tensors = [*model.parameters(), *model.buffers()]
-        lazy = any(map(is_lazy, tensors))  # the first input makes them
-        stack.enter_context(torch.inference_mode(not gradients and not lazy))
+        stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(gradients))
         model.eval()
         yield
@@ -86,48 +80,6 @@ def _kept_state(model: nn.Module) -> Iterator[None]:
             for weight, value in weights:
                 if not torch.equal(weight, value):
                     weight.data.copy_(value)
-
-
-@contextmanager
-def _kept_ordinary(model: nn.Module) -> Iterator[None]:
-    """Make tensors ordinary that forward made in inference mode and keeps for its next call, as the
-    anchors of a detector: autograd refuses the others."""
-    try:
-        yield
-    finally:
-        seen: set[int] = set()
-        for module in model.modules():
-            for held in (vars(module), module._parameters, module._buffers):
-                for name, value in list(held.items()):
-                    if (plain := _ordinary(value, seen)) is not value:
-                        held[name] = plain
-
-
-def _ordinary(value: Any, seen: set[int]) -> Any:
-    """A tensor or a tuple without inference tensors; in other containers they are exchanged."""
-    if isinstance(value, Tensor):
-        if is_lazy(value) or not value.is_inference():
-            return value
-        plain = value.detach().clone()
-        return (
-            nn.Parameter(plain, value.requires_grad) if isinstance(value, nn.Parameter) else plain
-        )
-    if not isinstance(value, (tuple, list, dict, set, deque)) or id(value) in seen:
-        return value
-    seen.add(id(value))
-    if isinstance(value, dict):
-        for key in list(value):
-            if (plain := _ordinary(value[key], seen)) is not value[key]:
-                value[key] = plain
-        return value
-    items = [_ordinary(item, seen) for item in value]
-    if all(new is old for new, old in zip(items, value, strict=True)):
-        return value
-    if isinstance(value, tuple):
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    value.clear()
-    (value.update if isinstance(value, set) else value.extend)(items)
-    return value
 
 
 def _has_values(tensor: Tensor) -> bool:

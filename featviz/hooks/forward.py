@@ -39,11 +39,7 @@ def forward(
 
 
 def back(target: Tensor, inputs: Sequence[Tensor], recorder: Recorder) -> None:
-    """Go back from a target to the inputs, as `Recorder.back`.
-
-    Raises:
-        ForwardError: the backward pass raised.
-    """
+    """Go back from a target to the inputs, as `Recorder.back`."""
     try:
         recorder.back(target, inputs)
     except Exception as error:

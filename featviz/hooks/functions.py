@@ -267,11 +267,7 @@ def placed(
 
 
 def list_functions(model: nn.Module, args: Sequence[Any]) -> dict[Layer, int]:
-    """The functions that modules call in one forward pass, in the order of their first calls.
-
-    Returns:
-        Layers named `layer1.0/fn:add`, each with the number of its calls.
-    """
+    """The functions that modules call in one forward pass, in the order of their first calls."""
     calls: Counter[Layer] = Counter()
 
     def count(layer: Layer, args: Any, kwargs: Any, result: Any) -> None:

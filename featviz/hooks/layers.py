@@ -21,8 +21,7 @@ from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from featviz.records import Layer
 
@@ -123,12 +122,6 @@ _OPERATORS = {name: name for name in ("add", "sub", "mul", "div", "pow", "matmul
     "truediv": "div",
     "floordiv": "floor_divide",
     "mod": "remainder",
-    "and": "bitwise_and",
-    "or": "bitwise_or",
-    "xor": "bitwise_xor",
-    "lshift": "bitwise_left_shift",
-    "rshift": "bitwise_right_shift",
-    "invert": "bitwise_not",
     "pos": "positive",
 }
 """The function that does what an operator does; `__radd__` and `__iadd__` are `__add__`."""
@@ -139,14 +132,8 @@ _ALIASES = {
     "concat": "cat",
     "concatenate": "cat",
     "divide": "div",
-    "greater": "gt",
-    "greater_equal": "ge",
-    "less": "lt",
-    "less_equal": "le",
     "multiply": "mul",
     "negative": "neg",
-    "not_equal": "ne",
-    "numpy_T": "T",
     "rsub": "sub",
     "subtract": "sub",
     "true_divide": "div",
@@ -220,52 +207,3 @@ def gives_tensors(result: Any) -> bool:
     of `x.shape` is not."""
     results = result if isinstance(result, (tuple, list)) else (result,)
     return any(isinstance(item, Tensor) for item in results)
-
-
-@dataclass(frozen=True)
-class Operation:
-    """A call of an operator in the graph of an exported module."""
-
-    name: str
-    """`conv2d`, as `function_name` gives it."""
-    arguments: Mapping[str, Any]
-    """By the names of the operator's schema, defaults included; what is computed is an fx.Node."""
-
-
-def operation(module: nn.Module, *names: str) -> Operation | None:
-    """The first call of one of these functions in the graph of an exported module.
-
-    Returns:
-        None for a module that is not exported, or calls none of them itself.
-    """
-    graph = getattr(module, "graph", None) if is_exported(module) else None
-    for node in graph.nodes if isinstance(graph, fx.Graph) else ():
-        if node.op == "call_function" and function_name(node.target) in names:
-            arguments = dict(node.kwargs)
-            if isinstance(node.target, torch._ops.OpOverload):
-                schema = node.target._schema.arguments
-                given = zip((argument.name for argument in schema), node.args, strict=False)
-                arguments = {a.name: a.default_value for a in schema} | dict(given) | arguments
-            return Operation(function_name(node.target), arguments)
-    return None
-
-
-def constant(module: nn.Module, node: fx.Node) -> Any:
-    """The value of a node that depends on parameters and buffers, not on the module's input.
-
-    Raises:
-        ValueError: it depends on the input.
-    """
-    needed, waiting = set[fx.Node](), [node]
-    while waiting:
-        at = waiting.pop()
-        if at not in needed:
-            needed.add(at)
-            waiting += at.all_input_nodes
-    if any(each.op == "placeholder" for each in needed):
-        raise ValueError(f"{node.name} depends on the module's input")
-    interpreter = fx.Interpreter(module, graph=node.graph)
-    for each in node.graph.nodes:
-        if each in needed:
-            interpreter.env[each] = interpreter.run_node(each)
-    return interpreter.env[node]

@@ -37,13 +37,9 @@ class Selector:
         parts = (index.start, index.stop, index.step) if isinstance(index, slice) else (index,)
         return any(part is not None and part < 0 for part in parts)
 
-    def without_index(self, layers: Iterable[Layer]) -> list[Layer]:
-        """The layers that its index counts, in model order."""
-        return [layer for layer in layers if self.matches(layer)]
-
     def pick(self, layers: Iterable[Layer]) -> list[Layer]:
         """The layers this selector speaks of, in model order."""
-        matching = self.without_index(layers)
+        matching = [layer for layer in layers if self.matches(layer)]
         if isinstance(self.index, slice):
             return matching[self.index]
         if self.index is None:
@@ -52,11 +48,7 @@ class Selector:
 
 
 def parse(text: str) -> list[Selector]:
-    """Read selectors separated by commas; commas inside brackets belong to a regular expression.
-
-    Raises:
-        UsageError: an empty list, or a selector that cannot be read.
-    """
+    """Read selectors separated by commas; commas inside brackets belong to a regular expression."""
     selectors = [_parse_one(part.strip()) for part in _split(text) if part.strip()]
     if not selectors:
         raise UsageError(
@@ -95,32 +87,18 @@ def types_present(layers: Iterable[Layer]) -> str:
 
 
 def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]:
-    """Class and layer names that misspelt selectors may have meant: of `b4` those that only a
-    number tells apart, `b1`, `b2` and `b3`, else the two that are most like it."""
+    """Class and layer names that misspelt selectors may have meant, the nearest two of each."""
     names = {name for layer in layers for name in (layer.type, layer.name, *layer.aliases) if name}
-    by_lower = {name.lower(): name for name in sorted(names, key=_by_number)}
+    by_lower = {name.lower(): name for name in sorted(names)}
     wanted = [re.split(r"[@#]", s.text.lstrip("!").removeprefix("re:"))[0] for s in selectors]
-    close = [_like(name.strip().lower(), by_lower) for name in wanted]
+    close = [difflib.get_close_matches(name.strip().lower(), by_lower, 2, 0.7) for name in wanted]
     return list(dict.fromkeys(by_lower[name] for group in close for name in group))
-
-
-def _like(name: str, names: Iterable[str]) -> list[str]:
-    """Up to four names that only a number tells apart, else the nearest two."""
-    form = re.sub(r"\d+", "#", name)
-    siblings = [n for n in names if re.sub(r"\d+", "#", n) == form] if form != name else []
-    return siblings[:4] or difflib.get_close_matches(name, names, 2, cutoff=0.7)
-
-
-def _by_number(name: str) -> list[tuple[int, str]]:
-    """A key that sorts `b2` before `b10`."""
-    parts = re.split(r"(\d{1,18})", name)
-    return [(int(part) if part.isdecimal() else -1, part) for part in parts]
 
 
 def meant(layers: Sequence[Layer], selectors: Iterable[Selector]) -> str:
     """What selectors that match no layer may have meant: the indices that there are, else the
     nearest names; empty where nothing is near."""
-    counts = [(s, len(s.without_index(layers))) for s in selectors]
+    counts = [(s, sum(map(s.matches, layers))) for s in selectors]
     if outside := [(s.text.lstrip("! ").rpartition("#")[0], n) for s, n in counts if n]:
         return "; ".join(
             f"{body} has {f'#0 to #{n - 1}' if n > 1 else '#0'}" for body, n in outside
@@ -155,23 +133,18 @@ def _parse_one(text: str) -> Selector:
     body = text.removeprefix("!").strip()
     index: int | slice | None = None
     if indexed := _INDEX.fullmatch(body):
-        body, index = indexed["body"], _parse_index(indexed["index"])
+        body = indexed["body"]
+        parts = [int(part) if part else None for part in indexed["index"].split(":")]
+        if parts[2:] == [0]:
+            raise UsageError(
+                f"slice #{indexed['index']} has a step of 0", "for every second one: #::2"
+            )
+        index = parts[0] if len(parts) == 1 and parts[0] is not None else slice(*parts)
     if not body:
         raise UsageError(
             f"selector {text!r} names no layer", "for example Conv2d, layer1.* or re:^layer[34]"
         )
     return Selector(text, _matcher(body, text), index, negative=text.startswith("!"))
-
-
-def _parse_index(text: str) -> int | slice:
-    parts = [int(part) if part else None for part in text.split(":")]
-    if len(parts) == 1 and parts[0] is not None:
-        return parts[0]
-    if parts[2:] == [0]:
-        raise UsageError(
-            f"slice #{text} has a step of 0", "use for example #::2 for every second one"
-        )
-    return slice(*parts)
 
 
 def _matcher(body: str, text: str) -> Callable[[Layer], bool]:

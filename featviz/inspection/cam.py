@@ -181,7 +181,7 @@ def _write(result: ImageCam, path: Path, cmap: str) -> None:
         Panel(printable(f"{one.name} ({one.site.layer.type})"), one.picture, one.limits)
         for one in result.maps
     ]
-    page = FigurePage(result.words, result.shown, panels, cmap, shared=False)
+    page = FigurePage(result.words, result.shown, panels, cmap)
     with reported(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     title = f"{result.words} at {', '.join(one.name for one in result.maps)}"

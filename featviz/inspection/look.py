@@ -404,28 +404,28 @@ def words_on(row: ShownLayer) -> OverviewRow:
         tiles = [OverviewTile(numbers, _span(row.ranges[0]), row.tiles[0])]
     else:
         tiles = [
-            OverviewTile(str(channel), _span(ends), tile, [_span(ends, "…"), _span(ends, "…", 1)])
+            OverviewTile(str(channel), _span(ends), tile)
             for channel, ends, tile in zip(row.channels, row.ranges, row.tiles, strict=True)
         ]
     return OverviewRow(row.layer or row.type, lines, tiles, row.strip)
 
 
-def _span(ends: Span, between: str = " … ", digits: int = 2) -> str:
+def _span(ends: Span) -> str:
     low, high = ends
     if low is None or high is None:
         return ""
-    first, last = _brief(low, digits), _brief(high, digits)
+    first, last = _brief(low), _brief(high)
     if first == last:
         return "≈" * (low != high) + first
-    return f"{first}{between}{last}"
+    return f"{first} … {last}"
 
 
-def _brief(value: float, digits: int) -> str:
+def _brief(value: float) -> str:
     """A number in a few letters, as 0.013, 1.2, 350, 2e-6: with a power of ten below 0.01 and from
     100000 on."""
     if 10 <= abs(value) < 1e5:
         return f"{value:.0f}"
     if value == 0 or 0.01 <= abs(value) < 10:
-        return f"{value:.{digits}g}"
-    base, _, power = f"{value:.{digits - 1}e}".partition("e")
+        return f"{value:.2g}"
+    base, _, power = f"{value:.1e}".partition("e")
     return f"{float(base):g}e{int(power)}"

@@ -173,7 +173,7 @@ def _planned(site: Site, maps: Maps, draw: DrawOptions, shown: Sequence[int]) ->
     files = [PlannedFile(*of, picture, plan.maps, plan.width, plan.height, bytes)]
     if draw.figure:
         panels = 1 if maps.strip else min(figure.FIRST, count)
-        height, width = figure.FigureGeometry.of(panels, "own").pixels
+        height, width = figure.FigureGeometry(panels).pixels
         file = f"{site.stem}.figure.png"
         files.append(PlannedFile(*of, file, panels, width, height, int(width * height * FIGURE)))
     return files

@@ -111,16 +111,3 @@ def test_the_key_shows_the_colormap() -> None:
     foot, colours = drawn[-60:], colormap.ramp("viridis")
     for end in (colours[0], colours[-1]):
         assert np.abs(foot.astype(int) - end).max(2).min() <= 3
-
-
-def test_the_first_note_that_fits_is_written() -> None:
-    """A tile too narrow for its small words has the longest of the shorter ones that fits."""
-    shown = [
-        page(rows=[OverviewRow("x", [], [tile])]).draw()
-        for tile in (
-            OverviewTile("118", "w" * 40, quarters(), ("v" * 30, "0.1…2", "0…2")),
-            OverviewTile("118", "0.1…2", quarters()),
-            OverviewTile("118", "w" * 40, quarters()),
-        )
-    ]
-    assert (shown[0] == shown[1]).all() and (shown[0] != shown[2]).any()

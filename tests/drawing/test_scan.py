@@ -78,7 +78,9 @@ def test_statistics_are_those_of_float64(name: str, where: str) -> None:
     compiled loop, and by torch where the values are."""
     rows = MAPS[name]
     on_device = values.statistics_on_device
-    got = values.statistics(rows) if where == "loop" else on_device(torch.from_numpy(rows.copy()))
+    got = (
+        values.statistics(rows)[0] if where == "loop" else on_device(torch.from_numpy(rows.copy()))
+    )
     expected = _expected(rows)
     assert got.dtype == np.float32
     exact = expected.astype(np.float32)
@@ -96,10 +98,10 @@ def test_values_outside_are_counted_beside_the_statistics(
 ) -> None:
     """At the ends or beyond them; NaN is nowhere; the statistics are the same as alone."""
     rows = MAPS[name]
-    numbers, outside = values.statistics_and_outside(rows, low, high)
+    numbers, outside = values.statistics(rows, low, high, counted=True)
     expected = (rows <= np.float32(low)).sum(1) + (rows >= np.float32(high)).sum(1)
     np.testing.assert_array_equal(outside, expected)
-    np.testing.assert_array_equal(numbers, values.statistics(rows))
+    np.testing.assert_array_equal(numbers, values.statistics(rows)[0])
 
 
 @pytest.mark.parametrize("name", [name for name in MAPS if np.ptp(MAPS[name]) < np.inf])
@@ -133,7 +135,7 @@ def test_values_outside_the_limits_are_clipped_and_nan_is_dark() -> None:
 def test_overall_joins_the_rows(name: str) -> None:
     """The statistics of all rows together are those of all finite values, from float64 numbers."""
     rows = MAPS[name]
-    stats = values.statistics(rows)
+    stats = values.statistics(rows)[0]
     found = values.overall(stats, rows.shape[1])
     finite = rows[np.isfinite(rows)].astype(np.float64)
     assert found.pop("zero_fraction") == pytest.approx((rows == 0).mean(), rel=1e-6)

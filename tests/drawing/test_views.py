@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import featviz as fv
-from featviz.drawing import colormap, overlay, reduce
+from featviz.drawing import colormap, reduce
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import caption, describe, encode, to_image
 from featviz.errors import UsageError
@@ -103,21 +103,6 @@ def test_nonfinite_values_stay_magenta_and_sharp() -> None:
     found = np.asarray(fv.grid(tensor, overlay=1.0, image=photo(36, 36), scale=1))
     magenta = (found == (255, 0, 255)).all(-1)
     assert magenta[12:18, 18:24].all() and magenta.sum() == 36
-
-
-SIZES = [
-    ((7, 7), (224, 224)), ((1, 1), (9, 5)), ((1, 6), (6, 6)), ((14, 9), (15, 9)), ((8, 8), (8, 8)),
-    ((112, 50), (224, 51)), ((50, 30), (48, 36)), ((30, 50), (36, 48)), ((9, 9), (1, 1)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("old", "new"), SIZES)
-def test_levels_are_resized_as_pillow_does(old: tuple[int, int], new: tuple[int, int]) -> None:
-    """To the last bit, whichever way a map grows or shrinks."""
-    tiles = np.random.default_rng(sum(old)).integers(0, 256, (5, *old), dtype=np.uint8)
-    for tile, found in zip(tiles, overlay.resized(tiles, new), strict=True):
-        grown = Image.fromarray(tile).resize(new[::-1], Image.Resampling.BILINEAR)
-        assert np.array_equal(found, np.asarray(grown))
 
 
 def shrunk() -> nn.Module:

@@ -180,8 +180,7 @@ class Anchored(nn.Module):
 
 
 def test_what_a_model_keeps_from_a_pass_can_take_part_in_gradients(tmp_path: Path) -> None:
-    """The pass on zeros is made in inference mode, whose tensors autograd refuses; and whoever lent
-    the model may train it afterwards."""
+    """Autograd refuses tensors of inference mode; and whoever lent the model may train it."""
     model = Anchored()
     result = fv.run(
         model, SPHERES, "conv", tmp_path / "a", size=(8, 8), capture="grad", target="class:0"

@@ -96,7 +96,7 @@ def test_everything_borrowed_goes_back(fails: bool) -> None:
     try:
         with in_eval_mode(model), hooked(model, list_layers(model), lambda site, tensor: None) as r:
             assert not model.training
-            assert torch.is_inference_mode_enabled()
+            assert not torch.is_grad_enabled()
             forward(model, [torch.randn(1, 3, 4, 4)], r)
     except ForwardError:
         assert fails

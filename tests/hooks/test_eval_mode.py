@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from threading import Event, Thread
-from typing import Any
 
 import pytest
 import torch
@@ -14,62 +12,6 @@ import featviz as fv
 from featviz.hooks.eval_mode import in_eval_mode
 
 IMAGE = torch.rand(3, 16, 16)
-
-
-WAYS: dict[str, tuple[Callable[[Any, Tensor], object], Callable[[Any], Tensor]]] = {
-    "attribute": (lambda net, made: setattr(net, "kept", made), lambda net: net.kept),
-    "list": (lambda net, made: net.row.append(made), lambda net: net.row[0]),
-    "mapping": (lambda net, made: net.map.update(a=[made]), lambda net: net.map["a"][0]),
-    "set": (lambda net, made: net.set.add(made), lambda net: next(iter(net.set))),
-    "tuple": (lambda net, made: net.pair[0].append(made), lambda net: net.pair[0][0]),
-    "module": (
-        lambda net, made: setattr(net, "inner", nn.Conv2d(1, 4, 1)),
-        lambda net: net.inner(torch.ones(1, 1, 1, 1)),
-    ),
-    "empty buffer": (lambda net, made: setattr(net, "table", made), lambda net: net.table),
-    "new buffer": (lambda net, made: net.register_buffer("new", made), lambda net: net.new),
-    "empty parameter": (
-        lambda net, made: setattr(net, "scale", nn.Parameter(made)),
-        lambda net: net.scale,
-    ),
-    "new parameter": (
-        lambda net, made: setattr(net, "weight", nn.Parameter(made)),
-        lambda net: net.weight,
-    ),
-}
-"""How a module keeps what its first forward makes, and how it gets that back."""
-
-
-class Keeping(nn.Module):
-    """A convolution, weighed with what is kept in one of these ways."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how, self.conv, self.made = how, nn.Conv2d(3, 4, 3), False
-        self.row, self.map, self.set, self.pair = [], {}, set(), ([],)  # type: ignore[var-annotated]
-        self.register_buffer("table", None)
-        self.register_parameter("scale", None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The convolution, weighed with what is kept."""
-        keep, kept = WAYS[self.how]
-        if not self.made:
-            keep(self, torch.full((4, 1, 1), 2.0))
-        self.made = True
-        return self.conv(x) * kept(self)
-
-
-@pytest.mark.parametrize("how", WAYS)
-def test_what_forward_keeps_can_be_trained_with(how: str) -> None:
-    """Tensors of inference mode would end the next backward; what is kept stays what it is."""
-    model = Keeping(how).train()
-    with in_eval_mode(model):
-        made = model(IMAGE[None])
-    kept = WAYS[how][1](model)
-    assert torch.equal(model.conv(IMAGE[None]) * kept, made)
-    model(IMAGE[None]).sum().backward()
-    assert model.conv.weight.grad is not None
-    assert not any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers()))
 
 
 class Adapted(nn.Conv2d):
