@@ -138,7 +138,6 @@ def _expanded() -> object:
 
 PICKLE = "cannot be loaded: its pickle is broken, or not as torch.save writes it"
 HEADER = "cannot be loaded: Error while deserializing header: "
-UNKNOWN = "is no checkpoint: it is no format that featviz knows"
 NOTHING = "holds no weights: nothing"
 NO_INDEX = "is no index of shards"
 

@@ -61,10 +61,6 @@ def _past(place: str) -> None:
     _writes_below(place, getattr(os.open, "__wrapped__", os.open))
 
 
-def _marks_up() -> None:
-    Path("page.html").write_text(f"<p onerror={MARKER}()>")
-
-
 OUTSIDE, SPOKEN = "outside the destination", "LEAK the secret is"
 WRITES = f"VIOLATION open: {OUTSIDE}"
 FAULTS: dict[str, tuple[Callable[..., object], str, str]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import gzip
 import io
 import json
 import lzma
@@ -27,14 +26,6 @@ from runs import SMALL, complete, make_photos, tree
 from featviz.errors import ImageError, UsageError
 from featviz.images import archives, decode, find
 from featviz.records import Sample
-
-
-def tar_header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
-    """The header of a member that says it has `size` bytes."""
-    info = tarfile.TarInfo(name)
-    info.size, info.type = size, kind
-    return info.tobuf(tarfile.GNU_FORMAT)
-
 
 Run = Callable[..., Outcome]
 
@@ -291,7 +282,7 @@ def test_a_file_that_is_no_picture_says_what_it_looks_like(
     monkeypatch.setattr("subprocess.check_call", started)
     path = tmp_path / "e.png"
     path.write_bytes(content)
-    match = rf"^e\.png is no image that featviz reads: it looks like .*{looks}"
+    match = rf"^e\.png is no image that {looks}"
     with pytest.raises(ImageError, match=match):
         decode.decode(Sample("e.png", (path,)))
 
@@ -343,19 +334,6 @@ def test_a_file_without_end_is_no_picture(tmp_path: Path) -> None:
         file.truncate(archives.MAX_FILE_BYTES + 1)
     with pytest.raises(ImageError, match=r"huge\.png cannot be read: it has 1073741825 bytes"):
         decode.decode(Sample("huge.png", (path,)))
-
-
-@pytest.mark.parametrize(("packer", "ending"), [(gzip, "gz"), (bz2, "bz2")])
-def test_a_compressed_tar_that_never_ends(
-    packer: ModuleType, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a tar unpacks to is bounded by its own size; the listing stops there."""
-    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 2**22)
-    path = tmp_path / f"b.tar.{ending}"
-    path.write_bytes(packer.compress(tar_header("a.png", 2**34) + bytes(2**24)))
-    assert path.stat().st_size < 100_000
-    with pytest.raises(UsageError, match=r"cannot be read: it unpacks to more than \d+ bytes"):
-        find.find_samples([str(path)])
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -140,17 +138,6 @@ def test_versions_are_those_that_are_imported() -> None:
     }
 
 
-def test_who_collects_no_garbage_goes_on_so() -> None:
-    """Where torch is there already nothing is set aside, and the caller's choice stays."""
-    frozen = gc.get_freeze_count()
-    gc.disable()
-    try:
-        requirements.require_torch(alone=True)
-        assert not gc.isenabled() and gc.get_freeze_count() == frozen
-    finally:
-        gc.enable()
-
-
 ENTRY = models.SqueezeNet1_1_Weights.IMAGENET1K_V1
 
 
@@ -252,10 +239,3 @@ def test_a_corrupt_file_in_the_cache(content: bytes, hub: Path) -> None:
         load(SMALL)
     assert "\n" not in caught.value.message
     assert Path(ENTRY.url).name in str(caught.value.hint) and str(hub) in str(caught.value.hint)
-
-
-def test_random_weights_are_announced(messages: pytest.LogCaptureFixture) -> None:
-    """--weights none warns that the weights are random, and by which seed."""
-    messages.set_level(logging.INFO, "featviz")
-    load(SMALL, weights="none", seed=3)
-    assert f"{SMALL} has random weights (--weights none, --seed 3)" in messages.text

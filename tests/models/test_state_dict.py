@@ -168,19 +168,6 @@ def test_norms_ask_for_code_that_applies_them(
         load(tmp_path / "weights.pth", arch=arch)
 
 
-@pytest.mark.parametrize(
-    "tensors",
-    [
-        {"w_orig": torch.ones(3), "w_mask": torch.ones(2)},
-        {"w_orig": torch.ones(3)},
-        {"w_mask": torch.ones(3)},
-    ],
-)
-def test_other_shapes_stay_as_they_are(tensors: dict[str, Tensor]) -> None:
-    """Tensors that only have the names are not touched."""
-    assert [form.tensors for form in stripped_forms(Unwrapped(tensors))] == [tensors]
-
-
 _BACKBONE = {"weights_backbone": None}
 _INIT = {"init_weights": False}
 
