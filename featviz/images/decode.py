@@ -10,11 +10,10 @@ import struct
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
@@ -29,66 +28,33 @@ from featviz.records import Raster, Sample
 log = logging.getLogger(__name__)
 
 
-class ImageFormat(NamedTuple):
-    """A format of image files that is read."""
+FORMATS: dict[str, tuple[str, ...]] = {
+    "PNG": (".png",),
+    "JPEG": (".jpg", ".jpeg", ".jfif"),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+    "JPEG2000": (".jp2",),
+    "AVIF": (".avif",),
+    **dict.fromkeys(("DIB", "ICO", "PCX", "QOI", "SGI"), ()),
+    "TGA": (".tga",),
+}
+"""Pillow's formats that are read, in the order in which they are tried, and the suffixes by which
+folders and archives are searched; without any it is read where a file is named. Pillow knows the
+first five without importing all of its plugins; TGA has no mark by which it is known. Of the others
+EPS starts Ghostscript, and the rest are of fonts, films, screens and telescopes."""
 
-    name: str
-    suffixes: tuple[str, ...] = ()
-    """By which folders and archives are searched; without any it is read where a file is named."""
-    pillow: bool = True
-    is_mine: Callable[[bytes], bool] | None = None
-    """Knows a file of the format that may hold any number of channels."""
-    read: Callable[[bytes], np.ndarray] | None = None
-    """Reads such a file as an array; None where only torch can, whose reader the caller has."""
+SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+"""File names, in lower case, that count as images in a folder or an archive. Arrays may hold
+anything, and are read where they are named."""
 
-
-def _is_zip_with(suffix: str, data: bytes) -> bool:
-    """Whether a file is a zip in which a name ends so."""
-    if not data.startswith(b"PK\3\4"):
-        return False
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return any(name.endswith(suffix) for name in archive.namelist())
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
-        return False
-
-
-def _is_tiff(data: bytes) -> bool:
-    return data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-
-
-IMAGE_FORMATS = (
-    ImageFormat("PNG", (".png",)),
-    ImageFormat("JPEG", (".jpg", ".jpeg", ".jfif")),
-    ImageFormat("GIF", (".gif",)),
-    ImageFormat("BMP", (".bmp",)),
-    ImageFormat("PPM", (".ppm", ".pgm", ".pbm", ".pnm")),
-    ImageFormat("DIB"),
-    ImageFormat("TIFF", (".tif", ".tiff"), is_mine=_is_tiff, read=arrays.read_tiff),
-    ImageFormat("WEBP", (".webp",)),
-    ImageFormat("JPEG2000", (".jp2",)),
-    ImageFormat("AVIF", (".avif",)),
-    ImageFormat("ICO"),
-    ImageFormat("PCX"),
-    ImageFormat("QOI"),
-    ImageFormat("SGI"),
-    ImageFormat("TGA", (".tga",)),
-    ImageFormat("NPY", pillow=False, is_mine=lambda d: d.startswith(npy.MAGIC), read=npy.read_npy),
-    ImageFormat("NPZ", pillow=False, is_mine=partial(_is_zip_with, ".npy"), read=npy.read_npz),
-    ImageFormat("PT", pillow=False, is_mine=partial(_is_zip_with, "data.pkl")),
-)
-"""In the order in which they are tried: Pillow knows the first five without importing all of its
-plugins, and TGA has no mark by which it is known. Arrays may hold anything, and are read where they
-are named, not found in folders. Of Pillow's formats that are not here EPS starts Ghostscript, and
-the rest are of fonts, films, screens and telescopes."""
-
-SUFFIXES = frozenset(suffix for known in IMAGE_FORMATS for suffix in known.suffixes)
-"""File names, in lower case, that count as images in a folder or an archive."""
+_READERS = {"TIFF": arrays.read_tiff, "NPY": npy.read_npy, "NPZ": npy.read_npz}
 
 EXPECTED = (
-    f"give an image ({', '.join(one.name for one in IMAGE_FORMATS if one.suffixes)}) or an array "
-    f"({', '.join(f'.{one.name.lower()}' for one in IMAGE_FORMATS if not one.pillow)}); "
-    "--forward-arg passes other arguments of the model"
+    f"give an image ({', '.join(name for name, suffixes in FORMATS.items() if suffixes)}) or an "
+    "array (.npy, .npz, .pt); --forward-arg passes other arguments of the model"
 )
 """What a file that is no image should have been."""
 
@@ -97,11 +63,11 @@ _HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1")
 
 
 def open_image(file: BinaryIO) -> Image.Image:
-    """Open an image in one of IMAGE_FORMATS; its pixels are read later. UnidentifiedImageError
-    says what another file looks like; of broken files Pillow raises whatever it likes."""
+    """Open an image in one of FORMATS; its pixels are read later. UnidentifiedImageError says what
+    another file looks like; of broken files Pillow raises whatever it likes."""
     head = file.read(64)
     try:
-        return Image.open(file, formats=[one.name for one in IMAGE_FORMATS if one.pillow])
+        return Image.open(file, formats=[*FORMATS])
     except UnidentifiedImageError:
         start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
         looks = [words for mark, words in _LOOKS.items() if start.startswith(mark)]
@@ -111,9 +77,18 @@ def open_image(file: BinaryIO) -> Image.Image:
         raise UnidentifiedImageError(f"is no image that {words}" if head else "is empty") from None
 
 
-def of_channels(data: bytes) -> ImageFormat | None:
-    """The format of a file that may hold any number of channels; None for any other file."""
-    return next((one for one in IMAGE_FORMATS if one.is_mine and one.is_mine(data)), None)
+def array_format(data: bytes) -> str | None:
+    """TIFF, NPY, NPZ or PT of a file that may hold any number of channels; None for any other."""
+    if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+        return "TIFF"
+    if data.startswith(npy.MAGIC):
+        return "NPY"
+    if data.startswith(b"PK\3\4"):
+        with suppress(zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
+            names = zipfile.ZipFile(io.BytesIO(data)).namelist()
+            ends = {"NPZ": ".npy", "PT": "data.pkl"}
+            return next((k for k, end in ends.items() if any(n.endswith(end) for n in names)), None)
+    return None
 
 
 # Files to pictures ---------------------------------------------------------------------------
@@ -235,11 +210,11 @@ def _array(
     data: bytes, wanted: Wanted, tensors: Callable[[bytes], np.ndarray] | None
 ) -> np.ndarray | None:
     """The numbers in the bytes of a file that are no picture for this model; None for a picture."""
-    known = of_channels(data)
+    known = array_format(data)
     as_stored = wanted.channels not in (1, 3) and (known or not wanted.raw)
     if known is None and not as_stored:
         return None
-    if known is None or known.pillow:
+    if known in (None, "TIFF"):
         try:
             with open_image(io.BytesIO(data)) as opened:
                 if not as_stored:
@@ -253,15 +228,14 @@ def _array(
         except UnidentifiedImageError:
             if known is None:
                 raise
-    assert known is not None
-    reader = known.read or tensors
+    reader = _READERS.get(known or "", tensors)
     if reader is None:
         raise UnidentifiedImageError("is a file of torch.save, which is no image here")
     try:
         array = reader(data)
     except FileError as error:
         raise ImageError(error.message, error.hint) from error
-    return _ready(array, wanted) if known.pillow else array
+    return _ready(array, wanted) if known == "TIFF" else array
 
 
 def _frame(

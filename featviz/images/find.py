@@ -22,7 +22,7 @@ from featviz.files.missing import hint_of, misspelt
 from featviz.files.urls import Remote, Url, is_url, local_path
 from featviz.images import archives
 from featviz.images.archives import Place
-from featviz.images.decode import SUFFIXES, of_channels, open_image
+from featviz.images.decode import SUFFIXES, array_format, open_image
 from featviz.records import Sample
 from featviz.text import expand_braces, is_number, quoted, safe_way
 
@@ -73,7 +73,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
     """Refuse paths that are not there, before any work."""
     for argument in arguments:
         plain = argument != "-" and not is_url(argument) and expand_braces(argument) == [argument]
-        if plain and not _is_there(Path(argument)):
+        if plain and not os.path.exists(argument):  # noqa: PTH110 - takes any name
             _expand(argument, None, False, None)
 
 
@@ -95,7 +95,7 @@ def _identity(path: Place) -> str:
         return f"{path.url.protocol}://{path.path}::{path.member or ''}"
     if inside := archives.split(path):
         return f"{os.path.realpath(str(inside[0]))}/{inside[1]}"
-    return os.path.realpath(path) if _is_there(path) else str(path.absolute())
+    return os.path.realpath(path) if os.path.exists(path) else str(path.absolute())  # noqa: PTH110
 
 
 def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | None) -> list[Named]:
@@ -103,7 +103,7 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
     if argument == "-":
         return _listed(stdin or sys.stdin.buffer, nul)
     path = Path(argument)
-    there = _is_there(path)
+    there = os.path.exists(path)  # noqa: PTH110 - takes any name
     if not there and (parts := expand_braces(argument)) != [argument]:
         return [named for part in parts for named in _expand(part, stdin, nul, outside)]
     if is_url(argument):
@@ -132,14 +132,6 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
     again = None if near is None else (argument, str(near))
     message = f"no image {argument!r}: no such file or folder"
     raise UsageError(message, hint_of(path, near), replace=again)
-
-
-def _is_there(path: Path) -> bool:
-    """Whether there is such a file or folder; no name is too long to be asked for."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
 
 
 def _listed(stdin: BinaryIO, nul: bool) -> list[Named]:
@@ -181,20 +173,15 @@ def _in_store(url: str) -> list[Named]:
 def _images(where: str, files: Sequence[Named]) -> list[Named]:
     """Those files whose names are of images, at least one."""
     found = [pair for pair in files if PurePath(pair[0]).suffix.lower() in SUFFIXES]
-    if not found and where.startswith("archive"):
-        raise UsageError(f"no images in {where}", f"it has {len(files)} other files")
     if not found:
-        raise UsageError(
-            f"no images in {where}",
-            f"it has no {' '.join(sorted(SUFFIXES))} files; arrays are read where they are named, "
-            "for example by a quoted '*.npy'",
-        )
+        hint = f"it has no {' '.join(sorted(SUFFIXES))} files; arrays are read where they are named"
+        raise UsageError(f"no images in {where}", f"{hint}, for example by a quoted '*.npy'")
     return found
 
 
 def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
-    """The images in a folder, but for those in `outside`, a folder below it. What is no regular
-    file is left out; a link that leads nowhere is an image that fails."""
+    """The images in a folder, but for those in `outside`, a folder below it. A link that leads
+    nowhere is an image that fails; what is no file otherwise is left out."""
     base, apart = real(folder), real(outside or folder)
     left_out = apart.relative_to(base) if apart != base and apart.is_relative_to(base) else None
     files = [
@@ -214,8 +201,6 @@ def _in_archive(argument: str, archive: Place, name: str | None = None) -> list[
         hint = hint_of(archive, misspelt(archive))
         raise UsageError(f"no archive {str(archive)!r} for {argument!r}", hint)
     try:
-        if isinstance(archive, Path) and not archive.stat().st_size:
-            raise UsageError(f"archive {str(archive)!r} is empty", "is it whole?")
         names = archives.members(archive)
     except (OSError, *archives.DAMAGED) as error:
         known = error.hint if isinstance(error, FileError) else None
@@ -297,8 +282,7 @@ def _is_whole(path: Place) -> bool:
     """Whether a file is a clip or a volume of its own, not one frame of a clip."""
     try:
         data = archives.read(path)
-        known = of_channels(data)
-        if known is not None and not known.pillow:
+        if array_format(data) not in (None, "TIFF"):
             return True
         with open_image(io.BytesIO(data)) as image:
             return getattr(image, "n_frames", 1) > 1 and image.format != "MPO"

@@ -6,7 +6,6 @@ import bz2
 import io
 import json
 import lzma
-import os
 import shutil
 import struct
 import tarfile
@@ -172,7 +171,7 @@ def test_of_two_members_with_one_name_the_later_counts(
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_hidden_files_are_no_images(kind: str, photos: Path, tmp_path: Path) -> None:
     """As in folders; nor is what macOS adds; but what is named is taken. An archive without any
-    says what is there instead."""
+    is refused."""
     for name in ("__MACOSX/a/._00.png", ".hidden.png", ".cache/x.png", "notes.txt"):
         (photos / name).parent.mkdir(parents=True, exist_ok=True)
         (photos / name).write_bytes(png())
@@ -183,9 +182,8 @@ def test_hidden_files_are_no_images(kind: str, photos: Path, tmp_path: Path) -> 
     shutil.rmtree(photos)
     (photos / "texts").mkdir(parents=True)
     (photos / "texts" / "a.txt").write_text("a")
-    with pytest.raises(UsageError, match="no images in archive") as caught:
+    with pytest.raises(UsageError, match="no images in archive"):
         names(packed(photos, f"x.{kind}"))
-    assert caught.value.hint == "it has 1 other files"
 
 
 @pytest.mark.parametrize("kind", ["tar.gz", "zip"])
@@ -289,10 +287,8 @@ def test_a_file_that_is_no_picture_says_what_it_looks_like(
 
 def test_every_format_on_the_list_is_read(tmp_path: Path) -> None:
     """What is written by Pillow in each of them comes back; EPS is none of them."""
-    from featviz.images.decode import IMAGE_FORMATS
-
     Image.init()
-    names = [known.name for known in IMAGE_FORMATS if known.pillow]
+    names = [*decode.FORMATS]
     assert "EPS" not in names and set(names) - {"AVIF"} <= Image.OPEN.keys()
     read = []
     for name in names:
@@ -303,17 +299,6 @@ def test_every_format_on_the_list_is_read(tmp_path: Path) -> None:
             assert np.abs(pixels - (200, 100, 50)).max() < 12, name
             read.append(name)
     assert len(read) >= 12
-
-
-def test_a_fifo_among_the_stills_of_a_clip(tmp_path: Path) -> None:
-    """It is none of the clip's frames, and nothing waits for it."""
-    photos = make_photos(tmp_path / "stills", 2)
-    os.mkfifo(photos / "00a.png")
-    (clip,) = find.clips(find.find_samples([str(photos)]))
-    assert [path.name for path in clip.paths] == ["00.png", "01.png"]
-    named = find.clips(find.find_samples([str(photos / "00a.png")]))
-    with pytest.raises(ImageError, match=r"00a\.png is no file, but a FIFO"):
-        decode.decode(named[0])
 
 
 def test_more_pixels_than_an_image_may_have(tmp_path: Path) -> None:

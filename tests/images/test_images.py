@@ -194,6 +194,7 @@ def test_frames_that_are_left_out_are_told_once(
         (b"", "is empty"),
         (Path.mkdir, "is no file"),
         (lambda path: None, "is no file"),
+        (os.mkfifo, "is no file, but a FIFO"),
     ],
 )
 def test_broken_file_is_named(tmp_path: Path, content: Any, message: str) -> None:
@@ -309,10 +310,8 @@ def test_a_list_of_nothing() -> None:
 
 def test_a_suffix_is_that_of_a_format_that_is_read() -> None:
     """Pillow, where it knows a suffix of the table, opens it as the format of that record."""
-    from featviz.images.decode import IMAGE_FORMATS
-
     Image.init()
-    for known in IMAGE_FORMATS:
-        for suffix in known.suffixes:
-            if known.name in Image.OPEN:
-                assert Image.EXTENSION[suffix] == known.name, suffix
+    for name, suffixes in decode.FORMATS.items():
+        for suffix in suffixes:
+            if name in Image.OPEN:
+                assert Image.EXTENSION[suffix] == name, suffix

@@ -175,9 +175,8 @@ def test_an_archive_of_a_server_is_read_in_parts(
     """The same images as from disk, and a server that gives no parts is told apart."""
     with tarfile.open(server.root / "p.tar", "w") as tar:
         tar.add(server.root / "sub dir", "s")
-    (near,), (far,) = (find.find_samples([f"{at}/p.tar"]) for at in (server.root, server.url[:-1]))
-    assert near.name == far.name == "s/00.png"
-    assert decode.digest(near) == decode.digest(far)
+    (far,) = find.find_samples([f"{server.url}p.tar"])
+    assert far.name == "s/00.png" and decode.decode(far).size == (18, 16)
     whole = (server.root / "p.tar").read_bytes()
     server.plan["/q.tar"] = lambda visit: visit.send(whole)
     monkeypatch.setattr(urls, "_BLOCK", 512)

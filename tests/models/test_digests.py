@@ -133,13 +133,6 @@ FORMS = {
     "function": "def f(x):\n    return x * {}\n",
     "method": "class P:\n    def g(self, x):\n        return x * {}\nf = P().g\n",
     "object": "class P:\n    def __call__(self, x):\n        return x * {}\nf = P()\n",
-    "super": (
-        "class P:\n    def __init__(self):\n        super().__init__()\n"
-        "    def __call__(self, x):\n        return x * {}\nf = P()\n"
-    ),
-    "recursive": (
-        "def make():\n    def f(x):\n        return f(x - 1) * {}\n    return f\nf = make()\n"
-    ),
     "class": "class f:\n    def __init__(self, x):\n        self.x = x * {}\n",
     "lambda": "f = lambda x: x * {}\n",
     "nested": "f = lambda x: [y * {} for y in x]\n",
@@ -149,10 +142,6 @@ FORMS = {
     "partial": "import functools\ndef g(x, by):\n    return x\nf = functools.partial(g, by={})\n",
     "wrapped": (
         "def twice(g):\n    return lambda x: g(g(x))\ndef f(x):\n    return x * {}\nf = twice(f)\n"
-    ),
-    "decorated": (
-        "import functools\ndef twice(g):\n    @functools.wraps(g)\n    def h(x):\n"
-        "        return g(g(x))\n    return h\n@twice\ndef f(x):\n    return x * {}\n"
     ),
 }
 
