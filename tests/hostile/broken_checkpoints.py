@@ -227,10 +227,7 @@ CONTENTS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: nn.Linear.__new__(nn.Linear),
         "holds a broken Linear: it lacks parts",
     ),
-    "module with numbers for hooks": (
-        _numbers_for_hooks,
-        "holds a Conv2d with _forward_hooks",
-    ),
+    "module with numbers for hooks": (_numbers_for_hooks, "holds a Conv2d with _forward_hooks"),
     "module within itself": (_within_itself, "holds a broken Sequential: it lacks parts"),
     "head of a billion classes": (
         _expanded,

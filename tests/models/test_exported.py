@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import subprocess
 import sys
 import zipfile
@@ -119,20 +118,6 @@ def test_names_that_are_no_identifiers(tmp_path: Path) -> None:
     module = load(export(nn.Sequential(inner).eval(), tmp_path / "m.pt2")).module
     sites = captured(module, torch.zeros(1, 3, 16, 20))
     assert [name for name, _, _ in sites] == ["0.block1-0", "0.c+1", "0", ""]
-
-
-def test_selectors_and_run_speak_of_the_original(
-    exported: Path, picture: Path, tmp_path: Path, featviz: Callable[..., Any]
-) -> None:
-    """`run prog.pt2 photo.jpg --layers Conv2d` draws the convolution; nothing else is needed."""
-    out = tmp_path / "out"
-    done = featviz("run", exported, picture, "--layers", "Conv2d", "--out", out, "--trust")
-    assert done.code == 0, done.err
-    manifest = json.loads((out / "picture.png" / "manifest.json").read_text())
-    assert [(c["layer"], c["type"], c["shape"]) for c in manifest["captures"]] == [
-        ("0", "Conv2d", [1, 4, 16, 20])
-    ]
-    assert manifest["input"]["shape"] == [1, 3, 16, 20]
 
 
 # The input that a program was exported for ---------------------------------------------------
