@@ -124,7 +124,9 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
     if glob.has_magic(argument):
         fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
         files = map(Path, sorted(glob.glob(argument, recursive=True)))
-        found = [(file.relative_to(fixed).as_posix(), file) for file in files if file.is_file()]
+        found: list[Named] = [
+            (file.relative_to(fixed).as_posix(), file) for file in files if file.is_file()
+        ]
         if not found:
             raise UsageError(f"no image matches {quoted(argument)!r}", "check the pattern")
         return found
@@ -159,7 +161,7 @@ def _in_store(url: str) -> list[Named]:
     if archives.is_archive(place):
         return _in_archive(str(place), place)
     if glob.has_magic(place.place):
-        found = list(urls.matching(place))
+        found: list[Named] = [*urls.matching(place)]
         if not found:
             raise UsageError(f"no image matches {quoted(str(place))!r}", "check the pattern")
         return found
