@@ -322,8 +322,8 @@ def read(place: Remote, most: int) -> bytes:
     return content
 
 
-def open_parts(place: Remote) -> tuple[Any, int]:
-    """A file to be read from any place, as archives need it, and its size."""
+def open_parts(place: Remote) -> Any:
+    """A file to be read from any place, as archives need it."""
     blocks = {"cache_type": "blockcache", "cache_options": {"maxblocks": 4}, "block_size": _BLOCK}
     file = _asked(place, lambda: place.url.filesystem().open(place.path, "rb", **blocks))
     if not isinstance(getattr(file, "size", None), int) or not file.seekable():
@@ -332,7 +332,7 @@ def open_parts(place: Remote) -> tuple[Any, int]:
     if cache := getattr(file, "cache", None):
         fetch = cache.fetcher  # a block that the store fails to give is asked for again
         cache.fetcher = lambda start, end: _asked(place, lambda: fetch(start, end))
-    return file, file.size
+    return file
 
 
 def is_folder(place: Remote) -> bool:

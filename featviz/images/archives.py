@@ -27,7 +27,6 @@ from featviz.files.urls import Remote
 log = logging.getLogger(__name__)
 
 Place: TypeAlias = Path | Remote
-"""A file on this machine or in a store, or one in an archive there."""
 
 SEPARATOR = "::"
 _SUFFIX = r"\.(?:tar|tar\.gz|tgz|tar\.bz2|tbz2|tar\.xz|txz|zip)"
@@ -40,9 +39,6 @@ MAX_MEMBER_BYTES = 512 * 2**20
 MAX_FILE_BYTES = 2**30
 """A larger file is no picture that Pillow would open."""
 
-MAX_UNPACKED_BYTES = 2**30
-"""A tar may unpack to this beside 200 times its own size."""
-
 _MODES: Any = {b"\x1f\x8b": "r:gz", b"BZ": "r:bz2", b"\xfd7": "r:xz"}
 """How tarfile opens a compressed file, by its first two bytes."""
 
@@ -52,7 +48,6 @@ DAMAGED = (
     zlib.error,
     lzma.LZMAError,
     EOFError,
-    NotImplementedError,
     RuntimeError,
     ValueError,
     FileError,
@@ -83,37 +78,24 @@ def member(archive: Place, name: str) -> Place:
 
 
 def members(path: Place) -> list[str]:
-    """Names of the files in an archive, in their order: a compressed tar is then read once.
-
-    Hidden files are left out, as in folders, and so is what macOS adds to zip files. An archive in
-    a store is opened anew, and taken to stay as it is until the next call.
-
-    Raises:
-        OSError: or one of DAMAGED, if it cannot be read.
-    """
+    """Names of the files in an archive, in their order (a compressed tar is then read once),
+    without hidden ones; OSError or one of DAMAGED if it cannot be read. An archive in a store is
+    opened anew, and taken to stay as it is until the next call."""
     if isinstance(path, Remote):
         _opened.cache_clear()
     return [name for name in _open(path).members if not is_hidden(name)]
 
 
 def exists(path: Place) -> bool:
-    """Whether there is such a file, on its own or in an archive; of one in a store, reading tells.
-
-    Raises:
-        OSError: or one of DAMAGED, if the archive cannot be read.
-    """
+    """Whether there is such a file or member of an archive; of one in a store, reading tells."""
     archive, name = split(path) or (path, None)
     there = isinstance(archive, Remote) or os.path.isfile(archive)  # noqa: PTH113 - takes any name
     return there and (name is None or name in _open(archive).members)
 
 
 def read(path: Place) -> bytes:
-    """The bytes of a file, on its own or in an archive.
-
-    Raises:
-        OSError: or one of DAMAGED, if it cannot be read, has more than MAX_FILE_BYTES, or unpacks
-            to more than MAX_MEMBER_BYTES.
-    """
+    """The bytes of a file, on its own or in an archive; OSError or one of DAMAGED if it cannot be
+    read, has more than MAX_FILE_BYTES, or unpacks to more than MAX_MEMBER_BYTES."""
     if inside := split(path):
         return _open(inside[0]).read(inside[1])
     if isinstance(path, Remote):
@@ -136,67 +118,55 @@ def is_hidden(name: str) -> bool:
     return any(part.startswith(".") or part == "__MACOSX" for part in parts)
 
 
-class _Tar:
-    """A tar file. If two members have one name the later one counts, as when tar unpacks them."""
+class _Archive:
+    """A tar or zip file. If two members have one name the later one counts, as when it is
+    unpacked."""
 
-    def __init__(self, file: BinaryIO, size: int, name: str) -> None:
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self.members: dict[str, Any] = {}
+        self._last: tuple[str, bytes] = ("", b"")
+        self._lock = Lock()
+        if name.lower().endswith(".zip"):
+            self.file: Any = zipfile.ZipFile(file)
+            infos = [info for info in self.file.infolist() if not info.is_dir()]
+            self.members = {_normal(info.filename): info for info in infos}
+            return
         mode = _MODES.get(file.read(2), "r:")
-        most = MAX_UNPACKED_BYTES + 200 * size
         file.seek(0)
         self.file = tarfile.open(fileobj=file, mode=mode)  # noqa: SIM115 - stays as long as cached
-        self.members: dict[str, tarfile.TarInfo] = {}
         links = 0
         for info in self.file:
-            if info.offset_data + info.size > most:
-                raise tarfile.ReadError(
-                    f"it unpacks to more than {most} bytes, far beyond its size"
-                )
             links += info.issym() or info.islnk()
             if info.isfile():
                 self.members.pop(_normal(info.name), None)
                 self.members[_normal(info.name)] = info
-        unpacked: Any = self.file.fileobj
+        unpacked = self.file.fileobj
         unpacked.seek(self.file.offset)  # tarfile takes a damaged header for the end of the file
         if unpacked.read(512).strip(b"\0"):
             raise tarfile.ReadError(f"damaged at byte {self.file.offset}")
         if links:
             log.warning("%s: %d links are left out", name, links)
-        self._last: tuple[str, bytes] = ("", b"")
-        self._lock = Lock()
 
     def read(self, name: str) -> bytes:
-        """The last member is held: going back in a compressed file means starting anew."""
+        """The last member is held: going back in a compressed tar means starting anew."""
+        info = self.members[name]
+        is_tar = isinstance(info, tarfile.TarInfo)
+        size = info.size if is_tar else info.file_size
+        if size > MAX_MEMBER_BYTES:
+            raise OSError(
+                f"it unpacks to {size} bytes, more than the {MAX_MEMBER_BYTES} of any image"
+            )
+        if not is_tar and info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise NotImplementedError("it is neither stored nor deflated")
         with self._lock:
             if self._last[0] != name:
-                info = self.members[name]
-                _check_size(info.size)
-                opened = self.file.extractfile(info)
-                assert opened is not None
-                self._last = (name, opened.read())
+                # a zip gives no more than the size, whatever is there
+                with self.file.extractfile(info) if is_tar else self.file.open(info) as opened:
+                    self._last = (name, opened.read())
             return self._last[1]
 
 
-class _Zip:
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = zipfile.ZipFile(file)
-        infos = [info for info in self.file.infolist() if not info.is_dir()]
-        self.members = {_normal(info.filename): info for info in infos}
-
-    def read(self, name: str) -> bytes:
-        info = self.members[name]
-        _check_size(info.file_size)
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise NotImplementedError("it is neither stored nor deflated")
-        with self.file.open(info) as opened:  # gives no more than the size, whatever is there
-            return opened.read()
-
-
-def _check_size(size: int) -> None:
-    if size > MAX_MEMBER_BYTES:
-        raise OSError(f"it unpacks to {size} bytes, more than the {MAX_MEMBER_BYTES} of any image")
-
-
-def _open(path: Place) -> _Tar | _Zip:
+def _open(path: Place) -> _Archive:
     """An archive that was opened before is opened anew only if the file has changed; for one in a
     store see `members`."""
     if isinstance(path, Remote):
@@ -206,11 +176,7 @@ def _open(path: Place) -> _Tar | _Zip:
 
 
 @lru_cache(maxsize=4)
-def _opened(path: Place, *state: int) -> _Tar | _Zip:
+def _opened(path: Place, *state: int) -> _Archive:
     if isinstance(path, Remote):
-        file, size = urls.open_parts(path)
-    else:
-        file = files.open_regular(path)
-        size = os.fstat(file.fileno()).st_size
-    is_zip = path.name.lower().endswith(".zip")
-    return _Zip(file) if is_zip else _Tar(file, size, str(path))
+        return _Archive(urls.open_parts(path), str(path))
+    return _Archive(files.open_regular(path), str(path))

@@ -8,7 +8,7 @@ import io
 import logging
 import re
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -20,8 +20,6 @@ from featviz.text import counted
 MOST_VALUES = 2**28
 """Numbers of an image: as float32 they take one gibibyte."""
 
-_BITS, _CHANNELS = 258, 277
-"""Numbers of tags of TIFF."""
 _PACKINGS = (1, 8, 32946, 5, 32773)
 """Numbers of the compressions of TIFF that are read: none, Deflate, LZW and PackBits."""
 _MOST_CHANNELS = 4096
@@ -48,14 +46,8 @@ class Wanted(NamedTuple):
 
 def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
     """An array as the model takes it: 8 bits of grey or RGB as the picture that they are, other
-    unsigned integers of 8 and 16 bits scaled to 0..1 by their range, all others as they are.
-
-    The axis of channels is the first or the last, whichever has as many as the model takes.
-
-    Raises:
-        ImageError: it holds no numbers, or NaN or infinite ones, or has other channels than the
-            model takes, or both axes could be those of channels.
-    """
+    unsigned integers of 8 and 16 bits scaled to 0..1 by their range, all others as they are. The
+    axis of channels is the first or the last, whichever has as many as the model takes."""
     if array.dtype.kind not in "biuf":
         raise ImageError(f"holds {array.dtype}, which are no values of an image", None)
     if array.ndim < 2 or not array.size:
@@ -87,6 +79,12 @@ def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
 
 def _channels_first(array: np.ndarray, wanted: Wanted) -> np.ndarray:
     """The array as [C, H, W], or [C, D, H, W] for a volume."""
+
+    def fits(count: int) -> bool:  # as it is, or made so: grey becomes RGB, a picture grey
+        to_grey = array.dtype == np.uint8 and not wanted.volume
+        made_so = ((1, 3), (3, 1)) if to_grey else ((1, 3),)
+        return count == wanted.channels or (count, wanted.channels) in made_so
+
     shape, whole = array.shape, 4 if wanted.volume else 3
     first, last = True, False
     if array.ndim == whole + 1 and len(array) == 1:  # a batch of one: [1, C, H, W]
@@ -94,7 +92,7 @@ def _channels_first(array: np.ndarray, wanted: Wanted) -> np.ndarray:
     elif array.ndim == whole - 1:
         array = array[None]
     elif array.ndim == whole and not wanted.volume:
-        first, last = (_fits(shape[axis], wanted, array.dtype) for axis in (0, -1))
+        first, last = fits(shape[0]), fits(shape[-1])
         if first == last:
             first, last = (shape[axis] == wanted.channels for axis in (0, -1))
     if first and last:
@@ -103,7 +101,7 @@ def _channels_first(array: np.ndarray, wanted: Wanted) -> np.ndarray:
             f"the {wanted.channels} channels",
             "save it as [1, C, H, W], which says that the channels come first",
         )
-    first = first and _fits(len(array), wanted, array.dtype)
+    first = first and fits(len(array))
     if array.ndim != whole or not (first or last):
         raise ImageError(
             f"has the shape {list(shape)}, and the model takes "
@@ -113,34 +111,9 @@ def _channels_first(array: np.ndarray, wanted: Wanted) -> np.ndarray:
     return array if first else np.moveaxis(array, -1, 0)
 
 
-def _fits(count: int, wanted: Wanted, dtype: np.dtype[Any]) -> bool:
-    """Whether so many channels are what the model takes, or can be made so: grey becomes RGB, and
-    a picture of 8 bits grey."""
-    if count == wanted.channels or (count == 1 and wanted.channels == 3):
-        return True
-    return count == 3 and wanted.channels == 1 and dtype == np.uint8 and not wanted.volume
-
-
-def is_tiff(data: bytes) -> bool:
-    """Whether a file begins as a TIFF does."""
-    return data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-
-
-def is_whole_tiff(image: Image.Image) -> bool:
-    """Whether Pillow has all channels and bits of an image; of colour it keeps four channels of 8
-    bits at most, and says nothing of the others."""
-    tags = getattr(image, "tag_v2", {})
-    bands = len(image.getbands())
-    return bool(tags.get(_CHANNELS, bands) == bands and max(tags.get(_BITS, (8,))) <= 8)
-
-
 def read_tiff(data: bytes) -> np.ndarray:
-    """The first page of a TIFF, [H, W, C], of the file's own type.
-
-    Raises:
-        ImageError: it is packed in a way that is not read here, or damaged, or the package tifffile
-            is not installed.
-    """
+    """The first page of a TIFF, [H, W, C], of the file's own type; ImageError without the package
+    tifffile."""
     try:
         import tifffile
     except ImportError as error:

@@ -9,10 +9,9 @@ import logging
 import struct
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,127 +28,67 @@ from featviz.records import Raster, Sample
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ImageFormat:
-    """A format of image files that is read."""
+FORMATS: dict[str, tuple[str, ...]] = {
+    "PNG": (".png",),
+    "JPEG": (".jpg", ".jpeg", ".jfif"),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+    "JPEG2000": (".jp2",),
+    "AVIF": (".avif",),
+    **dict.fromkeys(("DIB", "ICO", "PCX", "QOI", "SGI"), ()),
+    "TGA": (".tga",),
+}
+"""Pillow's formats that are read, in the order in which they are tried, and the suffixes by which
+folders and archives are searched; without any it is read where a file is named. Pillow knows the
+first five without importing all of its plugins; TGA has no mark by which it is known. Of the others
+EPS starts Ghostscript, and the rest are of fonts, films, screens and telescopes."""
 
-    name: str
-    """Pillow's name where Pillow reads it."""
-    suffixes: tuple[str, ...] = ()
-    """By which folders and archives are searched; without any it is read where a file is named."""
-    common: bool = False
-    """Whether Pillow knows it without importing all of its plugins."""
-    pillow: bool = True
-    is_mine: Callable[[bytes], bool] | None = None
-    """Knows a file of the format that may hold any number of channels."""
-    read: Callable[[bytes], np.ndarray] | None = None
-    """Reads such a file as an array; None where only torch can, whose reader the caller has."""
+SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+"""File names, in lower case, that count as images in a folder or an archive. Arrays may hold
+anything, and are read where they are named."""
 
-
-def _is_zip_with(suffix: str, data: bytes) -> bool:
-    """Whether a file is a zip in which a name ends so."""
-    if not data.startswith(b"PK\3\4"):
-        return False
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return any(name.endswith(suffix) for name in archive.namelist())
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
-        return False
-
-
-def _is_torch(data: bytes) -> bool:
-    """Whether a file is one of torch.save, as it is written now or was before torch 1.6."""
-    old = data.startswith(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.")
-    return old or _is_zip_with("data.pkl", data)
-
-
-IMAGE_FORMATS = (
-    ImageFormat("PNG", (".png",), common=True),
-    ImageFormat("JPEG", (".jpg", ".jpeg", ".jfif"), common=True),
-    ImageFormat("GIF", (".gif",), common=True),
-    ImageFormat("BMP", (".bmp",), common=True),
-    ImageFormat("PPM", (".ppm", ".pgm", ".pbm", ".pnm"), common=True),
-    ImageFormat("DIB"),
-    ImageFormat("TIFF", (".tif", ".tiff"), is_mine=arrays.is_tiff, read=arrays.read_tiff),
-    ImageFormat("WEBP", (".webp",)),
-    ImageFormat("JPEG2000", (".jp2",)),
-    ImageFormat("AVIF", (".avif",)),
-    ImageFormat("ICO"),
-    ImageFormat("PCX"),
-    ImageFormat("QOI"),
-    ImageFormat("SGI"),
-    ImageFormat("TGA", (".tga",)),
-    ImageFormat("NPY", pillow=False, is_mine=lambda d: d.startswith(npy.MAGIC), read=npy.read_npy),
-    ImageFormat("NPZ", pillow=False, is_mine=partial(_is_zip_with, ".npy"), read=npy.read_npz),
-    ImageFormat("PT", pillow=False, is_mine=_is_torch),
-)
-"""In the order in which they are tried: TGA has no mark by which it is known, and comes last of
-Pillow's. Arrays may hold anything, and are read where they are named, not found in folders. Of
-Pillow's formats that are not here EPS starts Ghostscript, and the rest are of fonts, films, screens
-and telescopes."""
-
-SUFFIXES = frozenset(suffix for known in IMAGE_FORMATS for suffix in known.suffixes)
-"""File names, in lower case, that count as images in a folder or an archive."""
+_READERS = {"TIFF": arrays.read_tiff, "NPY": npy.read_npy, "NPZ": npy.read_npz}
 
 EXPECTED = (
-    f"give an image ({', '.join(one.name for one in IMAGE_FORMATS if one.suffixes)}) or an array "
-    f"({', '.join(f'.{one.name.lower()}' for one in IMAGE_FORMATS if not one.pillow)}); "
-    "--forward-arg passes other arguments of the model"
+    f"give an image ({', '.join(name for name, suffixes in FORMATS.items() if suffixes)}) or an "
+    "array (.npy, .npz, .pt); --forward-arg passes other arguments of the model"
 )
 """What a file that is no image should have been."""
 
-_LOOKS = {
-    b"%!PS": "PostScript",
-    b"%PDF": "PDF",
-    b"<svg": "SVG",
-    b"<?xml": "XML or SVG",
-    b"<!DOCTYPE": "HTML or SVG",
-    b"<html": "HTML",
-    b"8BPS": "Photoshop",
-    b"PK\3\4": "a zip file",
-}
+_LOOKS = {b"%!PS": "PostScript", b"%PDF": "PDF", b"<": "SVG or HTML", b"PK\3\4": "a zip file"}
+_HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1")
 
 
 def open_image(file: BinaryIO) -> Image.Image:
-    """Open an image in one of IMAGE_FORMATS; its pixels are read later.
-
-    Raises:
-        UnidentifiedImageError: the file is no such image; the message says what it looks like.
-        OSError: or whatever else Pillow raises on broken files.
-    """
+    """Open an image in one of FORMATS; its pixels are read later. UnidentifiedImageError says what
+    another file looks like; of broken files Pillow raises whatever it likes."""
     head = file.read(64)
-    file.seek(0)
-    common, others = (
-        [one.name for one in IMAGE_FORMATS if one.pillow and one.common == first]
-        for first in (True, False)
-    )
     try:
-        try:
-            return Image.open(file, formats=common)
-        except UnidentifiedImageError:
-            Image.init()  # imports all of Pillow's plugins; it may have been built without some
-            return Image.open(file, formats=[name for name in others if name in Image.OPEN])
+        return Image.open(file, formats=[*FORMATS])
     except UnidentifiedImageError:
-        looks = _looks_like(head)
-        words = f"that featviz reads: it looks like {looks}" if looks else "that Pillow can read"
-        raise UnidentifiedImageError(f"is no image {words}" if head else "is empty") from None
+        start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+        looks = [words for mark, words in _LOOKS.items() if start.startswith(mark)]
+        if head[4:12] in _HEIC:
+            looks = ["HEIC, which has to be converted"]
+        words = f"featviz reads: it looks like {looks[0]}" if looks else "Pillow can read"
+        raise UnidentifiedImageError(f"is no image that {words}" if head else "is empty") from None
 
 
-def of_channels(data: bytes) -> ImageFormat | None:
-    """The format of a file that may hold any number of channels; None for any other file."""
-    return next((one for one in IMAGE_FORMATS if one.is_mine and one.is_mine(data)), None)
-
-
-def _looks_like(head: bytes) -> str | None:
-    """What a file that is none of IMAGE_FORMATS looks like, by its first bytes."""
-    if head[4:8] == b"ftyp" and head[8:12] in (b"heic", b"heix", b"mif1", b"msf1"):
-        return "HEIC, which has to be converted"
-    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    known = next((words for mark, words in _LOOKS.items() if start.startswith(mark)), None)
-    text = head.decode("utf-8", "ignore")
-    whole = len(head) - len(text.encode()) < 4  # the last letter may be cut
-    plain = whole and text and all(c.isprintable() or c in "\t\r\n\ufeff" for c in text)
-    return known or ("text" if plain else None)
+def array_format(data: bytes) -> str | None:
+    """TIFF, NPY, NPZ or PT of a file that may hold any number of channels; None for any other."""
+    if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+        return "TIFF"
+    if data.startswith(npy.MAGIC):
+        return "NPY"
+    if data.startswith(b"PK\3\4"):
+        with suppress(zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
+            names = zipfile.ZipFile(io.BytesIO(data)).namelist()
+            ends = {"NPZ": ".npy", "PT": "data.pkl"}
+            return next((k for k, end in ends.items() if any(n.endswith(end) for n in names)), None)
+    return None
 
 
 # Files to pictures ---------------------------------------------------------------------------
@@ -170,12 +109,11 @@ warnings.filterwarnings("ignore", module=r"PIL\.")  # what matters of a broken f
 
 @dataclass(frozen=True)
 class DecodedImage:
-    """A decoded sample: its images, and what identifies its files."""
+    """A decoded sample: its images, and the digest of the bytes of its files."""
 
     images: tuple[Image.Image | Raster, ...]
     """Pictures of mode L or RGB, upright; or numbers of other channels, or volumes."""
     sha256: str
-    """Digest of the bytes of the sample's files, one after the other."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -209,8 +147,7 @@ def decode(
             refused. Raises FileError where there is none.
         frames: take so many images, evenly spread over the sample's files or over an animation
             (some twice where there are fewer). Without it every file, and of an animation the
-            first frame, with a warning.
-        quiet: without that warning.
+            first frame, with a warning unless `quiet`.
 
     Raises:
         ImageError: no file, no image, truncated, or too large; names the file.
@@ -232,16 +169,15 @@ def decode(
                 if count > 1 and not (frames and alone) and not quiet:
                     log.warning("%s has %d frames; the first is taken", path, count)
                 images += [_frame(opened, number, background, wanted) for number in numbers]
-    return DecodedImage(tuple(images), _sha256(data))
+    return DecodedImage(tuple(images), hashlib.sha256(b"".join(data)).hexdigest())
 
 
 def digest(sample: Sample) -> str:
-    """sha256 of a sample's files, without decoding them: as in `DecodedImage`.
-
-    Raises:
-        ImageError: a file cannot be read.
-    """
-    return _sha256(_read(sample, path) for path in sample.paths)
+    """sha256 of a sample's files, without decoding them; ImageError where one cannot be read."""
+    sha256 = hashlib.sha256()
+    for path in sample.paths:
+        sha256.update(_read(sample, path))
+    return sha256.hexdigest()
 
 
 def _read(sample: Sample, path: Place) -> bytes:
@@ -250,13 +186,6 @@ def _read(sample: Sample, path: Place) -> bytes:
             odd = isinstance(path, Path) and (path.is_fifo() or path.is_char_device())
             raise ImageError("is no file" + ", but a FIFO or a device" * odd)
         return archives.read(path)
-
-
-def _sha256(data: Iterable[bytes]) -> str:
-    sha256 = hashlib.sha256()
-    for part in data:
-        sha256.update(part)
-    return sha256.hexdigest()
 
 
 @contextmanager
@@ -281,48 +210,75 @@ def _array(
     data: bytes, wanted: Wanted, tensors: Callable[[bytes], np.ndarray] | None
 ) -> np.ndarray | None:
     """The numbers in the bytes of a file that are no picture for this model; None for a picture."""
-    known = of_channels(data)
+    known = array_format(data)
     as_stored = wanted.channels not in (1, 3) and (known or not wanted.raw)
     if known is None and not as_stored:
         return None
-    if known is None or known.pillow:
+    if known in (None, "TIFF"):
         try:
             with open_image(io.BytesIO(data)) as opened:
                 if not as_stored:
                     return None
-                if arrays.is_whole_tiff(opened):  # the channels as they are, alpha among them
+                tags, bands = getattr(opened, "tag_v2", {}), len(opened.getbands())
+                # of the colour of a TIFF Pillow keeps four channels of 8 bits at most
+                if tags.get(277, bands) == bands and max(tags.get(258, (8,))) <= 8:
                     upright = ImageOps.exif_transpose(opened)
                     plain = upright.convert("RGBA") if upright.mode == "P" else upright
                     return _ready(np.asarray(plain), wanted)
         except UnidentifiedImageError:
             if known is None:
                 raise
-    assert known is not None
-    reader = known.read or tensors
+    reader = _READERS.get(known or "", tensors)
     if reader is None:
         raise UnidentifiedImageError("is a file of torch.save, which is no image here")
     try:
         array = reader(data)
     except FileError as error:
         raise ImageError(error.message, error.hint) from error
-    return _ready(array, wanted) if known.pillow else array
+    return _ready(array, wanted) if known == "TIFF" else array
 
 
 def _frame(
     opened: Image.Image, number: int, background: str, wanted: Wanted
 ) -> Image.Image | Raster:
-    """A picture, or one frame of an animation."""
+    """A picture, or one frame of an animation: of mode L or RGB, or numbers of more bits."""
     if number:
         opened.seek(number)
     opened.load()
-    upright = ImageOps.exif_transpose(opened)
-    if not _is_wide(upright) or wanted.raw:
-        return _flatten(upright, background)
-    # the format tells 16 bits: two images of one series are never read in two ways
-    values = np.asarray(upright)
-    of_16 = upright.mode == "I" and opened.format in _OF_16_BITS
-    values = values.astype(np.uint16 if of_16 else values.dtype.newbyteorder("="))
-    return arrays.to_image(_ready(values, wanted), wanted)
+    image = ImageOps.exif_transpose(opened)
+    if image.mode.startswith(("I", "F")):  # grey of more than 8 bits
+        values = np.asarray(image)
+        if wanted.raw:
+            return _of_8_bits(values.astype(np.float64), image.mode.startswith("I"))
+        # the format tells 16 bits: two images of one series are never read in two ways
+        of_16 = image.mode == "I" and opened.format in _OF_16_BITS
+        values = values.astype(np.uint16 if of_16 else values.dtype.newbyteorder("="))
+        return arrays.to_image(_ready(values, wanted), wanted)
+    if image.has_transparency_data:
+        channels = ImageColor.getrgb(background)[:3]
+        behind = Image.new("RGBA", image.size, channels)
+        over = Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")
+        grey = image.mode in ("1", "L", "LA", "La") and len(set(channels)) == 1
+        return over.convert("L") if grey else over
+    if image.mode in ("L", "RGB"):
+        return image.copy()
+    return image.convert("L" if image.mode == "1" else "RGB")
+
+
+def _of_8_bits(values: np.ndarray, whole: bool) -> Image.Image:
+    """16-bit integers are scaled by 65535, 32-bit ones by their own range's power of two, floats
+    in 0..1 by 255; other floats by their minimum and maximum."""
+    if not np.isfinite(values).all():
+        raise ValueError("it holds NaN or infinite values")
+    low, high = float(values.min()), float(values.max())
+    if whole:
+        low, high = 0.0, 65535.0 if high <= 65535 else 2.0**31 - 1
+    elif low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    elif high == low:
+        high = low + 1
+    scaled = (values - low) * (255.0 / (high - low))
+    return Image.fromarray(np.clip(scaled + 0.5, 0, 255).astype(np.uint8))
 
 
 def _ready(picture: np.ndarray, wanted: Wanted) -> np.ndarray:
@@ -339,55 +295,14 @@ def _ready(picture: np.ndarray, wanted: Wanted) -> np.ndarray:
 
 
 def _spread(total: int, count: int) -> list[int]:
-    """`count` indices into `total` images, evenly spread, the first and the last among them."""
+    """`count` indices into `total` images, evenly spread, from the first to the last."""
     return [round(index) for index in np.linspace(0, total - 1, count)]
 
 
 def check_background(color: str) -> None:
-    """Refuse a background that is no colour.
-
-    Raises:
-        UsageError: the name or code is none that Pillow knows.
-    """
+    """Refuse a background that is no colour."""
     try:
         ImageColor.getrgb(color)
     except ValueError:
         words = f"--background {color!r} is no colour"
         raise UsageError(words, "for example white or #808080") from None
-
-
-def _flatten(image: Image.Image, background: str) -> Image.Image:
-    """Any mode to L or RGB of 8 bits."""
-    if _is_wide(image):
-        return _from_wide(image)
-    if image.has_transparency_data:
-        channels = ImageColor.getrgb(background)[:3]
-        behind = Image.new("RGBA", image.size, channels)
-        over = Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")
-        grey = image.mode in ("1", "L", "LA", "La") and len(set(channels)) == 1
-        return over.convert("L") if grey else over
-    if image.mode in ("L", "RGB"):
-        return image.copy()
-    return image.convert("L" if image.mode == "1" else "RGB")
-
-
-def _is_wide(image: Image.Image) -> bool:
-    """Whether it is grey of more than 8 bits."""
-    return image.mode.startswith(("I", "F"))
-
-
-def _from_wide(image: Image.Image) -> Image.Image:
-    """16-bit integers are scaled by 65535, 32-bit ones by their own range's power of two, floats
-    in 0..1 by 255; other floats by their minimum and maximum."""
-    values = np.asarray(image).astype(np.float64)
-    if not np.isfinite(values).all():
-        raise ValueError("it holds NaN or infinite values")
-    low, high = float(values.min()), float(values.max())
-    if image.mode.startswith("I"):
-        low, high = 0.0, 65535.0 if high <= 65535 else 2.0**31 - 1
-    elif low >= 0 and high <= 1:
-        low, high = 0.0, 1.0
-    elif high == low:
-        high = low + 1
-    scaled = (values - low) * (255.0 / (high - low))
-    return Image.fromarray(np.clip(scaled + 0.5, 0, 255).astype(np.uint8))

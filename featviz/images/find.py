@@ -22,7 +22,7 @@ from featviz.files.missing import hint_of, misspelt
 from featviz.files.urls import Remote, Url, is_url, local_path
 from featviz.images import archives
 from featviz.images.archives import Place
-from featviz.images.decode import SUFFIXES, of_channels, open_image
+from featviz.images.decode import SUFFIXES, array_format, open_image
 from featviz.records import Sample
 from featviz.text import expand_braces, is_number, quoted, safe_way
 
@@ -40,30 +40,27 @@ def find_samples(
     outside: Path | None = None,
 ) -> list[Sample]:
     """Turn files, folders (recursively), archives, globs, URLs, `{000..063}` for several of these,
-    and `-` (a list on stdin) into samples.
+    and `-` (a list on stdin) into samples; UsageError where an argument leads to no image.
 
     A sample's name is its path relative to the argument, lengthened by as many parent folders as
     make it unique. A file that is named is taken whatever its suffix; folders and archives give
     the files with one of `decode.SUFFIXES`.
 
     Args:
-        outside: a folder that is passed over when it lies in a folder that is searched: the run
-            directory, whose pictures would otherwise be images of the next run.
-
-    Raises:
-        UsageError: an argument leads to no file, or to a folder, archive or list without images.
+        outside: a folder that is passed over in those that are searched: the run directory, whose
+            pictures would otherwise be images of the next run.
     """
     count, unique = 0, dict[str, Named]()
     for argument in arguments:
         for name, path in _expand(argument, stdin, nul_separated, outside):
             count += 1
-            unique.setdefault(_identity(path), (_tidy(name), path))
+            unique.setdefault(_identity(path), ("/".join(_tidy(name)) or "image", path))
     if len(unique) < count:
         log.info("%d images were named more than once", count - len(unique))
 
-    def parts(path: Place) -> tuple[str, ...]:
-        far = path.place.replace("::", "/") if isinstance(path, Remote) else None
-        return PurePath(_tidy(far or _identity(path))).parts
+    def parts(path: Place) -> list[str]:
+        far = path.place.replace("::", "/") if isinstance(path, Remote) else _identity(path)
+        return _tidy(far)
 
     samples = []
     for path, name in told_apart({path: name for name, path in unique.values()}, parts).items():
@@ -73,16 +70,16 @@ def find_samples(
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Refuse paths that are not there, before any work; what would take time to look into is not
-    opened.
-
-    Raises:
-        UsageError: the first of them.
-    """
+    """Refuse paths that are not there, before any work."""
     for argument in arguments:
         plain = argument != "-" and not is_url(argument) and expand_braces(argument) == [argument]
-        if plain and not _is_there(Path(argument)):
+        if plain and not os.path.exists(argument):  # noqa: PTH110 - takes any name
             _expand(argument, None, False, None)
+
+
+def _tidy(name: str) -> list[str]:
+    """The parts of a name but for those that would lead out of the run directory."""
+    return [part for part in name.split("/") if part not in ("", "..")]
 
 
 def files_of(samples: Iterable[Sample]) -> list[Path]:
@@ -98,7 +95,7 @@ def _identity(path: Place) -> str:
         return f"{path.url.protocol}://{path.path}::{path.member or ''}"
     if inside := archives.split(path):
         return f"{os.path.realpath(str(inside[0]))}/{inside[1]}"
-    return os.path.realpath(path) if _is_there(path) else str(path.absolute())
+    return os.path.realpath(path) if os.path.exists(path) else str(path.absolute())  # noqa: PTH110
 
 
 def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | None) -> list[Named]:
@@ -106,7 +103,7 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
     if argument == "-":
         return _listed(stdin or sys.stdin.buffer, nul)
     path = Path(argument)
-    there = _is_there(path)
+    there = os.path.exists(path)  # noqa: PTH110 - takes any name
     if not there and (parts := expand_braces(argument)) != [argument]:
         return [named for part in parts for named in _expand(part, stdin, nul, outside)]
     if is_url(argument):
@@ -127,20 +124,16 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
     if glob.has_magic(argument):
         fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
         files = map(Path, sorted(glob.glob(argument, recursive=True)))
-        found = [(file.relative_to(fixed).as_posix(), file) for file in files if file.is_file()]
-        return _matching(argument, found)
+        found: list[Named] = [
+            (file.relative_to(fixed).as_posix(), file) for file in files if file.is_file()
+        ]
+        if not found:
+            raise UsageError(f"no image matches {quoted(argument)!r}", "check the pattern")
+        return found
     near = misspelt(path)
     again = None if near is None else (argument, str(near))
     message = f"no image {argument!r}: no such file or folder"
     raise UsageError(message, hint_of(path, near), replace=again)
-
-
-def _is_there(path: Path) -> bool:
-    """Whether there is such a file or folder; no name is too long to be asked for."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
 
 
 def _listed(stdin: BinaryIO, nul: bool) -> list[Named]:
@@ -168,7 +161,10 @@ def _in_store(url: str) -> list[Named]:
     if archives.is_archive(place):
         return _in_archive(str(place), place)
     if glob.has_magic(place.place):
-        return _matching(str(place), list(urls.matching(place)))
+        found: list[Named] = [*urls.matching(place)]
+        if not found:
+            raise UsageError(f"no image matches {quoted(str(place))!r}", "check the pattern")
+        return found
     plain = "/" in place.place and PurePath(place.name).suffix
     if url.endswith("/") or (not plain and urls.is_folder(place)):
         below = [pair for pair in urls.below(place) if not archives.is_hidden(pair[0])]
@@ -176,29 +172,18 @@ def _in_store(url: str) -> list[Named]:
     return [(place.name, place)]
 
 
-def _matching(pattern: str, found: Sequence[Named]) -> list[Named]:
-    if not found:
-        raise UsageError(f"no image matches {quoted(pattern)!r}", "check the pattern")
-    return list(found)
-
-
 def _images(where: str, files: Sequence[Named]) -> list[Named]:
     """Those files whose names are of images, at least one."""
     found = [pair for pair in files if PurePath(pair[0]).suffix.lower() in SUFFIXES]
-    if not found and where.startswith("archive"):
-        raise UsageError(f"no images in {where}", f"it has {len(files)} other files")
     if not found:
-        raise UsageError(
-            f"no images in {where}",
-            f"it has no {' '.join(sorted(SUFFIXES))} files; arrays are read where they are named, "
-            "for example by a quoted '*.npy'",
-        )
+        hint = f"it has no {' '.join(sorted(SUFFIXES))} files; arrays are read where they are named"
+        raise UsageError(f"no images in {where}", f"{hint}, for example by a quoted '*.npy'")
     return found
 
 
 def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
-    """The images in a folder, but for those in `outside`, a folder below it. What is no regular
-    file is left out; a link that leads nowhere is an image that fails."""
+    """The images in a folder, but for those in `outside`, a folder below it. A link that leads
+    nowhere is an image that fails; what is no file otherwise is left out."""
     base, apart = real(folder), real(outside or folder)
     left_out = apart.relative_to(base) if apart != base and apart.is_relative_to(base) else None
     files = [
@@ -215,14 +200,9 @@ def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
 def _in_archive(argument: str, archive: Place, name: str | None = None) -> list[Named]:
     """One file of an archive, or all its images."""
     if isinstance(archive, Path) and not archive.is_file():
-        message, near = f"no archive {str(archive)!r} for {argument!r}", misspelt(archive)
-        if near is None or not archives.is_archive(near):
-            raise UsageError(message, hint_of(archive, None))
-        meant = f"{near}{archives.SEPARATOR}{name}"
-        raise UsageError(message, f"did you mean {quoted(meant)}?", replace=(argument, meant))
+        hint = hint_of(archive, misspelt(archive))
+        raise UsageError(f"no archive {str(archive)!r} for {argument!r}", hint)
     try:
-        if isinstance(archive, Path) and not archive.stat().st_size:
-            raise UsageError(f"archive {str(archive)!r} is empty", "is it whole?")
         names = archives.members(archive)
     except (OSError, *archives.DAMAGED) as error:
         known = error.hint if isinstance(error, FileError) else None
@@ -240,36 +220,27 @@ def _in_archive(argument: str, archive: Place, name: str | None = None) -> list[
     return [(name, path)]
 
 
-def _tidy(name: str) -> str:
-    """A name without what would lead out of the run directory."""
-    return "/".join(part for part in name.split("/") if part not in ("", "..")) or "image"
-
-
 def told_apart(
     first: Mapping[Key, str], parts_of: Callable[[Key], Sequence[str]]
 ) -> dict[Key, str]:
-    """Lengthen names that clash (also on file systems without case) by one real parent a round;
-    what only case tells apart is numbered.
+    """Lengthen names that clash (also on file systems without case) by one real parent a round, of
+    the components that `parts_of` gives; what only case tells apart is numbered."""
 
-    Args:
-        parts_of: the components of the real path that has a name.
-    """
+    def clashing(names: Mapping[Key, str]) -> list[Key]:
+        counts = Counter(name.casefold() for name in names.values())
+        return [key for key, name in names.items() if counts[name.casefold()] > 1]
+
     names, turn = dict(first), 0
     parts, alike = dict[Key, Sequence[str]](), set[Key]()
-    while clashing := _clashing(names):
+    while keys := clashing(names):
         if not turn:
             parts = {key: parts_of(key) for key in first}
-            alike = set(_clashing({key: "/".join(parts[key]) for key in first}))
+            alike = set(clashing({key: "/".join(parts[key]) for key in first}))
         turn += 1
-        for index, key in enumerate(clashing):
+        for index, key in enumerate(keys):
             tail = parts[key][-(first[key].count("/") + 1 + turn) :]
             names[key] = f"{index + turn}/{first[key]}" if key in alike else "/".join(tail)
     return names
-
-
-def _clashing(names: Mapping[Key, str]) -> list[Key]:
-    counts = Counter(name.casefold() for name in names.values())
-    return [key for key, name in names.items() if counts[name.casefold()] > 1]
 
 
 # Samples of several files ---------------------------------------------------------------------
@@ -278,13 +249,17 @@ def _clashing(names: Mapping[Key, str]) -> list[Key]:
 def clips(samples: Sequence[Sample]) -> list[Sample]:
     """Stills of one folder are the frames of one clip, in the order of the numbers in their
     names; an animation is a clip of its own, and so is an array, which is a volume."""
+
+    def place(path: Place) -> PurePath:  # one absolute spelling, also in a store
+        return PurePosixPath("/", path.place) if isinstance(path, Remote) else real(path)
+
     folders: dict[PurePath, list[Sample]] = {}
     found: list[Sample] = []
     for sample in samples:
         if _is_whole(sample.path):
             found.append(sample)
         else:
-            folders.setdefault(_spelt(sample.path).parent, []).append(sample)
+            folders.setdefault(place(sample.path).parent, []).append(sample)
     for folder, frames in folders.items():
         ordered = sorted(frames, key=lambda frame: natural_key(frame.path.name))
         above = PurePosixPath(frames[0].name).parent
@@ -293,7 +268,7 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
         found.append(Sample(name, tuple(frame.path for frame in ordered)))
 
     def parts(number: int) -> tuple[str, ...]:
-        path = _spelt(found[number].path)
+        path = place(found[number].path)
         return (path.parent if len(found[number].paths) > 1 else path).parts[1:]
 
     names = told_apart({number: clip.name for number, clip in enumerate(found)}, parts)
@@ -305,17 +280,11 @@ def natural_key(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if is_number(part) else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _spelt(path: Place) -> PurePath:
-    """One absolute spelling of where a file is, also in a store."""
-    return PurePosixPath("/", path.place) if isinstance(path, Remote) else real(path)
-
-
 def _is_whole(path: Place) -> bool:
     """Whether a file is a clip or a volume of its own, not one frame of a clip."""
     try:
         data = archives.read(path)
-        known = of_channels(data)
-        if known is not None and not known.pillow:
+        if array_format(data) not in (None, "TIFF"):
             return True
         with open_image(io.BytesIO(data)) as image:
             return getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
@@ -324,11 +293,8 @@ def _is_whole(path: Place) -> bool:
 
 
 def together(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """Consecutive images in groups of `count`, named `a.png+b.png`.
-
-    Raises:
-        UsageError: some are left over.
-    """
+    """Consecutive images in groups of `count`, named `a.png+b.png`; UsageError where some are left
+    over."""
     if len(samples) % count:
         raise UsageError(
             f"the model takes {count} images at once, and there are {len(samples)}",
@@ -351,15 +317,14 @@ def unnested(samples: Sequence[Sample]) -> list[Sample]:
         return safe_way(name).casefold()
 
     taken = {folder(sample.name) for sample in samples}
-    above = {str(parent) for path in taken for parent in PurePosixPath(path).parents}
+    used = {str(parent) for path in taken for parent in PurePosixPath(path).parents}
     renamed: list[Sample] = []
-    seen: set[str] = set()
     for sample in samples:
         name = sample.name
-        if folder(name) in above or folder(name) in seen:
+        if folder(name) in used:
             while folder(name) in taken:
                 name += "~"
             taken.add(folder(name))
-        seen.add(folder(name))
+        used.add(folder(name))
         renamed.append(replace(sample, name=name))
     return renamed

@@ -20,21 +20,26 @@ _VALUES = "uint8, or floats in 0..1"
 
 
 def to_images(value: Any, name: str = "image") -> list[Image.Image]:
-    """The images that a value is.
+    """The images that a value is; UsageError, which calls it `name`, where it is none.
 
     Args:
         value: a PIL image; a tensor [H, W], [C, H, W] or [N, C, H, W]; an array [H, W], [H, W, C]
             or [N, H, W, C]. C is 1, 3 or 4 (grey, RGB, RGBA). Values are uint8, bool or floats in
             0..1, as for `torchvision.transforms.functional.to_pil_image`; grey arrays also uint16.
-        name: what to call it in messages.
-
-    Raises:
-        UsageError: it is no image.
     """
     if isinstance(value, Image.Image):
         return [value]
     if isinstance(value, Tensor):
-        value = _from_tensor(value, name)
+        if value.layout != torch.strided or value.is_nested or value.is_meta:
+            raise UsageError(f"{name} is no dense tensor with values", _VALUES)
+        if value.is_quantized or value.is_complex():
+            raise UsageError(
+                f"{name} holds {value.dtype}, which are no values of an image", _VALUES
+            )
+        dense = value.detach().cpu()
+        dense = dense.float() if dense.dtype.is_floating_point else dense
+        dense = dense.movedim(-3, -1) if dense.ndim > 2 else dense
+        value = np.asarray(dense.resolve_neg().numpy())
     if not isinstance(value, np.ndarray):
         raise UsageError(
             f"{name} is of type {type(value).__name__!r}, which is no image",
@@ -48,11 +53,7 @@ def to_images(value: Any, name: str = "image") -> list[Image.Image]:
 
 
 def to_files(images: Iterable[Any], folder: Path) -> list[str]:
-    """Paths as they are; images in memory as files `image-0.png`, ... of a folder, without loss.
-
-    Raises:
-        UsageError: something is neither a path nor an image.
-    """
+    """Paths as they are; images in memory as files `image-0.png`, ... of a folder, without loss."""
     files: list[str] = []
     count = 0
     for number, value in enumerate(images):
@@ -77,18 +78,6 @@ def to_files(images: Iterable[Any], folder: Path) -> list[str]:
             files.append(str(path))
             count += 1
     return files
-
-
-def _from_tensor(tensor: Tensor, name: str) -> np.ndarray:
-    """[..., C, H, W] to [..., H, W, C]."""
-    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
-        raise UsageError(f"{name} is no dense tensor with values", _VALUES)
-    if tensor.is_quantized or tensor.is_complex():
-        raise UsageError(f"{name} holds {tensor.dtype}, which are no values of an image", _VALUES)
-    dense = tensor.detach().cpu()
-    dense = dense.float() if dense.dtype.is_floating_point else dense
-    dense = dense.movedim(-3, -1) if dense.ndim > 2 else dense
-    return np.asarray(dense.resolve_neg().numpy())
 
 
 def _levels(array: np.ndarray, name: str) -> np.ndarray:

@@ -138,12 +138,12 @@ IMAGES = [
     ("run model.pth photso/a.pgn", "no image 'photso/a.pgn'", "did you mean photos/a.png?"),
     ("run model.pth far/x.jpg", "no image 'far/x.jpg'", "the current folder has no 'far'"),
     ("run model.pth photos/zz.jpg", "photos/zz.jpg", "path: the folder 'photos' has no 'zz.jpg'"),
-    ("run model.pth epmty.zip::a.png", "no archive 'epmty.zip'", "did you mean empty.zip::a.png?"),
+    ("run model.pth epmty.zip::a.png", "no archive 'epmty.zip'", "did you mean empty.zip?"),
     ("run model.pth cat.jpg/x.jpg", "no image 'cat.jpg/x.jpg'", "'cat.jpg' is no folder"),
     ("run model.pth far.zip::a.png", "no archive", "the current folder has no 'far.zip'"),
     ("run model.pth 'photos/*.jpg'", "no image matches 'photos/*.jpg'", "check the pattern"),
     ("run model.pth code", "no images in folder 'code'", "it has no .avif"),
-    ("run model.pth empty.zip", "archive 'empty.zip' is empty", "is it whole?"),
+    ("run model.pth empty.zip", "archive 'empty.zip' cannot be read", "is it whole?"),
 ]
 
 LAYERS = [

@@ -138,7 +138,6 @@ def _expanded() -> object:
 
 PICKLE = "cannot be loaded: its pickle is broken, or not as torch.save writes it"
 HEADER = "cannot be loaded: Error while deserializing header: "
-UNKNOWN = "is no checkpoint: it is no format that featviz knows"
 NOTHING = "holds no weights: nothing"
 NO_INDEX = "is no index of shards"
 
@@ -228,10 +227,7 @@ CONTENTS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: nn.Linear.__new__(nn.Linear),
         "holds a broken Linear: it lacks parts",
     ),
-    "module with numbers for hooks": (
-        _numbers_for_hooks,
-        "holds a Conv2d with _forward_hooks",
-    ),
+    "module with numbers for hooks": (_numbers_for_hooks, "holds a Conv2d with _forward_hooks"),
     "module within itself": (_within_itself, "holds a broken Sequential: it lacks parts"),
     "head of a billion classes": (
         _expanded,

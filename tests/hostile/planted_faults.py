@@ -61,10 +61,6 @@ def _past(place: str) -> None:
     _writes_below(place, getattr(os.open, "__wrapped__", os.open))
 
 
-def _marks_up() -> None:
-    Path("page.html").write_text(f"<p onerror={MARKER}()>")
-
-
 OUTSIDE, SPOKEN = "outside the destination", "LEAK the secret is"
 WRITES = f"VIOLATION open: {OUTSIDE}"
 FAULTS: dict[str, tuple[Callable[..., object], str, str]] = {
@@ -73,18 +69,10 @@ FAULTS: dict[str, tuple[Callable[..., object], str, str]] = {
     "connects": (lambda: socket.create_connection(("127.0.0.1", 9), 1), "", "VIOLATION socket"),
     "forks": (_forks, "", "VIOLATION os.fork"),
     "writes": (lambda at: Path(at).write_text("x"), BYSTANDER, WRITES),
-    "writes below": (
-        lambda at: _writes_below(at, os.open),
-        BYSTANDER,
-        WRITES,
-    ),
+    "writes below": (lambda at: _writes_below(at, os.open), BYSTANDER, WRITES),
     "writes past": (_past, BYSTANDER, "MADE bystander/new"),
     "removes": (os.remove, "{root}/bystander/notes.txt", f"VIOLATION os.remove: {OUTSIDE}"),
-    "links": (
-        lambda at: Path("link.png").symlink_to(at),
-        SECRET,
-        "LINK work/link.png was made",
-    ),
+    "links": (lambda at: Path("link.png").symlink_to(at), SECRET, "LINK work/link.png was made"),
     "evaluates": (lambda: exec(f"{MARKER} = 1"), "", "VIOLATION compile: foreign source"),
     "imports": (_imports, "{given}", "VIOLATION compile: foreign code"),
     "loops": (_loops, "", "HANG"),
@@ -93,11 +81,7 @@ FAULTS: dict[str, tuple[Callable[..., object], str, str]] = {
     "crashes": (os.abort, "", "SIGNAL 6"),
     "raises": (lambda: {}["oops"], "", "TRACEBACK KeyError"),
     "tells": (lambda at: print(Path(at).read_text()), SECRET, f"{SPOKEN} on stdout"),
-    "copies": (
-        lambda at: shutil.copy(at, "copy.bin"),
-        SECRET,
-        f"{SPOKEN} in work/copy.bin",
-    ),
+    "copies": (lambda at: shutil.copy(at, "copy.bin"), SECRET, f"{SPOKEN} in work/copy.bin"),
     "encodes": (_encodes, SECRET, f"{SPOKEN} in work/page.html"),
     "encodes pixels": (_encodes, f"{SECRET}.png", f"{SPOKEN} in work/page.html"),
     "crops": (_crops, f"{SECRET}.png", "LEAK secret pixels are in work/piece.png"),

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import bz2
-import gzip
 import io
 import json
 import lzma
-import os
 import shutil
 import struct
 import tarfile
@@ -27,14 +25,6 @@ from runs import SMALL, complete, make_photos, tree
 from featviz.errors import ImageError, UsageError
 from featviz.images import archives, decode, find
 from featviz.records import Sample
-
-
-def tar_header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
-    """The header of a member that says it has `size` bytes."""
-    info = tarfile.TarInfo(name)
-    info.size, info.type = size, kind
-    return info.tobuf(tarfile.GNU_FORMAT)
-
 
 Run = Callable[..., Outcome]
 
@@ -181,7 +171,7 @@ def test_of_two_members_with_one_name_the_later_counts(
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_hidden_files_are_no_images(kind: str, photos: Path, tmp_path: Path) -> None:
     """As in folders; nor is what macOS adds; but what is named is taken. An archive without any
-    says what is there instead."""
+    is refused."""
     for name in ("__MACOSX/a/._00.png", ".hidden.png", ".cache/x.png", "notes.txt"):
         (photos / name).parent.mkdir(parents=True, exist_ok=True)
         (photos / name).write_bytes(png())
@@ -192,9 +182,8 @@ def test_hidden_files_are_no_images(kind: str, photos: Path, tmp_path: Path) -> 
     shutil.rmtree(photos)
     (photos / "texts").mkdir(parents=True)
     (photos / "texts" / "a.txt").write_text("a")
-    with pytest.raises(UsageError, match="no images in archive") as caught:
+    with pytest.raises(UsageError, match="no images in archive"):
         names(packed(photos, f"x.{kind}"))
-    assert caught.value.hint == "it has 1 other files"
 
 
 @pytest.mark.parametrize("kind", ["tar.gz", "zip"])
@@ -291,17 +280,15 @@ def test_a_file_that_is_no_picture_says_what_it_looks_like(
     monkeypatch.setattr("subprocess.check_call", started)
     path = tmp_path / "e.png"
     path.write_bytes(content)
-    match = rf"^e\.png is no image that featviz reads: it looks like .*{looks}"
+    match = rf"^e\.png is no image that {looks}"
     with pytest.raises(ImageError, match=match):
         decode.decode(Sample("e.png", (path,)))
 
 
 def test_every_format_on_the_list_is_read(tmp_path: Path) -> None:
     """What is written by Pillow in each of them comes back; EPS is none of them."""
-    from featviz.images.decode import IMAGE_FORMATS
-
     Image.init()
-    names = [known.name for known in IMAGE_FORMATS if known.pillow]
+    names = [*decode.FORMATS]
     assert "EPS" not in names and set(names) - {"AVIF"} <= Image.OPEN.keys()
     read = []
     for name in names:
@@ -312,17 +299,6 @@ def test_every_format_on_the_list_is_read(tmp_path: Path) -> None:
             assert np.abs(pixels - (200, 100, 50)).max() < 12, name
             read.append(name)
     assert len(read) >= 12
-
-
-def test_a_fifo_among_the_stills_of_a_clip(tmp_path: Path) -> None:
-    """It is none of the clip's frames, and nothing waits for it."""
-    photos = make_photos(tmp_path / "stills", 2)
-    os.mkfifo(photos / "00a.png")
-    (clip,) = find.clips(find.find_samples([str(photos)]))
-    assert [path.name for path in clip.paths] == ["00.png", "01.png"]
-    named = find.clips(find.find_samples([str(photos / "00a.png")]))
-    with pytest.raises(ImageError, match=r"00a\.png is no file, but a FIFO"):
-        decode.decode(named[0])
 
 
 def test_more_pixels_than_an_image_may_have(tmp_path: Path) -> None:
@@ -343,19 +319,6 @@ def test_a_file_without_end_is_no_picture(tmp_path: Path) -> None:
         file.truncate(archives.MAX_FILE_BYTES + 1)
     with pytest.raises(ImageError, match=r"huge\.png cannot be read: it has 1073741825 bytes"):
         decode.decode(Sample("huge.png", (path,)))
-
-
-@pytest.mark.parametrize(("packer", "ending"), [(gzip, "gz"), (bz2, "bz2")])
-def test_a_compressed_tar_that_never_ends(
-    packer: ModuleType, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a tar unpacks to is bounded by its own size; the listing stops there."""
-    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 2**22)
-    path = tmp_path / f"b.tar.{ending}"
-    path.write_bytes(packer.compress(tar_header("a.png", 2**34) + bytes(2**24)))
-    assert path.stat().st_size < 100_000
-    with pytest.raises(UsageError, match=r"cannot be read: it unpacks to more than \d+ bytes"):
-        find.find_samples([str(path)])
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

@@ -88,20 +88,6 @@ def test_braces_that_name_no_archives(shards: Path) -> None:
     assert len(find.find_samples([str(odd)])) == 2
 
 
-def test_keys_that_stand_in_several_shards_are_told_apart(shards: Path) -> None:
-    """By the shard, as images of one name are by their folders."""
-    twice = shards / "more" / "s-000.tar"
-    twice.parent.mkdir()
-    twice.write_bytes((shards / "s-000.tar").read_bytes())
-    samples = find.find_samples([str(shards / "s-000.tar"), str(twice)])
-    assert [sample.name for sample in samples] == [
-        "shards/s-000.tar/train/000000.png",
-        "shards/s-000.tar/train/000001.png",
-        "more/s-000.tar/train/000000.png",
-        "more/s-000.tar/train/000001.png",
-    ]
-
-
 def test_each_process_reads_shards_of_its_own(shards: Path) -> None:
     """Whole ones, each exactly one process's; with too few of them, every n-th image."""
     samples = find.find_samples([str(shards / "s-{000..003}.tar")])

@@ -107,7 +107,7 @@ def test_a_missing_or_broken_object_is_a_failed_image(
     errors = {row["image"]: row["error"] for row in run_json(tmp_path / "out")["failures"]}
     assert errors == {
         "gone.png": "gone.png cannot be read: there is no such file in the store",
-        "notes.txt": "notes.txt is no image that featviz reads: it looks like text",
+        "notes.txt": "notes.txt is no image that Pillow can read",
     }
 
 

@@ -122,14 +122,6 @@ def endless(visit: Visit) -> None:
         visit.wfile.write(b"\0" * 65536)
 
 
-def dripping(visit: Visit) -> None:
-    """A byte now and then, without an end."""
-    visit.send_response(200)
-    visit.end_headers()
-    while not visit.server.over.wait(0.02):
-        visit.wfile.write(b"\0")
-
-
 def redirected(to: str) -> Answer:
     """Sends elsewhere."""
     return lambda visit: visit.send(b"", 302, Location=to)

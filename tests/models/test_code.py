@@ -261,13 +261,3 @@ def test_the_error_shows_the_command_to_go_on_with(
     done: Outcome = featviz(*arguments, "--trust")
     assert done.code == 0, done.err
     assert (tmp_path / "my maps" / picture.name / "001_conv" / "output.png").is_file()
-
-
-@pytest.mark.parametrize("option", ["MODEL", "--arch"])
-def test_a_file_of_code_without_a_name(option: str, factory_file: Path, tiny_file: Path) -> None:
-    """Its class or function must be named; the code does not run."""
-    factory_file.write_text("raise SystemExit(9)")
-    options = {} if option == "MODEL" else {"arch": str(factory_file)}
-    with pytest.raises(UsageError, match=rf"{option} '.*user_factory\.py' is code") as caught:
-        load(tiny_file if options else factory_file, **options)
-    assert f"{factory_file}:NAME" in str(caught.value.hint)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import re
 import subprocess
 import sys
 import zipfile
@@ -13,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from exported import export
@@ -21,7 +18,6 @@ from networks import Net
 from PIL import Image
 from torch import Tensor, nn
 from torchvision import models
-from torchvision.ops import RoIAlign
 
 from featviz.errors import LoadError
 from featviz.hooks.capture import hooked
@@ -124,29 +120,7 @@ def test_names_that_are_no_identifiers(tmp_path: Path) -> None:
     assert [name for name, _, _ in sites] == ["0.block1-0", "0.c+1", "0", ""]
 
 
-def test_a_class_that_is_not_imported_keeps_its_name(tmp_path: Path) -> None:
-    """A user's class is known by name alone, and nothing is imported to know more."""
-    module = load(export(Twice().eval(), tmp_path / "m.pt2")).module
-    for found in module.modules():
-        if getattr(found, "_ty", None):
-            found._ty = found._ty.replace(Twice.__module__, "nowhere.at_all")
-    root = list_layers(module)[0]
-    assert (root.type, root.classes) == ("Twice", ("Twice", "Module"))
-    assert "nowhere" not in sys.modules
-
-
-def test_selectors_and_run_speak_of_the_original(
-    exported: Path, picture: Path, tmp_path: Path, featviz: Callable[..., Any]
-) -> None:
-    """`run prog.pt2 photo.jpg --layers Conv2d` draws the convolution; nothing else is needed."""
-    out = tmp_path / "out"
-    done = featviz("run", exported, picture, "--layers", "Conv2d", "--out", out, "--trust")
-    assert done.code == 0, done.err
-    manifest = json.loads((out / "picture.png" / "manifest.json").read_text())
-    assert [(c["layer"], c["type"], c["shape"]) for c in manifest["captures"]] == [
-        ("0", "Conv2d", [1, 4, 16, 20])
-    ]
-    assert manifest["input"]["shape"] == [1, 3, 16, 20]
+# The input that a program was exported for ---------------------------------------------------
 
 
 @pytest.mark.slow
@@ -157,9 +131,6 @@ def test_weights_of_a_program_go_into_an_arch(tmp_path: Path) -> None:
     module = load(path, arch="squeezenet1_1").module
     assert type(module) is models.SqueezeNet
     assert all(torch.equal(v, module.state_dict()[k]) for k, v in eager.state_dict().items())
-
-
-# The input that a program was exported for ---------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -179,16 +150,6 @@ def test_the_exported_shape_decides_the_size(
     assert words in preprocess.words
     assert preprocess.tensor(Image.new("RGB", (90, 70))).shape == shape
     assert preprocess.blank()[0].shape == shape
-
-
-def test_without_a_preset_the_image_is_only_brought_to_the_size(tmp_path: Path) -> None:
-    """One that has it is not resampled: neither enlarged nor cropped."""
-    program = export(nn.Conv2d(3, 2, 3), tmp_path / "m.pt2", 1, 3, 64, 64)
-    preprocess = load(program, InputOptions(preset="none")).preprocess
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    expected = torch.from_numpy(pixels).movedim(-1, 0)[None] / 255
-    assert torch.equal(preprocess.tensor(Image.fromarray(pixels)), expected)
-    assert preprocess.tensor(Image.new("RGB", (90, 70))).shape == (1, 3, 64, 64)
 
 
 def test_a_users_size_wins_and_fails_with_the_shape(
@@ -221,20 +182,6 @@ def test_a_program_runs_on_another_device(tmp_path: Path) -> None:
     assert module(torch.zeros(1, 3, 16, 20, device=device)).device == device
     with pytest.raises(RuntimeError, match="device"):
         programs.read(path, True)[0](torch.zeros(1, 3, 16, 20, device=device))
-
-
-@pytest.mark.slow
-def test_a_program_of_torchvisions_operators_brings_them(tmp_path: Path) -> None:
-    """A process that has not imported torchvision does so for a program that calls RoIAlign."""
-
-    parts = {"conv": nn.Conv2d(3, 4, 3), "pool": RoIAlign((7, 7), 1.0, 2)}
-    net = Net(lambda self, x: self.pool(self.conv(x), self.boxes), **parts)
-    net.register_buffer("boxes", torch.tensor([[0.0, 0.0, 0.0, 9.0, 9.0]]))
-    file = export(net.eval(), tmp_path / "regions.pt2", 1, 3, 32, 32)
-    command = [sys.executable, "-m", "featviz", "layers", str(file), "-q", "--trust"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"pool +RoIAlign.* 1×4×7×7 ", done.stdout), done.stdout
 
 
 @pytest.mark.parametrize(
@@ -347,21 +294,10 @@ def test_a_program_of_a_model_of_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.zeros(1, 3, 8, 8))]
 )
-def test_torchscript_has_a_way_out(
-    make: Callable[[nn.Module], Any], tiny: nn.Module, tmp_path: Path
-) -> None:
-    """TorchScript takes no hooks; its state dict, saved as the hint says, goes into an --arch."""
-    script, weights = tmp_path / "script.pt", tmp_path / "weights.pth"
+def test_torchscript_has_a_way_out(make: Any, tiny: nn.Module, tmp_path: Path) -> None:
+    """It takes no hooks; the hint has the line that saves its state dict."""
+    script = tmp_path / "script.pt"
     torch.jit.save(make(tiny), script)
     with pytest.raises(LoadError, match="is TorchScript, which takes no hooks") as caught:
         load(script)
     assert "torch.jit.load(FILE).state_dict()" in str(caught.value.hint)
-    torch.save(torch.jit.load(script).state_dict(), weights)
-    (tmp_path / "user_net.py").write_text(
-        "from torch import nn\n"
-        "def make():\n"
-        "    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), "
-        "nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))\n"
-    )
-    module = load(weights, arch=f"{tmp_path / 'user_net.py'}:make").module
-    assert all(torch.equal(v, module.state_dict()[k]) for k, v in tiny.state_dict().items())

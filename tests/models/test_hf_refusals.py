@@ -54,16 +54,6 @@ def test_no_folder(spec: str, message: str, hint: str) -> None:
     assert message in caught.value.message and hint in str(caught.value.hint)
 
 
-def test_a_folder_of_something_else(tmp_path: Path) -> None:
-    """The error says what it lacks and holds, and how its weights are given."""
-    with pytest.raises(LoadError, match=r"lacks config\.json \(it holds nothing\)"):
-        load(tmp_path)
-    torch.save({}, tmp_path / "net.pth")
-    with pytest.raises(LoadError, match=r"lacks config\.json \(it holds net\.pth\)") as caught:
-        load(tmp_path)
-    assert caught.value.hint.endswith("FILE --arch MODEL")  # type: ignore[union-attr]
-
-
 NO_MODEL = r"which is no model of transformers \d"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import warnings
@@ -17,7 +16,7 @@ from hostile_nodes import around, named
 from torch import nn
 
 from featviz.errors import LoadError
-from featviz.models import checkpoint, zoo
+from featviz.models import checkpoint
 from featviz.models.load import load_model
 from featviz.options import InputOptions, ModelOptions
 
@@ -107,13 +106,6 @@ def test_a_config_beside_weights_that_is_no_small_file(
     assert words in line and line.endswith("net.pth is loaded without it")
 
 
-@pytest.mark.parametrize("content", ["[]", "5", '{"architecture": ["x"]}', '{"architecture": 5}'])
-def test_a_config_of_something_else_says_nothing(content: str, tmp_path: Path) -> None:
-    """A config.json that is not timm's is not looked at further."""
-    (tmp_path / "config.json").write_text(content)
-    assert zoo.timm_name_beside(tmp_path / "net.pth") is None
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -133,19 +125,3 @@ def test_a_toml_table_is_a_command(
     done = featviz("run", "resnet18", "x.png", "--config", tmp_path / "c.toml")
     assert done.code == 2
     assert words in " ".join(done.err.replace("│", " ").split())
-
-
-def test_one_shard_by_many_names_is_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An index that names one file 200 times, through 200 folders, costs one reading."""
-    torch.save({"w": torch.ones(3)}, tmp_path / "a.pth")
-    names = {str(n): f"{'x/' * n}a.pth" for n in range(200)}
-    (tmp_path / "m.index.json").write_text(json.dumps({"weight_map": names}))
-    read, calls = checkpoint.torch_files.load, []
-    monkeypatch.setattr(
-        checkpoint.torch_files, "load", lambda file: calls.append(file) or read(file)
-    )
-    found = checkpoint.read(tmp_path / "m.index.json")
-    assert torch.equal(found["w"], torch.ones(3))
-    assert len(calls) == 1

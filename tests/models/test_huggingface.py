@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 import re
 import sys
 from collections.abc import Callable
@@ -141,23 +140,6 @@ def test_shards_and_half_precision(folders: Callable[[str], Path], tmp_path: Pat
     loaded = load(tmp_path).module
     for one, other in zip(loaded.parameters(), model.parameters(), strict=True):
         assert one.dtype == torch.float32 and torch.equal(one, other.float())
-
-
-@pytest.mark.parametrize("family", ["clip", "siglip"])
-def test_a_dual_encoder_is_run_by_its_vision_tower(
-    family: str, folders: Callable[[str], Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    """It says so, and its modules are the vision tower's, with their names in the whole model."""
-    with caplog.at_level(logging.INFO):
-        loaded = load(folders(family))
-    kind = MODELS[family][0]
-    assert f"{kind} is run by its vision tower (get_image_features)" in caplog.text
-    names = {name for name, _ in loaded.module.named_modules() if name}
-    assert all(name.startswith(("vision_model", "visual_projection")) for name in names)
-    pixels = loaded.preprocess([photo()])[0]
-    with torch.no_grad():
-        ours, other = loaded.module(pixels), seen_by(theirs(folders(family)), pixels)
-    assert torch.equal(ours.pooler_output, other.pooler_output)
 
 
 @pytest.mark.parametrize(

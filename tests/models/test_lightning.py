@@ -95,13 +95,6 @@ def test_hyper_parameters_are_the_arguments(class_: str, folder: Path) -> None:
     assert same_weights(module, {k: lit()[k] for k in module.state_dict()})
 
 
-def test_the_command_line_wins_over_hyper_parameters(folder: Path) -> None:
-    """--model-arg replaces one of them."""
-    save(folder, state_dict=lit(width=4))
-    module = load("last.ckpt", arch="user_lit.py:Lit", hparams=True, model_args={"width": 4})
-    assert module.head.out_channels == 4
-
-
 def test_hyper_parameters_as_one_argument(folder: Path) -> None:
     """Where Lightning saved one argument that holds them all, it is passed as one."""
     head = {k: v for k, v in lit().items() if k.startswith("head")}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,17 +43,6 @@ def test_options_that_do_not_go_together(
 
 
 # torchvision -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("spec", ["resnet81", "torchvision:resnet81", "ResNet81"])
-def test_an_unknown_torchvision_name_gives_the_nearest(spec: str) -> None:
-    """A misspelt name is a usage error whose hint has real names."""
-    with pytest.raises(UsageError, match=r"no torchvision model or file named '.*81'") as caught:
-        load(spec)
-    near = str(caught.value.hint).removeprefix("did you mean ").removesuffix("?").split(", ")
-    assert "resnet18" in near or "resnet101" in near
-    assert set(near) <= set(models.list_models())
-    assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -140,17 +127,6 @@ def test_versions_are_those_that_are_imported() -> None:
     }
 
 
-def test_who_collects_no_garbage_goes_on_so() -> None:
-    """Where torch is there already nothing is set aside, and the caller's choice stays."""
-    frozen = gc.get_freeze_count()
-    gc.disable()
-    try:
-        requirements.require_torch(alone=True)
-        assert not gc.isenabled() and gc.get_freeze_count() == frozen
-    finally:
-        gc.enable()
-
-
 ENTRY = models.SqueezeNet1_1_Weights.IMAGENET1K_V1
 
 
@@ -209,13 +185,6 @@ def test_another_number_of_classes_is_told_by_shapes(
     assert "num_classes" in str(caught.value.hint)
 
 
-def test_a_wrong_weights_entry_lists_the_entries() -> None:
-    """--weights with an entry that the model lacks lists those it has."""
-    with pytest.raises(UsageError, match="'IMAGENET1K_V9' is neither a file nor an entry") as e:
-        load("resnet50", weights="IMAGENET1K_V9")
-    assert all(word in str(e.value.hint) for word in ("IMAGENET1K_V1", "IMAGENET1K_V2", "none"))
-
-
 @pytest.mark.parametrize("choice", [None, "default", "IMAGENET1K_V1"])
 def test_weights_that_cannot_be_downloaded(
     choice: str | None, hub: Path, monkeypatch: pytest.MonkeyPatch
@@ -252,10 +221,3 @@ def test_a_corrupt_file_in_the_cache(content: bytes, hub: Path) -> None:
         load(SMALL)
     assert "\n" not in caught.value.message
     assert Path(ENTRY.url).name in str(caught.value.hint) and str(hub) in str(caught.value.hint)
-
-
-def test_random_weights_are_announced(messages: pytest.LogCaptureFixture) -> None:
-    """--weights none warns that the weights are random, and by which seed."""
-    messages.set_level(logging.INFO, "featviz")
-    load(SMALL, weights="none", seed=3)
-    assert f"{SMALL} has random weights (--weights none, --seed 3)" in messages.text

@@ -21,7 +21,7 @@ from torchvision.transforms.v2 import functional as oracle
 
 from featviz.errors import FeatvizError, ImageError, UsageError
 from featviz.models.preprocess import Chain, FixedInput
-from featviz.models.presets import Letterbox, choose_preprocess, first_channels
+from featviz.models.presets import Letterbox, choose_preprocess
 from featviz.options import INTERPOLATIONS, InputOptions
 from featviz.records import PRESETS, Raster
 
@@ -70,14 +70,6 @@ def test_arrays_are_resized_as_by_torchvision(
     if not smooth and channels == 3:
         levels = older.resize(older.pil_to_tensor(noise()), list(size), mode, antialias=False)
         assert torch.equal(chain(noise())[0], levels / 255)
-
-
-def test_lanczos_takes_arrays_too() -> None:
-    """Within rounding it is what Pillow makes of the same floats."""
-    values = np.random.default_rng(1).normal(size=(37, 53)).astype("f4")
-    got = Chain((20, 30), channels=1, interpolation="lanczos")(Raster(values[None], ""))
-    expected = np.array(Image.fromarray(values).resize((30, 20), Image.Resampling.LANCZOS))
-    assert np.allclose(got[0, 0].numpy(), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("size", CROPS, ids=str)
@@ -231,13 +223,6 @@ def test_a_model_of_other_channels_takes_what_the_file_has(channels: int, preset
     message = f"--preset {preset} is for RGB, .* takes {channels} {counted}"
     with pytest.raises(UsageError, match=message):
         choose_preprocess(module, None, InputOptions(preset=preset))
-
-
-def test_the_first_convolution_says_how_many_channels() -> None:
-    """The first convolution in module order decides; without one it is 3."""
-    assert first_channels(nn.Sequential(nn.Linear(3, 3), GREY, RGB)) == 1
-    assert first_channels(nn.Conv2d(4, 4, 1, groups=4)) == 4
-    assert first_channels(nn.Linear(3, 3)) == 3
 
 
 TO_SIZE = "resize to 20×30 (bilinear), centre crop 10×10"

@@ -222,13 +222,6 @@ def test_an_unknown_name_gives_the_nearest(name: str) -> None:
     assert "timm:resnet18" in str(caught.value.hint)
 
 
-def test_the_first_of_names_that_are_as_near_is_named() -> None:
-    """b0 to b8 are as like `bo`."""
-    with pytest.raises(UsageError) as caught:
-        load("timm:efficientnet_bo", weights="none")
-    assert caught.value.replace == ("timm:efficientnet_bo", "timm:efficientnet_b0")
-
-
 @pytest.mark.parametrize(
     ("spec", "weights", "message"),
     [
@@ -244,12 +237,6 @@ def test_weights_that_timm_has_not(spec: str, weights: str | None, message: str)
     with pytest.raises(UsageError) as caught:
         load(f"timm:{spec}", weights=weights)
     assert re.search(message, f"{caught.value.message}: {caught.value.hint}")
-
-
-def test_arguments_that_timm_refuses() -> None:
-    """One line, with what timm said."""
-    with pytest.raises(LoadError, match="unexpected keyword argument 'nonesuch'"):
-        load(f"timm:{SMALL}", weights="none", model_args={"nonesuch": 1})
 
 
 def test_without_timm_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

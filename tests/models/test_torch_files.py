@@ -190,23 +190,6 @@ def test_what_needs_trust_says_so(
     assert torch.equal(loaded(image), getattr(module, "_orig_mod", module)(image))
 
 
-@pytest.mark.parametrize(
-    ("trust", "words"),
-    [(False, r"needs torch\.ao\..*, which could run any code"), (True, "holds a broken ")],
-)
-def test_a_whole_quantised_model_gets_one_line(trust: bool, words: str, tmp_path: Path) -> None:
-    """torch writes statically quantised convolutions in a way that it cannot read."""
-    from torch.ao import quantization
-
-    module = nn.Sequential(quantization.QuantStub(), nn.Conv2d(3, 2, 1)).eval()
-    module.qconfig = quantization.get_default_qconfig("x86")
-    prepared = quantization.prepare(module)
-    prepared(torch.rand(1, 3, 4, 4))
-    torch.save(quantization.convert(prepared), tmp_path / "static.pth")
-    with pytest.raises(LoadError, match=rf"static\.pth {words}"):
-        load(tmp_path / "static.pth", trust=trust)
-
-
 def test_a_load_leaves_the_allowed_globals_as_they_were(tiny_file: Path) -> None:
     """What one file may use no other may, and what others have allowed in this process does not
     count here: the classes that Ultralytics' own loader registers evaluate text."""

@@ -27,13 +27,11 @@ from featviz import capture as featviz_capture
 from featviz.errors import LoadError
 from featviz.hooks.layers import list_layers
 from featviz.hooks.selectors import parse, select
-from featviz.images import decode
 from featviz.models import checkpoint
 from featviz.models.load import adopt, load_model
 from featviz.models.preprocess import Preprocess
-from featviz.models.presets import Letterbox, choose_preprocess, from_ultralytics
+from featviz.models.presets import Letterbox, from_ultralytics
 from featviz.options import InputOptions, ModelOptions
-from featviz.records import Sample
 
 from .loading import load, same_weights
 from .ultralytics_files import NAMES, built, save
@@ -337,12 +335,8 @@ def test_wishes_for_the_size(yolo_file: Path) -> None:
     assert preprocess(yolo_file, size=600).chain.steps == Letterbox(608).steps
     assert preprocess(yolo_file, size=600).tensor(picture(300, 600)).shape == (1, 3, 320, 608)
     exact = preprocess(yolo_file, size=(96, 64))
-    assert exact.chain.window((50, 30)) is None and exact.tensor(picture(30, 50)).shape == (
-        1,
-        3,
-        96,
-        64,
-    )
+    assert exact.chain.window((50, 30)) is None
+    assert exact.tensor(picture(30, 50)).shape == (1, 3, 96, 64)
     cropped = preprocess(yolo_file, crop=64)
     image = picture(100, 90)
     want = F.to_tensor(F.center_crop(image, [64, 64]))[None]
@@ -375,13 +369,3 @@ def test_an_overlay_has_no_padding(
         assert np.array_equal(np.asarray(drawn.convert("RGB")), part)
     planned = json.loads(featviz(*call, "--dry-run", "--json").out)["per_image"]
     assert [(f["width"], f["height"]) for f in planned] == [(window.width, window.height)]
-
-
-def test_sixteen_bits_are_padded_as_eight(tmp_path: Path) -> None:
-    """Ultralytics has 8 bits for all pictures."""
-    deep = np.linspace(0, 65535, 48).astype(np.uint16).reshape(6, 8)
-    Image.fromarray(deep).save(tmp_path / "deep.png")
-    Image.fromarray((deep / 65535 * 255 + 0.5).astype(np.uint8)).save(tmp_path / "plain.png")
-    of = [decode.decode(Sample(n, (tmp_path / n,))).images for n in ("deep.png", "plain.png")]
-    padded = choose_preprocess(nn.Identity(), Letterbox(32), InputOptions())
-    assert torch.equal(padded(of[0])[0], padded(of[1])[0])

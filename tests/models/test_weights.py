@@ -118,21 +118,6 @@ def test_key_and_strip_prefix_are_obeyed() -> None:
         unwrap(content, key="nets.G", prefix="no")
 
 
-def test_module_inside_a_checkpoint_is_taken(tiny: nn.Module, tmp_path: Path) -> None:
-    """{'model': nn.Module, 'epoch': 3} gives the module."""
-    torch.save({"model": tiny, "epoch": 3}, tmp_path / "a.pt")
-    loaded = load_model(ModelOptions(str(tmp_path / "a.pt")), InputOptions(size=8, crop=8))
-    assert isinstance(loaded.module, nn.Sequential)
-    assert loaded.source["taken"] == ["took 'model'"]
-
-
-def test_half_modules_run_in_float_on_a_cpu(tiny: nn.Module, tmp_path: Path) -> None:
-    """A whole model in bfloat16 is cast on the CPU."""
-    torch.save(tiny.bfloat16(), tmp_path / "a.pt")
-    loaded = load_model(ModelOptions(str(tmp_path / "a.pt"), device="cpu"), InputOptions(size=8))
-    assert {p.dtype for p in loaded.module.parameters()} == {torch.float32}
-
-
 @pytest.mark.slow
 def test_wrapped_modules_are_taken_out(tiny: nn.Module) -> None:
     """A compiled module ignores later hooks, DataParallel changes the names."""
