@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from featviz.diff.compare import Finding, ImagePair, map_shape, scale_of, signed, worst_first
+from featviz.diff.compare import Finding, TensorPair, map_shape, scale_of, signed, worst_first
 from featviz.drawing import colormap, grid
 from featviz.drawing.picture import write_png
 from featviz.drawing.values import ValueLimits, to_levels
@@ -216,14 +216,14 @@ def _differences(
 ) -> tuple[DifferenceMap, np.ndarray] | None:
     """The map of a layer before it has a file and a limit, and its signed relative differences
     [C, S, H, W], NaN where one side is not finite; None where no file shows what differs."""
-    place = layer.place
-    images = ImagePair.read(base.images[layer.image], new.images[layer.image])
-    row, _ = images.rows(place)
+    images = TensorPair.read(base.images[layer.image], new.images[layer.image])
+    pair = next(pair for pair in images if pair.place == layer.place)
+    row = pair.rows[0]
     layout = LAYOUTS.get(row.layout)
-    values = images.tensors(place) if layout is not None and layout.in_map_order else None
+    values = pair.tensors() if layout is not None and layout.in_map_order else None
     source, (slices, height, width) = "kept tensors", map_shape(row)
     if values is None:
-        source, values, slices = "pixels", images.pixels(place), row.side
+        source, values, slices = "pixels", pair.pixels(), row.side
     if values is None:
         return None
     ids = [channel for channel in layer.changed if channel in set(values[0].ids)][:_CHANNELS]
@@ -231,8 +231,8 @@ def _differences(
         return None
     before, after = values[0].only(ids), values[1].only(ids)
     slack = before.slack + after.slack
-    data = signed(before.data, after.data, scale_of(*images.stats(place)), slack)
+    data = signed(before.data, after.data, scale_of(*pair.stats), slack)
     data = data.reshape(len(ids), slices, height, width)[:, : _OPTIONS.max_slices]
     plan = grid.plan(data.shape, _OPTIONS, strip=layout is not None and layout.strip)
-    what = ("", layer.image, layer.label, place.stem, tuple(ids), source)
+    what = ("", layer.image, layer.label, layer.place.stem, tuple(ids), source)
     return DifferenceMap(*what, math.nan, plan, data.shape[1]), data

@@ -51,6 +51,7 @@ _CPU_ATTENTION = {ops.aten._scaled_dot_product_flash_attention_for_cpu: _attenti
 
 _COUNTED = ("calls", "macs", "own_macs", "flops", "activation_bytes")
 
+
 @dataclass(frozen=True)
 class LayerRow:
     """One module in one place, the modules inside it included; or a function that it calls, which
