@@ -22,7 +22,7 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import AuditOptions, InputOptions, ModelOptions
 from featviz.records import Call, Layer, Sample, Verdict
-from featviz.records.findings import Gate, parse_gate
+from featviz.records.findings import parse_gate
 from featviz.run.batches import BatchProgress, Study, begun
 from featviz.run.prepare import blank_input
 from featviz.rundir import junit, write
@@ -70,8 +70,23 @@ def audit(
     asked = ("--junit", options.junit, JUNIT), ("--prune-out", options.prune_out, PRUNING)
     files = [(option, path, kind) for option, path, kind in asked if path is not None]
     with begun(model, arguments, options, AUDIT, stdin, files) as (folder, loaded, samples):
-        document = _examine(folder, Study(loaded, samples, options, progress), options, gates)
+        plan = choose(loaded, options.layers, blank_input(loaded, samples, options.inputs))
+        expected = [findings.expected_row(target, options.thresholds) for target in plan.targets]
+        for gate in gates:
+            findings.covered(gate, expected)
+        counted, document = _counted(Study(loaded, samples, options, progress), plan, options)
+        _warn(plan, counted, document)
         layers = document["layers"]
+        found = {row["label"]: row["findings"] for row in layers}
+        sheets = output.choose_suspects(plan, found, counted.tallies, options.max_suspects)
+        drawn = sum(len(sheet.suspects) for sheet in sheets)
+        every = sum(document["total"]["findings"].values())
+        if drawn < every:
+            most = f"{output.PER_LAYER} of a layer, and --max-suspects {options.max_suspects}"
+            log.info("%d of %d suspects are drawn: at most %s in all", drawn, every, most)
+        tables = {call.label: tally.table() for call, tally in counted.tallies.items()}
+        pictures = output.draw_suspects(loaded, plan, sheets, samples, options.inputs)
+        output.write_files(folder, document, tables, pictures)
         verdicts = [findings.check(gate, layers) for gate in gates]
         if baseline is not None:
             verdicts.append(findings.worse(layers, baseline))
@@ -86,36 +101,6 @@ def audit(
         with writing(options.junit, JUNIT, "--junit", options.overwrite) as file:
             file.write(junit.document({label: verdicts}))
     return AuditResult(options.out, document, tuple(verdicts))
-
-
-def _examine(
-    folder: Path, study: Study, options: AuditOptions, gates: Sequence[Gate]
-) -> dict[str, Any]:
-    """Stream images through a model, count, judge, prove, draw the suspects, and write the files;
-    the content of audit.json without the pictures.
-
-    Raises:
-        FeatvizError: nothing to look at, a gate that speaks of nothing, or not one image went
-            through.
-    """
-    model, samples = study.model, study.samples
-    plan = choose(model, options.layers, blank_input(model, samples, options.inputs))
-    expected = [findings.expected_row(target, options.thresholds) for target in plan.targets]
-    for gate in gates:
-        findings.covered(gate, expected)
-    counted, document = _counted(study, plan, options)
-    _warn(plan, counted, document)
-    found = {row["label"]: row["findings"] for row in document["layers"]}
-    sheets = output.choose_suspects(plan, found, counted.tallies, options.max_suspects)
-    drawn = sum(len(sheet.suspects) for sheet in sheets)
-    every = sum(document["total"]["findings"].values())
-    if drawn < every:
-        most = f"{output.PER_LAYER} of a layer, and --max-suspects {options.max_suspects} in all"
-        log.info("%d of %d suspects are drawn: at most %s", drawn, every, most)
-    tables = {call.label: tally.table() for call, tally in counted.tallies.items()}
-    pictures = output.draw_suspects(model, plan, sheets, samples, options.inputs)
-    output.write_files(folder, document, tables, pictures)
-    return document
 
 
 def _counted(study: Study, plan: AuditPlan, options: AuditOptions) -> tuple[Census, dict[str, Any]]:

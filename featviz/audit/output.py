@@ -36,10 +36,8 @@ from featviz.rundir.schema import MOST_RECORD, Audit, check_version, convert
 from featviz.text import printable, quoted, safe_name
 
 SCHEMA_VERSION = 1
-"""The version of audit.json."""
 
 PER_LAYER = 8
-"""Suspects that are drawn of one layer at most."""
 
 
 def write_files(
@@ -129,9 +127,7 @@ def audit_table(audit: Mapping[str, Any]) -> TextTable:
 _BAR, _SUSPECT, _GRID = (
     np.array([[color]], np.uint8) for color in ((107, 140, 174), (192, 57, 43), (221, 221, 221))
 )
-"""Colours of the chart, as pictures of one pixel."""
 _BARS, _ROW, _LETTER = 5.0, 0.24, 0.07
-"""Width of the longest bar, height of a layer, and width of a letter of its name, in inches."""
 
 
 def apoz_chart(layers: Sequence[tuple[str, float, float]], title: str) -> Bytes:

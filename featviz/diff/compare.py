@@ -17,7 +17,6 @@ from featviz.rundir.schema import Capture
 from featviz.text import by
 
 TENSORS, PIXELS, STATISTICS = "tensors", "statistics and pixels", "statistics"
-"""What two tensors were compared by."""
 
 _MIN, _MAX = STAT_COLUMNS.index("min"), STAT_COLUMNS.index("max")
 _COMPARED = 4
@@ -71,12 +70,10 @@ class Finding:
     type: str
     index: int
     by: str
-    """`TENSORS`, `PIXELS` or `STATISTICS`."""
     change: Change
     differs: np.ndarray
     """Bool [channels]; all where there is a reason."""
     reason: str | None = None
-    """Why the tensor could not be compared."""
 
     @property
     def severity(self) -> tuple[float, float]:
@@ -186,7 +183,6 @@ class TensorPair:
     place: Place
     images: tuple[ReadImage, ReadImage]
     rows: tuple[Capture, Capture]
-    """Of the manifests."""
     stats: tuple[Floats, Floats]
     """Each [channels, 6]."""
 

@@ -36,7 +36,6 @@ SCHEMA_VERSION = 1
 _PICTURES = 8
 """How many layers are drawn at most, each in its worst image."""
 _CHANNELS = 16
-"""How many channels a picture shows at most."""
 _OPTIONS = DrawOptions(min_tile=96)
 
 

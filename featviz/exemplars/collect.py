@@ -74,9 +74,7 @@ class Top:
 
 
 By = Literal["max", "mean"]
-"""What ranks a channel's map: its largest value, or its mean."""
 _BOOKS = 8
-"""Input shapes whose hints are kept."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,6 @@ class ExemplarSource:
 
     site: Site
     layout: str
-    """A name of `layouts.LAYOUTS`."""
     shape: tuple[int, ...]
     """For the first image."""
     channels: int

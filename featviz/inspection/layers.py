@@ -262,9 +262,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.usage: dict[int, dict[str, Any]] = {}
-        """Fields of `LayerRow`, by layer index; a layer that did not run is not in it."""
         self.memory = 0
-        """Output bytes of leaf calls so far."""
         self.flops = FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION)
         self.operators = _Uncounted(self.flops.flop_registry)
         self._running: list[_Frame] = []

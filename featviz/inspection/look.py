@@ -35,7 +35,6 @@ from featviz.text import by, counted, listed, quoted, safe_name
 log = logging.getLogger(__name__)
 
 MOST_STAGES = 10
-"""Layers on the page where the user names none."""
 _LONGEST = 2**16 - 1
 """Pixels of the longer side of a page; matplotlib writes on none that is longer."""
 _SMALLEST_PICTURE = 8
@@ -43,7 +42,6 @@ _SMALLEST_PICTURE = 8
 ALIKE = 0.9
 """Correlation from which on a map looks like another that is shown already."""
 _COMPARED = 64
-"""Pixels a side of what is compared of a map."""
 Span = tuple[float | None, float | None]
 """The least and the greatest finite value; None where there is none."""
 
@@ -64,7 +62,6 @@ class ShownLayer:
     constant: int
     """How many of them have one value everywhere, and are not shown beside others."""
     nonfinite: int
-    """NaN and infinite values in all of its maps."""
     slice: tuple[int, int] | None
     """Which slice of each map is shown, and of how many, where it has several."""
     channels: tuple[int, ...]
@@ -89,7 +86,6 @@ class LookResult:
     path: Path
     model: str
     name: str
-    """Of the image: its path relative to the argument it came from."""
     input_shape: tuple[int, ...]
     preprocessing: str
     prediction: tuple[Guess, ...]
@@ -99,9 +95,7 @@ class LookResult:
     skipped: tuple[Skip, ...]
     never_ran: tuple[str, ...]
     shown: Bytes = field(repr=False, compare=False)
-    """What the model saw, RGB [H, W, 3]."""
     picture: Bytes = field(repr=False, compare=False, default_factory=lambda: np.empty(0, np.uint8))
-    """The page, RGB [H, W, 3]."""
 
     def as_json(self) -> dict[str, Any]:
         """For programs: all but the pixels."""
@@ -272,9 +266,7 @@ class _PageSink:
         self.rows: dict[str, ShownLayer] = {}
         """By name of the layer, in the order in which they ran."""
         self.outputs: list[tuple[int, ...]] = []
-        """Shapes of the tensors of the model's output."""
         self.picture: Bytes | None = None
-        """The first of them, RGB [H, W, 3]."""
         self.caption = "output"
 
     def take(self, site: Site, tensor: Tensor) -> None:

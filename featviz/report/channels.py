@@ -21,9 +21,7 @@ EXPLANATIONS = {
     "constant": "one non-zero value at every pixel",
     "NaN or infinite": "at least one value is NaN or infinite",
 }
-"""What each finding means."""
 _EMPTY = (0, np.nan, np.nan, 0, 0, 0, True)
-"""The row of a channel that no image has."""
 
 
 class ChannelTotals:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from featviz.records import ComparedLayer, Comparison, DifferenceMap
+import numpy as np
+
+from featviz.records import STAT_COLUMNS, ComparedLayer, Comparison, DifferenceMap
 from featviz.report import pages, words
 from featviz.report.views import Figure, Links, PictureView
 from featviz.rundir import DIFF_GRIDS, INPUT_FILE, REPORT_ASSETS
@@ -29,7 +31,6 @@ class ComparedView:
     figures: Sequence[Figure]
     """That of BASE and that of NEW, in the image in which they differ most; or none."""
     difference: DifferenceMap | None
-    """The picture of the differences, where there are figures."""
 
 
 def render(
@@ -48,9 +49,11 @@ def render(
         for figure in view.figures:
             stats = runs[figure.other].images[view.layer.image].stats()[place.stats_key]
             grey = words.key(figure.row, options[figure.other]).grey
-            grids[figure.picture.id] = pages.entry(figure, stats, grey, change)
-        if view.difference is not None:
-            grids[f"d-{n}"] = pages.difference_entry(view.difference, change)
+            grids[figure.picture.id] = pages.figure_entry(figure, stats, grey, change)
+        if (own := view.difference) is not None:
+            unknown = np.full((len(change), len(STAT_COLUMNS)), np.nan, np.float32)
+            parts = (own.plan, own.slices, unknown, change)
+            grids[f"d-{n}"] = pages.entry(*parts, channels=own.channels)
     writer = pages.Pages(
         Links(page.absolute().parent),
         home=quote(os.fsencode(page.name)),

@@ -48,7 +48,6 @@ _BASE64 = 4 / 3
 Render = Callable[[Links], Iterator[tuple[str, Iterable[str]]]]
 """Yields the name and text of each file of a report, whose pictures are where the links say."""
 Judge = Callable[[ReadRun, ReadRun], Comparison]
-"""Compares two runs, that of `--compare` first; raises CompareError where it cannot."""
 
 _Cuts = dict[tuple[Path, str], tuple[Capture, Capture]]
 """The row of a grid as its file is, and as it is shown with fewer tiles; by image and file."""

@@ -44,7 +44,6 @@ class WatchedLayer:
     """A tensor of a layer over the training."""
 
     row: Capture
-    """That of the first step."""
     strips: Mapping[str, Sequence[tuple[int, Capture, PictureView]]]
     """The pictures of each image, with their steps and rows."""
     channels: int
@@ -78,7 +77,6 @@ class SeriesViews:
     root: Path
     steps: Sequence[ReadStep]
     left_out: Mapping[str, str]
-    """Steps and images that cannot be shown, and why."""
 
     @property
     def span(self) -> tuple[int, int]:

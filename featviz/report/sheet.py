@@ -26,7 +26,6 @@ from featviz.rundir.store import here
 from featviz.text import cut, read_ranges, safe_name
 
 _MARGIN, _GAP, _TEXT = 12, 4, 13
-"""Pixels around the sheet, between cells and of its letters."""
 _SMALLEST = 32
 """Pixels that the picture of what the model saw has at least, on its longer side."""
 _PAPER, _INK, _NO_PICTURE = (255, 255, 255), (27, 33, 41), (223, 227, 232)
@@ -34,7 +33,6 @@ _KIND = picture_of("sheet")
 _MARK = PngInfo()
 _MARK.add_text("Software", "featviz sheet")
 _LONGEST_NAME = 28
-"""Letters of an image's name; the middle of a longer one is left out."""
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,7 @@ from featviz.text import counted, listed, ranges
 
 _LISTED = 24
 """Runs of channels that are written out; of the others only their number is shown."""
-_NUMBERED = 24
-"""Pixels of a tile from which on a number in it can be read."""
 _STOPS = (0, 51, 102, 153, 204, 255)
-"""Levels whose colours a key has."""
 
 
 def number(value: float | None) -> str:
@@ -96,13 +93,6 @@ def maps(row: Capture, options: Mapping[str, Any]) -> str:
     reasons = [cut] if drawn + alike < row.maps else []
     reasons += ["--collapse"] if alike else []
     return f"{drawn} of {row.maps} ({', '.join(reasons)})"
-
-
-def by_row(row: Capture) -> str:
-    """`0–7; 8–15`, the channels in each row of a grid whose tiles are too small for numbers."""
-    across = max(1, row.plan.columns // row.side)
-    starts = range(0, len(row.drawn), across) if min(row.plan.tile) < _NUMBERED else ()
-    return "; ".join(channel_list(row.drawn[start : start + across]) for start in starts)
 
 
 def sharing(row: Capture) -> str:
