@@ -104,11 +104,7 @@ def audit(
 
 
 def _counted(study: Study, plan: AuditPlan, options: AuditOptions) -> tuple[Census, dict[str, Any]]:
-    """Stream all images through the model, and judge; audit.json without the pictures.
-
-    Raises:
-        FeatvizError: not one image went through.
-    """
+    """Stream all images through the model, and judge; audit.json without the pictures."""
     model, limits = study.model, options.thresholds
     correlate = frozenset[Call]()
     if limits.redundant_at is not None:
@@ -176,12 +172,7 @@ class HealthCheck:
         inputs: InputOptions,
         blank: Sequence[Any],
     ) -> None:
-        """Choose where each layer is judged, by a forward pass on `blank`.
-
-        Raises:
-            UsageError: all layers are functions, or none gives a tensor with channels.
-            ForwardError: the model cannot take `blank`.
-        """
+        """Choose where each layer is judged, by a forward pass on `blank`."""
         names = [re.escape(layer.name) for layer in layers if not layer.is_function]
         if not names:
             raise UsageError(
@@ -197,9 +188,6 @@ class HealthCheck:
 
         Returns:
             The content of audit.json.
-
-        Raises:
-            FeatvizError: not one image went through, or the file cannot be written.
         """
         study = Study(model, self._samples, self._options)
         _, document = _counted(study, self._plan, self._options)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,10 @@ PER_LAYER = 8
 
 
 def write_files(
-    folder: Path, document: Mapping[str, Any], tables: Mapping[str, Doubles], pictures: Drawn
+    folder: Path,
+    document: Mapping[str, Any],
+    tables: Mapping[str, Doubles],
+    pictures: Iterable[tuple[SuspectSheet, Image.Image]],
 ) -> None:
     """Write audit.json, channels.npz, the chart of APoZ and the pictures of the suspects."""
     drawn = []
@@ -185,7 +188,6 @@ class SuspectSheet:
         return f"suspects/{safe_name(self.target.spot.call.label + dead)}.png"
 
 
-Drawn = list[tuple[SuspectSheet, Image.Image]]
 ChannelMaps = dict[tuple[Call, int, int], np.ndarray]
 """(call, channel, image) to float32 [h, w]."""
 
@@ -225,7 +227,7 @@ def draw_suspects(
     sheets: Sequence[SuspectSheet],
     samples: Sequence[Sample],
     inputs: InputOptions,
-) -> Drawn:
+) -> list[tuple[SuspectSheet, Image.Image]]:
     """Show the images that are needed to the model once more, and draw the sheets."""
     wanted: dict[int, dict[Call, set[tuple[int, int]]]] = {}
     for sheet in sheets:
@@ -280,7 +282,7 @@ def _compose(
     images: Mapping[int, Image.Image],
     samples: Sequence[Sample],
 ) -> Image.Image:
-    cell, font = 2 * _TILE + 3 * _GAP, _font()
+    cell, font = 2 * _TILE + 3 * _GAP, ImageFont.load_default(_TEXT)
     call, source = sheet.target.spot.call, sheet.source.call
     label, what = printable(call.label), "with the images that excite each most, and its map"
     if source != call:
@@ -321,8 +323,3 @@ def _compose(
             name = name if len(name) <= 28 else "…" + name[-27:]
             write((left, y + _TILE + 1), name)
     return picture
-
-
-@cache
-def _font() -> Any:
-    return ImageFont.load_default(_TEXT)

@@ -168,9 +168,6 @@ def _read(side: str, root: Path, place: Path | Url) -> ReadRun:
 def _in_both(base: ReadRun, new: ReadRun) -> tuple[tuple[str, ...], tuple[Place, ...]]:
     """The names of the images that both runs have, and the places of BASE in these, in the order
     in which the model came to them.
-
-    Raises:
-        CompareError: they have no image or no layer in common.
     """
     images = tuple(name for name in base.images if name in new.images)
     if not images:

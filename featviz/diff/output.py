@@ -21,7 +21,6 @@ from featviz.records import (
     ComparedLayer,
     Comparison,
     DifferenceMap,
-    OnlyIn,
     Place,
     TextTable,
     Verdict,
@@ -117,6 +116,7 @@ def verdicts(result: Comparison) -> list[Verdict]:
 def as_json(result: Comparison) -> dict[str, Any]:
     """The whole result, for JSON."""
     differing, total = result.channel_images
+    sides = {"only_in_base": result.only_in_base, "only_in_new": result.only_in_new}
     named = ("file", "image", "label", "stem", "source", "limit", "channels")
     maps = [layer.difference for layer in result.layers if layer.difference]
     return {
@@ -129,8 +129,16 @@ def as_json(result: Comparison) -> dict[str, Any]:
         "channels": {"differing": differing, "total": total, "ratio": result.ratio},
         "first_divergence": None if result.first is None else _where(result.first),
         "layers": [_layer(layer) for layer in result.layers],
-        "only_in_base": _only(result.only_in_base),
-        "only_in_new": _only(result.only_in_new),
+        **{
+            name: {
+                "images": dict(side.images),
+                "layers": [
+                    {**place._asdict(), "type": type, "reason": reason}
+                    for (place, type), reason in side.places.items()
+                ],
+            }
+            for name, side in sides.items()
+        },
         "incomplete": {side: list(names) for side, names in result.incomplete.items()},
         "maps": [{name: getattr(one, name) for name in named} for one in maps],
     }
@@ -157,16 +165,6 @@ def _layer(layer: ComparedLayer) -> dict[str, Any]:
     }
 
 
-def _only(side: OnlyIn) -> dict[str, Any]:
-    return {
-        "images": dict(side.images),
-        "layers": [
-            {**place._asdict(), "type": type, "reason": reason}
-            for (place, type), reason in side.places.items()
-        ],
-    }
-
-
 def draw(
     layers: Sequence[ComparedLayer], base: ReadRun, new: ReadRun, folder: Path
 ) -> tuple[ComparedLayer, ...]:
@@ -174,9 +172,6 @@ def draw(
 
     The colours' ends are the largest relative difference of all pictures; what has a number on
     one side only is magenta.
-
-    Raises:
-        StoreError: a file cannot be read or written.
     """
     differing = [layer for layer in layers if layer.differing and not layer.reason]
     worst = sorted(

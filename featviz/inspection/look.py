@@ -73,11 +73,6 @@ class ShownLayer:
     tiles: Sequence[Bytes] = field(repr=False, compare=False, default=())
     """RGB [h, w, 3] of each map, not enlarged; of a vector the one strip of all its numbers."""
 
-    @property
-    def one_scale(self) -> bool:
-        """Whether its maps are single numbers, which one scale tells apart."""
-        return not self.strip and self.tiles[0].shape[:2] == (1, 1)
-
 
 @dataclass(frozen=True)
 class LookResult:
@@ -383,7 +378,7 @@ def words_on(row: ShownLayer) -> OverviewRow:
     """A layer's row on the page."""
     remarks = {
         f"middle of {row.slice[1] if row.slice else 0} slices": row.slice,
-        "one scale for all": row.one_scale,
+        "one scale for all": not row.strip and row.tiles[0].shape[:2] == (1, 1),
         f"call 1 of {row.calls}": row.calls > 1,
         f"{row.constant} of {row.maps} constant": row.constant,
         f"{row.nonfinite} NaN or infinite": row.nonfinite,

@@ -143,10 +143,6 @@ def read_extras(
 ) -> tuple[dict[str, list[Extra]], AuditViews | None]:
     """Read what is to be shown beside a run: pictures by the ids of the groups of figures with
     which they stand, and the audit that was given or lies in the run.
-
-    Raises:
-        StoreError: one of them is not what it should be, or shows nothing of the run.
-        CompareError: it is of another model.
     """
     extras: dict[str, list[Extra]] = {g.id: [] for page in pages for g in page.groups}
     firsts = {page.name: page.groups[0].id for page in pages}

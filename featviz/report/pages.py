@@ -237,9 +237,6 @@ class _RunPages(Pages):
     def image(self, page: ImagePage) -> tuple[Markup, dict[str, dict[str, str]]]:
         """The page of an image, and its grids as JSON, by the scripts that are to hold them and the
         pictures' ids.
-
-        Raises:
-            DamagedError: its statistics have been damaged since the run was read.
         """
         held = {other: view.image.stats() for other, view in page.inputs.items()}
         stats, scripts = {}, dict[str, dict[str, str]]()

@@ -122,11 +122,7 @@ def build_report(
 
 
 def _alone(root: Path, options: ReportOptions) -> tuple[Render, Mapping[str, str]] | None:
-    """The page of an audit, of kernels or of a series, and what it leaves out; None for a run.
-
-    Raises:
-        UsageError: an option shows something that goes with a run.
-    """
+    """The page of an audit, of kernels or of a series, and what it leaves out; None for a run."""
     kind = "audit" if is_audit(root) else "kernels" if is_kernels(root) else "series"
     if kind == "series" and not read_steps(root):
         return None

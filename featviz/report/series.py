@@ -56,15 +56,6 @@ class WatchedLayer:
         """The most channels with one finding, the top of the chart."""
         return max(max(counts.values()) for counts in self.curves.values())
 
-    @property
-    def words(self) -> str:
-        """What the chart shows, for who cannot see it."""
-        parts = []
-        for finding, counts in self.curves.items():
-            (first, before), *_, (last, after) = [*counts.items()] * 2
-            parts.append(f"{before} {finding} at step {first}, {after} at step {last}")
-        return f"Of {self.channels} channels: {'; '.join(parts)}"
-
     def y(self, count: int) -> float:
         """Where a count lies in the chart, in pixels."""
         return round(BOX["top"] + BOX["height"] * (1 - count / max(1, self.most)), 2)
@@ -119,11 +110,7 @@ class SeriesViews:
 
 
 def read_series(root: Path) -> SeriesViews:
-    """Read all steps of a series; one that is no whole run is left out and named.
-
-    Raises:
-        StoreError: not one can be read.
-    """
+    """Read all steps of a series; one that is no whole run is left out and named."""
     steps, left_out = [], {}
     for number, path in read_steps(root).items():
         try:
