@@ -83,12 +83,7 @@ def write_document(
     drawn: Sequence[Mapping[str, Any]] = (),
     files: Iterable[str] | None = (),
 ) -> None:
-    """Write audit.json.
-
-    Args:
-        drawn: which suspects have pictures.
-        files: the other files of the audit; None for all that are in the folder.
-    """
+    """Write audit.json; its `files` are the others of the audit, None for all in the folder."""
     content = {"schema_version": SCHEMA_VERSION, **document, "drawn": list(drawn)}
     write.write_record(folder, AUDIT_FILE, content, files)
 

@@ -156,11 +156,8 @@ def check_files(
     samples: Sequence[Sample],
     overwrite: bool,
 ) -> None:
-    """Refuse bad files for the pictures of `look` or `cam`, before the model is loaded.
-
-    Args:
-        overwrite: whether a file that is no picture of the command may go.
-    """
+    """Refuse bad files for the pictures of `look` or `cam`, before the model is loaded; with
+    `overwrite` any file may go."""
     names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     inputs = [*find.files_of(samples), *model_files(*names)]
     for path in paths:

@@ -81,11 +81,8 @@ class AuditViews:
 
     @classmethod
     def of_record(cls, audit: ReadAudit, pages: Collection[str] | None = None) -> AuditViews:
-        """Sort the pictures of an audit to its layers, and these to the pages of a run.
-
-        Args:
-            pages: names of the layers of the run; None where each layer has its own place.
-        """
+        """Sort the pictures of an audit to its layers, and these to the pages of a run, which are
+        the names of its layers; None where each layer has its own place."""
         drawn: dict[str, list[Extra]] = {}
         for number, own in enumerate(audit.record.drawn):
             if (size := audit.pictures.pixels.get(own.file)) is None:
@@ -180,15 +177,8 @@ def _shared(given: Mapping[_K, Any], drawn: Mapping[_K, str], kind: str, place: 
 
 
 def check(run: ReadRun, option: str, place: Path, given: Mapping[str, Any]) -> None:
-    """Refuse what is of another model; warn where that is not known.
-
-    Args:
-        option: what names it, as `exemplars`; the command that makes it has the same name.
-        given: the model in its record.
-
-    Raises:
-        CompareError: the models differ; names what differs, and in what.
-    """
+    """Refuse what is of another model, by the model in its record; warn where that is not known.
+    The command that makes it has the name of the option, as `exemplars`."""
     model = run.record.get("model") or {}
     where = f"--{option} {quoted(str(place))}"
     names = [name for name in _DIGESTS if model.get(name) and given.get(name)][:1]

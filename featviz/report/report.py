@@ -229,23 +229,26 @@ def _with_tiles(runs: Sequence[ReadRun], count: int) -> tuple[list[ReadRun], _Cu
         for row in image.captures.values():
             if row.drawn and row.place not in chosen:
                 chosen[row.place] = {*most_varied(row, numbers[row.place.stats_key], count)}
-    shown, cuts = [], _Cuts()
+    cuts = _Cuts()
+
+    def fewer(image: ReadImage, row: Capture) -> Capture:
+        own = chosen.get(row.place, set())
+        stay = [c for c in row.drawn if c in own] or row.drawn[: len(own)]
+        if not stay or len(stay) == len(row.drawn) or is_numbers(row):
+            return row
+        columns = min(row.plan.columns, math.ceil(math.sqrt(len(stay))) * row.side)
+        kept = {c: ids for c, ids in (row.collapsed or {}).items() if int(c) in stay}
+        grid = row.grid.copy()
+        grid["nrow"] = columns
+        part = replace(row, channels=stay, grid=grid, collapsed=kept or None)
+        cuts[image.path, row.file] = row, part
+        return part
+
+    shown = []
     for run in runs:
         images = {}
         for name, image in run.images.items():
-            rows = []
-            for row in image.captures.values():
-                own = chosen.get(row.place, set())
-                stay = [c for c in row.drawn if c in own] or row.drawn[: len(own)]
-                if stay and len(stay) < len(row.drawn) and not is_numbers(row):
-                    columns = min(row.plan.columns, math.ceil(math.sqrt(len(stay))) * row.side)
-                    kept = {c: ids for c, ids in (row.collapsed or {}).items() if int(c) in stay}
-                    grid = row.grid.copy()
-                    grid["nrow"] = columns
-                    part = replace(row, channels=stay, grid=grid, collapsed=kept or None)
-                    cuts[image.path, row.file] = row, part
-                    row = part
-                rows.append(row)
+            rows = [fewer(image, row) for row in image.captures.values()]
             images[name] = replace(image, manifest=replace(image.manifest, captures=rows))
         shown.append(replace(run, images=images))
     return shown, cuts

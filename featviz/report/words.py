@@ -177,11 +177,7 @@ class Key:
 
 
 def legend(options: Mapping[str, Any], captures: Iterable[Capture]) -> list[tuple[str, str]]:
-    """What the colours of these pictures mean: `#rrggbb`, and words.
-
-    Args:
-        options: those of their run.
-    """
+    """What the colours of these pictures of a run mean: `#rrggbb`, and words."""
     entries: dict[tuple[str, str], None] = {}
     looks = ((_colormap(row, options), _levels(row, options)) for row in captures)
     for cmap, levels in dict.fromkeys(looks):
@@ -193,11 +189,7 @@ def legend(options: Mapping[str, Any], captures: Iterable[Capture]) -> list[tupl
 
 
 def key(row: Capture, options: Mapping[str, Any]) -> Key:
-    """The colours of a picture.
-
-    Args:
-        options: those of its run.
-    """
+    """The colours of a picture of a run with these options."""
     cmap = _colormap(row, options)
     if row.reduce in REDUCTIONS and REDUCTIONS[row.reduce].colors:
         ends, unit = span(*(row.range or (None, None))), REDUCTIONS[row.reduce].unit
@@ -231,11 +223,7 @@ def key(row: Capture, options: Mapping[str, Any]) -> Key:
 
 
 def strip_keys(rows: Iterable[Capture], options: Mapping[str, Any]) -> list[Key]:
-    """What the colours mean in strips of many layers, each once.
-
-    Args:
-        options: those of their run.
-    """
+    """What the colours mean in strips of many layers of a run, each once."""
     keys: dict[Key, None] = {}
     for row in rows:
         own, mode = key(row, options), normalize.MODES.get(row.normalize)
