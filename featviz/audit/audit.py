@@ -59,12 +59,7 @@ def audit(
     progress: BatchProgress = lambda image, error, total: None,
     stdin: BinaryIO | None = None,
 ) -> AuditResult:
-    """Audit a model on images.
-
-    Raises:
-        FeatvizError: nothing could be begun, or the results could not be written. What goes wrong
-            with one image is in the result instead.
-    """
+    """Audit a model on images."""
     gates = [parse_gate(text) for text in options.fail_on]
     baseline = None if options.baseline is None else output.read_baseline(options.baseline)
     asked = ("--junit", options.junit, JUNIT), ("--prune-out", options.prune_out, PRUNING)

@@ -34,9 +34,6 @@ def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
     Args:
         axis: where the channels are.
         images: how many went in as one batch; the first axis holds so many, or a multiple.
-
-    Raises:
-        LayoutError: no values, or an axis that is no batch.
     """
     if tensor.numel() == 0 or tensor.dim() < 2 or tensor.shape[0] % images:
         raise LayoutError(f"shape {list(tensor.shape)} is no batch of {images}: --batch-size 1")

@@ -89,11 +89,7 @@ def write_document(
 
 
 def read_baseline(path: Path) -> list[Mapping[str, Any]]:
-    """The layers of an earlier audit.json.
-
-    Raises:
-        UsageError: no such file, or it is no audit.json of this version.
-    """
+    """The layers of an earlier audit.json."""
     try:
         content = read_json(path, MOST_RECORD)
         check_version(content, SCHEMA_VERSION)

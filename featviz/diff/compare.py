@@ -234,11 +234,7 @@ class TensorPair:
 
 
 def measure(pair: TensorPair, tolerance: float) -> Finding:
-    """Compare a tensor of an image: by the kept tensors, else by statistics and pixels.
-
-    Raises:
-        DamagedError: a file is missing or broken.
-    """
+    """Compare a tensor of an image: by the kept tensors, else by statistics and pixels."""
     base, new = pair.rows
     what = pair.images[0].name, pair.place, base.type, base.index
     if base.shape != new.shape:

@@ -54,10 +54,6 @@ def diff(
     Args:
         files: what to write beside the result.
         render: makes the page and the files beside it; needed for `html`.
-
-    Raises:
-        FeatvizError: a run cannot be read, the runs cannot be compared, or a file cannot be
-            written.
     """
     for place in (base, new):
         if isinstance(place, Url) and files.html is not None:
@@ -90,11 +86,7 @@ def _single_files(files: DiffFiles) -> list[tuple[str, Path, FileKind]]:
 
 
 def compare_runs(base: ReadRun, new: ReadRun) -> Comparison:
-    """What `diff` finds by its own thresholds, for who has read both runs.
-
-    Raises:
-        CompareError: the runs cannot be compared.
-    """
+    """What `diff` finds by its own thresholds, for who has read both runs."""
     return _diff(base, new, DiffThresholds(), DiffFiles(), None)
 
 

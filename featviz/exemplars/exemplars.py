@@ -71,12 +71,7 @@ def find_exemplars(
     progress: BatchProgress = lambda image, error, total: None,
     stdin: BinaryIO | None = None,
 ) -> ExemplarResult:
-    """Find the images, and the places in them, that excite each channel of some layers most.
-
-    Raises:
-        FeatvizError: nothing could be begun, not one image went through, or the results could not
-            be written. What goes wrong with one image is in the result instead.
-    """
+    """Find the images, and the places in them, that excite each channel of some layers most."""
     with begun(model, arguments, options, EXEMPLARS, stdin) as (folder, loaded, samples):
         blank = blank_input(loaded, samples, options.inputs)
         layers = choose_layers(loaded, options.layers, blank)

@@ -250,9 +250,8 @@ def draw_channel(
     for number, (line, color) in enumerate(zip(title, (_INK, _FAINT), strict=True)):
         most = picture.width - 2 * _GAP
         if _font().getlength(line) > most:  # cut it where the picture ends
-            while line and _font().getlength(line + "…") > most:
-                line = line[:-1]
-            line += "…"
+            ends = range(len(line), -1, -1)
+            line = next(f"{line[:n]}…" for n in ends if _font().getlength(f"{line[:n]}…") <= most)
         _write(picture, (_GAP, _GAP + number * _LINE), line, color)
     for rank, (tile, (value, image)) in enumerate(zip(tiles, texts, strict=True)):
         left, top, _, bottom = slot(rank, count)

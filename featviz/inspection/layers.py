@@ -160,9 +160,6 @@ def list_model(
 
     Args:
         functions: list the functions that modules call as well.
-
-    Raises:
-        FeatvizError: no such model, or no layer matches.
     """
     model = load_model(options, inputs)
     blank = model.preprocess.blank()

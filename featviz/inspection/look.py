@@ -115,10 +115,6 @@ def look(
 
     Args:
         images: as for `run`; of several the first one is shown.
-
-    Raises:
-        FeatvizError: a bad option, no such model, layer or image, nothing that can be drawn, or the
-            file cannot be written; nothing was written.
     """
     # numba is loaded while the model is
     Thread(target=compiled, name="featviz-loops", daemon=True).start()

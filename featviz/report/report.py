@@ -73,12 +73,6 @@ def build_report(
 
     Args:
         judge: compares the run with that of `compare`, for a verdict on the first page.
-
-    Raises:
-        StoreError: `place` or `compare` is no run, or is damaged; or the report cannot be written.
-        CompareError: an audit, kernels or exemplars are of another model.
-        UsageError: options that exclude one another, that only a run has, or pages that would show
-            pictures in a store.
     """
     one_file = options.zip or options.single_file
     if options.zip and options.single_file:

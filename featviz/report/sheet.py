@@ -63,10 +63,6 @@ def make_sheet(place: Path | Url, options: SheetOptions) -> SheetResult:
     """Draw a layer's maps of all images of a run, here or in an object store, into one picture.
 
     Tiles look as in the grids they are cut from: each map by the scale with which it was drawn.
-
-    Raises:
-        StoreError: no run, or the picture cannot be written.
-        UsageError: no such layer, tensor or channels, or too large a picture.
     """
     out = options.out or Path(safe_name(f"sheet-{options.layer}.png"))
     check_file(out, _KIND, overwrite=options.overwrite)
