@@ -11,7 +11,7 @@ from urllib.parse import quote
 from featviz.api import showing
 from featviz.api.keywords import keywords_of
 from featviz.api.running import Run
-from featviz.diff import Outputs, compare_runs
+from featviz.diff import compare_runs, maps_folder
 from featviz.diff import diff as diff_runs
 from featviz.diff.output import as_json, diff_table
 from featviz.errors import UsageError
@@ -86,11 +86,11 @@ def diff(base: str | Path | Run, new: str | Path | Run, **options: Any) -> RunDi
         True
     """
     given = dict(options)
-    asked, files = read_from(DiffThresholds, given), read_from(Outputs, given, render=render)
+    asked, files = read_from(DiffThresholds, given), read_from(DiffFiles, given)
     if given:
         raise no_option(given, every_option(DiffThresholds, DiffFiles))
-    found = diff_runs(_root(base), _root(new), asked, files)
-    return RunDifference(**vars(found), out=files.folder)
+    found = diff_runs(_root(base), _root(new), asked, files, render)
+    return RunDifference(**vars(found), out=maps_folder(files))
 
 
 @keywords_of(ReportOptions)

@@ -99,7 +99,7 @@ def layers(model: Model, layers: Layers | None = None, **options: Any) -> LayerT
     Returns:
         A record with `document` (what `--json` prints); `rows`, each with index, name, type,
         parameters (a count), output_shape, macs, activation_bytes, calls and selected; `totals`;
-        and `not_counted`, the operators without a formula.
+        and `not_counted`, the operators from outside torch, without a formula.
 
     Raises:
         FeatvizError: no such model, or no layer matches.

@@ -22,7 +22,7 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import AuditOptions, InputOptions, ModelOptions
 from featviz.records import Call, Layer, Sample, Verdict
-from featviz.records.findings import Gate, parse_gate
+from featviz.records.findings import parse_gate
 from featviz.run.batches import BatchProgress, Study, begun
 from featviz.run.prepare import blank_input
 from featviz.rundir import junit, write
@@ -59,19 +59,29 @@ def audit(
     progress: BatchProgress = lambda image, error, total: None,
     stdin: BinaryIO | None = None,
 ) -> AuditResult:
-    """Audit a model on images.
-
-    Raises:
-        FeatvizError: nothing could be begun, or the results could not be written. What goes wrong
-            with one image is in the result instead.
-    """
+    """Audit a model on images."""
     gates = [parse_gate(text) for text in options.fail_on]
     baseline = None if options.baseline is None else output.read_baseline(options.baseline)
     asked = ("--junit", options.junit, JUNIT), ("--prune-out", options.prune_out, PRUNING)
     files = [(option, path, kind) for option, path, kind in asked if path is not None]
     with begun(model, arguments, options, AUDIT, stdin, files) as (folder, loaded, samples):
-        document = _examine(folder, Study(loaded, samples, options, progress), options, gates)
+        plan = choose(loaded, options.layers, blank_input(loaded, samples, options.inputs))
+        expected = [findings.expected_row(target, options.thresholds) for target in plan.targets]
+        for gate in gates:
+            findings.covered(gate, expected)
+        counted, document = _counted(Study(loaded, samples, options, progress), plan, options)
+        _warn(plan, counted, document)
         layers = document["layers"]
+        found = {row["label"]: row["findings"] for row in layers}
+        sheets = output.choose_suspects(plan, found, counted.tallies, options.max_suspects)
+        drawn = sum(len(sheet.suspects) for sheet in sheets)
+        every = sum(document["total"]["findings"].values())
+        if drawn < every:
+            most = f"{output.PER_LAYER} of a layer, and --max-suspects {options.max_suspects}"
+            log.info("%d of %d suspects are drawn: at most %s in all", drawn, every, most)
+        tables = {call.label: tally.table() for call, tally in counted.tallies.items()}
+        pictures = output.draw_suspects(loaded, plan, sheets, samples, options.inputs)
+        output.write_files(folder, document, tables, pictures)
         verdicts = [findings.check(gate, layers) for gate in gates]
         if baseline is not None:
             verdicts.append(findings.worse(layers, baseline))
@@ -88,42 +98,8 @@ def audit(
     return AuditResult(options.out, document, tuple(verdicts))
 
 
-def _examine(
-    folder: Path, study: Study, options: AuditOptions, gates: Sequence[Gate]
-) -> dict[str, Any]:
-    """Stream images through a model, count, judge, prove, draw the suspects, and write the files;
-    the content of audit.json without the pictures.
-
-    Raises:
-        FeatvizError: nothing to look at, a gate that speaks of nothing, or not one image went
-            through.
-    """
-    model, samples = study.model, study.samples
-    plan = choose(model, options.layers, blank_input(model, samples, options.inputs))
-    expected = [findings.expected_row(target, options.thresholds) for target in plan.targets]
-    for gate in gates:
-        findings.covered(gate, expected)
-    counted, document = _counted(study, plan, options)
-    _warn(plan, counted, document)
-    found = {row["label"]: row["findings"] for row in document["layers"]}
-    sheets = output.choose_suspects(plan, found, counted.tallies, options.max_suspects)
-    drawn = sum(len(sheet.suspects) for sheet in sheets)
-    every = sum(document["total"]["findings"].values())
-    if drawn < every:
-        most = f"{output.PER_LAYER} of a layer, and --max-suspects {options.max_suspects} in all"
-        log.info("%d of %d suspects are drawn: at most %s", drawn, every, most)
-    tables = {call.label: tally.table() for call, tally in counted.tallies.items()}
-    pictures = output.draw_suspects(model, plan, sheets, samples, options.inputs)
-    output.write_files(folder, document, tables, pictures)
-    return document
-
-
 def _counted(study: Study, plan: AuditPlan, options: AuditOptions) -> tuple[Census, dict[str, Any]]:
-    """Stream all images through the model, and judge; audit.json without the pictures.
-
-    Raises:
-        FeatvizError: not one image went through.
-    """
+    """Stream all images through the model, and judge; audit.json without the pictures."""
     model, limits = study.model, options.thresholds
     correlate = frozenset[Call]()
     if limits.redundant_at is not None:
@@ -191,12 +167,7 @@ class HealthCheck:
         inputs: InputOptions,
         blank: Sequence[Any],
     ) -> None:
-        """Choose where each layer is judged, by a forward pass on `blank`.
-
-        Raises:
-            UsageError: all layers are functions, or none gives a tensor with channels.
-            ForwardError: the model cannot take `blank`.
-        """
+        """Choose where each layer is judged, by a forward pass on `blank`."""
         names = [re.escape(layer.name) for layer in layers if not layer.is_function]
         if not names:
             raise UsageError(
@@ -212,9 +183,6 @@ class HealthCheck:
 
         Returns:
             The content of audit.json.
-
-        Raises:
-            FeatvizError: not one image went through, or the file cannot be written.
         """
         study = Study(model, self._samples, self._options)
         _, document = _counted(study, self._plan, self._options)

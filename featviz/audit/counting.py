@@ -34,9 +34,6 @@ def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
     Args:
         axis: where the channels are.
         images: how many went in as one batch; the first axis holds so many, or a multiple.
-
-    Raises:
-        LayoutError: no values, or an axis that is no batch.
     """
     if tensor.numel() == 0 or tensor.dim() < 2 or tensor.shape[0] % images:
         raise LayoutError(f"shape {list(tensor.shape)} is no batch of {images}: --batch-size 1")
@@ -113,16 +110,6 @@ def _ratio(above: Doubles, below: Doubles) -> Doubles:
     return np.asarray(np.divide(above, below, out=np.zeros_like(above), where=below != 0))
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The output of a call for a batch, in numbers: those of `statistics` and `Covariance`."""
-
-    stats: Floats
-    positions: int
-    saturated: Integers | None
-    covariance: Covariance | None
-
-
 @dataclass
 class Tally:
     """Running numbers of a call's C channels, and the images that excite each most."""
@@ -144,14 +131,21 @@ class Tally:
         sums[:, 7] = 0 if saturates else np.nan
         return cls(sums, np.full((channels, TOP), -np.inf), np.full((channels, TOP), -1))
 
-    def add(self, part: Measured, images: Integers) -> None:
-        """Add a batch of these images [B]."""
-        reached = np.empty((0, 0), np.int64) if part.saturated is None else part.saturated
-        compiled().add_maps(part.stats, reached, part.positions, self.sums)
-        compiled().add_images(part.stats, images, self.best, self.images)
-        if part.covariance is not None:
+    def add(
+        self,
+        stats: Floats,
+        positions: int,
+        images: Integers,
+        reached: Integers | None = None,
+        covariance: Covariance | None = None,
+    ) -> None:
+        """Add a batch of these images [B], by what `statistics` says of [B, C, positions]."""
+        at_bound = np.empty((0, 0), np.int64) if reached is None else reached
+        compiled().add_maps(stats, at_bound, positions, self.sums)
+        compiled().add_images(stats, images, self.best, self.images)
+        if covariance is not None:
             so_far = self.covariance
-            self.covariance = so_far.merge(part.covariance) if so_far else part.covariance
+            self.covariance = so_far.merge(covariance) if so_far else covariance
 
     @property
     def values(self) -> Doubles:
@@ -195,7 +189,8 @@ class Census:
     fault: Exception | None = None
     """A bug of ours, to tell it from a fault of the model."""
     _images: Integers = field(default_factory=lambda: np.empty(0, np.int64))
-    _measured: list[tuple[Call, Measured]] = field(default_factory=list)
+    _measured: list[tuple[Call, tuple[Any, ...]]] = field(default_factory=list)
+    """Calls with the arguments of `Tally.add`."""
 
     def begin(self, batch: Batch) -> None:
         """Start a batch; what was not committed is forgotten."""
@@ -204,14 +199,14 @@ class Census:
     def commit(self) -> None:
         """Count the batch, which the model has taken."""
         for call, part in self._measured:
-            channels = part.stats.shape[1]
+            channels = part[0].shape[1]
             if call not in self.tallies:
-                self.tallies[call] = Tally.nothing(channels, part.saturated is not None)
+                self.tallies[call] = Tally.nothing(channels, part[3] is not None)
             tally = self.tallies[call]
             if len(tally.sums) != channels:
                 self.faults[call] = f"has {len(tally.sums)} channels, then {channels}"
                 continue
-            tally.add(part, self._images)
+            tally.add(*part)
         self._measured = []
 
     def take(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
@@ -227,7 +222,8 @@ class Census:
             rows = to_rows(layout.to_floats(out.detach()), spot.axis, len(self._images))
             numbers, saturated = statistics(rows, spot.activation or Activation())
             covariance = Covariance.of_rows(rows) if call in self.correlate else None
-            self._measured.append((call, Measured(numbers, rows.shape[2], saturated, covariance)))
+            part = (numbers, rows.shape[2], self._images, saturated, covariance)
+            self._measured.append((call, part))
         except LayoutError as error:
             self.faults.setdefault(call, error.message)
         except Exception as error:

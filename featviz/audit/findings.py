@@ -129,11 +129,7 @@ def totals(layers: Sequence[Row]) -> dict[str, Any]:
 
 
 def covered(gate: Gate, layers: Sequence[Row]) -> list[Row]:
-    """The layers that a gate speaks of and that are judged for its finding.
-
-    Raises:
-        UsageError: there are none, so that the gate would hold whatever happens.
-    """
+    """The layers that a gate speaks of and that are judged for its finding."""
     named = [
         layer
         for layer in layers
@@ -154,11 +150,7 @@ def covered(gate: Gate, layers: Sequence[Row]) -> list[Row]:
 
 
 def check(gate: Gate, layers: Sequence[Row]) -> Verdict:
-    """Hold a gate against the layers together, not against each one.
-
-    Raises:
-        UsageError: it speaks of no layer.
-    """
+    """Hold a gate against the layers together, not against each one."""
     judged = covered(gate, layers)
     channels = sum(int(layer["channels"]) for layer in judged)
     count = sum(len(layer["findings"][gate.finding]) for layer in judged)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,15 @@ from featviz.rundir.schema import MOST_RECORD, Audit, check_version, convert
 from featviz.text import printable, quoted, safe_name
 
 SCHEMA_VERSION = 1
-"""The version of audit.json."""
 
 PER_LAYER = 8
-"""Suspects that are drawn of one layer at most."""
 
 
 def write_files(
-    folder: Path, document: Mapping[str, Any], tables: Mapping[str, Doubles], pictures: Drawn
+    folder: Path,
+    document: Mapping[str, Any],
+    tables: Mapping[str, Doubles],
+    pictures: Iterable[tuple[SuspectSheet, Image.Image]],
 ) -> None:
     """Write audit.json, channels.npz, the chart of APoZ and the pictures of the suspects."""
     drawn = []
@@ -82,22 +83,13 @@ def write_document(
     drawn: Sequence[Mapping[str, Any]] = (),
     files: Iterable[str] | None = (),
 ) -> None:
-    """Write audit.json.
-
-    Args:
-        drawn: which suspects have pictures.
-        files: the other files of the audit; None for all that are in the folder.
-    """
+    """Write audit.json; its `files` are the others of the audit, None for all in the folder."""
     content = {"schema_version": SCHEMA_VERSION, **document, "drawn": list(drawn)}
     write.write_record(folder, AUDIT_FILE, content, files)
 
 
 def read_baseline(path: Path) -> list[Mapping[str, Any]]:
-    """The layers of an earlier audit.json.
-
-    Raises:
-        UsageError: no such file, or it is no audit.json of this version.
-    """
+    """The layers of an earlier audit.json."""
     try:
         content = read_json(path, MOST_RECORD)
         check_version(content, SCHEMA_VERSION)
@@ -129,9 +121,7 @@ def audit_table(audit: Mapping[str, Any]) -> TextTable:
 _BAR, _SUSPECT, _GRID = (
     np.array([[color]], np.uint8) for color in ((107, 140, 174), (192, 57, 43), (221, 221, 221))
 )
-"""Colours of the chart, as pictures of one pixel."""
 _BARS, _ROW, _LETTER = 5.0, 0.24, 0.07
-"""Width of the longest bar, height of a layer, and width of a letter of its name, in inches."""
 
 
 def apoz_chart(layers: Sequence[tuple[str, float, float]], title: str) -> Bytes:
@@ -189,7 +179,6 @@ class SuspectSheet:
         return f"suspects/{safe_name(self.target.spot.call.label + dead)}.png"
 
 
-Drawn = list[tuple[SuspectSheet, Image.Image]]
 ChannelMaps = dict[tuple[Call, int, int], np.ndarray]
 """(call, channel, image) to float32 [h, w]."""
 
@@ -229,7 +218,7 @@ def draw_suspects(
     sheets: Sequence[SuspectSheet],
     samples: Sequence[Sample],
     inputs: InputOptions,
-) -> Drawn:
+) -> list[tuple[SuspectSheet, Image.Image]]:
     """Show the images that are needed to the model once more, and draw the sheets."""
     wanted: dict[int, dict[Call, set[tuple[int, int]]]] = {}
     for sheet in sheets:
@@ -284,7 +273,7 @@ def _compose(
     images: Mapping[int, Image.Image],
     samples: Sequence[Sample],
 ) -> Image.Image:
-    cell, font = 2 * _TILE + 3 * _GAP, _font()
+    cell, font = 2 * _TILE + 3 * _GAP, ImageFont.load_default(_TEXT)
     call, source = sheet.target.spot.call, sheet.source.call
     label, what = printable(call.label), "with the images that excite each most, and its map"
     if source != call:
@@ -325,8 +314,3 @@ def _compose(
             name = name if len(name) <= 28 else "…" + name[-27:]
             write((left, y + _TILE + 1), name)
     return picture
-
-
-@cache
-def _font() -> Any:
-    return ImageFont.load_default(_TEXT)

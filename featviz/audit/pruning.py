@@ -68,9 +68,6 @@ def verify(
     Returns:
         `verify` of audit.json: the largest change is None where the outputs cannot be compared
         (UNLIKE_OUTPUTS), and `nonfinite` is in it only where such values are not alike.
-
-    Raises:
-        ForwardError: the model failed.
     """
     spots, names = plan.spots, frozenset(call.name for call in cut.forced)
 

@@ -26,7 +26,7 @@ def layers(given: Given) -> int:
     \b
     parameters   a shared one counts once; so do modules that are used twice
     MACs         multiply-accumulates in convolutions, matrix products and
-                 attention; 1 MAC = 2 FLOP; what has no formula is named below
+                 attention; 1 MAC = 2 FLOP; operators from outside torch are named
     activations  output bytes of leaf modules, each call counted
 
     {MODEL}

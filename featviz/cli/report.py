@@ -134,12 +134,12 @@ def diff(given: Given) -> int:
 
     Exit codes: 0 equal, 1 failed or refused, 2 usage, 4 different.
     """
-    from featviz.diff import Outputs, diff
+    from featviz.diff import diff
     from featviz.diff.output import as_json, diff_table
     from featviz.report.compare import render
 
-    outputs = given.record(Outputs, render=render)
-    result = diff(given["base"], given["new"], given.record(DiffThresholds), outputs)
+    thresholds, files = given.record(DiffThresholds), given.record(DiffFiles)
+    result = diff(given["base"], given["new"], thresholds, files, render)
     if given["json"]:
         output.document(as_json(result))
     else:

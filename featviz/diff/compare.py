@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,6 @@ from featviz.rundir.schema import Capture
 from featviz.text import by
 
 TENSORS, PIXELS, STATISTICS = "tensors", "statistics and pixels", "statistics"
-"""What two tensors were compared by."""
 
 _MIN, _MAX = STAT_COLUMNS.index("min"), STAT_COLUMNS.index("max")
 _COMPARED = 4
@@ -71,12 +70,10 @@ class Finding:
     type: str
     index: int
     by: str
-    """`TENSORS`, `PIXELS` or `STATISTICS`."""
     change: Change
     differs: np.ndarray
     """Bool [channels]; all where there is a reason."""
     reason: str | None = None
-    """Why the tensor could not be compared."""
 
     @property
     def severity(self) -> tuple[float, float]:
@@ -180,60 +177,50 @@ def from_picture(
 
 
 @dataclass(frozen=True)
-class ImagePair:
-    """An image in both runs, with the statistics of its tensors."""
+class TensorPair:
+    """A tensor of an image in BASE and in NEW."""
 
-    base: ReadImage
-    new: ReadImage
-    base_stats: Mapping[str, Floats]
-    new_stats: Mapping[str, Floats]
+    place: Place
+    images: tuple[ReadImage, ReadImage]
+    rows: tuple[Capture, Capture]
+    stats: tuple[Floats, Floats]
+    """Each [channels, 6]."""
 
     @classmethod
-    def read(cls, base: ReadImage, new: ReadImage) -> ImagePair:
-        """Read the statistics of both; DamagedError where they cannot be read."""
-        return cls(base, new, base.stats(), new.stats())
+    def read(cls, base: ReadImage, new: ReadImage) -> Iterator[TensorPair]:
+        """The tensors that both have; DamagedError where their statistics cannot be read."""
+        stats = base.stats(), new.stats()
+        for place in (place for place in base.captures if place in new.captures):
+            rows, key = (base.captures[place], new.captures[place]), place.stats_key
+            yield cls(place, (base, new), rows, (stats[0][key], stats[1][key]))
 
     @property
-    def places(self) -> list[Place]:
-        """The tensors that both have."""
-        return [place for place in self.base.captures if place in self.new.captures]
-
-    def rows(self, place: Place) -> tuple[Capture, Capture]:
-        """The rows of the manifests for a tensor."""
-        return self.base.captures[place], self.new.captures[place]
-
-    def stats(self, place: Place) -> tuple[Floats, Floats]:
-        """The statistics of a tensor in BASE and NEW, each [channels, 6]."""
-        return self.base_stats[place.stats_key], self.new_stats[place.stats_key]
-
-    def keeps(self, place: Place) -> bool:
+    def keeps(self) -> bool:
         """Whether both runs keep a tensor whose channels are all those of the rows."""
-        return all(row.tensor is not None and not is_part(row) for row in self.rows(place))
+        return all(row.tensor is not None and not is_part(row) for row in self.rows)
 
-    def tensors(self, place: Place) -> tuple[Values, Values] | None:
+    def tensors(self) -> tuple[Values, Values] | None:
         """Read the values of both kept tensors; None where there are none that show the channels.
         DamagedError where a file is missing or broken."""
-        if not self.keeps(place):
-            return None
         sides = []
-        for image, row in zip((self.base, self.new), self.rows(place), strict=True):
-            array = image.tensor(row)
-            part = image.captures.get(place._replace(key=f"{place.key}.{BEHIND}".lstrip(".")))
-            behind = 0 if part is None else math.prod(map_shape(part))
-            values = None if array is None else from_tensor(array, row, behind)
+        for image, row in zip(self.images, self.rows, strict=True) if self.keeps else ():
+            array, behind = image.tensor(row), f"{self.place.key}.{BEHIND}".lstrip(".")
+            part = image.captures.get(self.place._replace(key=behind))
+            beside = 0 if part is None else math.prod(map_shape(part))
+            values = None if array is None else from_tensor(array, row, beside)
             if values is None:
                 return None
             sides.append(values)
-        return sides[0], sides[1]
+        return (sides[0], sides[1]) if sides else None
 
-    def pixels(self, place: Place) -> tuple[Values, Values] | None:
+    def pixels(self) -> tuple[Values, Values] | None:
         """Read the values behind both pictures, of the channels that both have drawn; None where
         the pictures do not show them. DamagedError where a file is missing or broken."""
-        rows = self.rows(place)
-        if rows[0].beside != rows[1].beside or rows[0].normalize != rows[1].normalize:
+        one, two = self.rows
+        if one.beside != two.beside or one.normalize != two.normalize:
             return None
         sides = []
-        for image, row, stats in zip((self.base, self.new), rows, self.stats(place), strict=True):
+        for image, row, stats in zip(self.images, self.rows, self.stats, strict=True):
             picture = image.levels(row)
             values = None if picture is None else from_picture(*picture, row, stats)
             if values is None:
@@ -246,39 +233,34 @@ class ImagePair:
         return base.only(ids), new.only(ids)
 
 
-def measure(images: ImagePair, place: Place, tolerance: float) -> Finding:
-    """Compare a tensor of an image: by the kept tensors, else by statistics and pixels.
-
-    Raises:
-        DamagedError: a file is missing or broken.
-    """
-    base, new = images.rows(place)
+def measure(pair: TensorPair, tolerance: float) -> Finding:
+    """Compare a tensor of an image: by the kept tensors, else by statistics and pixels."""
+    base, new = pair.rows
+    what = pair.images[0].name, pair.place, base.type, base.index
     if base.shape != new.shape:
         reason = f"shape {by(base.shape)} in BASE, {by(new.shape)} in NEW"
     elif (base.layout, base.maps) != (new.layout, new.maps):
         reason = f"layout {base.layout} in BASE, {new.layout} in NEW"
     else:
-        method, change = _change(images, place)
-        found = method, change, change.differs(tolerance)
-        return Finding(images.base.name, place, base.type, base.index, *found)
-    found = STATISTICS, no_change(base.maps, 1), np.ones(base.maps, np.bool_)
-    return Finding(images.base.name, place, base.type, base.index, *found, reason)
+        method, change = _change(pair)
+        return Finding(*what, method, change, change.differs(tolerance))
+    nothing, all_differ = no_change(base.maps, 1), np.ones(base.maps, np.bool_)
+    return Finding(*what, STATISTICS, nothing, all_differ, reason)
 
 
-def _change(images: ImagePair, place: Place) -> tuple[str, Change]:
+def _change(pair: TensorPair) -> tuple[str, Change]:
     """What two tensors were compared by, and how far they are apart."""
-    base, new = images.stats(place)
-    kept = images.keeps(place)
+    base, new = pair.stats
     if np.array_equal(base, new, equal_nan=True):
-        one, other = (str(row.tensor if kept else row.file) for row in images.rows(place))
-        if same_content((images.base, one), (images.new, other)):
-            size = math.prod(map_shape(images.rows(place)[0]))
-            return TENSORS if kept else PIXELS, no_change(len(base), size)
+        one, other = (str(row.tensor if pair.keeps else row.file) for row in pair.rows)
+        if same_content((pair.images[0], one), (pair.images[1], other)):
+            method = TENSORS if pair.keeps else PIXELS
+            return method, no_change(len(base), math.prod(map_shape(pair.rows[0])))
     scale = scale_of(base, new)
-    if (values := images.tensors(place)) is not None:
+    if (values := pair.tensors()) is not None:
         return TENSORS, compare(values[0].data, values[1].data, scale)
     change = compare_stats(base, new, scale)
-    if (values := images.pixels(place)) is None:
+    if (values := pair.pixels()) is None:
         return STATISTICS, change
     before, after = values
     part = compare(before.data, after.data, scale, before.slack + after.slack)

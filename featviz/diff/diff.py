@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from featviz.diff import output
-from featviz.diff.compare import Finding, ImagePair, measure
+from featviz.diff.compare import Finding, TensorPair, measure
 from featviz.errors import CompareError, UsageError
 from featviz.files.urls import Url
 from featviz.options import DiffFiles, DiffThresholds
@@ -42,77 +42,78 @@ Render = Callable[[Comparison, ReadRun, ReadRun, Path, Path], tuple[str, Mapping
 and the texts of files that are to lie with the maps, by name."""
 
 
-class Outputs(DiffFiles, frozen=True):
-    """Files to write beside the result."""
-
-    render: Render | None = None
-    """Turns the comparison into a page and the files beside it; needed for `html`."""
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder of the maps; None where nobody asked for them."""
-        if self.out is not None or self.html is None:
-            return self.out
-        return self.html.with_name(f"{self.html.stem}-maps")
-
-    @property
-    def files(self) -> list[tuple[str, Path, FileKind]]:
-        """The option, place and kind of each single file; they may be inside the folder."""
-        asked = ("--html", self.html, PAGE), ("--junit", self.junit, JUNIT)
-        return [(option, path, kind) for option, path, kind in asked if path is not None]
-
-
 def diff(
-    base: Path | Url, new: Path | Url, thresholds: DiffThresholds, outputs: Outputs
+    base: Path | Url,
+    new: Path | Url,
+    thresholds: DiffThresholds,
+    files: DiffFiles,
+    render: Render | None = None,
 ) -> Comparison:
     """Compare two run directories, here or in object stores.
 
-    Raises:
-        FeatvizError: a run cannot be read, the runs cannot be compared, or a file cannot be
-            written.
+    Args:
+        files: what to write beside the result.
+        render: makes the page and the files beside it; needed for `html`.
     """
     for place in (base, new):
-        if isinstance(place, Url) and outputs.html is not None:
+        if isinstance(place, Url) and files.html is not None:
             raise UsageError(
                 f"the page of --html shows pictures where they are, and {place} is no folder",
                 "leave --html out, or copy the run here first (`aws s3 cp --recursive`)",
             )
     with here(base) as one, here(new) as two:
-        for option, path, kind in outputs.files:
+        single = _single_files(files)
+        for option, path, kind in single:
             check_apart(path, option, (one, two))
-            check_file(path, kind, option, outputs.overwrite)
-        if outputs.folder is not None:
-            check_apart(outputs.folder, "--out", (one, two))
-            check_free(outputs.folder, DIFF, True, [path for _, path, _ in outputs.files])
-        return _diff(_read("BASE", one, base), _read("NEW", two, new), thresholds, outputs)
+            check_file(path, kind, option, files.overwrite)
+        if (folder := maps_folder(files)) is not None:
+            check_apart(folder, "--out", (one, two))
+            check_free(folder, DIFF, True, [path for _, path, _ in single])
+        return _diff(_read("BASE", one, base), _read("NEW", two, new), thresholds, files, render)
+
+
+def maps_folder(files: DiffFiles) -> Path | None:
+    """The folder of the maps; None where nobody asked for them."""
+    if files.out is not None or files.html is None:
+        return files.out
+    return files.html.with_name(f"{files.html.stem}-maps")
+
+
+def _single_files(files: DiffFiles) -> list[tuple[str, Path, FileKind]]:
+    """The option, place and kind of each single file; they may be inside the folder."""
+    asked = ("--html", files.html, PAGE), ("--junit", files.junit, JUNIT)
+    return [(option, path, kind) for option, path, kind in asked if path is not None]
 
 
 def compare_runs(base: ReadRun, new: ReadRun) -> Comparison:
-    """What `diff` finds by its own thresholds, for who has read both runs.
-
-    Raises:
-        CompareError: the runs cannot be compared.
-    """
-    return _diff(base, new, DiffThresholds(), Outputs())
+    """What `diff` finds by its own thresholds, for who has read both runs."""
+    return _diff(base, new, DiffThresholds(), DiffFiles(), None)
 
 
-def _diff(base: ReadRun, new: ReadRun, thresholds: DiffThresholds, outputs: Outputs) -> Comparison:
+def _diff(
+    base: ReadRun,
+    new: ReadRun,
+    thresholds: DiffThresholds,
+    files: DiffFiles,
+    render: Render | None,
+) -> Comparison:
     images, _ = _in_both(base, new)
-    pairs, damage = [(base.images[name], new.images[name]) for name in images], list[DamagedError]()
-    if reason := _unlike(base, new, pairs, damage):
-        raise CompareError(
-            f"these runs cannot be compared: {reason}",
-            "run both with the same images, preprocessing and --normalize",
-        )
+    reason = _unlike(base, new, images)
     findings: dict[str, list[Finding]] = {}
+    broken: tuple[dict[str, str], dict[str, str]] = {}, {}
     for name in images:
+        a, b = base.images[name], new.images[name]
         try:
-            pair = ImagePair.read(base.images[name], new.images[name])
-            findings[name] = [measure(pair, place, thresholds.tolerance) for place in pair.places]
+            if reason := reason or _inputs_unlike(a, b):
+                raise CompareError(
+                    f"these runs cannot be compared: {reason}",
+                    "run both with the same images, preprocessing and --normalize",
+                )
+            found = [measure(pair, thresholds.tolerance) for pair in TensorPair.read(a, b)]
+            findings[name] = found
         except DamagedError as error:
-            damage.append(error)
-    if damage:
-        base, new = _without("BASE", base, damage), _without("NEW", new, damage)
+            broken[error.image is b][name] = error.message
+    base, new = _without("BASE", base, broken[0]), _without("NEW", new, broken[1])
     images, order = _in_both(base, new)
     layers: dict[Place, list[Finding]] = {place: [] for place in order}
     for finding in (finding for name in images for finding in findings[name]):
@@ -127,7 +128,24 @@ def _diff(base: ReadRun, new: ReadRun, thresholds: DiffThresholds, outputs: Outp
         _only_in(new, base, images),
         {"base": tuple(base.left_out), "new": tuple(new.left_out)},
     )
-    return _write(result, base, new, outputs)
+    texts: dict[FileKind, bytes] = {}
+    single = _single_files(files)
+    if (folder := maps_folder(files)) is not None:
+        with replacing(folder, DIFF, [path for _, path, _ in single]) as fresh:
+            result = replace(result, layers=output.draw(result.layers, base, new, fresh))
+            if files.html and render:
+                page, beside = render(result, base, new, files.html, folder)
+                texts[PAGE] = page.encode("utf-8", "replace")
+                for name, text in beside.items():
+                    with atomic(fresh / name) as file:
+                        file.write(text.encode("utf-8", "replace"))
+            write_record(fresh, DIFF_FILE, output.as_json(result))
+    texts[JUNIT] = junit.document({str(result.new): output.verdicts(result)}, "diff")
+    for option, path, kind in single:
+        if kind in texts:
+            with writing(path, kind, option, files.overwrite) as file:
+                file.write(texts[kind])
+    return result
 
 
 def _read(side: str, root: Path, place: Path | Url) -> ReadRun:
@@ -142,9 +160,6 @@ def _read(side: str, root: Path, place: Path | Url) -> ReadRun:
 def _in_both(base: ReadRun, new: ReadRun) -> tuple[tuple[str, ...], tuple[Place, ...]]:
     """The names of the images that both runs have, and the places of BASE in these, in the order
     in which the model came to them.
-
-    Raises:
-        CompareError: they have no image or no layer in common.
     """
     images = tuple(name for name in base.images if name in new.images)
     if not images:
@@ -165,39 +180,32 @@ def _in_both(base: ReadRun, new: ReadRun) -> tuple[tuple[str, ...], tuple[Place,
     return images, order
 
 
-def _unlike(
-    base: ReadRun,
-    new: ReadRun,
-    pairs: Sequence[tuple[ReadImage, ReadImage]],
-    damage: list[DamagedError],
-) -> str | None:
+def _unlike(base: ReadRun, new: ReadRun, images: Sequence[str]) -> str | None:
     """What keeps two runs from being compared: other pictures were shown to their models, or other
-    scales were drawn. Images whose input.png cannot be read are added to `damage`."""
+    scales were drawn."""
     for name, what in (("preprocessing", "preprocessing"), ("normalize", "scale mode")):
         old, now = (
             run.record.get(name, (run.record.get("options") or {}).get(name)) for run in (base, new)
         )
         if old != now:
             return f"the {what} is {old!r} in BASE and {now!r} in NEW"
-    other = [a.name for a, b in pairs if a.manifest.image.sha256 != b.manifest.image.sha256]
-    if other:
-        return f"{_few(other)} is another file in NEW (its sha256 differs)"
-    for a, b in pairs:
-        one, two = a.manifest.input, b.manifest.input
-        if one.shape != two.shape:
-            sizes = f"{by(one.shape)} in BASE and {by(two.shape)} in NEW"
-            return f"the input made of {a.name} is {sizes}"
-        if one.preprocessing != two.preprocessing:
-            words = f"{one.preprocessing!r} in BASE and {two.preprocessing!r} in NEW"
-            return f"the preprocessing of {a.name} is {words}"
-        try:
-            old, now = a.shown(), b.shown()
-        except DamagedError as error:
-            damage.append(error)
-            continue
-        # resizing varies by one level between machines
-        if old.shape != now.shape or np.abs(old.astype(np.int16) - now).max(initial=0) > 1:
-            return f"what the model saw of {a.name} (input.png) has other pixels in NEW"
+    sums = [[run.images[name].manifest.image.sha256 for run in (base, new)] for name in images]
+    other = [name for name, (old, now) in zip(images, sums, strict=True) if old != now]
+    return f"{_few(other)} is another file in NEW (its sha256 differs)" if other else None
+
+
+def _inputs_unlike(a: ReadImage, b: ReadImage) -> str | None:
+    """How the inputs made of an image differ; DamagedError where input.png cannot be read."""
+    one, two = a.manifest.input, b.manifest.input
+    if one.shape != two.shape:
+        return f"the input made of {a.name} is {by(one.shape)} in BASE and {by(two.shape)} in NEW"
+    if one.preprocessing != two.preprocessing:
+        words = f"{one.preprocessing!r} in BASE and {two.preprocessing!r} in NEW"
+        return f"the preprocessing of {a.name} is {words}"
+    old, now = a.shown(), b.shown()
+    # resizing varies by one level between machines
+    if old.shape != now.shape or np.abs(old.astype(np.int16) - now).max(initial=0) > 1:
+        return f"what the model saw of {a.name} (input.png) has other pixels in NEW"
     return None
 
 
@@ -226,32 +234,8 @@ def _few(names: Iterable[str]) -> str:
     return listed(list(names), 3) or "none"
 
 
-def _without(side: str, run: ReadRun, damage: Sequence[DamagedError]) -> ReadRun:
+def _without(side: str, run: ReadRun, broken: Mapping[str, str]) -> ReadRun:
     """Leave out, with a warning, the images of which a file turned out to be broken."""
-    names = {id(image): name for name, image in run.images.items()}
-    broken = {names[id(e.image)]: e.message for e in damage if id(e.image) in names}
     warn_of(broken, f"{side}: ", ", and left out")
     left = {name: image for name, image in run.images.items() if name not in broken}
     return replace(run, images=left, damaged={**run.damaged, **broken})
-
-
-def _write(result: Comparison, base: ReadRun, new: ReadRun, outputs: Outputs) -> Comparison:
-    """Draw the maps, then write the files that were asked for."""
-    texts: dict[FileKind, bytes] = {}
-    if outputs.folder is not None:
-        besides = [path for _, path, _ in outputs.files]
-        with replacing(outputs.folder, DIFF, besides) as fresh:
-            result = replace(result, layers=output.draw(result.layers, base, new, fresh))
-            if outputs.html and outputs.render:
-                page, beside = outputs.render(result, base, new, outputs.html, outputs.folder)
-                texts[PAGE] = page.encode("utf-8", "replace")
-                for name, text in beside.items():
-                    with atomic(fresh / name) as file:
-                        file.write(text.encode("utf-8", "replace"))
-            write_record(fresh, DIFF_FILE, output.as_json(result))
-    texts[JUNIT] = junit.document({str(result.new): output.verdicts(result)}, "diff")
-    for option, path, kind in outputs.files:
-        if kind in texts:
-            with writing(path, kind, option, outputs.overwrite) as file:
-                file.write(texts[kind])
-    return result

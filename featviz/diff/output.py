@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from featviz.diff.compare import Finding, ImagePair, map_shape, scale_of, signed, worst_first
+from featviz.diff.compare import Finding, TensorPair, map_shape, scale_of, signed, worst_first
 from featviz.drawing import colormap, grid
 from featviz.drawing.picture import write_png
 from featviz.drawing.values import ValueLimits, to_levels
@@ -21,7 +21,6 @@ from featviz.records import (
     ComparedLayer,
     Comparison,
     DifferenceMap,
-    OnlyIn,
     Place,
     TextTable,
     Verdict,
@@ -36,7 +35,6 @@ SCHEMA_VERSION = 1
 _PICTURES = 8
 """How many layers are drawn at most, each in its worst image."""
 _CHANNELS = 16
-"""How many channels a picture shows at most."""
 _OPTIONS = DrawOptions(min_tile=96)
 
 
@@ -118,6 +116,7 @@ def verdicts(result: Comparison) -> list[Verdict]:
 def as_json(result: Comparison) -> dict[str, Any]:
     """The whole result, for JSON."""
     differing, total = result.channel_images
+    sides = {"only_in_base": result.only_in_base, "only_in_new": result.only_in_new}
     named = ("file", "image", "label", "stem", "source", "limit", "channels")
     maps = [layer.difference for layer in result.layers if layer.difference]
     return {
@@ -130,8 +129,16 @@ def as_json(result: Comparison) -> dict[str, Any]:
         "channels": {"differing": differing, "total": total, "ratio": result.ratio},
         "first_divergence": None if result.first is None else _where(result.first),
         "layers": [_layer(layer) for layer in result.layers],
-        "only_in_base": _only(result.only_in_base),
-        "only_in_new": _only(result.only_in_new),
+        **{
+            name: {
+                "images": dict(side.images),
+                "layers": [
+                    {**place._asdict(), "type": type, "reason": reason}
+                    for (place, type), reason in side.places.items()
+                ],
+            }
+            for name, side in sides.items()
+        },
         "incomplete": {side: list(names) for side, names in result.incomplete.items()},
         "maps": [{name: getattr(one, name) for name in named} for one in maps],
     }
@@ -158,16 +165,6 @@ def _layer(layer: ComparedLayer) -> dict[str, Any]:
     }
 
 
-def _only(side: OnlyIn) -> dict[str, Any]:
-    return {
-        "images": dict(side.images),
-        "layers": [
-            {**place._asdict(), "type": type, "reason": reason}
-            for (place, type), reason in side.places.items()
-        ],
-    }
-
-
 def draw(
     layers: Sequence[ComparedLayer], base: ReadRun, new: ReadRun, folder: Path
 ) -> tuple[ComparedLayer, ...]:
@@ -175,9 +172,6 @@ def draw(
 
     The colours' ends are the largest relative difference of all pictures; what has a number on
     one side only is magenta.
-
-    Raises:
-        StoreError: a file cannot be read or written.
     """
     differing = [layer for layer in layers if layer.differing and not layer.reason]
     worst = sorted(
@@ -216,14 +210,14 @@ def _differences(
 ) -> tuple[DifferenceMap, np.ndarray] | None:
     """The map of a layer before it has a file and a limit, and its signed relative differences
     [C, S, H, W], NaN where one side is not finite; None where no file shows what differs."""
-    place = layer.place
-    images = ImagePair.read(base.images[layer.image], new.images[layer.image])
-    row, _ = images.rows(place)
+    images = TensorPair.read(base.images[layer.image], new.images[layer.image])
+    pair = next(pair for pair in images if pair.place == layer.place)
+    row = pair.rows[0]
     layout = LAYOUTS.get(row.layout)
-    values = images.tensors(place) if layout is not None and layout.in_map_order else None
+    values = pair.tensors() if layout is not None and layout.in_map_order else None
     source, (slices, height, width) = "kept tensors", map_shape(row)
     if values is None:
-        source, values, slices = "pixels", images.pixels(place), row.side
+        source, values, slices = "pixels", pair.pixels(), row.side
     if values is None:
         return None
     ids = [channel for channel in layer.changed if channel in set(values[0].ids)][:_CHANNELS]
@@ -231,8 +225,8 @@ def _differences(
         return None
     before, after = values[0].only(ids), values[1].only(ids)
     slack = before.slack + after.slack
-    data = signed(before.data, after.data, scale_of(*images.stats(place)), slack)
+    data = signed(before.data, after.data, scale_of(*pair.stats), slack)
     data = data.reshape(len(ids), slices, height, width)[:, : _OPTIONS.max_slices]
     plan = grid.plan(data.shape, _OPTIONS, strip=layout is not None and layout.strip)
-    what = ("", layer.image, layer.label, place.stem, tuple(ids), source)
+    what = ("", layer.image, layer.label, layer.place.stem, tuple(ids), source)
     return DifferenceMap(*what, math.nan, plan, data.shape[1]), data

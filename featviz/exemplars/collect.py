@@ -74,9 +74,7 @@ class Top:
 
 
 By = Literal["max", "mean"]
-"""What ranks a channel's map: its largest value, or its mean."""
 _BOOKS = 8
-"""Input shapes whose hints are kept."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,6 @@ class ExemplarSource:
 
     site: Site
     layout: str
-    """A name of `layouts.LAYOUTS`."""
     shape: tuple[int, ...]
     """For the first image."""
     channels: int
@@ -105,11 +102,7 @@ class ExemplarPlan:
 def plan_targets(
     model: LoadedModel, layers: Sequence[Layer], blank: Sequence[Tensor]
 ) -> ExemplarPlan:
-    """Run the model once on `blank`, and list the outputs of the layers.
-
-    Raises:
-        ForwardError: the model cannot take it.
-    """
+    """Run the model once on `blank`, and list the outputs of the layers."""
     targets, book = dict[Site, ExemplarSource](), HintBook(model.module, blank[0].shape)
 
     def sink(site: Site, tensor: Tensor) -> None:
@@ -160,11 +153,7 @@ class ExemplarCollector:
         return None if self.recorder is None else self.recorder.fault
 
     def begin(self, batch: Batch) -> None:
-        """Start a batch; where its shape is new, its first image may go through the model.
-
-        Raises:
-            ForwardError: the model cannot take it.
-        """
+        """Start a batch; where its shape is new, its first image may go through the model."""
         self._batch = None
         self._book = self._learn(batch.inputs)
         self._batch, self._found = batch, []
@@ -190,13 +179,11 @@ class ExemplarCollector:
         if shape not in self._books:
             if len(self._books) == _BOOKS:
                 self._books.pop(next(iter(self._books)))
-            book = HintBook(self._model.module, shape)
+            book, module = HintBook(self._model.module, shape), self._model.module
             book.settle_as(first)
             if not book.is_traced:
-                layers = [site.layer for site in self._plan.targets]
-                with book.traced(self._model.module, layers):
-                    given = [arg[:1].to(self._model.device) for arg in inputs]
-                    forward(self._model.module, given)
+                with book.traced(module, [site.layer for site in self._plan.targets]):
+                    forward(module, [arg[:1].to(self._model.device) for arg in inputs])
             self._books[shape] = book
         return self._books[shape]
 

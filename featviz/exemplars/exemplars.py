@@ -8,10 +8,9 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from msgspec import structs
-from torch import Tensor
 
 from featviz.errors import UsageError
-from featviz.exemplars.collect import ExemplarCollector, ExemplarPlan, plan_targets
+from featviz.exemplars.collect import ExemplarCollector, plan_targets
 from featviz.exemplars.pictures import Cutter, sheet_path
 from featviz.exemplars.receptive import ReceptiveFields
 from featviz.files.urls import Remote
@@ -72,12 +71,7 @@ def find_exemplars(
     progress: BatchProgress = lambda image, error, total: None,
     stdin: BinaryIO | None = None,
 ) -> ExemplarResult:
-    """Find the images, and the places in them, that excite each channel of some layers most.
-
-    Raises:
-        FeatvizError: nothing could be begun, not one image went through, or the results could not
-            be written. What goes wrong with one image is in the result instead.
-    """
+    """Find the images, and the places in them, that excite each channel of some layers most."""
     with begun(model, arguments, options, EXEMPLARS, stdin) as (folder, loaded, samples):
         blank = blank_input(loaded, samples, options.inputs)
         layers = choose_layers(loaded, options.layers, blank)
@@ -96,7 +90,39 @@ def find_exemplars(
         with in_eval_mode(module), hooked(module, layers, collector.take) as recorder:
             collector.recorder = recorder
             study.show(collector)
-        record = _write(folder, study, options, plan, collector, blank)
+        targets = list(plan.targets.values())
+        fields = ReceptiveFields(study.model, targets, blank)
+        kept = {tuple(blank[0].shape): fields}
+        cutter = Cutter(study.model, study.samples, options.inputs, targets, kept)
+        rows = []
+        for target in targets:
+            site, view = target.site, FieldOfView(fields.how(target), list(fields.size(target)))
+            channels = [ExemplarChannel(channel, None, []) for channel in range(target.channels)]
+            place = (site.layer.name, site.layer.type, site.layer.index, site.call, site.key)
+            shape, layout = list(target.shape), target.layout
+            for number, name in enumerate(sorted({name for _, name in collector.tops}, key=str)):
+                row = ExemplarLayer(*place, name, shape, layout, view, "", channels)
+                row = replace(row, sheet=sheet_path(row, number))
+                top = collector.tops[site, name]
+                rows.append(cutter.draw(target, top, row, choice.pick, len(study.seen), folder))
+        skipped = {**plan.skipped, **collector.skipped}
+        failures = [FailedImage(*failure) for failure in study.failures]
+        record = ExemplarRecord(
+            SCHEMA_VERSION,
+            **study.about,
+            options={
+                "layers": options.layers,
+                "top": choice.top,
+                "by": choice.pick,
+                "per_class": choice.per_class,
+                **structs.asdict(options.inputs),
+            },
+            images=ImagesSeen(len(study.samples), len(study.seen), failures),
+            skipped=[LeftOut(layer, reason) for layer, reason in sorted(skipped.items())],
+            never_ran=list(plan.never_ran),
+            layers=rows,
+        )
+        write.write_record(folder, EXEMPLARS_FILE, record.as_json())
     return ExemplarResult(options.out, record)
 
 
@@ -106,47 +132,3 @@ def class_of(sample: Sample) -> str:
     path = sample.path
     folder = (PurePosixPath(path.place) if isinstance(path, Remote) else path.absolute()).parent
     return (folder.parent if len(sample.paths) > 1 else folder).name
-
-
-def _write(
-    folder: Path,
-    study: Study,
-    options: ExemplarOptions,
-    plan: ExemplarPlan,
-    found: ExemplarCollector,
-    blank: Sequence[Tensor],
-) -> ExemplarRecord:
-    targets, choice = list(plan.targets.values()), options.choice
-    fields = ReceptiveFields(study.model, targets, blank)
-    kept = {tuple(blank[0].shape): fields}
-    cutter = Cutter(study.model, study.samples, options.inputs, targets, kept)
-    rows = []
-    for target in targets:
-        site, view = target.site, FieldOfView(fields.how(target), list(fields.size(target)))
-        channels = [ExemplarChannel(channel, None, []) for channel in range(target.channels)]
-        place = (site.layer.name, site.layer.type, site.layer.index, site.call, site.key)
-        shape, layout = list(target.shape), target.layout
-        for number, name in enumerate(sorted({name for _, name in found.tops}, key=str)):
-            row = ExemplarLayer(*place, name, shape, layout, view, "", channels)
-            row = replace(row, sheet=sheet_path(row, number))
-            top = found.tops[site, name]
-            rows.append(cutter.draw(target, top, row, choice.pick, len(study.seen), folder))
-    skipped = {**plan.skipped, **found.skipped}
-    failures = [FailedImage(*failure) for failure in study.failures]
-    record = ExemplarRecord(
-        SCHEMA_VERSION,
-        **study.about,
-        options={
-            "layers": options.layers,
-            "top": choice.top,
-            "by": choice.pick,
-            "per_class": choice.per_class,
-            **structs.asdict(options.inputs),
-        },
-        images=ImagesSeen(len(study.samples), len(study.seen), failures),
-        skipped=[LeftOut(layer, reason) for layer, reason in sorted(skipped.items())],
-        never_ran=list(plan.never_ran),
-        layers=rows,
-    )
-    write.write_record(folder, EXEMPLARS_FILE, record.as_json())
-    return record

@@ -43,7 +43,6 @@ _LONGEST_NAME = 19
 _PAPER, _INK, _FAINT, _EMPTY = "#ffffff", "#1b2129", "#66707c", "#e3e6ea"
 _MARK = "#ffd400"
 _SMALLEST_MARK = 6
-"""Pixels a side of the mark of a place."""
 
 _COUNTS = {"max": "the highest value in their map", "mean": "the highest mean of their map"}
 _MOST_TILES = 2000
@@ -51,7 +50,6 @@ _MOST_TILES = 2000
 _MOST_READ = 2**28
 """Bytes of images that are held; those beyond are read again for each layer."""
 _SHAPES = 2
-"""Input shapes whose receptive fields are kept."""
 
 
 def sheet_path(row: ExemplarLayer, class_number: int = 0) -> str:
@@ -252,9 +250,8 @@ def draw_channel(
     for number, (line, color) in enumerate(zip(title, (_INK, _FAINT), strict=True)):
         most = picture.width - 2 * _GAP
         if _font().getlength(line) > most:  # cut it where the picture ends
-            while line and _font().getlength(line + "…") > most:
-                line = line[:-1]
-            line += "…"
+            ends = range(len(line), -1, -1)
+            line = next(f"{line[:n]}…" for n in ends if _font().getlength(f"{line[:n]}…") <= most)
         _write(picture, (_GAP, _GAP + number * _LINE), line, color)
     for rank, (tile, (value, image)) in enumerate(zip(tiles, texts, strict=True)):
         left, top, _, bottom = slot(rank, count)

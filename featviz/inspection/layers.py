@@ -9,7 +9,6 @@ nn.MultiheadAttention's fast path, which must be off.
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -50,35 +49,7 @@ def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
 _CPU_ATTENTION = {ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
 """An operator for which torch before 2.15 has no formula."""
 
-_MOVES = """
-    _local_scalar_dense _to_copy _unsafe_index _unsafe_view alias arange as_strided bernoulli cat
-    clone col2im constant_pad_nd copy detach embedding empty empty_like empty_strided eye fill flip
-    full full_like gather im2col index index_fill index_put index_select lift_fresh linspace
-    masked_fill narrow_copy native_channel_shuffle new_empty new_empty_strided new_full new_ones
-    new_zeros nonzero normal ones ones_like pixel_shuffle pixel_unshuffle rand rand_like randint
-    randn randn_like randperm reflection_pad1d reflection_pad2d reflection_pad3d repeat
-    repeat_interleave replication_pad1d replication_pad2d replication_pad3d resize roll
-    scalar_tensor scatter select_scatter slice_scatter split_with_sizes_copy stack take tril triu
-    uniform upsample_nearest1d upsample_nearest2d upsample_nearest3d where zero zeros zeros_like
-"""
-MOVES = frozenset(_MOVES.split())
-"""Operators that make, move or choose values without computing with them, in place or not."""
-
-
-@dataclass
-class Usage:
-    """The cost of all calls of one module, modules inside it included."""
-
-    calls: int = 0
-    macs: int = 0
-    own_macs: int = 0
-    """Without those of the modules that it called: over all rows they sum to the total."""
-    flops: int = 0
-    activation_bytes: int = 0
-    """Output bytes of its leaf calls, inside which no other module ran; it may be one."""
-    input_shape: list[int] | None = None
-    """Of the first tensor of the first call; None without one, or for a nested one."""
-    output_shape: list[int] | None = None
+_COUNTED = ("calls", "macs", "own_macs", "flops", "activation_bytes")
 
 
 @dataclass(frozen=True)
@@ -96,12 +67,15 @@ class LayerRow:
     """Those of them that require gradients."""
     selected: bool
     input_shape: list[int] | None = None
+    """Of the first tensor of the first call; None without one, or for a nested one."""
     output_shape: list[int] | None = None
     calls: int | None = None
     macs: int | None = None
     own_macs: int | None = None
+    """Without those of the modules that it called: over all rows they sum to the total."""
     flops: int | None = None
     activation_bytes: int | None = None
+    """Output bytes of its leaf calls, inside which no other module ran; it may be one."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +99,7 @@ class Listing:
     totals: Totals
     input_shape: list[int]
     not_counted: Mapping[str, int] = field(default_factory=dict)
-    """Calls of operators that compute and have no formula, so that they are in no figure."""
+    """Calls of operators from outside torch, which have no formula and are in no figure."""
     above: tuple[str, ...] = ()
     tree: bool = False
     """The table indents each module below the one that holds it."""
@@ -156,8 +130,7 @@ class Listing:
             footer.append(f"activations  {_scaled(total.activation_bytes or 0, 'B')}")
         if self.not_counted:
             named = [f"{name} {calls}" for name, calls in self.not_counted.items()]
-            more = " (--json)" if named[6:] else ""
-            footer.append(f"not counted  {listed(named, 6)}{more}")
+            footer.append(f"not counted  {listed(named, 6)}")
         functions = sum(row.type.startswith("fn:") for row in self.rows)
         called = f", {counted(functions, 'function')}" if functions else ""
         taken = sum(row.selected for row in self.rows)
@@ -187,9 +160,6 @@ def list_model(
 
     Args:
         functions: list the functions that modules call as well.
-
-    Raises:
-        FeatvizError: no such model, or no layer matches.
     """
     model = load_model(options, inputs)
     blank = model.preprocess.blank()
@@ -212,7 +182,7 @@ def list_model(
         place, parameters = (at.index, at.name, at.type, at.aliases), _initialised(modules[at.name])
         trainable = sum(p.numel() for p in parameters if p.requires_grad)
         counts = (sum(p.numel() for p in parameters), trainable, at in taken)
-        usage = {} if meter is None else vars(meter.usage.get(at.index, Usage()))
+        usage = {} if meter is None else meter.usage.get(at.index, dict.fromkeys(_COUNTED, 0))
         rows.append(LayerRow(*place, *counts, **usage))
     for at, (shape, n) in called.items():
         place = (at.index, at.name, at.type, at.aliases)
@@ -229,16 +199,12 @@ def list_model(
         parameter_bytes=sum(p.numel() * p.element_size() for p in _initialised(model.module)),
         **{name: getattr(rows[0], name) for name in of_model},
     )
-    uncounted = {} if meter is None else meter.uncounted
-    return Listing(tuple(rows), totals, list(blank[0].shape), uncounted, above, tree)
+    not_counted = {} if meter is None else dict(meter.operators.calls.most_common())
+    return Listing(tuple(rows), totals, list(blank[0].shape), not_counted, above, tree)
 
 
 def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
-    """What every module takes for one input [1, C, H, W]; every hook is removed, whatever happens.
-
-    Raises:
-        ForwardError: the model cannot take it.
-    """
+    """What every module takes for one input [1, C, H, W]; leaves no hook behind."""
     meter, running = Meter(), Running(model.module)
     layers = list_layers(model.module)
     with in_eval_mode(model.module), ExitStack() as stack:
@@ -288,10 +254,8 @@ class Meter:
     """Reads the counts at every module's entry and exit."""
 
     def __init__(self) -> None:
-        self.usage: dict[int, Usage] = {}
-        """By layer index; a layer that did not run is not in it."""
+        self.usage: dict[int, dict[str, Any]] = {}
         self.memory = 0
-        """Output bytes of leaf calls so far."""
         self.flops = FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION)
         self.operators = _Uncounted(self.flops.flop_registry)
         self._running: list[_Frame] = []
@@ -301,11 +265,6 @@ class Meter:
         """Multiply-accumulates so far."""
         total: int = self.flops.get_total_flops()
         return total // FLOPS_PER_MAC
-
-    @property
-    def uncounted(self) -> Mapping[str, int]:
-        """Operators that compute and have no formula, with their calls, most frequent first."""
-        return dict(sorted(self.operators.calls.items(), key=lambda item: (-item[1], item[0])))
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A forward pre-hook."""
@@ -323,13 +282,11 @@ class Meter:
             self.memory += sum(part.numel() * part.element_size() for part in parts)
         macs = self.macs - frame.macs
         inside, frame.macs_inside = frame.macs_inside, macs
-        first = Usage(input_shape=frame.input_shape, output_shape=_shape_of_first(given))
-        usage = self.usage.setdefault(index, first)
-        usage.calls += 1
-        usage.macs += macs
-        usage.own_macs += macs - inside
-        usage.flops += FLOPS_PER_MAC * macs
-        usage.activation_bytes += self.memory - frame.memory
+        first = {"input_shape": frame.input_shape, "output_shape": _shape_of_first(given)}
+        usage = self.usage.setdefault(index, {**first, **dict.fromkeys(_COUNTED, 0)})
+        own = (1, macs, macs - inside, FLOPS_PER_MAC * macs, self.memory - frame.memory)
+        for name, count in zip(_COUNTED, own, strict=True):
+            usage[name] += count
 
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
         """A forward hook behind `leave` that is always called: a call in which an exception was
@@ -340,8 +297,7 @@ class Meter:
 
 
 class _Uncounted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operators that compute and have no formula, under short names: `batch_norm` for
-    `_native_batch_norm_legit_no_training`, `relu` for `relu_`."""
+    """Counts operators from outside torch that have no formula, as `torchvision::deform_conv2d`."""
 
     def __init__(self, formulas: Mapping[Any, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -351,18 +307,9 @@ class _Uncounted(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        name = str(func._overloadpacket.__name__).rstrip("_")
-        name = name if func.namespace == "aten" else f"{func.namespace}::{name}"
-        moves = func.is_view or func.namespace == "prim" or name in MOVES
-        if func._overloadpacket not in self.formulas and not moves:
-            variant = _VARIANT.fullmatch(name)
-            self.calls[variant[1] if variant else name] += 1
+        if func.namespace not in ("aten", "prim") and func._overloadpacket not in self.formulas:
+            self.calls[f"{func.namespace}::{func._overloadpacket.__name__}"] += 1
         return func(*args, **(kwargs or {}))
-
-
-_VARIANT = re.compile(
-    r"_?(?:native_|cudnn_|mkldnn_|miopen_)?(\w+?)(?:_legit)?(?:_no_training)?(?:_with_indices)?"
-)
 
 
 def _shape_of_first(given: Sequence[Tensor]) -> list[int] | None:

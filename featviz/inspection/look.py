@@ -35,7 +35,6 @@ from featviz.text import by, counted, listed, quoted, safe_name
 log = logging.getLogger(__name__)
 
 MOST_STAGES = 10
-"""Layers on the page where the user names none."""
 _LONGEST = 2**16 - 1
 """Pixels of the longer side of a page; matplotlib writes on none that is longer."""
 _SMALLEST_PICTURE = 8
@@ -43,7 +42,6 @@ _SMALLEST_PICTURE = 8
 ALIKE = 0.9
 """Correlation from which on a map looks like another that is shown already."""
 _COMPARED = 64
-"""Pixels a side of what is compared of a map."""
 Span = tuple[float | None, float | None]
 """The least and the greatest finite value; None where there is none."""
 
@@ -64,7 +62,6 @@ class ShownLayer:
     constant: int
     """How many of them have one value everywhere, and are not shown beside others."""
     nonfinite: int
-    """NaN and infinite values in all of its maps."""
     slice: tuple[int, int] | None
     """Which slice of each map is shown, and of how many, where it has several."""
     channels: tuple[int, ...]
@@ -76,11 +73,6 @@ class ShownLayer:
     tiles: Sequence[Bytes] = field(repr=False, compare=False, default=())
     """RGB [h, w, 3] of each map, not enlarged; of a vector the one strip of all its numbers."""
 
-    @property
-    def one_scale(self) -> bool:
-        """Whether its maps are single numbers, which one scale tells apart."""
-        return not self.strip and self.tiles[0].shape[:2] == (1, 1)
-
 
 @dataclass(frozen=True)
 class LookResult:
@@ -89,7 +81,6 @@ class LookResult:
     path: Path
     model: str
     name: str
-    """Of the image: its path relative to the argument it came from."""
     input_shape: tuple[int, ...]
     preprocessing: str
     prediction: tuple[Guess, ...]
@@ -99,9 +90,7 @@ class LookResult:
     skipped: tuple[Skip, ...]
     never_ran: tuple[str, ...]
     shown: Bytes = field(repr=False, compare=False)
-    """What the model saw, RGB [H, W, 3]."""
     picture: Bytes = field(repr=False, compare=False, default_factory=lambda: np.empty(0, np.uint8))
-    """The page, RGB [H, W, 3]."""
 
     def as_json(self) -> dict[str, Any]:
         """For programs: all but the pixels."""
@@ -126,10 +115,6 @@ def look(
 
     Args:
         images: as for `run`; of several the first one is shown.
-
-    Raises:
-        FeatvizError: a bad option, no such model, layer or image, nothing that can be drawn, or the
-            file cannot be written; nothing was written.
     """
     # numba is loaded while the model is
     Thread(target=compiled, name="featviz-loops", daemon=True).start()
@@ -167,11 +152,8 @@ def check_files(
     samples: Sequence[Sample],
     overwrite: bool,
 ) -> None:
-    """Refuse bad files for the pictures of `look` or `cam`, before the model is loaded.
-
-    Args:
-        overwrite: whether a file that is no picture of the command may go.
-    """
+    """Refuse bad files for the pictures of `look` or `cam`, before the model is loaded; with
+    `overwrite` any file may go."""
     names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     inputs = [*find.files_of(samples), *model_files(*names)]
     for path in paths:
@@ -272,9 +254,7 @@ class _PageSink:
         self.rows: dict[str, ShownLayer] = {}
         """By name of the layer, in the order in which they ran."""
         self.outputs: list[tuple[int, ...]] = []
-        """Shapes of the tensors of the model's output."""
         self.picture: Bytes | None = None
-        """The first of them, RGB [H, W, 3]."""
         self.caption = "output"
 
     def take(self, site: Site, tensor: Tensor) -> None:
@@ -391,7 +371,7 @@ def words_on(row: ShownLayer) -> OverviewRow:
     """A layer's row on the page."""
     remarks = {
         f"middle of {row.slice[1] if row.slice else 0} slices": row.slice,
-        "one scale for all": row.one_scale,
+        "one scale for all": not row.strip and row.tiles[0].shape[:2] == (1, 1),
         f"call 1 of {row.calls}": row.calls > 1,
         f"{row.constant} of {row.maps} constant": row.constant,
         f"{row.nonfinite} NaN or infinite": row.nonfinite,

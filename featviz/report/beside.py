@@ -81,11 +81,8 @@ class AuditViews:
 
     @classmethod
     def of_record(cls, audit: ReadAudit, pages: Collection[str] | None = None) -> AuditViews:
-        """Sort the pictures of an audit to its layers, and these to the pages of a run.
-
-        Args:
-            pages: names of the layers of the run; None where each layer has its own place.
-        """
+        """Sort the pictures of an audit to its layers, and these to the pages of a run, which are
+        the names of its layers; None where each layer has its own place."""
         drawn: dict[str, list[Extra]] = {}
         for number, own in enumerate(audit.record.drawn):
             if (size := audit.pictures.pixels.get(own.file)) is None:
@@ -143,10 +140,6 @@ def read_extras(
 ) -> tuple[dict[str, list[Extra]], AuditViews | None]:
     """Read what is to be shown beside a run: pictures by the ids of the groups of figures with
     which they stand, and the audit that was given or lies in the run.
-
-    Raises:
-        StoreError: one of them is not what it should be, or shows nothing of the run.
-        CompareError: it is of another model.
     """
     extras: dict[str, list[Extra]] = {g.id: [] for page in pages for g in page.groups}
     firsts = {page.name: page.groups[0].id for page in pages}
@@ -184,15 +177,8 @@ def _shared(given: Mapping[_K, Any], drawn: Mapping[_K, str], kind: str, place: 
 
 
 def check(run: ReadRun, option: str, place: Path, given: Mapping[str, Any]) -> None:
-    """Refuse what is of another model; warn where that is not known.
-
-    Args:
-        option: what names it, as `exemplars`; the command that makes it has the same name.
-        given: the model in its record.
-
-    Raises:
-        CompareError: the models differ; names what differs, and in what.
-    """
+    """Refuse what is of another model, by the model in its record; warn where that is not known.
+    The command that makes it has the name of the option, as `exemplars`."""
     model = run.record.get("model") or {}
     where = f"--{option} {quoted(str(place))}"
     names = [name for name in _DIGESTS if model.get(name) and given.get(name)][:1]

@@ -21,9 +21,7 @@ EXPLANATIONS = {
     "constant": "one non-zero value at every pixel",
     "NaN or infinite": "at least one value is NaN or infinite",
 }
-"""What each finding means."""
 _EMPTY = (0, np.nan, np.nan, 0, 0, 0, True)
-"""The row of a channel that no image has."""
 
 
 class ChannelTotals:
@@ -91,11 +89,7 @@ def channel_rows(
     totals: ChannelTotals, audited: Found
 ) -> Iterator[tuple[int, tuple[str, ...], str]]:
     """Of all channels of a tensor the smallest and largest value, the mean of the images' means and
-    the share of zeros, in words, and the findings.
-
-    Args:
-        audited: what an audit found of the layer.
-    """
+    the share of zeros, in words, and the findings; also those that an audit has of the layer."""
     said: dict[int, list[str]] = {}
     of_audit = {f"{name} (audit)": channels for name, channels in audited.items()}
     for name, channels in {**totals.found, **of_audit}.items():

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from featviz.records import ComparedLayer, Comparison, DifferenceMap
+import numpy as np
+
+from featviz.records import STAT_COLUMNS, ComparedLayer, Comparison, DifferenceMap
 from featviz.report import pages, words
-from featviz.report.channels import ChannelTotals
 from featviz.report.views import Figure, Links, PictureView
 from featviz.rundir import DIFF_GRIDS, INPUT_FILE, REPORT_ASSETS
 from featviz.rundir.read import ReadRun
-from featviz.text import counted
 
 PICTURED = 60
 """Layers that are shown with their pictures: the first that differs, and the most changed."""
@@ -30,10 +30,7 @@ class ComparedView:
     first: bool
     figures: Sequence[Figure]
     """That of BASE and that of NEW, in the image in which they differ most; or none."""
-    one_sided: Sequence[str]
-    """`1 channel constant in NEW only: 9`: findings over all images that one run has."""
     difference: DifferenceMap | None
-    """The picture of the differences, where there are figures."""
 
 
 def render(
@@ -52,9 +49,11 @@ def render(
         for figure in view.figures:
             stats = runs[figure.other].images[view.layer.image].stats()[place.stats_key]
             grey = words.key(figure.row, options[figure.other]).grey
-            grids[figure.picture.id] = pages.entry(figure, stats, grey, change)
-        if view.difference is not None:
-            grids[f"d-{n}"] = pages.difference_entry(view.difference, change)
+            grids[figure.picture.id] = pages.figure_entry(figure, stats, grey, change)
+        if (own := view.difference) is not None:
+            unknown = np.full((len(change), len(STAT_COLUMNS)), np.nan, np.float32)
+            parts = (own.plan, own.slices, unknown, change)
+            grids[f"d-{n}"] = pages.entry(*parts, channels=own.channels)
     writer = pages.Pages(
         Links(page.absolute().parent),
         home=quote(os.fsencode(page.name)),
@@ -84,13 +83,6 @@ def render(
 def _views(found: Comparison, runs: Sequence[ReadRun]) -> Iterator[ComparedView]:
     ranked = sorted(found.differing, key=lambda one: -one.severity)
     shown = {id(layer) for layer in ranked[: PICTURED - 1]} | {id(found.first)}
-    totals = [{layer.place: ChannelTotals() for layer in found.layers} for _ in runs]
-    for name in runs[0].images.keys() & runs[1].images.keys():
-        for run, own in zip(runs, totals, strict=True):
-            image = run.images[name]
-            stats = image.stats()
-            for place in own.keys() & image.captures.keys():
-                own[place].add(image.captures[place], stats[place.stats_key])
     for n, layer in enumerate(found.layers):
         figures = []
         for new, run in enumerate(runs if id(layer) in shown else ()):
@@ -98,17 +90,8 @@ def _views(found: Comparison, runs: Sequence[ReadRun]) -> Iterator[ComparedView]
             alt, row = f"What the model saw of {image.name}", image.captures[layer.place]
             seen = PictureView(f"i{new}-{n}", image, INPUT_FILE, image.input_size, alt)
             figures.append(Figure.of(f"g{new}-{n}", row, seen, DIFF_GRIDS, bool(new)))
-        one_sided = []  # channels of which something was found in one run, and not in the other
-        sides = [own[layer.place].found for own in totals]
-        for side, mine, other in zip(_SIDES, sides, reversed(sides), strict=True):
-            for finding, channels in mine.items():
-                alone = [one for one in channels if one not in set(other.get(finding, ()))]
-                which = f"in {side} only: {words.channel_list(alone)}"
-                if alone:
-                    one_sided.append(f"{counted(len(alone), 'channel')} {finding} {which}")
         difference = layer.difference if figures else None
-        first = layer is found.first
-        yield ComparedView(f"layer-{n:03d}", layer, first, figures, one_sided, difference)
+        yield ComparedView(f"layer-{n:03d}", layer, layer is found.first, figures, difference)
 
 
 def _settings(runs: Sequence[ReadRun]) -> list[tuple[str, str, str]]:

@@ -20,7 +20,6 @@ STRIP = 10
 _WIDEST, _NARROWEST = 3.0, 0.5
 """Width by height of a map in a strip; of a wider or narrower one the middle is shown."""
 _TOP = 10
-"""Entries of a vector that are shown as bars."""
 _FEW = 12
 """Layers of one resolution that need no finer division."""
 _MOST_STAGES = 16
@@ -73,7 +72,6 @@ class Stage:
     """The resolution of its maps, or the module that its layers are in."""
     steps: Sequence[Step]
     open: bool
-    """Whether its grids are unfolded on the page of an image."""
 
     @property
     def preview(self) -> Step | None:

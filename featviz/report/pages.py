@@ -20,7 +20,7 @@ import numpy as np
 from markupsafe import Markup
 
 from featviz.layout.layouts import LAYOUTS
-from featviz.records import STAT_COLUMNS, DifferenceMap, Floats, GridPlan
+from featviz.records import Floats, GridPlan
 from featviz.report import channels, words
 from featviz.report.beside import Extra
 from featviz.report.channels import ChannelTotals
@@ -237,9 +237,6 @@ class _RunPages(Pages):
     def image(self, page: ImagePage) -> tuple[Markup, dict[str, dict[str, str]]]:
         """The page of an image, and its grids as JSON, by the scripts that are to hold them and the
         pictures' ids.
-
-        Raises:
-            DamagedError: its statistics have been damaged since the run was read.
         """
         held = {other: view.image.stats() for other, view in page.inputs.items()}
         stats, scripts = {}, dict[str, dict[str, str]]()
@@ -248,7 +245,7 @@ class _RunPages(Pages):
                 id, row = figure.picture.id, figure.row
                 stats[id] = held[figure.other][row.place.stats_key]
                 grey = words.key(row, self._options[figure.other]).grey
-                scripts.setdefault(figure.script, {})[id] = entry(figure, stats[id], grey)
+                scripts.setdefault(figure.script, {})[id] = figure_entry(figure, stats[id], grey)
             figure = group.figures[0]
             self.totals_of(group).add(figure.row, stats[figure.picture.id])
         if page is self.views.images[0]:
@@ -280,39 +277,32 @@ def script(entries: Mapping[str, str]) -> str:
     return f"window.FEATVIZ = Object.assign(window.FEATVIZ || {{}}, {{\n{lines}\n}});\n"
 
 
-def entry(figure: Figure, stats: Floats, grey: bool, change: np.ndarray | None = None) -> str:
-    """A grid as JSON.
-
-    Args:
-        stats: [maps, 6].
-        grey: whether it may be shown in other colours.
-        change: [maps]: how far each map is from that of another run, 0..1.
-    """
+def figure_entry(figure: Figure, stats: Floats, grey: bool, change: Floats | None = None) -> str:
+    """The grid of a figure as JSON, by `entry`; `grey` tells whether it may be shown in other
+    colours."""
     row, layout = figure.row, LAYOUTS.get(figure.row.layout)
     whole = row.reduce is not None
-    more = {
-        "channels": [] if whole else row.channels,
-        "collapsed": row.collapsed,
-        "over": row.overlay is not None,  # its maps lie over the input already
-        "grey": grey,
-        "scene": bool(layout and layout.aligned and not is_numbers(row) and not whole),
-    }
-    return _entry(row.plan, row.side, stats, change, **more)
+    return entry(
+        row.plan,
+        row.side,
+        stats,
+        change,
+        channels=[] if whole else row.channels,
+        collapsed=row.collapsed,
+        over=row.overlay is not None,  # its maps lie over the input already
+        grey=grey,
+        scene=bool(layout and layout.aligned and not is_numbers(row) and not whole),
+    )
 
 
-def difference_entry(drawn: DifferenceMap, change: np.ndarray) -> str:
-    """The grid of a map of differences as JSON; `change` as in `entry`."""
-    unknown = np.full((len(change), len(STAT_COLUMNS)), np.nan, np.float32)
-    return _entry(drawn.plan, drawn.slices, unknown, change, channels=drawn.channels)
-
-
-def _entry(
+def entry(
     plan: GridPlan, slices: int, stats: Floats, change: np.ndarray | None, **more: Any
 ) -> str:
     """What the scripts know of a grid, as a script may hold it; what is nothing is left out.
 
-    A column of statistics is base64 of little-endian float32; of a single number where all are the
-    same, bit for bit, as zeros and non-finite values mostly are.
+    A column of the statistics [maps, 6] is base64 of little-endian float32; of a single number
+    where all are the same, bit for bit, as zeros and non-finite values mostly are. `change` [maps]
+    is how far each map is from that of another run, 0..1.
     """
     bits = np.ascontiguousarray(stats.astype("<f4").T).view("<u4")
     same = (bits == bits[:, :1]).all(axis=1)

@@ -48,7 +48,6 @@ _BASE64 = 4 / 3
 Render = Callable[[Links], Iterator[tuple[str, Iterable[str]]]]
 """Yields the name and text of each file of a report, whose pictures are where the links say."""
 Judge = Callable[[ReadRun, ReadRun], Comparison]
-"""Compares two runs, that of `--compare` first; raises CompareError where it cannot."""
 
 _Cuts = dict[tuple[Path, str], tuple[Capture, Capture]]
 """The row of a grid as its file is, and as it is shown with fewer tiles; by image and file."""
@@ -74,12 +73,6 @@ def build_report(
 
     Args:
         judge: compares the run with that of `compare`, for a verdict on the first page.
-
-    Raises:
-        StoreError: `place` or `compare` is no run, or is damaged; or the report cannot be written.
-        CompareError: an audit, kernels or exemplars are of another model.
-        UsageError: options that exclude one another, that only a run has, or pages that would show
-            pictures in a store.
     """
     one_file = options.zip or options.single_file
     if options.zip and options.single_file:
@@ -123,11 +116,7 @@ def build_report(
 
 
 def _alone(root: Path, options: ReportOptions) -> tuple[Render, Mapping[str, str]] | None:
-    """The page of an audit, of kernels or of a series, and what it leaves out; None for a run.
-
-    Raises:
-        UsageError: an option shows something that goes with a run.
-    """
+    """The page of an audit, of kernels or of a series, and what it leaves out; None for a run."""
     kind = "audit" if is_audit(root) else "kernels" if is_kernels(root) else "series"
     if kind == "series" and not read_steps(root):
         return None
@@ -234,23 +223,26 @@ def _with_tiles(runs: Sequence[ReadRun], count: int) -> tuple[list[ReadRun], _Cu
         for row in image.captures.values():
             if row.drawn and row.place not in chosen:
                 chosen[row.place] = {*most_varied(row, numbers[row.place.stats_key], count)}
-    shown, cuts = [], _Cuts()
+    cuts = _Cuts()
+
+    def fewer(image: ReadImage, row: Capture) -> Capture:
+        own = chosen.get(row.place, set())
+        stay = [c for c in row.drawn if c in own] or row.drawn[: len(own)]
+        if not stay or len(stay) == len(row.drawn) or is_numbers(row):
+            return row
+        columns = min(row.plan.columns, math.ceil(math.sqrt(len(stay))) * row.side)
+        kept = {c: ids for c, ids in (row.collapsed or {}).items() if int(c) in stay}
+        grid = row.grid.copy()
+        grid["nrow"] = columns
+        part = replace(row, channels=stay, grid=grid, collapsed=kept or None)
+        cuts[image.path, row.file] = row, part
+        return part
+
+    shown = []
     for run in runs:
         images = {}
         for name, image in run.images.items():
-            rows = []
-            for row in image.captures.values():
-                own = chosen.get(row.place, set())
-                stay = [c for c in row.drawn if c in own] or row.drawn[: len(own)]
-                if stay and len(stay) < len(row.drawn) and not is_numbers(row):
-                    columns = min(row.plan.columns, math.ceil(math.sqrt(len(stay))) * row.side)
-                    kept = {c: ids for c, ids in (row.collapsed or {}).items() if int(c) in stay}
-                    grid = row.grid.copy()
-                    grid["nrow"] = columns
-                    part = replace(row, channels=stay, grid=grid, collapsed=kept or None)
-                    cuts[image.path, row.file] = row, part
-                    row = part
-                rows.append(row)
+            rows = [fewer(image, row) for row in image.captures.values()]
             images[name] = replace(image, manifest=replace(image.manifest, captures=rows))
         shown.append(replace(run, images=images))
     return shown, cuts

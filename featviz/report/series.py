@@ -44,7 +44,6 @@ class WatchedLayer:
     """A tensor of a layer over the training."""
 
     row: Capture
-    """That of the first step."""
     strips: Mapping[str, Sequence[tuple[int, Capture, PictureView]]]
     """The pictures of each image, with their steps and rows."""
     channels: int
@@ -56,15 +55,6 @@ class WatchedLayer:
     def most(self) -> int:
         """The most channels with one finding, the top of the chart."""
         return max(max(counts.values()) for counts in self.curves.values())
-
-    @property
-    def words(self) -> str:
-        """What the chart shows, for who cannot see it."""
-        parts = []
-        for finding, counts in self.curves.items():
-            (first, before), *_, (last, after) = [*counts.items()] * 2
-            parts.append(f"{before} {finding} at step {first}, {after} at step {last}")
-        return f"Of {self.channels} channels: {'; '.join(parts)}"
 
     def y(self, count: int) -> float:
         """Where a count lies in the chart, in pixels."""
@@ -78,7 +68,6 @@ class SeriesViews:
     root: Path
     steps: Sequence[ReadStep]
     left_out: Mapping[str, str]
-    """Steps and images that cannot be shown, and why."""
 
     @property
     def span(self) -> tuple[int, int]:
@@ -121,11 +110,7 @@ class SeriesViews:
 
 
 def read_series(root: Path) -> SeriesViews:
-    """Read all steps of a series; one that is no whole run is left out and named.
-
-    Raises:
-        StoreError: not one can be read.
-    """
+    """Read all steps of a series; one that is no whole run is left out and named."""
     steps, left_out = [], {}
     for number, path in read_steps(root).items():
         try:

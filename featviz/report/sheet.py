@@ -26,7 +26,6 @@ from featviz.rundir.store import here
 from featviz.text import cut, read_ranges, safe_name
 
 _MARGIN, _GAP, _TEXT = 12, 4, 13
-"""Pixels around the sheet, between cells and of its letters."""
 _SMALLEST = 32
 """Pixels that the picture of what the model saw has at least, on its longer side."""
 _PAPER, _INK, _NO_PICTURE = (255, 255, 255), (27, 33, 41), (223, 227, 232)
@@ -34,7 +33,6 @@ _KIND = picture_of("sheet")
 _MARK = PngInfo()
 _MARK.add_text("Software", "featviz sheet")
 _LONGEST_NAME = 28
-"""Letters of an image's name; the middle of a longer one is left out."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +63,6 @@ def make_sheet(place: Path | Url, options: SheetOptions) -> SheetResult:
     """Draw a layer's maps of all images of a run, here or in an object store, into one picture.
 
     Tiles look as in the grids they are cut from: each map by the scale with which it was drawn.
-
-    Raises:
-        StoreError: no run, or the picture cannot be written.
-        UsageError: no such layer, tensor or channels, or too large a picture.
     """
     out = options.out or Path(safe_name(f"sheet-{options.layer}.png"))
     check_file(out, _KIND, overwrite=options.overwrite)

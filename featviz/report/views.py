@@ -42,7 +42,6 @@ class PictureView:
     file: str
     """Relative to the image's folder."""
     size: tuple[int, int]
-    """Width and height in pixels."""
     alt: str
     home: str = ""
     """The page that has it in a report of one file; others show it by their script."""
@@ -56,7 +55,6 @@ class Figure:
     input: PictureView
     row: Capture
     script: str
-    """The file that holds its numbers."""
     other: bool = False
     """Whether it belongs to the run that this one is compared with."""
 
@@ -166,7 +164,6 @@ class ReportViews:
     together: int
     """Images, one after another, whose numbers stand in the same scripts."""
     audit: Any = None
-    """The `beside.AuditViews` of its audit, if there is one."""
     extras: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Each `beside.Extra` by the id of the group of a layer's page with which it stands."""
     tiles: int | None = None

@@ -20,10 +20,7 @@ from featviz.text import counted, listed, ranges
 
 _LISTED = 24
 """Runs of channels that are written out; of the others only their number is shown."""
-_NUMBERED = 24
-"""Pixels of a tile from which on a number in it can be read."""
 _STOPS = (0, 51, 102, 153, 204, 255)
-"""Levels whose colours a key has."""
 
 
 def number(value: float | None) -> str:
@@ -96,13 +93,6 @@ def maps(row: Capture, options: Mapping[str, Any]) -> str:
     reasons = [cut] if drawn + alike < row.maps else []
     reasons += ["--collapse"] if alike else []
     return f"{drawn} of {row.maps} ({', '.join(reasons)})"
-
-
-def by_row(row: Capture) -> str:
-    """`0–7; 8–15`, the channels in each row of a grid whose tiles are too small for numbers."""
-    across = max(1, row.plan.columns // row.side)
-    starts = range(0, len(row.drawn), across) if min(row.plan.tile) < _NUMBERED else ()
-    return "; ".join(channel_list(row.drawn[start : start + across]) for start in starts)
 
 
 def sharing(row: Capture) -> str:
@@ -187,11 +177,7 @@ class Key:
 
 
 def legend(options: Mapping[str, Any], captures: Iterable[Capture]) -> list[tuple[str, str]]:
-    """What the colours of these pictures mean: `#rrggbb`, and words.
-
-    Args:
-        options: those of their run.
-    """
+    """What the colours of these pictures of a run mean: `#rrggbb`, and words."""
     entries: dict[tuple[str, str], None] = {}
     looks = ((_colormap(row, options), _levels(row, options)) for row in captures)
     for cmap, levels in dict.fromkeys(looks):
@@ -203,11 +189,7 @@ def legend(options: Mapping[str, Any], captures: Iterable[Capture]) -> list[tupl
 
 
 def key(row: Capture, options: Mapping[str, Any]) -> Key:
-    """The colours of a picture.
-
-    Args:
-        options: those of its run.
-    """
+    """The colours of a picture of a run with these options."""
     cmap = _colormap(row, options)
     if row.reduce in REDUCTIONS and REDUCTIONS[row.reduce].colors:
         ends, unit = span(*(row.range or (None, None))), REDUCTIONS[row.reduce].unit
@@ -241,11 +223,7 @@ def key(row: Capture, options: Mapping[str, Any]) -> Key:
 
 
 def strip_keys(rows: Iterable[Capture], options: Mapping[str, Any]) -> list[Key]:
-    """What the colours mean in strips of many layers, each once.
-
-    Args:
-        options: those of their run.
-    """
+    """What the colours mean in strips of many layers of a run, each once."""
     keys: dict[Key, None] = {}
     for row in rows:
         own, mode = key(row, options), normalize.MODES.get(row.normalize)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from featviz.audit import counting, findings, plan
-from featviz.audit.counting import TOP, Covariance, Measured, Tally
+from featviz.audit.counting import TOP, Covariance, Tally
 from featviz.errors import LayoutError
 from featviz.options import Thresholds
 from featviz.records import RECTIFIERS, Activation
@@ -173,7 +173,7 @@ def test_added_maps_are_one_channel(kind: str, batch: int) -> None:
     for start in range(0, 9, batch):
         part = torch.from_numpy(images[start : start + batch])
         numbers, saturated = counting.statistics(part, clip)
-        added.add(Measured(numbers, 49, saturated, None), np.arange(len(part)))
+        added.add(numbers, 49, np.arange(len(part)), saturated)
     table = added.table()
     for row, values in zip(table, images.swapaxes(0, 1).astype(np.float64), strict=True):
         finite = values[np.isfinite(values)]
@@ -203,7 +203,7 @@ def test_images_are_ranked_as_by_a_stable_sort(batch: int) -> None:
     order = generator.permutation(20)
     for start in range(0, 20, batch):
         images = order[start : start + batch]
-        top.add(Measured(numbers[images], 1, None, None), images)
+        top.add(numbers[images], 1, images)
     maxima = np.where(numbers[..., 5] > 0, np.inf, numbers[..., 1])
     best = np.argsort(-maxima, axis=0, kind="stable")[:TOP].T
     np.testing.assert_array_equal(top.images, best)
@@ -215,5 +215,5 @@ def test_fewer_images_than_places_are_named() -> None:
     numbers = np.zeros((2, 1, 6), np.float32)
     numbers[:, 0, 1] = -5, -3
     tally = Tally.nothing(1)
-    tally.add(Measured(numbers, 1, None, None), np.array([8, 9]))
+    tally.add(numbers, 1, np.array([8, 9]))
     assert tally.top(0) == [9, 8]

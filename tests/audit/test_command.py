@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from runs import tree
 from torch import nn
 
 from featviz.audit import output
+from featviz.errors import ImageError
+from featviz.images import decode
+from featviz.records import Sample
 from featviz.records.findings import FINDINGS, parse_gate
 
 from .audited import COLOURS, PLANTED, Run, filled, solid
@@ -136,6 +140,32 @@ def test_prune_out_and_verify(featviz: Run, noise: Path, tmp_path: Path) -> None
     assert done.code == 0
     assert json.loads(prune.read_text()) == {"conv1": [0], "conv2": [6]}
     assert "without the 2 channels that can be cut out the output changes by 0 at most" in done.err
+
+
+def test_the_proof_names_the_image_that_vanished(
+    featviz: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image that is broken from the start does not shift the names of the others."""
+    for number in range(4):
+        Image.new("RGB", (16, 16), (60 * number, 9, 9)).save(tmp_path / f"{number:02d}.png")
+    (tmp_path / "00.png").write_bytes(b"no picture")
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.ReLU())
+    nn.init.constant_(net[0].bias[1], -1000.0)  # type: ignore[index, arg-type]
+    torch.save(net.eval(), tmp_path / "net.pth")
+    real, seen = decode.decode, []
+
+    def vanishing(sample: Sample, *more: Any) -> Any:
+        seen.append(sample.name)
+        if sample.name == "02.png" and seen.count("02.png") > 1:
+            raise ImageError("02.png cannot be read: it vanished", None)
+        return real(sample, *more)
+
+    monkeypatch.setattr("featviz.images.decode.decode", vanishing)
+    images = [tmp_path / f"{number:02d}.png" for number in range(4)]
+    base = ["audit", tmp_path / "net.pth", *images, "--size", "16", "--out", tmp_path / "out"]
+    done = featviz(*base, "--prove", "--max-suspects", "0")
+    assert "error: 02.png cannot be read: it vanished" in done.err
+    assert "error: 01.png" not in done.err and "error: 00.png is no image" in done.err
 
 
 @pytest.mark.parametrize(

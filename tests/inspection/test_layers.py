@@ -148,8 +148,8 @@ def test_macs_and_parameters_are_torchvisions(name: str, monkeypatch: pytest.Mon
     assert difference <= ROUNDING + 1e-9
     assert difference <= 0.01 * published or name == "shufflenet_v2_x0_5"
     assert sum(p.numel() for p in model.parameters()) == entry.meta["num_params"]
-    assert sum(usage.own_macs for usage in found.usage.values()) == found.macs
-    assert found.usage[0].macs == found.macs
+    assert sum(usage["own_macs"] for usage in found.usage.values()) == found.macs
+    assert found.usage[0]["macs"] == found.macs
 
 
 def test_attention_is_counted_since_its_fast_path_is_off(featviz: Run, nets: Any) -> None:
@@ -203,21 +203,20 @@ def test_frozen_and_lazy_parameters(featviz: Run, nets: Any) -> None:
 
 
 def test_operators_without_a_formula_are_named(featviz: Run, nets: Any) -> None:
-    """A deformable convolution and an addition are in no figure, and are said to be."""
+    """A deformable convolution of torchvision's is in no figure, and is said to be."""
     found = listed(featviz, nets("Deform"))
-    assert found["not_counted"] == {"add": 1, "torchvision::deform_conv2d": 1}
+    assert found["not_counted"] == {"torchvision::deform_conv2d": 1}
     assert found["totals"]["macs"] == 0
 
 
-def test_operators_are_counted_in_place_or_not(featviz: Run) -> None:
-    """resnet18: 20 batch norms, 17 in-place ReLUs, 8 in-place sums; no view and no copy. The footer
-    has every total, with units, and the operators that it counts in none."""
+def test_the_footer_has_every_total_with_units(featviz: Run) -> None:
+    """resnet18 as torchvision publishes it; every operator of it is torch's own."""
     out = featviz("layers", "resnet18", "--weights", "none").out
     assert "input        1×3×224×224" in out and "guess" not in out
     assert "parameters   11,689,512 (11,689,512 trainable), 46.758 MB" in out
     assert "MACs         1.814 G = 3.628 G FLOPs" in out
     assert "activations  29.911 MB" in out
-    assert "not counted  batch_norm 20, relu 17, add 8, max_pool2d 1, mean 1" in out
+    assert "not counted" not in out
 
 
 # The model is given back --------------------------------------------------------------------

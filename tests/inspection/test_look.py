@@ -202,7 +202,8 @@ def test_maps_of_one_number_have_one_scale(see: Callable[..., LookResult]) -> No
     """The largest number comes first and is brightest; each says its own value."""
     maps = torch.tensor([0.0, 10.0, 5.0]).reshape(1, 3, 1, 1)
     (row,) = see(fixed(maps), noise(1, 8, 8), layers="Fixed").layers
-    assert row.one_scale and row.channels == (1, 2, 0) and row.constant == 0
+    assert not row.strip and row.channels == (1, 2, 0) and row.constant == 0
+    assert row.tiles[0].shape == (1, 1, 3)
     assert [int(tile[0, 0, 0]) for tile in row.tiles] == [255, 128, 0]
     assert row.ranges == ((10.0, 10.0), (5.0, 5.0), (0.0, 0.0))
 

@@ -19,7 +19,7 @@ from torchvision.models import video
 from torchvision.transforms import functional as F
 
 import featviz as fv
-from featviz.diff.compare import ImagePair
+from featviz.diff.compare import TensorPair
 from featviz.drawing.drawer import Drawer
 from featviz.images import decode, find
 from featviz.models.presets import choose_preprocess
@@ -198,10 +198,8 @@ class TestClips:
         del content["captures"][0]["steps"]
         path.write_text(json.dumps(content))
         images = [read_image(tmp_path / name, "walk", hold=True) for name in ("old", "new")]
-        pair = ImagePair.read(*images).places[0]
-        assert ImagePair.read(*images).pixels(pair) is None
-        same = ImagePair.read(images[1], images[1]).places[0]
-        assert ImagePair.read(images[1], images[1]).pixels(same) is not None
+        assert next(TensorPair.read(*images)).pixels() is None
+        assert next(TensorPair.read(images[1], images[1])).pixels() is not None
 
     def test_frames_of_different_sizes_fail_with_the_remedy(self, tmp_path: Path) -> None:
         """One clip has one size; --size brings them to one."""

@@ -52,8 +52,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
 
     import featviz as fv
-    from featviz.diff import Outputs, diff
-    from featviz.options import DiffThresholds
+    from featviz.diff import diff
+    from featviz.options import DiffFiles, DiffThresholds
     from featviz.report import compare
 
     top = tmp_path_factory.mktemp("pages")
@@ -85,8 +85,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for step in (0, 100):
         write_audit(write_run(top / f"series/step-{step:06d}", {"a.png": drawn}))
     build_report(top / "series", ReportOptions())
-    html = Outputs(html=top / "diff.html", render=compare.render)
-    diff(run, other, DiffThresholds(), html)
+    html = DiffFiles(html=top / "diff.html")
+    diff(run, other, DiffThresholds(), html, compare.render)
     return top
 
 

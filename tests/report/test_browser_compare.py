@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from rundirs import Drawn, summed_anew, write_run
 
-from featviz.diff import Outputs, compare_runs, diff
-from featviz.options import DiffThresholds, ReportOptions
+from featviz.diff import compare_runs, diff
+from featviz.options import DiffFiles, DiffThresholds, ReportOptions
 from featviz.report import build_report, compare
 
 from .browsing import STATS, Page, missing_pictures
@@ -37,8 +37,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for n, (layer, by) in enumerate(layers, 1)
         ]
         write_run(folder / name, {"a.png": drawn})
-    outputs = Outputs(html=folder / "diff.html", render=compare.render)
-    diff(folder / "before", folder / "after", DiffThresholds(), outputs)
+    outputs = DiffFiles(html=folder / "diff.html")
+    diff(folder / "before", folder / "after", DiffThresholds(), outputs, compare.render)
     build_report(folder / "before", ReportOptions(compare=folder / "after"), compare_runs)
     return folder
 
@@ -143,8 +143,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pages of runs and an audit whose every string is markup."""
     import json
 
-    from featviz.diff import Outputs, diff
-    from featviz.options import DiffThresholds
+    from featviz.diff import diff
     from featviz.report import compare
 
     more = {"layout": EVIL, "collapsed": {"0": [0, 1]}, "shape": [1, 6, 4, 5]}
@@ -188,8 +187,8 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "one" / EVIL.replace("/", "") / "manifest.json").write_text(EVIL)
     build_report(folder / "one", ReportOptions(compare=folder / "two"))
     build_report(folder / "one", ReportOptions(single_file=True))
-    outputs = Outputs(html=folder / "one" / "diff.html", render=compare.render)
-    diff(folder / "one", folder / "two", DiffThresholds(), outputs)
+    outputs = DiffFiles(html=folder / "one" / "diff.html")
+    diff(folder / "one", folder / "two", DiffThresholds(), outputs, compare.render)
     return folder / "one"
 
 

@@ -152,8 +152,11 @@ def test_what_was_not_reached_and_what_failed_are_counted(tmp_path: Path) -> Non
 
 
 def test_what_is_no_run_directory(featviz: Callable[..., Outcome], tmp_path: Path) -> None:
-    """Exit 1 with one line: nothing, an empty folder, kernels."""
+    """Exit 1 with one line: an empty folder, kernels; a path where nothing is, is a slip: 2."""
     outcome = featviz("report", tmp_path / "nothing")
+    assert outcome.code == 2 and "does not exist" in outcome.err
+    (tmp_path / "empty").mkdir()
+    outcome = featviz("report", tmp_path / "empty")
     assert outcome.code == 1 and "is no run directory: it has no run.json" in outcome.err
     kernels = write_run(tmp_path / "kernels", {}, kind="kernels")
     outcome = featviz("report", kernels)

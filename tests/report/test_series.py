@@ -89,7 +89,7 @@ def test_curves_are_the_audits_counts(series: Path) -> None:
     assert [x for x, _ in points] == pytest.approx([6, 6 + 308 * 100 / 250, 314], abs=0.01)
     assert [y for _, y in points] == pytest.approx([6, 6 + 52 * 2 / 3, 58], abs=0.01)
     (chart,) = (svg for svg in page.of("svg") if svg.get("role") == "img")
-    assert chart["aria-label"] == "Of 6 channels: 3 dead at step 0, 0 at step 250"
+    assert chart["aria-label"] == "Channels with a finding by step; the numbers stand below"
     assert "No channel is dead, constant, NaN or infinite at any step." in page.text
 
 
