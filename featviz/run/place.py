@@ -4,6 +4,7 @@ run is whole where it replaces another run."""
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -13,15 +14,15 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from featviz.errors import FeatvizError, StoreError
+from featviz.files import real
 from featviz.files.urls import Url
 from featviz.options import RunOptions
 from featviz.run.prepare import check_options
 from featviz.rundir import lock, store
-from featviz.rundir.atomic import reported
+from featviz.rundir.atomic import remove, remove_empty, reported
 from featviz.rundir.place import (
     RUN,
-    can_be_replaced,
-    check_free,
+    Earlier,
     clear_beside,
     hidden_beside,
     put_in_place,
@@ -50,22 +51,25 @@ def together(options: RunOptions) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def place(options: RunOptions) -> Iterator[tuple[Path, RunOptions]]:
-    """The folder to write into, and how: a hidden one where the run takes the place of another run
-    when it is whole; one for files on their way to a store."""
+def place(options: RunOptions, earlier: Earlier | None) -> Iterator[tuple[Path, RunOptions]]:
+    """The folder to write into, and how: a hidden one where the run takes the place of an earlier
+    one when it is whole; one for files on their way to a store."""
     if isinstance(options.out, Url):
         with store.temporary(options.out.name) as folder:
             yield folder, options
         return
-    earlier = None
+    out = options.out
     if options.overwrite:
-        clear_beside(options.out)
-        earlier = check_free(options.out, RUN, True)
-    if earlier is None or not earlier.complete or not can_be_replaced(options.out):
-        yield options.out, options
+        clear_beside(out)
+    fixed = real(out).is_mount() or not os.access(real(out).parent, os.W_OK)
+    if earlier is None or not earlier.complete or fixed:
+        if earlier is not None:
+            remove(out, earlier.ours)
+            remove_empty(out)
+        yield out, options
         return
-    fresh = hidden_beside(options.out)
-    with in_any_case(partial(_replace_run, options.out, fresh)):
+    fresh = hidden_beside(out)
+    with in_any_case(partial(_replace_run, out, fresh)):
         yield fresh, replace(options, resume=False, overwrite=False)
 
 

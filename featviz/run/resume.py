@@ -14,21 +14,17 @@ from msgspec import structs
 from featviz.errors import ImageError, StoreError
 from featviz.files.urls import Url
 from featviz.images import decode
-from featviz.models.files import checkpoint
-from featviz.models.load import LoadedModel
 from featviz.models.requirements import versions
-from featviz.models.sources import source_of
-from featviz.options import ModelOptions, RunOptions
+from featviz.options import RunOptions
 from featviz.records import ImageResult, Outcome, Sample, Shard
 from featviz.run.prepare import Prepared
 from featviz.rundir import RUN_FILE
-from featviz.rundir.image import read_image
-from featviz.rundir.place import holds_run, names_of_images
-from featviz.rundir.read import image_folders, read_json
-from featviz.rundir.schema import GROWING, Failure, Manifest, convert, fingerprint
-from featviz.rundir.store import StoredFolder, StoredRun, temporary
+from featviz.rundir.place import RUN, Earlier, check_free, holds_run, names_of_images
+from featviz.rundir.read import read_json
+from featviz.rundir.schema import GROWING, Failure, convert, fingerprint
+from featviz.rundir.store import StoredRun, temporary
 from featviz.rundir.unlike import differences
-from featviz.rundir.write import ImageFolder, RunDirectory, check_free_for_run
+from featviz.rundir.write import ImageFolder, RunDirectory
 from featviz.text import counted, listed, quoted, safe_way
 
 log = logging.getLogger(__name__)
@@ -108,33 +104,18 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
     }
 
 
-def check_destination(model: ModelOptions | LoadedModel, options: RunOptions) -> None:
-    """Say before the model is loaded that `out` cannot be written."""
+def check_destination(options: RunOptions) -> Earlier | None:
+    """Say before the model is loaded that `out` cannot be written; the run that is there, and is to
+    be replaced."""
     if isinstance(options.out, Url):
         if not options.resume and options.shard is None:
             with temporary(options.out.name) as folder:
-                StoredRun(folder, options.out).check_free(*_known(model, options))
-        return
+                StoredRun(folder, options.out).check_free()
+        return None
     there = (options.resume or options.shard is not None) and holds_run(options.out)
-    if not there and not (options.resume and _complete(RunDirectory(options.out))):
-        record, certain = _known(model, options)
-        check_free_for_run(options.out, options.overwrite, record, certain)
-
-
-def _known(model: ModelOptions | LoadedModel, options: RunOptions) -> tuple[dict[str, Any], bool]:
-    """What run.json will say, as far as it is known before the model is loaded, and whether that
-    tells the run from all others."""
-    if isinstance(model, LoadedModel):
-        known, certain = dict(model.source), True
-    else:
-        source, names = source_of(model.spec), (model.weights, model.spec)
-        file = next((name for name in names if name and Path(name).is_file()), None)
-        known = source.record(model) | (checkpoint.record(Path(file)) if file else {})
-        plain = structs.replace(
-            ModelOptions(model.spec, weights=model.weights), device=model.device
-        )
-        certain = source.certain and model == plain
-    return {**versions(), "model": known, "options": recorded_options(options)}, certain
+    if there or (options.resume and RunDirectory(options.out).complete):
+        return None
+    return check_free(options.out, RUN, options.overwrite)
 
 
 def open_run(
@@ -164,37 +145,23 @@ def open_run(
             )
         return run
     run = stored or RunDirectory(folder)
-    for way in _complete(run) if options.resume else ():
+    for way in run.complete if options.resume else ():
         with suppress(StoreError):
-            if _manifest(run.folder(way)).fingerprint == document.fingerprint:
+            if run.folder(way).manifest().fingerprint == document.fingerprint:
                 log.warning("%s/%s is written anew from the manifests", options.out, RUN_FILE)
                 return run
-    if stored is None:
-        return RunDirectory.create(folder, options.overwrite, record)
-    stored.check_free(record, True)
-    return stored
-
-
-def _complete(run: RunDirectory) -> list[str]:
-    """The folders that have an image's manifest, whatever run.json says."""
-    if isinstance(run, StoredRun):
-        return run.complete
-    if not run.root.is_dir():
-        return []
-    return [way for way, lacks in image_folders(run.root, {}) if lacks is None]
-
-
-def _manifest(folder: ImageFolder) -> Manifest:
-    """The manifest of a complete image, whose files are there and fit it."""
-    if isinstance(folder, StoredFolder):
-        return folder.manifest()
-    return read_image(folder.run.root, folder.name).manifest
+    if stored is not None:
+        stored.check_free()
+        return stored
+    if options.resume:
+        check_free(folder, RUN, False)
+    return RunDirectory.create(folder)
 
 
 def name_gone(store: RunDirectory, names: Collection[str]) -> None:
     """Name the complete images that are no longer among the inputs."""
     known = {safe_way(name) for name in names}
-    if gone := [quoted(way) for way in _complete(store) if way not in known]:
+    if gone := [quoted(way) for way in store.complete if way not in known]:
         log.warning("%s: stays, though no longer among the inputs", listed(gone, 3))
 
 
@@ -228,7 +195,7 @@ def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult |
     if not folder.is_complete:
         return None
     with suppress(StoreError, ImageError):
-        manifest = _manifest(folder)
+        manifest = folder.manifest()
         if manifest.fingerprint == fingerprint and manifest.image.sha256 == decode.digest(sample):
             rows, skipped = tuple(manifest.captures), tuple(manifest.skipped)
             said, idle = Outcome(tuple(manifest.prediction)), tuple(manifest.never_ran)

@@ -71,26 +71,18 @@ def run(
     # numba is loaded while the model is
     Thread(target=compiled, name="featviz-loops", daemon=True).start()
     with held(options):
-        prepared = prepare(model, _find(model, arguments, options), options)
+        # what can be known to be wrong before the model is loaded
+        found, names = find_images(arguments, options), list[str | None]()
+        if isinstance(model, ModelOptions):
+            names = [model.spec, model.arch, model.weights]
+        if isinstance(options.out, Path):
+            check_apart(options.out, "--out", [*find.files_of(found), *model_files(*names)])
+        earlier = check_destination(options)
+        prepared = prepare(model, found, options)
         samples = (options.shard or Shard()).of(prepared.samples)
         dry_run.check_limits(prepared, len(samples))
-        with place(options) as (folder, inside):
+        with place(options, earlier) as (folder, inside):
             return _draw(folder, replace(prepared, options=inside), samples, progress)
-
-
-def _find(
-    model: ModelOptions | LoadedModel,
-    arguments: Sequence[str],
-    options: RunOptions,
-) -> list[Sample]:
-    """Find the images, and refuse what can be known to be wrong before the model is loaded."""
-    samples = find_images(arguments, options)
-    names = (None,) if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    if isinstance(options.out, Path):
-        inputs = [*find.files_of(samples), *model_files(*names)]
-        check_apart(options.out, "--out", inputs)
-    check_destination(model, options)
-    return samples
 
 
 def _draw(

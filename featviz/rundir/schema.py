@@ -392,11 +392,9 @@ def check_kernels(content: Any) -> list[Capture]:
         ValueError: ``captures[0].maps is 0, expected `int` >= 1``; or it is none.
     """
     rows = content.get("captures") if isinstance(content, dict) else None
-    if isinstance(rows, list):
-        rows = [
-            {**row, "slices": [row.get("slices", 1)] * 2} if isinstance(row, dict) else row
-            for row in rows
-        ]
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, dict):
+            row["slices"] = [row.get("slices", 1)] * 2
     kernels = convert({"captures": rows}, _Rows).captures
     for n, row in enumerate(kernels):
         for where, value, expected in _of_row(row):

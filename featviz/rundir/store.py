@@ -27,9 +27,8 @@ from featviz.records import Floats, Shard
 from featviz.rundir import AUDIT_FILE, LOCK_FILE, MANIFEST_FILE, RUN_FILE, SHARDS_LOCK
 from featviz.rundir import lock as locks
 from featviz.rundir.atomic import reported
-from featviz.rundir.place import is_lock, is_own_name, is_record
+from featviz.rundir.place import is_lock, is_own_name, is_record, taken
 from featviz.rundir.schema import MOST_RECORD, Manifest, read_manifest
-from featviz.rundir.unlike import taken
 from featviz.rundir.write import ImageFolder, RunDirectory
 from featviz.text import listed, quoted, safe_name
 
@@ -361,11 +360,15 @@ class StoredRun(RunDirectory):
         """List anew what is there: other shards may have written, and run.json is brought here."""
         sizes = self.store.sizes()
         self.images = files_of_images(sizes)
-        self.complete = [path for path, names in self.images.items() if MANIFEST_FILE in names]
         self.names = [name for name in sizes if not is_lock(name)]
         (self.root / RUN_FILE).unlink(missing_ok=True)
         if RUN_FILE in sizes:
             (self.root / RUN_FILE).write_bytes(self.store.read(RUN_FILE, MOST_RECORD))
+
+    @property
+    def complete(self) -> list[str]:
+        """The folders that have an image's manifest."""
+        return [path for path, names in self.images.items() if MANIFEST_FILE in names]
 
     def record(self) -> dict[str, Any] | None:
         """The content of run.json; None where there is none of featviz."""
@@ -374,21 +377,15 @@ class StoredRun(RunDirectory):
             return dict(content) if is_record(content, RUN_FILE) else None
         return None
 
-    def check_free(self, record: Mapping[str, Any], certain: bool) -> None:
-        """Refuse a place that holds something else, or a run with complete images.
-
-        Args:
-            record: what is known of the run that run.json will tell, to tell the same from another.
-            certain: whether the record says all that makes a run the same.
-        """
+    def check_free(self) -> None:
+        """Refuse a place that holds something else, or a run with complete images."""
         where, earlier = quoted(str(self.store.url)), self.record()
         if self.names and earlier is None:
             names = listed([quoted(name, 80) for name in sorted(self.names)], 3)
             words = f"--out {where} is not empty and holds no run of featviz: {names}"
             raise StoreError(words, _ELSEWHERE)
         if earlier is not None and self.complete:
-            done = len(self.complete)
-            raise taken(where, "run", earlier, done, record, certain, _ELSEWHERE)
+            raise taken(where, len(self.complete), _ELSEWHERE)
 
     def clear_images(self, names: Iterable[str]) -> None:
         """Remove what uploads of these images have left that were ended too early."""
