@@ -115,7 +115,7 @@ def examine(
         FeatvizError: nothing to look at, a gate that speaks of nothing, or not one image went
             through.
     """
-    plan = choose(model, options.layers, blank_input(model, samples, options.inputs))
+    plan = choose(model, options.layers, blank_input(model, samples, options.inputs)[0])
     expected = [findings.expected_row(target, options.thresholds) for target in plan.targets]
     for gate in gates:
         findings.covered(gate, expected)

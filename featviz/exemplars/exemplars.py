@@ -86,7 +86,7 @@ def find_exemplars(
             be written. What goes wrong with one image is in the result instead.
     """
     with begun(model, arguments, options, EXEMPLARS, stdin) as (folder, loaded, samples):
-        blank = blank_input(loaded, samples, options.inputs)
+        blank, _ = blank_input(loaded, samples, options.inputs)
         layers = choose_layers(loaded, options.layers, blank)
         plan = plan_targets(loaded, layers, blank)
         if not plan.targets:

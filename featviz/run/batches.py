@@ -77,9 +77,6 @@ def begun(
 
     Args:
         files: option, place and kind of what is written outside of the folder.
-
-    Raises:
-        FeatvizError: there is no image, no such model, or something else is in the way.
     """
     check_background(options.inputs.background)
     samples = find.find_samples(arguments, stdin, options.nul_separated, options.out)
@@ -109,11 +106,8 @@ class Study:
     errors: dict[int, FeatvizError] = field(default_factory=dict)
 
     def show(self, collector: Collector) -> None:
-        """Show all images to the model, whose hooks fill the collector.
-
-        Raises:
-            FeatvizError: not one image went through.
-        """
+        """Show all images to the model, whose hooks fill the collector. That not one goes through
+        is an error."""
 
         def show(images: Sequence[Visit[ModelInput, None]]) -> None:
             batch = _together(images)

@@ -281,11 +281,10 @@ def check_free(
             raise taken(f"{root}", found.complete, hint)
         raise StoreError(f"--out {root} holds another {kind.noun}", hint)
     if found.others:
-        tops = {way.partition("/")[0] for way in found.ours}
-        firsts = [(way.partition("/")[0], way) for way in found.others]
-        shown = [f"{top}/" if top not in (way, *tops) else way for top, way in firsts]
-        least = sorted(dict.fromkeys(shown), key=lambda way: way.rstrip("/").count("/"))
-        names = listed([quoted(name, 80) for name in least], _SHOWN)
+        ours = {way.partition("/")[0] for way in found.ours}
+        tops = [(way.partition("/")[0], way) for way in found.others]
+        shown = dict.fromkeys(way if top in (way, *ours) else f"{top}/" for top, way in tops)
+        names = listed([quoted(name, 80) for name in shown], _SHOWN)
         raise StoreError(
             f"--out {root} holds files that featviz did not write: {names}",
             "move them away, or name another folder with --out",
@@ -336,13 +335,8 @@ def clear_beside(root: Path) -> None:
 
 
 def put_in_place(fresh: Path, root: Path, kind: ResultKind, besides: Collection[Path] = ()) -> None:
-    """Put a finished folder in the place of an earlier result, which is removed. That is looked for
-    anew: the work before may have taken hours.
-
-    Raises:
-        StoreError: something that featviz did not write has come to be there.
-        OSError: it cannot be moved; then the earlier result stays.
-    """
+    """Put a finished folder in the place of an earlier result, which is removed, or stays where
+    that fails. It is looked for anew: the work before may have taken hours."""
     final, old = real(root), fresh.with_suffix(".old")
     ours = (check_free(final, kind, True, besides) or look(final, besides)).ours
     if final.exists():
@@ -432,9 +426,6 @@ def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
         out: the file or folder that will be written.
         option: by which it was named.
         inputs: files and folders that the command reads.
-
-    Raises:
-        UsageError: names the first input that is in the way.
     """
     place = os.path.realpath(out)
     within = place.rstrip(os.sep) + os.sep

@@ -36,8 +36,8 @@ from featviz.rundir.atomic import (
     reported,
 )
 from featviz.rundir.image import read_image
-from featviz.rundir.place import left_of_image, walk
-from featviz.rundir.read import image_folders
+from featviz.rundir.place import RUN, check_free, holds_run, left_of_image, walk
+from featviz.rundir.read import image_folders, read_json
 from featviz.rundir.schema import OPTIONAL, Capture, Manifest
 from featviz.text import quoted, safe_name, safe_way
 from featviz.version import __version__
@@ -197,6 +197,14 @@ class RunDirectory:
         """The folders that have an image's manifest, whatever run.json says."""
         found = image_folders(self.root, {}) if self.root.is_dir() else ()
         return [path for path, lacks in found if lacks is None]
+
+    def record(self) -> dict[str, Any] | None:
+        """The content of run.json; None where there is none of featviz."""
+        return read_json(self.root / RUN_FILE) if holds_run(self.root) else None
+
+    def check_free(self) -> None:
+        """Refuse a place that holds something else, or a run with complete images."""
+        check_free(self.root, RUN, False)
 
     def refresh(self) -> None:
         """Look anew what is there: a folder is looked at whenever it is asked."""
