@@ -187,6 +187,3 @@ def reported(path: str | Path, hint: str = _GO_ON) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror or error}", hint) from error
-    except RecursionError:  # of Path.mkdir
-        words = f"{quoted(str(path), 80)} cannot be written: too many folders inside one another"
-        raise StoreError(words, "name another place") from None

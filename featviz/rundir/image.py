@@ -31,8 +31,6 @@ from featviz.rundir import INPUT_FILE, MANIFEST_FILE, STATS_FILE, schema
 from featviz.rundir.schema import MOST_RECORD, Capture, ImageFields, Input, Manifest
 from featviz.text import by, quoted
 
-_LEVELS = ("L", "P")
-"""Pillow's modes of pictures whose pixels are levels."""
 _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 """How every PNG begins (https://www.w3.org/TR/png-3/#11IHDR)."""
 _PNG_HEAD = len(_PNG) + 8
@@ -145,7 +143,7 @@ class ReadImage:
         if not format_of(row.file).levels or (most is not None and row.plan.pixels > most):
             return None
         picture = self.picture(row.file)
-        if picture.mode not in _LEVELS:
+        if picture.mode not in ("L", "P"):
             return None
         colors = picture.getpalette()
         palette = None if colors is None else np.array(colors, np.uint8).reshape(-1, 3)

@@ -283,8 +283,9 @@ def check_free(
     if found.others:
         ours = {way.partition("/")[0] for way in found.ours}
         tops = [(way.partition("/")[0], way) for way in found.others]
-        shown = dict.fromkeys(way if top in (way, *ours) else f"{top}/" for top, way in tops)
-        names = listed([quoted(name, 80) for name in shown], _SHOWN)
+        shown = {way if top in (way, *ours) else f"{top}/" for top, way in tops}
+        least = sorted(shown, key=lambda way: (way.rstrip("/").count("/"), way))
+        names = listed([quoted(name, 80) for name in least], _SHOWN)
         raise StoreError(
             f"--out {root} holds files that featviz did not write: {names}",
             "move them away, or name another folder with --out",

@@ -96,7 +96,7 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
     incomplete: dict[str, str] = {}
     damaged: dict[str, str] = {}
     room, shared = MOST_HELD, dict[bytes, Any]()
-    for folder, reason in image_folders(root, folders):
+    for folder, reason in image_folders(root):
         name = folders.get(folder, folder)
         if reason is not None:
             incomplete[name] = reason
@@ -196,7 +196,7 @@ def read_record(root: Path) -> tuple[dict[str, Any], RunRecord]:
         raise StoreError(f"{quoted(str(root / RUN_FILE))}: {error}") from error
 
 
-def image_folders(root: Path, listed: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+def image_folders(root: Path) -> Iterator[tuple[str, str | None]]:
     """Folders of images, relative to the run directory, and what those that are not whole lack.
 
     Images may lie in folders of their own. A folder with the model's input, with statistics, or
@@ -220,12 +220,11 @@ def image_folders(root: Path, listed: Mapping[str, str]) -> Iterator[tuple[str, 
         elif here and (names & {INPUT_FILE, STATS_FILE} or any(map(part_of, names))):
             yield here, f"it has no {MANIFEST_FILE}"
         elif here.count("/") < DEEPEST:
-            for entry in entries:
-                inner = f"{here}/{entry.name}".lstrip("/") if here else entry.name
-                if entry.is_dir(follow_symlinks=False) and not part_of(entry.name):
-                    waiting.append(inner)
-                elif inner in listed and entry.is_symlink():
-                    yield inner, "its folder is a symbolic link, which is not followed"
+            waiting += [
+                f"{here}/{entry.name}".lstrip("/")
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False) and not part_of(entry.name)
+            ]
 
 
 _OFTEN_ALIKE = (

@@ -125,13 +125,13 @@ class _FoundRun:
         try:
             record, known = read_record(root)
         except StoreError as error:
-            folders = dict(image_folders(root, {})) if root.is_dir() else {}
+            folders = dict(image_folders(root)) if root.is_dir() else {}
             if None not in folders.values():
                 raise
             words = f"{error.message.replace(str(root), str(place))}; --resume writes it anew"
             return cls(root, place, folders, faults=(words,), series=series)
         listed = {safe_way(name): name for name in known.images.complete}
-        return cls(root, place, dict(image_folders(root, listed)), listed, record, series=series)
+        return cls(root, place, dict(image_folders(root)), listed, record, series=series)
 
     def verdict(self, pool: ThreadPoolExecutor, advance: Callable[[], None]) -> RunVerdict:
         """Read the images, and hold run.json against them: its settings, and their number."""

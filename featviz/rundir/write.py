@@ -195,7 +195,7 @@ class RunDirectory:
     @property
     def complete(self) -> list[str]:
         """The folders that have an image's manifest, whatever run.json says."""
-        found = image_folders(self.root, {}) if self.root.is_dir() else ()
+        found = image_folders(self.root) if self.root.is_dir() else ()
         return [path for path, lacks in found if lacks is None]
 
     def record(self) -> dict[str, Any] | None:
