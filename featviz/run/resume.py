@@ -223,8 +223,8 @@ def open_run(
         before = _joined(run, options, document, samples)
         run.refuse_links(document.names)
         known = {safe_way(name) for name in document.names}
-        gone = [quoted(path) for path in run.complete if options.resume and path not in known]
-        if gone:
+        complete = run.complete if options.resume else []
+        if gone := [quoted(path) for path in complete if path not in known]:
             log.warning("%s: stays, though no longer among the inputs", listed(gone, 3))
         # hidden folders that no process is writing into
         old = set(names_of_images(before or {})).difference(document.names)
