@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from msgspec import structs
 
@@ -66,7 +66,6 @@ def audit(
     arguments: Sequence[str],
     options: AuditOptions,
     progress: BatchProgress = lambda image, error, total: None,
-    stdin: BinaryIO | None = None,
 ) -> AuditResult:
     """Audit a model on images.
 
@@ -78,7 +77,7 @@ def audit(
     baseline = None if options.baseline is None else output.read_baseline(options.baseline)
     asked = ("--junit", options.junit, JUNIT), ("--prune-out", options.prune_out, PRUNING)
     files = [(option, path, kind) for option, path, kind in asked if path is not None]
-    with begun(model, arguments, options, AUDIT, stdin, files) as (folder, loaded, samples):
+    with begun(model, arguments, options, AUDIT, files) as (folder, loaded, samples):
         document, tables, pictures = examine(loaded, samples, options, progress, gates)
         output.write_files(folder, document, tables, pictures)
         layers = document["layers"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 from msgspec import structs
 from torch import Tensor
@@ -73,19 +72,17 @@ def find_exemplars(
     arguments: Sequence[str],
     options: ExemplarOptions,
     progress: BatchProgress = lambda image, error, total: None,
-    stdin: BinaryIO | None = None,
 ) -> ExemplarResult:
     """Find the images, and the places in them, that excite each channel of some layers most.
 
     Args:
         progress: called with each image.
-        stdin: where the list of images is read for the argument `-`; None takes the process's own.
 
     Raises:
         FeatvizError: nothing could be begun, not one image went through, or the results could not
             be written. What goes wrong with one image is in the result instead.
     """
-    with begun(model, arguments, options, EXEMPLARS, stdin) as (folder, loaded, samples):
+    with begun(model, arguments, options, EXEMPLARS) as (folder, loaded, samples):
         blank, _ = blank_input(loaded, samples, options.inputs)
         layers = choose_layers(loaded, options.layers, blank)
         plan = plan_targets(loaded, layers, blank)

@@ -3,12 +3,11 @@ ahead."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,8 +32,6 @@ from featviz.rundir.place import (
     model_files,
     replacing,
 )
-
-log = logging.getLogger(__name__)
 
 BatchProgress = Callable[[str, FeatvizError | None, int], None]
 """Called with each image's name, what went wrong with it, and how many there are in all."""
@@ -69,7 +66,6 @@ def begun(
     arguments: Sequence[str],
     options: AuditOptions | ExemplarOptions,
     kind: ResultKind,
-    stdin: BinaryIO | None,
     files: Collection[tuple[str, Path, FileKind]] = (),
 ) -> Iterator[tuple[Path, LoadedModel, list[Sample]]]:
     """A folder to write into, which takes the place of `--out` if the block succeeds; the model and
@@ -79,7 +75,7 @@ def begun(
         files: option, place and kind of what is written outside of the folder.
     """
     check_background(options.inputs.background)
-    samples = find.find_samples(arguments, stdin, options.nul_separated, options.out)
+    samples = find.find_samples(arguments, None, options.nul_separated, options.out)
     names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     inputs = [*find.files_of(samples), *model_files(*names)]
     check_apart(options.out, "--out", inputs)
