@@ -140,7 +140,7 @@ class Room:
 
     def check_complete_images(self, root: Path) -> None:
         """What has a manifest is whole, at any moment."""
-        for way, lacks in image_folders(root, {}) if root.is_dir() else ():
+        for way, lacks in image_folders(root) if root.is_dir() else ():
             if lacks is None:
                 faults = list(faults_of(read_image(root, way)))
                 assert not faults, f"{way}: {faults}"

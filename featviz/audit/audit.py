@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from msgspec import structs
 
@@ -57,15 +57,14 @@ def audit(
     arguments: Sequence[str],
     options: AuditOptions,
     progress: BatchProgress = lambda image, error, total: None,
-    stdin: BinaryIO | None = None,
 ) -> AuditResult:
     """Audit a model on images."""
     gates = [parse_gate(text) for text in options.fail_on]
     baseline = None if options.baseline is None else output.read_baseline(options.baseline)
     asked = ("--junit", options.junit, JUNIT), ("--prune-out", options.prune_out, PRUNING)
     files = [(option, path, kind) for option, path, kind in asked if path is not None]
-    with begun(model, arguments, options, AUDIT, stdin, files) as (folder, loaded, samples):
-        plan = choose(loaded, options.layers, blank_input(loaded, samples, options.inputs))
+    with begun(model, arguments, options, AUDIT, files) as (folder, loaded, samples):
+        plan = choose(loaded, options.layers, blank_input(loaded, samples, options.inputs)[0])
         expected = [findings.expected_row(target, options.thresholds) for target in plan.targets]
         for gate in gates:
             findings.covered(gate, expected)

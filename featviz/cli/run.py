@@ -107,8 +107,11 @@ def run(given: Given) -> int:
     shard = share.shard_of_process() if options.shard is None else None
     if given["dry_run"]:
         if shard is None or not shard.index:
-            told = dry_run.dry_run(given.source, given.images, options)
-            output.text(told.render(given["json"]))
+            plan = dry_run.dry_run(given.source, given.images, options)
+            if given["json"]:
+                output.document(plan)
+            else:
+                output.text(dry_run.render(plan))
         return 0
     if shard is not None:
         if "-" in given.images and share.runs_in_torchrun():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 from msgspec import structs
 
@@ -69,11 +68,10 @@ def find_exemplars(
     arguments: Sequence[str],
     options: ExemplarOptions,
     progress: BatchProgress = lambda image, error, total: None,
-    stdin: BinaryIO | None = None,
 ) -> ExemplarResult:
     """Find the images, and the places in them, that excite each channel of some layers most."""
-    with begun(model, arguments, options, EXEMPLARS, stdin) as (folder, loaded, samples):
-        blank = blank_input(loaded, samples, options.inputs)
+    with begun(model, arguments, options, EXEMPLARS) as (folder, loaded, samples):
+        blank, _ = blank_input(loaded, samples, options.inputs)
         layers = choose_layers(loaded, options.layers, blank)
         plan = plan_targets(loaded, layers, blank)
         if not plan.targets:

@@ -54,7 +54,6 @@ class ModelSource:
     """What `--weights` takes, for help and errors; empty where the model has its own."""
     prefix: str = ""
     """Begins a MODEL string that is certainly of this kind."""
-    default_weights: str | None = None
     takes_arch: bool = False
     certain: bool = True
     """Whether the MODEL string, its files and its weights decide what the model is; code does
@@ -65,14 +64,6 @@ class ModelSource:
         is_path = spec.startswith("hf:") or ".py:" in spec or Path(spec).exists()
         name = spec.removeprefix(self.prefix)
         return Path(name).name if is_path else name
-
-    def record(self, options: ModelOptions) -> dict[str, Any]:
-        """What run.json will certainly say of a model, beside its files: known before loading."""
-        if self.default_weights is None:
-            return {"kind": self.kind}
-        weights = options.weights or self.default_weights
-        named = {"kind": self.kind, "name": self.name(options.spec)}
-        return named if Path(weights).is_file() else {**named, "weights": weights}
 
 
 def _is_file_or_code(spec: str) -> bool:
@@ -89,7 +80,6 @@ SOURCES = (
         recognises=lambda spec: not _is_file_or_code(spec),
         weights="default, an entry such as IMAGENET1K_V1, a file, or none (random)",
         prefix="torchvision:",
-        default_weights="default",
     ),
     ModelSource(
         "timm",
@@ -98,7 +88,6 @@ SOURCES = (
         recognises=lambda spec: False,
         weights="default, a tag such as a1_in1k, a file, or none (random)",
         prefix="timm:",
-        default_weights="default",
     ),
     ModelSource(
         "adapter",

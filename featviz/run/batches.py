@@ -3,12 +3,11 @@ ahead."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,8 +32,6 @@ from featviz.rundir.place import (
     model_files,
     replacing,
 )
-
-log = logging.getLogger(__name__)
 
 BatchProgress = Callable[[str, FeatvizError | None, int], None]
 """Called with each image's name, what went wrong with it, and how many there are in all."""
@@ -69,7 +66,6 @@ def begun(
     arguments: Sequence[str],
     options: AuditOptions | ExemplarOptions,
     kind: ResultKind,
-    stdin: BinaryIO | None,
     files: Collection[tuple[str, Path, FileKind]] = (),
 ) -> Iterator[tuple[Path, LoadedModel, list[Sample]]]:
     """A folder to write into, which takes the place of `--out` if the block succeeds; the model and
@@ -77,12 +73,9 @@ def begun(
 
     Args:
         files: option, place and kind of what is written outside of the folder.
-
-    Raises:
-        FeatvizError: there is no image, no such model, or something else is in the way.
     """
     check_background(options.inputs.background)
-    samples = find.find_samples(arguments, stdin, options.nul_separated, options.out)
+    samples = find.find_samples(arguments, None, options.nul_separated, options.out)
     names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     inputs = [*find.files_of(samples), *model_files(*names)]
     check_apart(options.out, "--out", inputs)
@@ -109,11 +102,8 @@ class Study:
     errors: dict[int, FeatvizError] = field(default_factory=dict)
 
     def show(self, collector: Collector) -> None:
-        """Show all images to the model, whose hooks fill the collector.
-
-        Raises:
-            FeatvizError: not one image went through.
-        """
+        """Show all images to the model, whose hooks fill the collector. That not one goes through
+        is an error."""
 
         def show(images: Sequence[Visit[ModelInput, None]]) -> None:
             batch = _together(images)

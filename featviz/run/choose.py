@@ -233,7 +233,13 @@ class _Pass:
     def __init__(self, calls: Sequence[Ran], image: Size) -> None:
         names = {call.layer.name for call in calls}
         self._calls, self._image = calls, image
-        self._around = {"": None, **{name: _parent(name, names) for name in names}}
+        self._around: dict[str, str | None] = {"": None}
+        """The innermost module around each that was called; None for the model itself."""
+        for name in names - {""}:
+            above = name.rpartition(".")[0]
+            while above and above not in names:
+                above = above.rpartition(".")[0]
+            self._around[name] = above
         self._children: dict[str | None, list[Ran]] = {}
         for call in calls:
             self._children.setdefault(self._around[call.layer.name], []).append(call)
@@ -241,10 +247,10 @@ class _Pass:
         """The resolution at which each module is reached for the first time, by its name."""
         now = image
         for call in calls:
-            name: str | None = call.layer.name
-            while name is not None and name not in self._before:
-                self._before[name] = now
-                name = self._around[name]
+            outer: str | None = call.layer.name
+            while outer is not None and outer not in self._before:
+                self._before[outer] = now
+                outer = self._around[outer]
             now = call.size or now
         self._trunks: set[str] = set()
         self._opened = {""}
@@ -273,7 +279,9 @@ class _Pass:
         # Blocks at the old resolution come before a change. (A block that begins with a convolution
         # and its norm, and then changes the resolution, has no blocks inside.)
         change = next((n for n, child in enumerate(inside) if child.size != before), 0)
-        return any(child.size == before and self._holds_blocks(child) for child in inside[:change])
+        early = [child for child in inside[:change] if child.size == before]
+        children = [one for child in early for one in self._children.get(child.layer.name, ())]
+        return any(map(self._holds_modules, children))
 
     def _is_trunk(self, call: Ran) -> bool:
         """Whether the children of a module, or of one in it, have two resolutions or more that are
@@ -285,10 +293,6 @@ class _Pass:
         new = [s for s in sizes - {self._before[name]} if abs(s[1] - s[0] * across) <= 1]
         return len(new) > 1 or any(map(self._is_trunk, children))
 
-    def _holds_blocks(self, call: Ran) -> bool:
-        """Whether a module holds modules that hold modules."""
-        return any(map(self._holds_modules, self._children.get(call.layer.name, ())))
-
     def runs(self) -> list[_Run]:
         """The units of the pass, those of one resolution together."""
         runs: list[_Run] = []
@@ -298,7 +302,7 @@ class _Pass:
             around = self._around[name]
             if around not in self._opened or name in self._opened or call.size is None:
                 continue
-            left = not _is_inside(name, trunk)
+            left = bool(trunk) and not name.startswith(f"{trunk}.")
             while around is not None and around not in self._trunks:
                 around = self._around[around]
             trunk = around or ""
@@ -340,7 +344,7 @@ class _Pass:
         blocks: list[Layer] = []
         for layer in sorted(inside, key=lambda layer: layer.index):
             if rows[layer.name.rpartition(".")[0], layer.type] > 1 and not any(
-                _is_inside(layer.name, block.name) for block in blocks
+                layer.name.startswith(f"{block.name}.") for block in blocks
             ):
                 blocks.append(layer)
         return blocks
@@ -353,18 +357,3 @@ class _Pass:
 
     def _holds_modules(self, call: Ran) -> bool:
         return call.layer.name in self._children
-
-
-def _parent(name: str, names: set[str]) -> str | None:
-    """The innermost module around a name that was called; None for the model itself."""
-    if not name:
-        return None
-    name = name.rpartition(".")[0]
-    while name and name not in names:
-        name = name.rpartition(".")[0]
-    return name
-
-
-def _is_inside(name: str, outer: str) -> bool:
-    """Whether a module stands in another; every module stands in the model."""
-    return not outer or name.startswith(f"{outer}.")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -38,77 +36,8 @@ ROW_BYTES = 1000
 """Bytes for each picture in manifest.json and stats.npz, without the numbers of its channels."""
 
 
-@dataclass(frozen=True)
-class PlannedFile:
-    """A picture that would be written for each image."""
-
-    layer: str
-    type: str
-    file: str
-    maps: int
-    width: int
-    height: int
-    bytes: int
-    """An estimate."""
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """What a run would write."""
-
-    images: int
-    files: tuple[PlannedFile, ...]
-    """Those of each image."""
-    skipped: tuple[tuple[str, str], ...]
-    beside: int
-    """Number of other files of each image: input.png, stats.npz, manifest.json, raw tensors."""
-    beside_bytes: int
-
-    @property
-    def bytes(self) -> int:
-        """An estimate of everything in the folders of all images."""
-        return (sum(file.bytes for file in self.files) + self.beside_bytes) * self.images
-
-    @property
-    def totals(self) -> dict[str, Any]:
-        """Layers, files, maps, megapixels and estimated bytes, over all images."""
-        pixels = sum(file.width * file.height for file in self.files)
-        return {
-            "images": self.images,
-            "layers": len({file.layer for file in self.files}),
-            "files": len(self.files) * self.images,
-            "maps": sum(file.maps for file in self.files) * self.images,
-            "megapixels": round(pixels * self.images / 1e6, 3),
-            "all_files": (len(self.files) + self.beside) * self.images,
-            "estimated_bytes": self.bytes,
-        }
-
-    def render(self, as_json: bool) -> str:
-        """One JSON document, or a table for people."""
-        total = self.totals
-        if as_json:
-            files = [asdict(file) for file in self.files]
-            skipped = [{"layer": layer, "reason": reason} for layer, reason in self.skipped]
-            return json.dumps({**total, "per_image": files, "skipped": skipped}, indent=1)
-        rows = [
-            f"{f.layer}  {f.file}  {f.maps} maps  {by((f.width, f.height))}"
-            f"  ~{f.bytes / 1e3:.0f} kB"
-            for f in self.files
-        ]
-        rows += [f"{layer}  skipped: {reason}" for layer, reason in self.skipped]
-        images, pictures, layers = (
-            counted(total[f"{one}s"], one) for one in ("image", "file", "layer")
-        )
-        rows.append(
-            f"{images}: {pictures} of {layers}, {total['maps']} maps, "
-            f"{total['megapixels']:.1f} megapixels, about {total['estimated_bytes'] / 1e6:.1f} MB "
-            f"in {total['all_files']} files in all"
-        )
-        return "\n".join(map(printable, rows))
-
-
-def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) -> DryRun:
-    """Plan a run without writing anything."""
+def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) -> dict[str, Any]:
+    """Plan a run without writing anything: the files of each image, and totals of all."""
     prepared = prepare(model, find_images(arguments, options), options)
     share = options.shard or Shard()
     return _plan(prepared, len(share.of(prepared.samples)))
@@ -119,7 +48,7 @@ def check_limits(prepared: Prepared, images: int) -> None:
 
     Where a model takes images in their own size the first one stands for all."""
     most = prepared.options.max_output_size
-    if most is not None and (size := _plan(prepared, images).bytes) > most:
+    if most is not None and (size := _plan(prepared, images)["estimated_bytes"]) > most:
         raise UsageError(
             f"the run would write about {in_bytes(size)}, and --max-output-size is "
             f"{in_bytes(most)}",
@@ -127,11 +56,28 @@ def check_limits(prepared: Prepared, images: int) -> None:
         )
 
 
-def _plan(prepared: Prepared, images: int) -> DryRun:
+def render(plan: Mapping[str, Any]) -> str:
+    """What `dry_run` found, as a table for people."""
+    rows = [
+        f"{f['layer']}  {f['file']}  {f['maps']} maps  {by((f['width'], f['height']))}"
+        f"  ~{f['bytes'] / 1e3:.0f} kB"
+        for f in plan["per_image"]
+    ]
+    rows += [f"{row['layer']}  skipped: {row['reason']}" for row in plan["skipped"]]
+    images, pictures, layers = (counted(plan[f"{one}s"], one) for one in ("image", "file", "layer"))
+    rows.append(
+        f"{images}: {pictures} of {layers}, {plan['maps']} maps, "
+        f"{plan['megapixels']:.1f} megapixels, about {plan['estimated_bytes'] / 1e6:.1f} MB "
+        f"in {plan['all_files']} files in all"
+    )
+    return "\n".join(map(printable, rows))
+
+
+def _plan(prepared: Prepared, images: int) -> dict[str, Any]:
     """The files that a run of so many images would write, from a pass on zeros."""
     blank, draw, shown = prepared.blank, prepared.options.draw, prepared.shown
     hints, inputs = prepared.hint_book(blank), [arg.shape for arg in blank]
-    files: list[PlannedFile] = []
+    files: list[dict[str, Any]] = []
     beside, size = OWN_FILES, int(blank[0].numel() * BYTES_PER_VALUE)
 
     def sink(site: Site, tensor: Tensor, gradient: Tensor | None = None) -> None:
@@ -154,10 +100,23 @@ def _plan(prepared: Prepared, images: int) -> DryRun:
         _, recorder = prepared.show(blank, hints, sink)
     skipped = [(skip.layer, skip.reason) for skip in recorder.skipped]
     skipped += [(layer.name, "did not run") for layer in recorder.never_ran]
-    return DryRun(images, tuple(files), tuple(skipped), beside, size)
+    pixels = sum(file["width"] * file["height"] for file in files)
+    return {
+        "images": images,
+        "layers": len({file["layer"] for file in files}),
+        "files": len(files) * images,
+        "maps": sum(file["maps"] for file in files) * images,
+        "megapixels": round(pixels * images / 1e6, 3),
+        "all_files": (len(files) + beside) * images,
+        "estimated_bytes": (sum(file["bytes"] for file in files) + size) * images,
+        "per_image": files,
+        "skipped": [{"layer": layer, "reason": reason} for layer, reason in skipped],
+    }
 
 
-def _planned(site: Site, maps: Maps, draw: DrawOptions, shown: Sequence[int]) -> list[PlannedFile]:
+def _planned(
+    site: Site, maps: Maps, draw: DrawOptions, shown: Sequence[int]
+) -> list[dict[str, Any]]:
     """The picture of some maps, and its figure; near-equal maps are not known yet, and counted."""
     channels, slices, *size = maps.data.shape
     reduced = draw.reduce is not None and not maps.strip
@@ -168,12 +127,13 @@ def _planned(site: Site, maps: Maps, draw: DrawOptions, shown: Sequence[int]) ->
     share = 3 * BLENDED if laid_over else 3 if reduced and draw.reduce == "pca" else 1
     drawn = plan.maps * plan.map_size[0] * plan.map_size[1] * share
     bytes = int(drawn * BYTES_PER_VALUE * (ENLARGED if plan.scale > (1, 1) else 1))
-    of = (site.layer.name, site.layer.type)
-    picture = f"{site.stem}.{draw.format}"
-    files = [PlannedFile(*of, picture, plan.maps, plan.width, plan.height, bytes)]
+    picture = f"{site.stem}.{draw.format}", plan.maps, plan.width, plan.height, bytes
+    files = [picture]
     if draw.figure:
         panels = 1 if maps.strip else min(figure.FIRST, count)
         height, width = figure.FigureGeometry(panels).pixels
-        file = f"{site.stem}.figure.png"
-        files.append(PlannedFile(*of, file, panels, width, height, int(width * height * FIGURE)))
-    return files
+        pixels = int(width * height * FIGURE)
+        files.append((f"{site.stem}.figure.png", panels, width, height, pixels))
+    names = ("file", "maps", "width", "height", "bytes")
+    of = {"layer": site.layer.name, "type": site.layer.type}
+    return [{**of, **dict(zip(names, row, strict=True))} for row in files]

@@ -141,7 +141,7 @@ def prepare(
     loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
     warn_of_guess(loaded.preprocess)
     samples = grouped(images, loaded.preprocess)
-    blank, shown = _first_input(loaded, samples, options.inputs)
+    blank, shown = blank_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
     plan = passes.plan(loaded, options.passes)
     prepared = Prepared(options, loaded, tuple(samples), blank, shown, layers, plan)
@@ -189,13 +189,6 @@ def read_input(
 
 
 def blank_input(
-    loaded: LoadedModel, samples: Sequence[Sample], inputs: InputOptions
-) -> list[Tensor]:
-    """Zeros in the shapes of the first readable sample's inputs."""
-    return _first_input(loaded, samples, inputs)[0]
-
-
-def _first_input(
     loaded: LoadedModel, samples: Sequence[Sample], inputs: InputOptions
 ) -> tuple[list[Tensor], tuple[int, int]]:
     """Zeros in the shapes of the first readable sample's inputs, and the height and width that the

@@ -1,37 +1,122 @@
-"""run.json as it grows, and the images of an earlier run that can be kept."""
+"""Where a run is written: a place that no other run is written into, and that is hidden until the
+run is whole where it replaces another run; run.json as it grows; images of an earlier run that can
+be kept."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
-from featviz.errors import ImageError, StoreError
+from featviz.errors import FeatvizError, ImageError, StoreError
+from featviz.files import real
 from featviz.files.urls import Url
 from featviz.images import decode
-from featviz.models import checkpoint
-from featviz.models.load import LoadedModel
 from featviz.models.requirements import versions
-from featviz.models.sources import source_of
-from featviz.options import ModelOptions, RunOptions
-from featviz.records import ImageResult, Outcome, Sample, Shard
-from featviz.run.prepare import Prepared
-from featviz.rundir import RUN_FILE
-from featviz.rundir.image import read_image
-from featviz.rundir.place import holds_run, names_of_images
-from featviz.rundir.read import image_folders, read_json
-from featviz.rundir.schema import GROWING, Failure, Manifest, convert, fingerprint
-from featviz.rundir.store import StoredFolder, StoredRun, temporary
+from featviz.options import RunOptions
+from featviz.records import ImageResult, Outcome, Sample
+from featviz.run.prepare import Prepared, check_options
+from featviz.rundir import RUN_FILE, lock, store
+from featviz.rundir.atomic import remove, remove_empty, reported
+from featviz.rundir.place import (
+    RUN,
+    Earlier,
+    check_free,
+    clear_beside,
+    hidden_beside,
+    holds_run,
+    names_of_images,
+    put_in_place,
+)
+from featviz.rundir.read import read_json, read_record
+from featviz.rundir.schema import GROWING, Failure, convert, fingerprint
+from featviz.rundir.store import StoredRun
 from featviz.rundir.unlike import differences
-from featviz.rundir.write import ImageFolder, RunDirectory, check_free_for_run
+from featviz.rundir.write import ImageFolder, RunDirectory
 from featviz.text import counted, listed, quoted, safe_way
 
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def held(options: RunOptions) -> Iterator[None]:
+    """No other process writes into the place of the run, but other shards of it."""
+    check_options(options)
+    out, shard = options.out, options.shard
+    with store.held(out, shard) if isinstance(out, Url) else lock.held(out, shard):
+        yield
+
+
+def together(options: RunOptions) -> AbstractContextManager[None]:
+    """Be the only one of several shards that opens the place, or writes run.json."""
+    if options.shard is None:
+        return nullcontext()
+    out = options.out
+    return store.among_shards(out) if isinstance(out, Url) else lock.among_shards(out)
+
+
+@contextmanager
+def place(options: RunOptions, earlier: Earlier | None) -> Iterator[tuple[Path, RunOptions]]:
+    """The folder to write into, and how: a hidden one where the run takes the place of an earlier
+    one when it is whole; one for files on their way to a store."""
+    if isinstance(options.out, Url):
+        with store.temporary(options.out.name) as folder:
+            yield folder, options
+        return
+    out = options.out
+    if options.overwrite:
+        clear_beside(out)
+    fixed = real(out).is_mount() or not os.access(real(out).parent, os.W_OK)
+    if earlier is None or not earlier.complete or fixed:
+        if earlier is not None:
+            remove(out, earlier.ours)
+            remove_empty(out)
+        yield out, options
+        return
+    fresh = hidden_beside(out)
+    with in_any_case(partial(_replace_run, out, fresh)):
+        yield fresh, structs.replace(options, resume=False, overwrite=False)
+
+
+def _replace_run(out: Path, fresh: Path) -> None:
+    """Put a run in the place of the earlier one if all of its images are finished."""
+    try:
+        images = read_record(fresh)[1].images
+    except StoreError:  # it had not begun
+        shutil.rmtree(fresh, ignore_errors=True)
+        return
+    if not images.missing:
+        with reported(out, f"the new run stays in {fresh}"):
+            put_in_place(fresh, out, RUN)
+    elif images.complete:
+        log.warning(
+            "%s stays as it was; what is done of the new run is in %s, where --resume goes on",
+            quoted(str(out)),
+            quoted(str(fresh)),
+        )
+    else:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+@contextmanager
+def in_any_case(task: Callable[[], object]) -> Iterator[None]:
+    """Do something at the end of a block; if the block has failed, errors of the task are left
+    out."""
+    try:
+        yield
+    except BaseException:
+        with suppress(FeatvizError, BrokenPipeError):
+            task()
+        raise
+    task()
 
 
 class RunDocument:
@@ -53,7 +138,7 @@ class RunDocument:
         """sha256 of the model and the options: what has the same was drawn in the same way."""
         return fingerprint(self.record)
 
-    def write(self, store: RunDirectory) -> list[str]:
+    def write(self, run: RunDirectory) -> list[str]:
         """Write run.json, the images in their order, and return those that are missing.
 
         An earlier run or another shard may have left the manifests of other images, or their
@@ -61,9 +146,9 @@ class RunDocument:
         others = set(self.names) - self.errors.keys()
         errors: dict[str, str | None] = {}
         with suppress(StoreError, ValueError):
-            rows = convert(read_json(store.root / RUN_FILE).get("failures"), list[Failure])
+            rows = convert(read_json(run.root / RUN_FILE).get("failures"), list[Failure])
             errors = {row.image: row.error for row in rows if row.image in others}
-        errors |= {name: None for name in others if store.image(name).is_complete}
+        errors |= {name: None for name in others if run.image(name).is_complete}
         errors |= self.errors
         seen = [name for name in self.names if name in errors]
         missing = [name for name in self.names if name not in errors]
@@ -76,7 +161,7 @@ class RunDocument:
             {"image": name, "error": errors[name]} for name in seen if errors[name] is not None
         ]
         self.failed = len(failures)
-        store.write_run({**self.record, "images": images, "failures": failures})
+        run.write_run({**self.record, "images": images, "failures": failures})
         return missing
 
 
@@ -108,124 +193,82 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
     }
 
 
-def check_destination(model: ModelOptions | LoadedModel, options: RunOptions) -> None:
-    """Say before the model is loaded that `out` cannot be written."""
+def check_destination(options: RunOptions) -> Earlier | None:
+    """Say before the model is loaded that `out` cannot be written; the run that is there, and is to
+    be replaced."""
     if isinstance(options.out, Url):
         if not options.resume and options.shard is None:
-            with temporary(options.out.name) as folder:
-                StoredRun(folder, options.out).check_free(*_known(model, options))
-        return
+            with store.temporary(options.out.name) as folder:
+                StoredRun(folder, options.out).check_free()
+        return None
     there = (options.resume or options.shard is not None) and holds_run(options.out)
-    if not there and not (options.resume and _complete(RunDirectory(options.out))):
-        record, certain = _known(model, options)
-        check_free_for_run(options.out, options.overwrite, record, certain)
-
-
-def _known(model: ModelOptions | LoadedModel, options: RunOptions) -> tuple[dict[str, Any], bool]:
-    """What run.json will say, as far as it is known before the model is loaded, and whether that
-    tells the run from all others."""
-    if isinstance(model, LoadedModel):
-        known, certain = dict(model.source), True
-    else:
-        source, names = source_of(model.spec), (model.weights, model.spec)
-        file = next((name for name in names if name and Path(name).is_file()), None)
-        known = source.record(model) | (checkpoint.record(Path(file)) if file else {})
-        plain = structs.replace(
-            ModelOptions(model.spec, weights=model.weights), device=model.device
-        )
-        certain = source.certain and model == plain
-    return {**versions(), "model": known, "options": recorded_options(options)}, certain
+    if there or (options.resume and RunDirectory(options.out).complete):
+        return None
+    return check_free(options.out, RUN, options.overwrite)
 
 
 def open_run(
-    folder: Path, options: RunOptions, document: RunDocument, samples: Sequence[Sample]
+    folder: Path, prepared: Prepared, document: RunDocument, samples: Sequence[Sample]
 ) -> RunDirectory:
-    """The run directory: a new one, or with `resume` the one that is there. Where its run.json is
-    missing or broken, an image that was drawn in the same way is enough: run.json is written anew.
-    A shard joins the run that the others write, if it has none of this shard's images yet.
+    """The run directory: a new one, or with `resume` the one that is there.
 
     Args:
         folder: the run directory, or for a run in a store the empty folder for files on their way.
         samples: the images of this shard, or of the whole run.
     """
-    record, before = document.record, None
-    stored = StoredRun(folder, options.out) if isinstance(options.out, Url) else None
-    if options.resume or options.shard is not None:
-        there = read_json(folder / RUN_FILE) if stored is None and holds_run(folder) else None
-        before = there if stored is None else stored.record()
-    if before is not None:
-        _check_same(before, record, options)
-        run = stored or RunDirectory(folder)
+    options = prepared.options
+    with together(options):
+        out = options.out
+        run = StoredRun(folder, out) if isinstance(out, Url) else RunDirectory.create(folder)
+        before = _joined(run, options, document, samples)
+        run.refuse_links(document.names)
+        known = {safe_way(name) for name in document.names}
+        complete = run.complete if options.resume else []
+        if gone := [quoted(path) for path in complete if path not in known]:
+            log.warning("%s: stays, though no longer among the inputs", listed(gone, 3))
+        # hidden folders that no process is writing into
+        old = set(names_of_images(before or {})).difference(document.names)
+        run.clear_images([*(sample.name for sample in samples), *old])
+        document.write(run)
+    return run
+
+
+def _joined(
+    run: RunDirectory, options: RunOptions, document: RunDocument, samples: Sequence[Sample]
+) -> dict[str, Any] | None:
+    """The content of run.json, if the run that is there can go on. Where it is missing or broken,
+    an image that was drawn in the same way is enough: run.json is written anew. A shard joins the
+    run that the others write, if it has none of this shard's images yet."""
+    before = run.record()
+    if before is not None and (options.resume or options.shard is not None):
+        if document.record["model"].get("parameters", "") is None:
+            raise StoreError(
+                f"{options.out} holds a run, and this model's tensors do not tell their values",
+                "--overwrite, or another --out",
+            )
+        old = {key: value for key, value in before.items() if key not in GROWING}
+        if different := differences(old, json.loads(json.dumps(document.record, default=str))):
+            where = f"{'--resume: ' if options.resume else '--out '}{options.out}"
+            more = f" (and {len(different) - 1} more differences)" if different[1:] else ""
+            raise StoreError(
+                f"{where} holds another run; {different[0]}",
+                f"give the same model and options, or another --out{more}",
+            )
         done = sum(run.image(sample.name).is_complete for sample in samples)
         if done and not options.resume:
             raise StoreError(
                 f"--out {options.out} holds {counted(done, 'image')} of shard {options.shard}",
                 "--resume goes on with it, --out names another place",
             )
-        return run
-    run = stored or RunDirectory(folder)
-    for way in _complete(run) if options.resume else ():
+        return before
+    for path in run.complete if options.resume else ():
         with suppress(StoreError):
-            if _manifest(run.folder(way)).fingerprint == document.fingerprint:
+            if run.folder(path).manifest().fingerprint == document.fingerprint:
                 log.warning("%s/%s is written anew from the manifests", options.out, RUN_FILE)
-                return run
-    if stored is None:
-        return RunDirectory.create(folder, options.overwrite, record)
-    stored.check_free(record, True)
-    return stored
-
-
-def _complete(run: RunDirectory) -> list[str]:
-    """The folders that have an image's manifest, whatever run.json says."""
-    if isinstance(run, StoredRun):
-        return run.complete
-    if not run.root.is_dir():
-        return []
-    return [way for way, lacks in image_folders(run.root, {}) if lacks is None]
-
-
-def _manifest(folder: ImageFolder) -> Manifest:
-    """The manifest of a complete image, whose files are there and fit it."""
-    if isinstance(folder, StoredFolder):
-        return folder.manifest()
-    return read_image(folder.run.root, folder.name).manifest
-
-
-def name_gone(store: RunDirectory, names: Collection[str]) -> None:
-    """Name the complete images that are no longer among the inputs."""
-    known = {safe_way(name) for name in names}
-    if gone := [quoted(way) for way in _complete(store) if way not in known]:
-        log.warning("%s: stays, though no longer among the inputs", listed(gone, 3))
-
-
-def _check_same(before: Mapping[str, Any], record: Mapping[str, Any], options: RunOptions) -> None:
-    """Whether a run that is there is the one that is to go on."""
-    if record["model"].get("parameters", "") is None:
-        raise StoreError(
-            f"{options.out} holds a run, and this model's tensors do not tell their values",
-            "--overwrite, or another --out",
-        )
-    plain = json.loads(json.dumps(record, default=str))
-    old = {key: value for key, value in before.items() if key not in GROWING}
-    if different := differences(old, plain):
-        raise StoreError(
-            f"{'--resume: ' if options.resume else '--out '}{options.out} holds another run; "
-            f"{different[0]}",
-            "give the same model and options, or another --out"
-            + (f" (and {len(different) - 1} more differences)" if different[1:] else ""),
-        )
-
-
-def names_to_clear(
-    store: RunDirectory, samples: Sequence[Sample], shard: Shard | None
-) -> list[str]:
-    """Images whose hidden folders no process is writing into: this shard's of the whole run's
-    samples, and those that only an earlier run knew of."""
-    share = [sample.name for sample in (shard or Shard()).of(samples)]
-    with suppress(StoreError):
-        earlier = names_of_images(read_json(store.root / RUN_FILE))
-        share += set(earlier) - {sample.name for sample in samples}
-    return share
+                return before
+    if options.resume or isinstance(run, StoredRun):
+        run.check_free()
+    return before
 
 
 def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult | None:
@@ -233,7 +276,7 @@ def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult |
     if not folder.is_complete:
         return None
     with suppress(StoreError, ImageError):
-        manifest = _manifest(folder)
+        manifest = folder.manifest()
         if manifest.fingerprint == fingerprint and manifest.image.sha256 == decode.digest(sample):
             rows, skipped = tuple(manifest.captures), tuple(manifest.skipped)
             said, idle = Outcome(tuple(manifest.prediction)), tuple(manifest.never_ran)

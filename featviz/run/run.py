@@ -25,15 +25,16 @@ from featviz.options import ModelOptions, RunOptions
 from featviz.records import ImageResult, RunResult, Sample, Shard
 from featviz.run import dry_run
 from featviz.run.draw import Drawing, draw_all
-from featviz.run.place import held, in_any_case, place, together
 from featviz.run.prepare import Prepared, board_of, find_images, prepare
 from featviz.run.resume import (
     RunDocument,
     check_destination,
-    name_gone,
-    names_to_clear,
+    held,
+    in_any_case,
     open_run,
+    place,
     run_record,
+    together,
 )
 from featviz.run.signals import stop_requests
 from featviz.rundir.place import check_apart, model_files
@@ -71,26 +72,18 @@ def run(
     # numba is loaded while the model is
     Thread(target=compiled, name="featviz-loops", daemon=True).start()
     with held(options):
-        prepared = prepare(model, _find(model, arguments, options), options)
+        # what can be known to be wrong before the model is loaded
+        found, names = find_images(arguments, options), list[str | None]()
+        if isinstance(model, ModelOptions):
+            names = [model.spec, model.arch, model.weights]
+        if isinstance(options.out, Path):
+            check_apart(options.out, "--out", [*find.files_of(found), *model_files(*names)])
+        earlier = check_destination(options)
+        prepared = prepare(model, found, options)
         samples = (options.shard or Shard()).of(prepared.samples)
         dry_run.check_limits(prepared, len(samples))
-        with place(options) as (folder, inside):
+        with place(options, earlier) as (folder, inside):
             return _draw(folder, replace(prepared, options=inside), samples, progress)
-
-
-def _find(
-    model: ModelOptions | LoadedModel,
-    arguments: Sequence[str],
-    options: RunOptions,
-) -> list[Sample]:
-    """Find the images, and refuse what can be known to be wrong before the model is loaded."""
-    samples = find_images(arguments, options)
-    names = (None,) if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    if isinstance(options.out, Path):
-        inputs = [*find.files_of(samples), *model_files(*names)]
-        check_apart(options.out, "--out", inputs)
-    check_destination(model, options)
-    return samples
 
 
 def _draw(
@@ -99,7 +92,7 @@ def _draw(
     """Draw these images, which are all or a shard's, into a folder, or through it into a store."""
     options, module = prepared.options, prepared.model.module
     document = RunDocument(run_record(prepared), prepared.samples)
-    folder = _begin(root, prepared, document, samples)
+    folder = open_run(root, prepared, document, samples)
     images: list[ImageResult] = []  # only their names and errors
     nonfinite: Counter[str] = Counter()
     pictures, save_next = 0, monotonic() + SAVED_EVERY
@@ -133,21 +126,6 @@ def _draw(
     missing = tuple(sample.name for sample in samples if sample.name in document.missing)
     end = stop.is_set(), pictures, not document.missing, document.failed
     return RunResult(options.out, tuple(images), missing, *end)
-
-
-def _begin(
-    root: Path, prepared: Prepared, document: RunDocument, samples: Sequence[Sample]
-) -> RunDirectory:
-    """Open the place of the run; `samples` are those of this process."""
-    options = prepared.options
-    with together(options):
-        folder = open_run(root, options, document, samples)
-        folder.refuse_links(document.names)
-        if options.resume:
-            name_gone(folder, document.names)
-        folder.clear_images(names_to_clear(folder, prepared.samples, options.shard))
-        document.write(folder)
-    return folder
 
 
 def _end(document: RunDocument, folder: RunDirectory, options: RunOptions) -> None:

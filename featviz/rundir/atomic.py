@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath, PurePosixPath
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from featviz.errors import StoreError
 from featviz.text import quoted
@@ -27,80 +27,61 @@ _BUFFER = 2**16
 """Bytes of a file's write buffer, small enough to be used again for the next file."""
 _LONGEST = 200
 """Bytes of a file's name that its hidden name keeps."""
-_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _CLOEXEC | getattr(os, "O_BINARY", 0)
-_HAS_PLACES = {os.open, os.mkdir, os.stat, os.unlink, os.rmdir} <= os.supports_dir_fd
-"""Whether the system opens files relative to a folder that is open (Windows does not)."""
-
-
-class OpenFolder(NamedTuple):
-    """A folder that is open: what is done by it happens in this folder, whatever is put in its
-    place meanwhile."""
-
-    path: str
-    fd: int | None
-    """None where the system has no such thing."""
-    prefix: str
-    """Stands before the names of its files: nothing, or the folder's path."""
-
-    def move(self, name: str, final: str) -> None:
-        """Give a file or folder another name."""
-        source, target = self.prefix + name, self.prefix + final
-        os.replace(source, target, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _CLOEXEC
 
 
 @contextmanager
-def opened(folder: Path, below: Path | None, made: int | None = None) -> Iterator[OpenFolder]:
-    """Open a folder; what lies below `below` component by component, following no link.
+def opened(folder: Path, below: Path | None, made: int | None = None) -> Iterator[int]:
+    """A descriptor of a folder: what is done by it happens in this folder, whatever is put in its
+    place meanwhile. What lies below `below` is opened component by component, following no link.
 
     Args:
         made: how many of the last components are made where they are missing; None for all.
     """
     base = folder if below is None else below
-    parts = PurePosixPath(os.path.relpath(folder, base).replace(os.sep, "/")).parts
+    parts = PurePosixPath(os.path.relpath(folder, base)).parts
     if ".." in parts:
         raise OSError(errno.EINVAL, f"it lies outside {base}")
     if made is None:
         base.mkdir(parents=True, exist_ok=True)
-    path, fd, fds = str(base), None, list[int]()
+    fds = [os.open(base, _DIRECTORY)]
     try:
-        if _HAS_PLACES:
-            fds.append(fd := os.open(base, _DIRECTORY))
         for number, part in enumerate(parts):
-            inner, path = part if fds else f"{path}/{part}", f"{path}/{part}"
             if made is None or number >= len(parts) - made:
                 with suppress(FileExistsError):
-                    os.mkdir(inner, dir_fd=fd)
+                    os.mkdir(part, dir_fd=fds[-1])
             try:
-                if fds:
-                    fds.append(fd := os.open(inner, _DIRECTORY | _NOFOLLOW, dir_fd=fd))
-                elif Path(path).is_symlink():
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                fds.append(os.open(part, _DIRECTORY | _NOFOLLOW, dir_fd=fds[-1]))
             except OSError:
-                if Path(path).is_symlink():
+                if (path := base.joinpath(*parts[: number + 1])).is_symlink():
                     raise _through_link(path) from None
                 raise
-        yield OpenFolder(path, fd, "" if fds else f"{path}/")
+        yield fds[-1]
     finally:
         for fd in fds:
             os.close(fd)
 
 
 @contextmanager
-def new_file(place: OpenFolder, name: str, final: str | None = None) -> Iterator[BinaryIO]:
+def new_file(folder: int, name: str, final: str | None = None) -> Iterator[BinaryIO]:
     """Open a file that is not there yet, and give it its final name, if it has another, when all
-    is written; removed if the block fails."""
-    descriptor = os.open(place.prefix + name, _NEW, 0o666, dir_fd=place.fd)
+    is written; removed if the block fails.
+
+    Args:
+        folder: the descriptor of its folder.
+    """
+    descriptor = os.open(name, _NEW, 0o666, dir_fd=folder)
     try:
         with os.fdopen(descriptor, "wb", buffering=_BUFFER) as file:
             yield file
         if final is not None:
-            place.move(name, final)
+            os.replace(name, final, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with suppress(FileNotFoundError):
-            os.unlink(place.prefix + name, dir_fd=place.fd)
+            os.unlink(name, dir_fd=folder)
         raise
 
 
@@ -116,8 +97,8 @@ def atomic(path: Path, below: Path | None = None) -> Iterator[BinaryIO]:
     """
     with (
         reported(path),
-        opened(path.parent, below) as place,
-        new_file(place, part_name(path.name), path.name) as file,
+        opened(path.parent, below) as folder,
+        new_file(folder, part_name(path.name), path.name) as file,
     ):
         yield file
 
@@ -155,8 +136,8 @@ def remove(root: Path, paths: Iterable[str]) -> None:
     for relative in paths:
         path = root / relative
         with reported(path), suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            with opened(path.parent, root, made=0) as place:
-                os.unlink(place.prefix + path.name, dir_fd=place.fd)
+            with opened(path.parent, root, made=0) as folder:
+                os.unlink(path.name, dir_fd=folder)
             folders.update(PurePosixPath(relative).parents)
     _remove_emptied(root, folders)
 
@@ -164,9 +145,12 @@ def remove(root: Path, paths: Iterable[str]) -> None:
 def remove_folder(folder: Path, root: Path) -> None:
     """Remove a folder with all that is in it, and those above it that this empties, up to one that
     it lies in. No link is followed."""
-    place = opened(folder.parent, root, made=0)
-    with reported(folder), suppress(FileNotFoundError), place as above:
-        shutil.rmtree(above.prefix + folder.name, ignore_errors=True, dir_fd=above.fd)
+    with (
+        reported(folder),
+        suppress(FileNotFoundError),
+        opened(folder.parent, root, made=0) as above,
+    ):
+        shutil.rmtree(folder.name, ignore_errors=True, dir_fd=above)
     _remove_emptied(root, folder.relative_to(root).parents)
 
 
@@ -174,8 +158,8 @@ def _remove_emptied(root: Path, paths: Iterable[PurePath]) -> None:
     for relative in sorted(paths, key=lambda path: len(path.parts), reverse=True):
         if relative.parts:
             folder = root / relative
-            with suppress(OSError, StoreError), opened(folder.parent, root, made=0) as place:
-                os.rmdir(place.prefix + folder.name, dir_fd=place.fd)
+            with suppress(OSError, StoreError), opened(folder.parent, root, made=0) as above:
+                os.rmdir(folder.name, dir_fd=above)
 
 
 def remove_empty(folder: Path) -> None:
@@ -203,6 +187,3 @@ def reported(path: str | Path, hint: str = _GO_ON) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror or error}", hint) from error
-    except RecursionError:  # of Path.mkdir
-        words = f"{quoted(str(path), 80)} cannot be written: too many folders inside one another"
-        raise StoreError(words, "name another place") from None

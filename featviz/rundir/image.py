@@ -31,8 +31,6 @@ from featviz.rundir import INPUT_FILE, MANIFEST_FILE, STATS_FILE, schema
 from featviz.rundir.schema import MOST_RECORD, Capture, ImageFields, Input, Manifest
 from featviz.text import by, quoted
 
-_LEVELS = ("L", "P")
-"""Pillow's modes of pictures whose pixels are levels."""
 _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 """How every PNG begins (https://www.w3.org/TR/png-3/#11IHDR)."""
 _PNG_HEAD = len(_PNG) + 8
@@ -110,11 +108,6 @@ class ReadImage:
         """Its folder."""
         return self.root / self.folder
 
-    @property
-    def files(self) -> list[str]:
-        """All that the manifest names, and itself, which comes last."""
-        return [*self.manifest.named, MANIFEST_FILE]
-
     @cached_property
     def captures(self) -> Mapping[Place, Capture]:
         """In the order in which the model came to them."""
@@ -150,7 +143,7 @@ class ReadImage:
         if not format_of(row.file).levels or (most is not None and row.plan.pixels > most):
             return None
         picture = self.picture(row.file)
-        if picture.mode not in _LEVELS:
+        if picture.mode not in ("L", "P"):
             return None
         colors = picture.getpalette()
         palette = None if colors is None else np.array(colors, np.uint8).reshape(-1, 3)
@@ -237,10 +230,6 @@ def pictures_beside(
     Args:
         rows: where they are grids.
         whole: whether all of them must be there.
-
-    Raises:
-        FileNotFoundError: one of them is missing.
-        FileError, StoreError: one is none, or is not as large as its grid.
     """
     sizes, pixels = {}, {}
     expected = {row.file: row.size for row in rows}
@@ -312,13 +301,8 @@ def _blamed(folder: str) -> Iterator[None]:
 
 
 def stats_of(folder: Folder, rows: Sequence[Capture]) -> dict[str, Floats]:
-    """The statistics of all rows of an image's manifest, float32 [maps, 6] under `Place.stats_key`.
-
-    Raises:
-        FileNotFoundError: there is no file of them.
-        FileError: it is larger than the rows need, or cannot be read.
-        StoreError: it does not fit the rows.
-    """
+    """The statistics of all rows of an image's manifest, float32 [maps, 6] under
+    `Place.stats_key`."""
     most = sum(2 * row.maps * _ROW_BYTES + _MEMBER_BYTES + 16 * len(row.layer) for row in rows)
     data = folder.read(STATS_FILE, min(most + _MEMBER_BYTES, MOST_STATS))
     where = quoted(f"{folder.name}/{STATS_FILE}")
@@ -343,11 +327,7 @@ def stats_of(folder: Folder, rows: Sequence[Capture]) -> dict[str, Floats]:
 
 
 def read_tensor(file: BinaryIO, expected: list[int]) -> np.ndarray:
-    """The array in an open npy file, of the expected shape.
-
-    Raises:
-        ValueError: it is of another shape or size, or no array as numpy writes it.
-    """
+    """The array in an open npy file; a ValueError where it is not of the expected shape."""
     size = os.fstat(file.fileno()).st_size
     dtype, shape, order, start = npy.header(file.read(npy.HEAD))
     if list(shape) != expected:

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -111,20 +110,18 @@ def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
 
 
 def _outcome(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any]:
-    """`images` and `failures` of run.json: an image that failed in one part and is complete in
-    another is complete."""
-    parts, missing = [], [set(run.record["images"].get("missing", [])) for run in runs]
+    """`images` and `failures` of run.json, in the order of the images' paths: an image that failed
+    in one part and is complete in another is complete."""
+    names, others = set(complete), 0
     for run in runs:
-        done = [*dict.fromkeys([*run.record["images"]["complete"], *run.images])]
-        absent = run.record["images"].get("missing", [])
-        names = [*dict.fromkeys([*done, *run.failures, *absent])]
-        parts.append(sorted(names, key=_by_parts) if _is_sorted(done) else names)
-    order = _in_order(parts, missing)
+        images = run.record["images"]
+        own = {*images["complete"], *run.images, *run.failures, *images.get("missing", [])}
+        others += int(images["total"]) - len(own)  # a part may have had images as inputs once
+        names |= own
+    order = sorted(names, key=lambda name: name.split("/"))
     errors = {name: error for run in reversed(runs) for name, error in run.failures.items()}
-    twice = sum(map(len, parts)) - len(order)
     images = {
-        # a part may have images that were among its inputs once
-        "total": max(sum(int(run.record["images"]["total"]) for run in runs) - twice, len(order)),
+        "total": len(order) + max(0, others),
         "complete": [name for name in order if name in complete],
     }
     if any("missing" in run.record["images"] for run in runs):
@@ -134,39 +131,11 @@ def _outcome(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, An
     return {"images": images, "failures": failures}
 
 
-def _in_order(parts: Sequence[Sequence[str]], missing: Sequence[Collection[str]]) -> list[str]:
-    """The names of all parts, in the order in which one run would have come to them.
-
-    A folder's images come in the order of their paths, and the parts' too. Where images were
-    listed otherwise, the parts are taken for every n-th image each, in the order of the parts, if
-    their lengths are those of such parts; else one follows the other. What a part lists as missing,
-    it may just have left to another.
-    """
-    if all(map(_is_sorted, parts)) and max(map(len, parts)) > 1:
-        return sorted({name for part in parts for name in part}, key=_by_parts)
-    pairs = zip(parts, missing, strict=True)
-    present = [[name for name in part if name not in absent] for part, absent in pairs]
-    counts = [len(part) for part in present]
-    dealt = sorted(counts, reverse=True) == counts and counts[0] - counts[-1] <= 1
-    rows = zip_longest(*present) if dealt else present
-    order = [name for row in rows for name in row if name is not None]
-    return list(dict.fromkeys([*order, *(name for part in parts for name in part)]))
-
-
-def _is_sorted(names: Sequence[str]) -> bool:
-    return all(one <= two for one, two in pairwise(map(_by_parts, names)))
-
-
-def _by_parts(name: str) -> str:
-    """Orders names as paths, folder by folder, in a fraction of the time of PurePosixPath."""
-    return name.replace("/", "\0")
-
-
 def _bring(image: ReadImage, target: Path) -> None:
     """An image's files, as far as its manifest names them: hard links to the files that were
     opened; copies where there are none (another disk, a file system without), or where something
     else has taken a file's place."""
-    for name in image.files:
+    for name in (*image.manifest.named, MANIFEST_FILE):
         path, goal = image.path / name, target / name
         with image.open(name) as source:
             try:

@@ -46,8 +46,7 @@ from featviz.rundir import (
     lock,
 )
 from featviz.rundir.atomic import atomic, part_name, part_of, remove, remove_empty, reported
-from featviz.rundir.unlike import taken
-from featviz.text import listed, quoted, safe_way
+from featviz.text import counted, listed, quoted, safe_way
 
 _HEAD = 1000
 """Bytes within which a file says who wrote it."""
@@ -94,24 +93,16 @@ _SAYS: dict[str, dict[str, type]] = {
 
 @dataclass
 class Earlier:
-    """What featviz wrote into a folder, and what else is there; ways have forward slashes."""
+    """What featviz wrote into a folder, and what else is there; paths have forward slashes."""
 
     ours: list[str] = field(default_factory=list)
+    """In the order in which they are to go: manifests first, without which nothing looks complete,
+    and records last, by which the rest is known to be ours."""
     others: list[str] = field(default_factory=list)
     run: Mapping[str, Any] | None = None
     """The content of run.json."""
     complete: int = 0
     """How many images of the run have a manifest."""
-
-    @property
-    def in_order(self) -> list[str]:
-        """What is ours, as it is to go: manifests first, without which nothing looks complete, and
-        records last, by which the rest is known to be ours."""
-
-        def rank(way: str) -> int:
-            return 2 if way in _SAYS else 0 if way.endswith(f"/{MANIFEST_FILE}") else 1
-
-        return sorted(self.ours, key=rank)
 
 
 def look(root: Path, besides: Collection[Path] = ()) -> Earlier:
@@ -158,6 +149,7 @@ def look(root: Path, besides: Collection[Path] = ()) -> Earlier:
             found.ours.append(name)
         elif not path.name.startswith(_EVENTS):
             found.others.append(name)
+    found.ours.sort(key=lambda way: (way in _SAYS, not way.endswith(f"/{MANIFEST_FILE}")))
     return found
 
 
@@ -260,16 +252,11 @@ def check_free(
     kind: ResultKind,
     overwrite: bool,
     besides: Collection[Path] = (),
-    record: Mapping[str, Any] | None = None,
-    certain: bool = True,
 ) -> Earlier | None:
     """Say before the work that a folder cannot become the result's.
 
     Args:
         besides: files that the user has named for this command to write.
-        record: of a run, what is known of what its run.json will say, to tell the same from
-            another.
-        certain: whether the record says all that makes a run the same.
 
     Returns:
         The earlier result, which is to be replaced; None where there is none.
@@ -290,19 +277,26 @@ def check_free(
     found = look(root, besides)
     if not overwrite and (found.complete or kind is not RUN):
         hint = "--overwrite replaces it, --out names another folder"
-        earlier = found.run or {}
-        raise taken(f"{root}", kind.noun, earlier, found.complete, record, certain, hint)
+        if kind is RUN and found.run is not None and "kind" not in found.run:
+            raise taken(f"{root}", found.complete, hint)
+        raise StoreError(f"--out {root} holds another {kind.noun}", hint)
     if found.others:
-        tops = {way.partition("/")[0] for way in found.ours}
-        firsts = [(way.partition("/")[0], way) for way in found.others]
-        shown = [f"{top}/" if top not in (way, *tops) else way for top, way in firsts]
-        least = sorted(dict.fromkeys(shown), key=lambda way: way.rstrip("/").count("/"))
+        ours = {way.partition("/")[0] for way in found.ours}
+        tops = [(way.partition("/")[0], way) for way in found.others]
+        shown = {way if top in (way, *ours) else f"{top}/" for top, way in tops}
+        least = sorted(shown, key=lambda way: (way.rstrip("/").count("/"), way))
         names = listed([quoted(name, 80) for name in least], _SHOWN)
         raise StoreError(
             f"--out {root} holds files that featviz did not write: {names}",
             "move them away, or name another folder with --out",
         )
     return found
+
+
+def taken(where: str, complete: int, hint: str) -> StoreError:
+    """The refusal of a place that holds a run with complete images."""
+    words = f"--out {where} holds a run, {counted(complete, 'image')} complete"
+    return StoreError(words, f"`run --resume` goes on with it, {hint}")
 
 
 @contextmanager
@@ -325,12 +319,6 @@ def hidden_beside(root: Path) -> Path:
     return real(root).with_name(part_name(real(root).name))
 
 
-def can_be_replaced(root: Path) -> bool:
-    """Whether another folder can be put in the place of this one: it is no mounted disk, and the
-    folder above it can be written."""
-    return not real(root).is_mount() and os.access(real(root).parent, os.W_OK)
-
-
 def clear_beside(root: Path) -> None:
     """Remove the hidden folders that killed processes have left beside a folder, which this process
     holds: those that were to take its place, and what is ours in those that have stood there."""
@@ -343,20 +331,15 @@ def clear_beside(root: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
             continue
         with suppress(StoreError):
-            remove(path, [LOCK_FILE, *look(path).in_order])
+            remove(path, [LOCK_FILE, *look(path).ours])
         remove_empty(path)
 
 
 def put_in_place(fresh: Path, root: Path, kind: ResultKind, besides: Collection[Path] = ()) -> None:
-    """Put a finished folder in the place of an earlier result, which is removed. That is looked for
-    anew: the work before may have taken hours.
-
-    Raises:
-        StoreError: something that featviz did not write has come to be there.
-        OSError: it cannot be moved; then the earlier result stays.
-    """
+    """Put a finished folder in the place of an earlier result, which is removed, or stays where
+    that fails. It is looked for anew: the work before may have taken hours."""
     final, old = real(root), fresh.with_suffix(".old")
-    ours = (check_free(final, kind, True, besides) or look(final, besides)).in_order
+    ours = (check_free(final, kind, True, besides) or look(final, besides)).ours
     if final.exists():
         final.replace(old)
     try:
@@ -444,9 +427,6 @@ def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
         out: the file or folder that will be written.
         option: by which it was named.
         inputs: files and folders that the command reads.
-
-    Raises:
-        UsageError: names the first input that is in the way.
     """
     place = os.path.realpath(out)
     within = place.rstrip(os.sep) + os.sep

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import marshal
 import os
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -97,7 +96,7 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
     incomplete: dict[str, str] = {}
     damaged: dict[str, str] = {}
     room, shared = MOST_HELD, dict[bytes, Any]()
-    for folder, reason in image_folders(root, folders):
+    for folder, reason in image_folders(root):
         name = folders.get(folder, folder)
         if reason is not None:
             incomplete[name] = reason
@@ -153,7 +152,15 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = files.read_json(path, MOST_RECORD)
     except FileNotFoundError:
-        raise _no_run(path) from None
+        words, hint = f"it has no {path.name}", "give a folder that `featviz run` wrote"
+        if path.name == RUN_FILE:
+            held = [what for name, what in _OTHERS.items() if (path.parent / name).is_file()]
+            words = f"it holds {held[0]}" if held else words
+            if not held and any(path.parent.glob(f"*/{MANIFEST_FILE}")):
+                hint = (
+                    "the same `featviz run` with --resume writes it anew from the images' manifests"
+                )
+        raise StoreError(f"{quoted(str(path.parent))} is no run directory: {words}", hint) from None
     except FileError as error:
         where = f"{quoted(str(path))} cannot be read"
         said = error.message.removeprefix(f"{where}: ")
@@ -167,24 +174,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 _OTHERS = {
-    EXEMPLARS_FILE: ("exemplars of channels", "`featviz report RUN --exemplars %s` shows them"),
-    AUDIT_FILE: ("an audit", "`featviz report %s` shows it"),
-    DIFF_FILE: ("a comparison of two runs", "give one of the runs"),
+    EXEMPLARS_FILE: "exemplars of channels, for `report RUN --exemplars`",
+    AUDIT_FILE: "an audit, for `report`",
+    DIFF_FILE: "a comparison of two runs",
 }
-"""Results that are no runs, by the file that they have, with what takes them."""
-
-
-def _no_run(path: Path) -> StoreError:
-    """The error for a folder without a run.json or a manifest, with what it holds instead."""
-    folder, hint = quoted(str(path.parent)), "give a folder that `featviz run` wrote"
-    if path.name == RUN_FILE:
-        for name, (what, use) in _OTHERS.items():
-            if (path.parent / name).is_file():
-                hint = use.replace("%s", quoted(shlex.quote(str(path.parent))))
-                return StoreError(f"{folder} is no run directory: it holds {what}", hint)
-        if next(path.parent.glob(f"*/{MANIFEST_FILE}"), None):
-            hint = "the same `featviz run` with --resume writes it anew from the images' manifests"
-    return StoreError(f"{folder} is no run directory: it has no {path.name}", hint)
+"""Results that are no runs, by the file that they have."""
 
 
 def read_record(root: Path) -> tuple[dict[str, Any], RunRecord]:
@@ -202,7 +196,7 @@ def read_record(root: Path) -> tuple[dict[str, Any], RunRecord]:
         raise StoreError(f"{quoted(str(root / RUN_FILE))}: {error}") from error
 
 
-def image_folders(root: Path, listed: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+def image_folders(root: Path) -> Iterator[tuple[str, str | None]]:
     """Folders of images, relative to the run directory, and what those that are not whole lack.
 
     Images may lie in folders of their own. A folder with the model's input, with statistics, or
@@ -226,12 +220,11 @@ def image_folders(root: Path, listed: Mapping[str, str]) -> Iterator[tuple[str, 
         elif here and (names & {INPUT_FILE, STATS_FILE} or any(map(part_of, names))):
             yield here, f"it has no {MANIFEST_FILE}"
         elif here.count("/") < DEEPEST:
-            for entry in entries:
-                inner = f"{here}/{entry.name}".lstrip("/") if here else entry.name
-                if entry.is_dir(follow_symlinks=False) and not part_of(entry.name):
-                    waiting.append(inner)
-                elif inner in listed and entry.is_symlink():
-                    yield inner, "its folder is a symbolic link, which is not followed"
+            waiting += [
+                f"{here}/{entry.name}".lstrip("/")
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False) and not part_of(entry.name)
+            ]
 
 
 _OFTEN_ALIKE = (

@@ -354,11 +354,8 @@ _MANIFESTS = msgspec.json.Decoder(Manifest)
 
 
 def read_manifest(data: bytes) -> Manifest:
-    """A manifest that can be trusted to be one.
-
-    Raises:
-        ValueError: ``captures[3].grid.nrow is 0, expected `int` >= 1``; or it is no JSON.
-    """
+    """A manifest that can be trusted to be one; else a ValueError that names the first misfit:
+    ``captures[3].grid.nrow is 0, expected `int` >= 1``."""
     try:
         manifest = _MANIFESTS.decode(data)
         whole = manifest.schema_version == SCHEMA_VERSION
@@ -386,17 +383,11 @@ def fingerprint(record: Mapping[str, Any]) -> str:
 
 def check_kernels(content: Any) -> list[Capture]:
     """The rows of a manifest of kernels, as those of an image; `slices`, which is one number there,
-    becomes as many of as many.
-
-    Raises:
-        ValueError: ``captures[0].maps is 0, expected `int` >= 1``; or it is none.
-    """
+    becomes as many of as many."""
     rows = content.get("captures") if isinstance(content, dict) else None
-    if isinstance(rows, list):
-        rows = [
-            {**row, "slices": [row.get("slices", 1)] * 2} if isinstance(row, dict) else row
-            for row in rows
-        ]
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, dict):
+            row["slices"] = [row.get("slices", 1)] * 2
     kernels = convert({"captures": rows}, _Rows).captures
     for n, row in enumerate(kernels):
         for where, value, expected in _of_row(row):
@@ -405,11 +396,7 @@ def check_kernels(content: Any) -> list[Capture]:
 
 
 def check_version(content: Any, known: int = SCHEMA_VERSION) -> None:
-    """Whether a document has the version that this featviz reads.
-
-    Raises:
-        ValueError: it has none, or another one.
-    """
+    """Refuse a document of another version than this featviz reads, or of none."""
     version = content.get("schema_version") if isinstance(content, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
         raise ValueError(f"cannot be read: its schema_version is {quoted(repr(version))}")
@@ -418,11 +405,7 @@ def check_version(content: Any, known: int = SCHEMA_VERSION) -> None:
 
 
 def convert(content: Any, kind: type[_T]) -> _T:
-    """The content of a document, if it is one of this kind.
-
-    Raises:
-        ValueError: ``images.total is -1, expected `int` >= 0``.
-    """
+    """The content of a document, if it is one of this kind; else a ValueError."""
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:

@@ -54,7 +54,7 @@ def removable(root: Path, steps: Iterable[int]) -> dict[Path, Earlier]:
 def remove_steps(steps: Mapping[Path, Earlier]) -> None:
     """Remove run directories: what their records list."""
     for path, earlier in steps.items():
-        remove(path, earlier.in_order)
+        remove(path, earlier.ours)
         remove_empty(path)
 
 

@@ -21,15 +21,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from featviz.errors import FeatvizError, FileError, StoreError, UploadError
-from featviz.files import is_inside, parse_json
+from featviz.files import is_inside
 from featviz.files.urls import Url, lacks_rights, tried
 from featviz.records import Floats, Shard
 from featviz.rundir import AUDIT_FILE, LOCK_FILE, MANIFEST_FILE, RUN_FILE, SHARDS_LOCK
 from featviz.rundir import lock as locks
 from featviz.rundir.atomic import reported
-from featviz.rundir.place import is_lock, is_own_name, is_record
+from featviz.rundir.place import is_lock, is_own_name, taken
 from featviz.rundir.schema import MOST_RECORD, Manifest, read_manifest
-from featviz.rundir.unlike import taken
 from featviz.rundir.write import ImageFolder, RunDirectory
 from featviz.text import listed, quoted, safe_name
 
@@ -55,11 +54,7 @@ class Store:
     """
 
     def __init__(self, url: Url) -> None:
-        """Find the library that speaks with the store; nothing is asked of the store yet.
-
-        Raises:
-            UsageError: there is no such kind of store, or its library is not installed.
-        """
+        """Find the library that speaks with the store; nothing is asked of the store yet."""
         self.url = url
         self._fs, self._root = url.filesystem(), url.key.rstrip("/")
 
@@ -102,11 +97,8 @@ class Store:
         _all_at_once(copy, sizes)
 
     def put(self, files: Mapping[str, Path]) -> None:
-        """Write files of this machine as objects of these names, several at once.
-
-        Raises:
-            UploadError: the store does not take one of them.
-        """
+        """Write files of this machine as objects of these names, several at once; an UploadError
+        where the store does not take one of them."""
 
         def put(name: str) -> None:
             task = partial(self._fs.put_file, str(files[name]), self._path(name))
@@ -313,11 +305,7 @@ class StoredFolder(ImageFolder):
 
     def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
         """Write the statistics and the manifest, upload all files, the manifest last, and remove
-        them here.
-
-        Raises:
-            UploadError: the store does not take one of them.
-        """
+        them here."""
         super().finish(manifest, stats)
         names, images = sorted({*self._written} - {MANIFEST_FILE}), self.run.images
         images[self.name] = {name: self._written[name].count for name in names}
@@ -361,34 +349,25 @@ class StoredRun(RunDirectory):
         """List anew what is there: other shards may have written, and run.json is brought here."""
         sizes = self.store.sizes()
         self.images = files_of_images(sizes)
-        self.complete = [path for path, names in self.images.items() if MANIFEST_FILE in names]
         self.names = [name for name in sizes if not is_lock(name)]
         (self.root / RUN_FILE).unlink(missing_ok=True)
         if RUN_FILE in sizes:
             (self.root / RUN_FILE).write_bytes(self.store.read(RUN_FILE, MOST_RECORD))
 
-    def record(self) -> dict[str, Any] | None:
-        """The content of run.json; None where there is none of featviz."""
-        with suppress(OSError, ValueError):
-            content = parse_json((self.root / RUN_FILE).read_text("utf-8"))
-            return dict(content) if is_record(content, RUN_FILE) else None
-        return None
+    @property
+    def complete(self) -> list[str]:
+        """The folders that have an image's manifest."""
+        return [path for path, names in self.images.items() if MANIFEST_FILE in names]
 
-    def check_free(self, record: Mapping[str, Any], certain: bool) -> None:
-        """Refuse a place that holds something else, or a run with complete images.
-
-        Args:
-            record: what is known of the run that run.json will tell, to tell the same from another.
-            certain: whether the record says all that makes a run the same.
-        """
+    def check_free(self) -> None:
+        """Refuse a place that holds something else, or a run with complete images."""
         where, earlier = quoted(str(self.store.url)), self.record()
         if self.names and earlier is None:
             names = listed([quoted(name, 80) for name in sorted(self.names)], 3)
             words = f"--out {where} is not empty and holds no run of featviz: {names}"
             raise StoreError(words, _ELSEWHERE)
         if earlier is not None and self.complete:
-            done = len(self.complete)
-            raise taken(where, "run", earlier, done, record, certain, _ELSEWHERE)
+            raise taken(where, len(self.complete), _ELSEWHERE)
 
     def clear_images(self, names: Iterable[str]) -> None:
         """Remove what uploads of these images have left that were ended too early."""
@@ -400,10 +379,6 @@ class StoredRun(RunDirectory):
         """Nothing: stores have no links."""
 
     def write_run(self, content: Mapping[str, Any]) -> None:
-        """Write run.json, and upload it.
-
-        Raises:
-            UploadError: the store does not take it.
-        """
+        """Write run.json, and upload it."""
         super().write_run(content)
         self.store.put({RUN_FILE: self.root / RUN_FILE})

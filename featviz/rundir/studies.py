@@ -255,18 +255,10 @@ class ReadKernels:
     """The kernels of a model's layers."""
 
     record: Mapping[str, Any]
-    """What run.json says: the model, versions, and options."""
+    """The content of run.json."""
+    model: Mapping[str, Any]
+    options: Mapping[str, Any]
     pictures: ReadImage
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """Those by which they were drawn, as far as the record tells them."""
-        return found if isinstance(found := self.record.get("options"), dict) else {}
-
-    @property
-    def model(self) -> Mapping[str, Any]:
-        """What is known of the model."""
-        return found if isinstance(found := self.record.get("model"), dict) else {}
 
 
 def is_kernels(root: Path) -> bool:
@@ -288,6 +280,7 @@ def read_kernels(root: Path) -> ReadKernels:
     with _reading(root, "kernels"):
         with Folder(root) as folder:
             rows = schema.check_kernels(folder.read_json(MANIFEST_FILE, MOST_RECORD))
-        return ReadKernels(
-            record, pictures_beside(root, "kernels", [row.file for row in rows], rows)
-        )
+        pictures = pictures_beside(root, "kernels", [row.file for row in rows], rows)
+        known = (record.get(key) for key in ("model", "options"))
+        model, options = (one if isinstance(one, dict) else {} for one in known)
+        return ReadKernels(record, model, options, pictures)

@@ -1,15 +1,13 @@
-"""What tells a run from another, in words: where a place is taken, or a run is to go on."""
+"""What tells a run from another, in words."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from os.path import commonprefix
 from typing import Any
 
-from featviz.errors import StoreError
 from featviz.options import flag
-from featviz.text import counted, printable, quoted
+from featviz.text import printable, quoted
 
 _USUALLY_ON = ("marks",)
 """Options that are given as `--no-NAME`."""
@@ -63,37 +61,3 @@ def _short(*values: Any) -> list[str]:
             text = f"{'...' * bool(begin)}{part}{'...' * (text[begin:] != part)}"
         shown.append(quoted(text))
     return shown
-
-
-def taken(
-    where: str,
-    noun: str,
-    earlier: Mapping[str, Any],
-    complete: int,
-    record: Mapping[str, Any] | None,
-    certain: bool,
-    hint: str,
-) -> StoreError:
-    """The refusal of a place that holds a result with complete images.
-
-    Args:
-        earlier: the content of its run.json.
-        record, certain: as for `check_free`.
-    """
-    if record is None or "kind" in record or "kind" in earlier:
-        return StoreError(f"--out {where} holds another {noun}", hint)
-    plain = json.loads(json.dumps(record, default=str))
-    if unlike := differences(_common(earlier, plain), plain):
-        return StoreError(
-            f"--out {where} holds another run; {unlike[0]}", f"{hint}; --resume takes the same run"
-        )
-    name = "the same run" if certain else "a run with the same options"
-    count = f"{counted(complete, 'image')} complete"
-    return StoreError(f"--out {where} holds {name}, {count}", f"--resume goes on with it, {hint}")
-
-
-def _common(old: Any, new: Any) -> Any:
-    """The entries of a record that the other one has, too."""
-    if not isinstance(old, dict) or not isinstance(new, dict):
-        return old
-    return {key: _common(old[key], new[key]) for key in old if key in new}

@@ -4,25 +4,24 @@ these against run.json."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from featviz.errors import CHECK_FAILED, StoreError
 from featviz.files.urls import Url
 from featviz.rundir import MANIFEST_FILE, RUN_FILE
 from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.place import holds_run, look
-from featviz.rundir.read import image_folders, read_record
+from featviz.rundir.read import ReadRun, image_folders, read_run
 from featviz.rundir.schema import MOST_RECORD, fingerprint
 from featviz.rundir.series import read_steps, step_folders
 from featviz.rundir.store import here
 from featviz.rundir.write import is_sealed
-from featviz.text import listed, quoted, safe_way
+from featviz.text import listed, quoted
 
 Progress = Callable[[int], None]
 """Called after each image with how many there are in all."""
@@ -86,95 +85,72 @@ def verify(
         jobs: threads that read; None takes as many as Python thinks good.
     """
     with ExitStack() as copies, ThreadPoolExecutor(jobs, "featviz-verify") as pool:
-        found = [run for root in roots for run in _found(copies.enter_context(here(root)), root)]
-        total = sum(len(run.folders) for run in found)
-        return Verified(tuple(run.verdict(pool, partial(progress, total)) for run in found))
+        found: list[tuple[Path | Url, Path | None, ReadRun | str]] = []
+        for place in roots:
+            root = copies.enter_context(here(place))
+            if root != place or (root / RUN_FILE).exists() or not read_steps(root):
+                found.append((place, None, _read(root, place)))
+            else:
+                steps = step_folders(root).values()
+                found += [(step, root, _read(step, step, is_step=True)) for step in steps]
+        total = sum(len(run.images) for _, _, run in found if isinstance(run, ReadRun))
+        advance = partial(progress, total)
+        return Verified(tuple(_verdict(*one, pool, advance) for one in found))
 
 
-def _found(root: Path, place: Path | Url) -> Iterator[_FoundRun]:
-    """The run of a place, or those of the steps of a series; a step of which nothing is left is a
-    fault of the series."""
-    if root != place or (root / RUN_FILE).exists() or not read_steps(root):
-        yield _FoundRun.of(root, place)
-        return
-    for step in step_folders(root).values():
-        try:
-            yield _FoundRun.of(step, step, root)
-        except StoreError as error:
-            yield _FoundRun(step, step, {}, faults=(error.message,), series=root)
+def _read(root: Path, place: Path | Url, is_step: bool = False) -> ReadRun | str:
+    """A run; a fault where it has images, or is the step of a series, and no run.json."""
+    try:
+        return read_run(root)
+    except StoreError as error:
+        whole = root.is_dir() and any(lacks is None for _, lacks in image_folders(root))
+        if not whole and not is_step:
+            raise
+        return f"{error.message.replace(str(root), str(place))}; --resume writes it anew"
 
 
-@dataclass(frozen=True)
-class _FoundRun:
-    """A run whose images are still to be read."""
+def _verdict(
+    place: Path | Url,
+    series: Path | None,
+    run: ReadRun | str,
+    pool: ThreadPoolExecutor,
+    advance: Callable[[], None],
+) -> RunVerdict:
+    """Read the images, and hold run.json against them: its settings, and their number."""
+    if isinstance(run, str):
+        return RunVerdict(place, (), (run,), 0, series)
+    lacking = {name: f"{quoted(name)}: {words}" for name, words in run.incomplete.items()}
+    lacking.update(run.damaged)
+    images = [ImageVerdict(name, (words,)) for name, words in lacking.items()]
+    faults, others, own = list[str](), list[str](), fingerprint(run.record)
+    checked = pool.map(_checked, run.images.values())
+    for image, verdict in zip(run.images.values(), checked, strict=True):
+        images.append(verdict)
+        if image.manifest.fingerprint not in (None, own):
+            others.append(quoted(image.name))
+        advance()
+    if others:
+        names = listed(others, _NAMED)
+        faults.append(f"{RUN_FILE} does not tell the settings by which these were drawn: {names}")
+    record = run.record["images"]
+    total, missing = int(record["total"]), record.get("missing")
+    named = len(record["complete"]) + len(run.record["failures"]) + len(missing or ())
+    if missing is not None and named != total:
+        faults.append(f"{RUN_FILE} has images.total {total}, and names {named}")
+    unlisted = look(run.root).others if holds_run(run.root) else []
+    left = max(0, total - len(images))
+    return RunVerdict(place, tuple(images), tuple(faults), left, series, tuple(unlisted))
 
-    root: Path
-    """The run directory, or a copy of the one below a URL."""
-    place: Path | Url
-    folders: Mapping[str, str | None]
-    """Of images, and what those that are not complete lack."""
-    listed: Mapping[str, str] = field(default_factory=dict)
-    """What run.json calls complete: names of images by their folders."""
-    record: Mapping[str, Any] | None = None
-    """The content of run.json, if that can be read."""
-    faults: tuple[str, ...] = ()
-    series: Path | None = None
 
-    @classmethod
-    def of(cls, root: Path, place: Path | Url, series: Path | None = None) -> _FoundRun:
-        try:
-            record, known = read_record(root)
-        except StoreError as error:
-            folders = dict(image_folders(root, {})) if root.is_dir() else {}
-            if None not in folders.values():
-                raise
-            words = f"{error.message.replace(str(root), str(place))}; --resume writes it anew"
-            return cls(root, place, folders, faults=(words,), series=series)
-        listed = {safe_way(name): name for name in known.images.complete}
-        return cls(root, place, dict(image_folders(root, listed)), listed, record, series=series)
-
-    def verdict(self, pool: ThreadPoolExecutor, advance: Callable[[], None]) -> RunVerdict:
-        """Read the images, and hold run.json against them: its settings, and their number."""
-        found, others, faults = [], [], list(self.faults)
-        missing, unlisted = 0, list[str]()
-        own = None if self.record is None else fingerprint(self.record)
-        for verdict, drawn_by in pool.map(self._image, self.folders):
-            found.append(verdict)
-            others += [verdict.name] if own and drawn_by not in (None, own) else []
-            advance()
-        lost = [name for folder, name in self.listed.items() if folder not in self.folders]
-        if others:
-            names = listed([quoted(name) for name in others], _NAMED)
-            words = f"{RUN_FILE} does not tell the settings by which these were drawn: {names}"
-            faults.append(words)
-        if self.record is not None:
-            images = self.record["images"]
-            named = len(images["complete"]) + len(self.record["failures"])
-            named += len(images.get("missing", []))
-            if "missing" in images and named != images["total"]:
-                faults.append(f"{RUN_FILE} has images.total {images['total']}, and names {named}")
-            missing = max(0, int(images["total"]) - len(found) - len(lost))
-            unlisted = look(self.root).others if holds_run(self.root) else []
-        faults += [f"{RUN_FILE} calls {quoted(n)} complete, its folder is missing" for n in lost]
-        about = missing, self.series, tuple(unlisted)
-        return RunVerdict(self.place, tuple(found), tuple(faults), *about)
-
-    def _image(self, folder: str) -> tuple[ImageVerdict, str | None]:
-        """What was found of an image, and the fingerprint of the settings by which it was drawn."""
-        name, lacks = self.listed.get(folder), self.folders[folder]
-        if lacks is not None:
-            return ImageVerdict(name or folder, (f"{quoted(folder)}: {lacks}",)), None
-        try:
-            image = read_image(self.root, folder)
-            faults = list(faults_of(image))
-        except StoreError as error:
-            return ImageVerdict(name or folder, (error.message,)), None
-        if name is not None and image.name != name:
-            faults.insert(0, f"{quoted(folder)} holds {quoted(image.name)}, not {quoted(name)}")
-        rows = image.manifest.files
-        size = sum(row.bytes for row in rows)
-        verdict = ImageVerdict(name or image.name, tuple(faults), len(rows) + 1, size)
-        return verdict, image.manifest.fingerprint
+def _checked(image: ReadImage) -> ImageVerdict:
+    """What is found of an image that seems whole, by its checksums."""
+    try:
+        found = read_image(image.root, image.folder)  # with the checksums, which a run lets go
+        faults = tuple(faults_of(found))
+    except StoreError as error:
+        return ImageVerdict(image.name, (error.message,))
+    rows = found.manifest.files
+    return ImageVerdict(image.name, faults, len(rows) + 1, sum(row.bytes for row in rows))
 
 
 def faults_of(image: ReadImage) -> Iterator[str]:

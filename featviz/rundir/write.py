@@ -35,8 +35,10 @@ from featviz.rundir.atomic import (
     remove_folder,
     reported,
 )
-from featviz.rundir.place import RUN, Earlier, check_free, left_of_image, walk
-from featviz.rundir.schema import OPTIONAL, Capture
+from featviz.rundir.image import read_image
+from featviz.rundir.place import RUN, check_free, holds_run, left_of_image, walk
+from featviz.rundir.read import image_folders, read_json
+from featviz.rundir.schema import OPTIONAL, Capture, Manifest
 from featviz.text import quoted, safe_name, safe_way
 from featviz.version import __version__
 
@@ -66,7 +68,7 @@ class ImageFolder:
             for left in reversed(range(_TRIES if new else 0)):
                 try:
                     with opened(self.path.parent, run.root) as above:
-                        os.mkdir(above.prefix + self._hidden.name, dir_fd=above.fd)
+                        os.mkdir(self._hidden.name, dir_fd=above)
                     break
                 except FileNotFoundError:  # another process has removed the empty folder above
                     if not left:
@@ -125,7 +127,8 @@ class ImageFolder:
         self.run.check_place()
         with reported(self.path), opened(self.path.parent, self.run.root, made=0) as above:
             try:
-                above.move(self._hidden.name, self.path.name)
+                names = self._hidden.name, self.path.name
+                os.replace(*names, src_dir_fd=above, dst_dir_fd=above)
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                     raise self._holds_others() from None
@@ -141,6 +144,10 @@ class ImageFolder:
         """Bytes of its files."""
         with reported(self.path):
             return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
+
+    def manifest(self) -> Manifest:
+        """The manifest of a complete image, whose files are there and fit it."""
+        return read_image(self.run.root, self.name).manifest
 
     def refuse_others(self) -> None:
         """Say before the work that files of others are in its place."""
@@ -179,21 +186,25 @@ class RunDirectory:
             self._began = root.stat()
 
     @classmethod
-    def create(
-        cls, root: Path, overwrite: bool = False, record: Mapping[str, Any] | None = None
-    ) -> RunDirectory:
-        """Make the folder, or empty the run that it holds: where `overwrite` says so, or where
-        none of its images is complete.
-
-        Args:
-            record: what run.json will say, to tell the same run from another.
-        """
+    def create(cls, root: Path) -> RunDirectory:
+        """Make the folder where it is missing."""
         with reported(root):
-            if (earlier := check_free_for_run(root, overwrite, record)) is not None:
-                remove(root, earlier.in_order)
-                remove_empty(root)
             root.mkdir(parents=True, exist_ok=True)
         return cls(root)
+
+    @property
+    def complete(self) -> list[str]:
+        """The folders that have an image's manifest, whatever run.json says."""
+        found = image_folders(self.root) if self.root.is_dir() else ()
+        return [path for path, lacks in found if lacks is None]
+
+    def record(self) -> dict[str, Any] | None:
+        """The content of run.json; None where there is none of featviz."""
+        return read_json(self.root / RUN_FILE) if holds_run(self.root) else None
+
+    def check_free(self) -> None:
+        """Refuse a place that holds something else, or a run with complete images."""
+        check_free(self.root, RUN, False)
 
     def refresh(self) -> None:
         """Look anew what is there: a folder is looked at whenever it is asked."""
@@ -302,13 +313,6 @@ def manifest_rows(captures: Sequence[Capture], skipped: Sequence[Skip]) -> dict[
         row = {name: getattr(capture, name) for name in capture.__slots__}
         rows.append({k: v for k, v in row.items() if v is not None or k not in OPTIONAL})
     return {"captures": rows, "skipped": [vars(skip) for skip in skipped]}
-
-
-def check_free_for_run(
-    root: Path, overwrite: bool, record: Mapping[str, Any] | None = None, certain: bool = True
-) -> Earlier | None:
-    """`check_free` for a run, of whose run.json this record is known."""
-    return check_free(root, RUN, overwrite, (), record, certain)
 
 
 def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:

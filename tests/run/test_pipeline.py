@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -239,26 +238,6 @@ def test_nan_is_drawn_counted_and_warned_about(
     pixels = np.asarray(image).reshape(-1, 3)
     assert (pixels == (255, 0, 255)).all(axis=1).sum() == 1
     assert pixels[:, 0].std() > 30
-
-
-def test_images_are_read_ahead_once_each(
-    tiny: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each file is decoded once and in order, beside the model; an image that cannot be read fails
-    by its own name."""
-    read: list[tuple[str, bool]] = []
-
-    def noted(sample: Sample, *more: Any) -> Any:
-        read.append((sample.name, threading.current_thread() is threading.main_thread()))
-        return decode(sample, *more)
-
-    monkeypatch.setattr("featviz.images.decode.decode", noted)
-    (tmp_path / "broken.jpg").write_bytes(b"no picture")
-    files = [SCENES / "spheres.jpg", tmp_path / "broken.jpg", SCENES / "landscape.jpg"]
-    result = fv.run(tiny, files, "Conv2d", tmp_path / "out", **INPUTS)
-    names = ["spheres.jpg", "broken.jpg", "landscape.jpg"]
-    assert read == [(name, False) for name in names]
-    assert [image.name for image in result.failures] == ["broken.jpg"]
 
 
 @pytest.mark.parametrize(("steps_back", "most"), [(True, 8), (False, 6)])

@@ -18,7 +18,8 @@ from runs import SMALL, check_whole, complete, make_photos, run_json, tree
 from torch import nn
 
 import featviz as fv
-from featviz.rundir import write
+from featviz.rundir import atomic
+from featviz.rundir.place import look
 from featviz.rundir.write import sealed
 
 Run = Callable[..., Outcome]
@@ -221,7 +222,7 @@ def test_an_overwrite_that_is_killed_leaves_nothing_that_looks_complete(
 
         with monkeypatch.context() as patched, pytest.raises(SystemExit):
             patched.setattr(os, "unlink", killed)
-            write.RunDirectory.create(whole, overwrite=True)
+            atomic.remove(whole, look(whole).ours)
         check_whole(whole)
         assert complete(whole) == [] and (whole / "run.json").is_file()
         assert draw(whole, *filter(None, [again])).code == 0

@@ -17,13 +17,6 @@ from featviz.rundir.write import ImageFolder, RunDirectory
 FILES = ("input.png", "001_conv/output.png", "002_relu/output.png")
 
 
-@pytest.fixture(params=[True, False], ids=["dir_fd", "paths"])
-def places(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With folders that are open, and as on Windows, which does not have them."""
-    if not request.param:
-        monkeypatch.setattr(atomic, "_HAS_PLACES", False)
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(tmp_path / "out")
@@ -51,7 +44,6 @@ def visible(root: Path) -> list[str]:
 WHOLE = sorted(f"a/cat.jpg/{name}" for name in (*FILES, "stats.npz", "manifest.json"))
 
 
-@pytest.mark.usefixtures("places")
 def test_nothing_has_its_final_name_before_the_manifest(run: RunDirectory) -> None:
     """Until it is finished there is one hidden folder; then all files, and no other one."""
     folder = filled(run)
@@ -61,7 +53,6 @@ def test_nothing_has_its_final_name_before_the_manifest(run: RunDirectory) -> No
     assert visible(run.root) == WHOLE
 
 
-@pytest.mark.usefixtures("places")
 def test_files_of_others_in_its_place_stay(run: RunDirectory) -> None:
     """An empty folder is taken; one that holds a file is left as it is, and the image not there."""
     place = run.root / "a" / "cat.jpg"
@@ -78,7 +69,6 @@ def test_files_of_others_in_its_place_stay(run: RunDirectory) -> None:
     assert visible(run.root) == ["a/cat.jpg/notes.txt"]
 
 
-@pytest.mark.usefixtures("places")
 @pytest.mark.parametrize("target", ["elsewhere", "nowhere", None])
 def test_a_file_or_link_in_its_place_stays(
     target: str | None, run: RunDirectory, tmp_path: Path
@@ -98,7 +88,6 @@ def test_a_file_or_link_in_its_place_stays(
     assert target is not None or place.read_text() == "mine"
 
 
-@pytest.mark.usefixtures("places")
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_parent_that_is_or_becomes_a_link(begun: bool, run: RunDirectory, tmp_path: Path) -> None:
     """Nothing is written, moved or removed behind it."""
@@ -180,7 +169,6 @@ def test_no_descriptor_is_left_open(run: RunDirectory) -> None:
     assert opened() == before
 
 
-@pytest.mark.usefixtures("places")
 def test_threads_write_into_one_hidden_folder(run: RunDirectory) -> None:
     """Eight encoders, 400 files in 40 folders that each makes if it is the first."""
     folder = run.new_image("cat.jpg")
@@ -197,7 +185,6 @@ def test_threads_write_into_one_hidden_folder(run: RunDirectory) -> None:
     assert len(visible(run.root)) == 402
 
 
-@pytest.mark.usefixtures("places")
 @pytest.mark.parametrize(
     "name",
     ["x" * 251 + ".png", "層" * 84 + ".png", ".cat.part", ".cat.jpg.0123456789abcdef.part", "a\nb"],
@@ -216,9 +203,7 @@ def test_odd_names(name: str, run: RunDirectory) -> None:
     left.discard()
 
 
-def test_no_image_is_published_into_another_folder(
-    places: None, run: RunDirectory, tmp_path: Path
-) -> None:
+def test_no_image_is_published_into_another_folder(run: RunDirectory, tmp_path: Path) -> None:
     """Another folder has come to stand in the place of the run's, with the hidden folder in it: it
     does not come to hold the image."""
     folder = filled(run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import Outcome
 from filelock import FileLock
-from runs import SMALL, refused
+from runs import refused
 
 from featviz.errors import StoreError
 from featviz.rundir import LOCK_FILE, lock
@@ -116,18 +115,3 @@ def test_what_a_lock_file_says_is_shown_tame(tmp_path: Path) -> None:
     message = raised.value.message
     assert message.isprintable() and r"\x1b]0;title" in message
     assert len(message) < 400 + len(str(tmp_path))
-
-
-@pytest.mark.parametrize("command", ["run", "merge", "kernels"])
-def test_a_folder_too_deep_to_be_made(
-    command: str, featviz: Run, tiny_file: Path, photos: Path, ran: Path, tmp_path: Path
-) -> None:
-    """1,500 folders inside one another are one line, and none is made."""
-    out = tmp_path / "deep" / "/".join(["d"] * 1500)
-    commands = {"run": [tiny_file, photos, *SMALL], "merge": [ran], "kernels": [tiny_file]}
-    depth = sys.getrecursionlimit()
-    sys.setrecursionlimit(1000)  # Python's own; Hypothesis raises it
-    done = featviz(command, *commands[command], "--out", out)
-    sys.setrecursionlimit(depth)
-    refused(done, 1, "cannot be written: too many folders inside one another")
-    assert not (tmp_path / "deep").exists() and len(done.err) < 500

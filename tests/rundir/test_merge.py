@@ -48,24 +48,13 @@ def run(featviz: CLI, tiny_file: Path, tmp_path: Path) -> Run:
     return make
 
 
-@pytest.mark.parametrize(
-    ("order", "parts"),
-    [
-        ("01234", ("024", "13")),
-        ("01234", ("34", "01", "2")),
-        ("01234", ("012", "234")),
-        ("41032", ("402", "13")),
-        ("41032", ("43", "12", "0")),
-        ("10", ("1", "0")),
-        ("201", ("2", "0", "1")),
-    ],
-)
+@pytest.mark.parametrize("parts", [("024", "13"), ("34", "01", "2"), ("012", "234")])
 def test_parts_become_the_unsplit_run(
-    order: str, parts: tuple[str, ...], featviz: CLI, run: Run, photos: list[Path], tmp_path: Path
+    parts: tuple[str, ...], featviz: CLI, run: Run, photos: list[Path], tmp_path: Path
 ) -> None:
     """Every file, run.json among them, to the byte: a folder's images in parts of any lengths and
-    order, some in two of them, and a list of which each part has every n-th image."""
-    whole = run("whole", [photos[int(n)] for n in order])
+    order, some in two of them."""
+    whole = run("whole", photos)
     made = [run(f"part{part}", [photos[int(n)] for n in part]) for part in parts]
     before = [tree(part) for part in made]
     done = featviz("merge", *made, "--out", tmp_path / "merged")

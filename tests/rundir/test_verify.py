@@ -100,7 +100,7 @@ def test_a_fault_is_exit_code_4_with_its_file(featviz: Run, whole: Path) -> None
     first, second = json.loads(done.out)["runs"]
     said = {row["image"]: row["fault"] for row in first["faults"]}
     assert "stats.npz" in said["02.png"] and "03.png/input.png is missing" in said["03.png"]
-    assert said[None] == "run.json calls 04.png complete, its folder is missing"
+    assert said["04.png"] == "04.png: run.json calls it complete, its folder is missing"
     assert second["faults"] == [] and done.err.count("error: ") == 3
 
 

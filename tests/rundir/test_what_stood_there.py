@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from runs import SMALL, refused, snapshot, tree
 
 from featviz.errors import UsageError
 from featviz.rundir import LOCK_FILE, RUN_FILE, lock
-from featviz.rundir.place import check_apart, holds_run
+from featviz.rundir.place import check_apart
 
 MARKS = {
     "run": "run.json",
@@ -220,19 +219,3 @@ def test_the_place_of_a_link_is_in_the_way(album: Path) -> None:
     (album / "dog.jpg").symlink_to(album.parent / "elsewhere.jpg")
     with pytest.raises(UsageError, match="holds the input"):
         check_apart(album, "--out", [album / "dog.jpg"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "is_run"),
-    [({}, True), ({"kind": "kernels"}, True), ({"kind": "x"}, False), ({"model": 1}, False)],
-)
-def test_a_folder_holds_a_run_by_its_record_alone(
-    tmp_path: Path, changes: dict[str, Any], is_run: bool
-) -> None:
-    """Whatever else is there, and whether it is there."""
-    texts = {"featviz": "1", "torch": "2", "model": {}, "options": {}, "layers": []}
-    images = {"images": {"total": 0, "complete": []}, "failures": []}
-    record = {"schema_version": 2, **texts, **images, **changes}
-    (tmp_path / "run.json").write_text(json.dumps(record))
-    assert holds_run(tmp_path) is is_run
-    assert not holds_run(tmp_path / "none")

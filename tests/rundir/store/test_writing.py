@@ -170,12 +170,7 @@ def test_a_taken_place_is_refused(featviz: Run, words: list[object]) -> None:
     nothing is changed."""
     assert featviz(*words, "--out", URL).code == 0
     before = stored()
-    refused(featviz(*words, "--out", URL), 1, f"{URL} holds the same run, 4 images complete")
-    refused(
-        featviz(*words, "--cmap", "viridis", "--out", URL),
-        1,
-        "there --cmap auto, here --cmap viridis",
-    )
+    refused(featviz(*words, "--out", URL), 1, f"{URL} holds a run, 4 images complete")
     other = featviz(*words, "--cmap", "viridis", "--out", URL, "--resume")
     refused(other, 1, f"--resume: {URL} holds another run; there --cmap auto")
     assert stored() == before
