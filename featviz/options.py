@@ -53,7 +53,6 @@ PAD_GREY = 0.4
 (0.5) of a constant map."""
 
 MOST_TOP = 1000
-"""The largest number of exemplars of a channel."""
 
 HPARAMS = "@hparams"
 """An argument of a model: all those that a Lightning checkpoint holds."""
@@ -304,7 +303,6 @@ class ModelOptions(Struct, frozen=True):
     """The model, and how it is loaded."""
 
     spec: str
-    """MODEL, in one of the forms of `models.sources.SOURCES`."""
     arch: Annotated[str | None, _model("Build this architecture, such as resnet50 or net.py:Net, "
         "for a file of weights.\f A LoRA adapter needs it, too.", "MODEL", True)] = None
     weights: Annotated[str | None, _model(
@@ -767,9 +765,7 @@ class Option:
     name: str
     """The keyword in Python; with dashes, the flag and the key in TOML."""
     hint: Any
-    """Its type, as an annotation."""
     kinds: frozenset[Any]
-    """The types that its values have."""
     default: Any
     """`msgspec.NODEFAULT` where it must be given."""
     words: str
@@ -784,7 +780,6 @@ class Option:
     choices: tuple[str, ...] = ()
     read: Callable[[Any], Any] | None = None
     many: bool = False
-    """Whether it may be given several times."""
 
     def value(self, given: Any) -> Any:
         """The value that was given: by a user as text, by a program in its types."""

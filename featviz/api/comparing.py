@@ -35,7 +35,6 @@ class RunDifference(Comparison):
     """How two runs differ; shows itself as a table."""
 
     out: Path | None = None
-    """The folder of the difference maps; None where none was asked for."""
 
     @property
     def document(self) -> dict[str, Any]:

@@ -23,7 +23,6 @@ class LayerTable(Listing):
     """All modules of a model; shows itself as a table."""
 
     out = None
-    """It has no files."""
 
     @property
     def document(self) -> dict[str, Any]:
@@ -50,7 +49,6 @@ class KernelPicture(showing.OnePicture):
     row: Mapping[str, Any]
     """All that the manifest says of them: layer, type, shape, range, min, max, mean, std, ..."""
     layer: str
-    """Qualified name of the layer."""
 
     @property
     def image(self) -> Image.Image:
@@ -70,7 +68,6 @@ class KernelPictures(showing.FolderResult):
     """The kernels of a model's layers."""
 
     skipped: tuple[Skip, ...]
-    """Layers whose kernels could not be drawn, each with the reason."""
 
     @property
     def captures(self) -> tuple[KernelPicture, ...]:

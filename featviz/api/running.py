@@ -116,7 +116,6 @@ class RunImage(ImageResult):
 
     pictures: int = 0
     root: Path | Url = field(default=Path(), repr=False)
-    """The run directory, or its URL."""
     room: Room | None = field(default=None, repr=False)
 
     @classmethod
@@ -186,7 +185,6 @@ class Run(RunResult):
     """The feature maps of images."""
 
     images: tuple[RunImage, ...] = ()
-    """In the order of the run."""
     room: Room | None = None
 
     @property

@@ -23,9 +23,7 @@ SMALL, LARGE, PAGE = 240, 960, 1800
 """The longest side, in pixels, of a picture in a gallery, of one that stands alone, and of one with
 letters on it."""
 MOST = 24
-"""Pictures of a gallery."""
 MOST_ROWS = 60
-"""Rows of a table."""
 MOST_BYTES = 3 * 2**20
 """What all pictures of one page may take as text."""
 
@@ -35,7 +33,6 @@ class ShownPicture:
     """A picture with words below it."""
 
     address: str | None
-    """A data URI; None where there is no picture."""
     words: str
     size: tuple[int, int]
     """Width and height, in pixels, at which it is shown."""
@@ -123,10 +120,8 @@ class FolderResult:
     """A result whose files lie in a folder."""
 
     document: Mapping[str, Any]
-    """What `--json` prints."""
     folder: Path
     room: Room | None
-    """Holds the folder where it is a temporary one."""
 
     @property
     def out(self) -> Path | None:

@@ -136,7 +136,6 @@ class ClassMaps:
     """The class activation maps of images; `image` and `tensor` are those of the first map."""
 
     images: tuple[ImageCam, ...]
-    """What became of each image."""
 
     @property
     def maps(self) -> tuple[ClassMap, ...]:
@@ -221,9 +220,7 @@ class AuditTable(showing.FolderResult):
     """What the channels of a model do for images; shows itself as a table."""
 
     verdicts: tuple[Verdict, ...]
-    """Of each gate, whether it held."""
     exit_code: int
-    """That of `featviz audit`."""
 
     @cached_property
     def suspects(self) -> dict[str, Image.Image]:
@@ -265,7 +262,6 @@ class ExemplarSheets(showing.FolderResult):
     """The tensors that were looked at; each has `channels`, and they `exemplars`."""
     table: TextTable
     exit_code: int
-    """That of `featviz exemplars`."""
 
     def sheet(self, layer: ExemplarLayer) -> Image.Image:
         """The picture of a layer: a row for each channel, the best image first."""

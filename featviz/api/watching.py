@@ -186,7 +186,6 @@ class Watcher:
         self.number = _whole("start", start, 0)
         """The folder, the steps between two drawings, and the optimizer steps so far."""
         self.steps: list[int] = []
-        """Those that were written."""
         self._stack, self._replaced, self._numbered = ExitStack(), overwrite, True
         self._pending = False
         self._writer: StepWriter | None = None

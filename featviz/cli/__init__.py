@@ -40,7 +40,6 @@ COMMANDS = {
     "verify": "Check that every file of a run is as it was written.",
     "identify": "Say what a file of weights is run as.",
 }
-"""Each command and its line in --help."""
 
 _FILES = {
     "look": "look cam",
@@ -56,7 +55,6 @@ CLOSED_PIPE = 128 + 13
 """What shells give for a program that SIGPIPE has ended."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""What an error of a full disk is."""
 
 _ASKS = {"-h", "--help", "--help-all", "-V", "--version"}
 """Options that are answered from anywhere."""

@@ -56,7 +56,6 @@ _EXAMPLES = {
     "new": "after",
     "file": "weights.pth",
 }
-"""For each argument, a value that an example shows."""
 
 _RUN_FOLDER = "a folder that `featviz run` wrote"
 _NEEDED = {

@@ -53,9 +53,7 @@ class Given:
     """What a command line gave."""
 
     values: dict[str, Any]
-    """The values of options and arguments by name, read and checked."""
     source: Any = None
-    """The model as a ModelOptions, for a command that takes MODEL."""
     images: Sequence[str] = ()
 
     def __getitem__(self, name: str) -> Any:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NAMED = 5
-"""Files that nothing lists which a warning names."""
 
 
 @command(

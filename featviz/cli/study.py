@@ -17,7 +17,6 @@ from featviz.text import counted, listed
 log = logging.getLogger(__name__)
 
 _NAMED = 3
-"""Layers that a warning names; exemplars.json has them all."""
 
 _DEFINITIONS = "\n".join(
     textwrap.fill(finding.definition, 78, initial_indent=f"{name:<11}", subsequent_indent=" " * 11)

@@ -17,10 +17,8 @@ from featviz.errors import FileError
 from featviz.text import quoted
 
 SMALL = 16 * 2**20
-"""Bytes of a JSON or TOML file that is read unless the caller says otherwise."""
 
 DEEPEST = 100
-"""Levels of lists and objects inside one another that a JSON document may have."""
 
 _BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[\[{\]}]', re.DOTALL)
 """Strings, also one that does not end, and the brackets between them."""

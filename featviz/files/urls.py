@@ -23,7 +23,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 WEB = ("http", "https")
-"""Protocols of web servers, whose folders are pages."""
 PAUSES = (0.5, 1.0, 2.0)
 """Seconds before the second, third and fourth time that something is asked for."""
 _PATIENCE, _SILENCE, _CONNECT = 120.0, 30.0, 10.0
