@@ -89,16 +89,6 @@ def page(*links: str) -> Answer:
     return lambda visit: visit.send(b"<html>" + body, Content_Type="text/html")
 
 
-def at_first(times: int, fault: Answer) -> Answer:
-    """A fault so many times, then the file."""
-
-    def answer(visit: Visit) -> None:
-        path = visit.path.partition("?")[0]
-        (fault if visit.server.seen[path] <= times else file_of)(visit)
-
-    return answer
-
-
 def unavailable(visit: Visit) -> None:
     """503."""
     visit.send(b"later", 503)
@@ -109,25 +99,12 @@ def truncated(visit: Visit) -> None:
     visit.send(b"\x89PNG" * 10, length=400)
 
 
-def silent(visit: Visit) -> None:
-    """No answer for as long as the test lasts."""
-    visit.server.over.wait()
-
-
 def endless(visit: Visit) -> None:
     """A body without an end, of which the length says nothing."""
     visit.send_response(200)
     visit.end_headers()
     while not visit.server.over.is_set():
         visit.wfile.write(b"\0" * 65536)
-
-
-def dripping(visit: Visit) -> None:
-    """A byte now and then, without an end."""
-    visit.send_response(200)
-    visit.end_headers()
-    while not visit.server.over.wait(0.02):
-        visit.wfile.write(b"\0")
 
 
 def redirected(to: str) -> Answer:
