@@ -825,7 +825,7 @@ def _taken_apart(hint: Any) -> tuple[list[Meta], set[Any]]:
         return [*metas, *hint.__metadata__], kinds
     if origin is Literal:
         return [], {str}
-    if origin in (tuple, abc.Mapping) or not get_args(hint):
+    if origin in (tuple, abc.Mapping, abc.Callable) or not get_args(hint):
         return [], {origin or hint}
     parts = [_taken_apart(part) for part in get_args(hint)]
     return [meta for metas, _ in parts for meta in metas], {k for _, kinds in parts for k in kinds}
