@@ -537,17 +537,6 @@ class RunOptions(Struct, frozen=True):
     passes: PassOptions = PassOptions()
 
 
-class PageOptions(Struct, frozen=True):
-    """Which maps the page of `look` shows, and how."""
-
-    maps: Annotated[Count, _option("Show N maps of each layer.", group=LAYERS, first=True)] = 8
-    pick: Annotated[Literal["deviation", "value"], _option(
-        "Show the maps whose values vary most from place to place, or those of highest mean.",
-        group=LAYERS, first=True)] = "deviation"
-    cmap: Annotated[
-        str, _draw("Colour maps with grey, or a colormap of matplotlib.", "CMAP", True)] = "viridis"
-
-
 class LookOptions(Struct, frozen=True):
     """All options of `look` beside the model and the image."""
 
@@ -557,22 +546,13 @@ class LookOptions(Struct, frozen=True):
         "earlier picture of look.", usual="look-MODEL-IMAGE.png")] = None
     overwrite: Annotated[bool, _replace("Replace any file in --out.")] = False
     nul_separated: Annotated[bool, _nul] = False
-    page: PageOptions = PageOptions()
+    maps: Annotated[Count, _option("Show N maps of each layer.", group=LAYERS, first=True)] = 8
+    pick: Annotated[Literal["deviation", "value"], _option(
+        "Show the maps whose values vary most from place to place, or those of highest mean.",
+        group=LAYERS, first=True)] = "deviation"
+    cmap: Annotated[
+        str, _draw("Colour maps with grey, or a colormap of matplotlib.", "CMAP", True)] = "viridis"
     inputs: InputOptions = InputOptions()
-
-
-class ClassMapOptions(Struct, frozen=True):
-    """Which class activation maps `cam` makes, and how they look."""
-
-    target: Annotated[Target | None, _grad(
-        f"Show the evidence for this class, such as class:281 or class:tabby.\f Or for {_targets}",
-        first=True, usual="the predicted class")] = None
-    method: Annotated[str, _grad("Make the map in this way; xgradcam and gradxact also show what "
-        "speaks against the target.", first=True, choices=tuple(CLASS_MAPS))] = "gradcam"
-    overlay: Annotated[Share, _draw(_overlay, "ALPHA")] = 0.5
-    cmap: Annotated[str, _draw("Colour maps with auto (turbo; coolwarm for maps with a sign), "
-        "grey, or a colormap of matplotlib.", "CMAP")] = "auto"
-    tensor_layout: Annotated[Texts, _layout] = ()
 
 
 class CamOptions(Struct, frozen=True):
@@ -584,7 +564,15 @@ class CamOptions(Struct, frozen=True):
     """In Python, None writes nothing."""
     overwrite: Annotated[bool, _replace("Replace any file in --out.")] = False
     nul_separated: Annotated[bool, _nul] = False
-    maps: ClassMapOptions = ClassMapOptions()
+    target: Annotated[Target | None, _grad(
+        f"Show the evidence for this class, such as class:281 or class:tabby.\f Or for {_targets}",
+        first=True, usual="the predicted class")] = None
+    method: Annotated[str, _grad("Make the map in this way; xgradcam and gradxact also show what "
+        "speaks against the target.", first=True, choices=tuple(CLASS_MAPS))] = "gradcam"
+    overlay: Annotated[Share, _draw(_overlay, "ALPHA")] = 0.5
+    cmap: Annotated[str, _draw("Colour maps with auto (turbo; coolwarm for maps with a sign), "
+        "grey, or a colormap of matplotlib.", "CMAP")] = "auto"
+    tensor_layout: Annotated[Texts, _layout] = ()
     inputs: InputOptions = InputOptions()
 
 
@@ -652,9 +640,10 @@ class AuditOptions(Struct, frozen=True):
         "JSON file: {layer: [channels]}.", first=True)] = None
 
 
-class ExemplarChoice(Struct, frozen=True):
-    """How the images that excite a channel most are chosen."""
+class ExemplarOptions(Struct, frozen=True):
+    """The options of `exemplars` beside the model and the images."""
 
+    layers: Annotated[Selectors | None, _layers(usual="one layer for each stage")] = None
     top: Annotated[Annotated[int, Meta(ge=1, le=MOST_TOP)], _draw(
         "Show N images of each channel.", first=True)] = 9
     pick: Annotated[Literal["max", "mean"], _draw("Rank images by the largest value, or by the "
@@ -662,13 +651,6 @@ class ExemplarChoice(Struct, frozen=True):
         "mean the whole image.", first=True)] = "max"
     per_class: Annotated[bool, _draw("Choose the images of each class apart; the class of an "
         "image is the name of its folder.", first=True)] = False
-
-
-class ExemplarOptions(Struct, frozen=True):
-    """The options of `exemplars` beside the model and the images."""
-
-    layers: Annotated[Selectors | None, _layers(usual="one layer for each stage")] = None
-    choice: ExemplarChoice = ExemplarChoice()
     inputs: InputOptions = InputOptions()
     batch_size: Annotated[Count, _batch] = 1
     out: Annotated[AnyPath, _out("Write the pictures and exemplars.json into this folder.")] = (

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from featviz.api import showing
 from featviz.api.keywords import keywords_of
@@ -48,19 +46,6 @@ class RunDifference(Comparison):
         return showing.render(table=diff_table(self))
 
 
-@dataclass(frozen=True, repr=False)
-class ReportPages(ReportResult):
-    """A report that was written; shows itself as a link."""
-
-    def __repr__(self) -> str:
-        return f"<ReportPages: {self.page}>"
-
-    def _repr_html_(self) -> str:
-        lines = [f"{name} is incomplete: {reason}" for name, reason in self.incomplete.items()]
-        way = Path(os.path.relpath(self.page)).as_posix()
-        return showing.render(lines=lines, link=quote(os.fsencode(way)))
-
-
 @keywords_of(DiffThresholds, DiffFiles)
 def diff(base: str | Path | Run, new: str | Path | Run, **options: Any) -> RunDifference:
     """Compare two runs, layer by layer.
@@ -93,7 +78,7 @@ def diff(base: str | Path | Run, new: str | Path | Run, **options: Any) -> RunDi
 
 
 @keywords_of(ReportOptions)
-def report(run: str | Path | Run, out: str | Path | None = None, **options: Any) -> ReportPages:
+def report(run: str | Path | Run, out: str | Path | None = None, **options: Any) -> ReportResult:
     """Write an HTML report of a run: the network as a picture, its images, layers and channels; or
     one page of an audit or of kernels.
 
@@ -129,7 +114,7 @@ def report(run: str | Path | Run, out: str | Path | None = None, **options: Any)
             "give the run an out, or the report out='maps.html', single_file=True",
         )
     given = {**options, "out": out, "compare": None if other is None else _root(other)}
-    return ReportPages(**vars(build_report(_root(run), read(ReportOptions, given), compare_runs)))
+    return build_report(_root(run), read(ReportOptions, given), compare_runs)
 
 
 def _root(run: Any) -> Path | Url:

@@ -78,7 +78,7 @@ class KernelPictures(showing.FolderResult):
         return f"<KernelPictures of {counted(len(self.captures), 'layer')}>"
 
     def _repr_html_(self) -> str:
-        return showing.gallery(self.captures, ".captures")
+        return showing.gallery([one._figure() for one in self.captures], ".captures")
 
 
 @keywords_of(ListOptions, ModelOptions)

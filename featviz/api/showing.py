@@ -73,7 +73,6 @@ def render(
     figures: Sequence[ShownPicture] = (),
     lines: Sequence[str] = (),
     table: TextTable | None = None,
-    link: str | None = None,
 ) -> str:
     """HTML for a notebook; what would make it too large is left out, and counted."""
     kept, room = [], MOST_BYTES
@@ -87,7 +86,7 @@ def render(
     if table is not None and (more := len(table.rows) - MOST_ROWS) > 0:
         footer = (f"{more} more rows", *table.footer)
         table = table._replace(rows=table.rows[:MOST_ROWS], footer=footer)
-    return render_notebook({"figures": kept, "lines": words, "table": table, "link": link})
+    return render_notebook({"figures": kept, "lines": words, "table": table})
 
 
 class OnePicture:
@@ -109,10 +108,10 @@ class OnePicture:
         return figure(lambda: self.image, self._words, side)
 
 
-def gallery(pictures: Sequence[OnePicture], where: str, *lines: str) -> str:
+def gallery(figures: Sequence[ShownPicture], where: str, *lines: str) -> str:
     """The first pictures of a result, and how many more there are."""
-    more = [f"{len(pictures) - MOST} more in {where}"] if len(pictures) > MOST else []
-    return render([one._figure() for one in pictures[:MOST]], [*lines, *more])
+    more = [f"{len(figures) - MOST} more in {where}"] if len(figures) > MOST else []
+    return render(figures[:MOST], [*lines, *more])
 
 
 @dataclass(frozen=True, repr=False, eq=False)

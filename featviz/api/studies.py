@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from featviz.inspection.look import look as look_at
 from featviz.options import AuditOptions, CamOptions, ExemplarOptions, LookOptions, ModelOptions
 from featviz.records import REDUCTIONS, TextTable, Verdict
 from featviz.rundir.studies import ExemplarChannel, ExemplarLayer
-from featviz.text import by, counted
+from featviz.text import counted
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -93,54 +92,15 @@ def look(
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class ClassMap(showing.OnePicture):
-    """The class activation map of one call of a layer, for one image."""
-
-    of: ImageCam
-    """Of the image: its name `image`, `method`, `target`, `prediction`, and the file `path` of the
-    picture with all of its maps, where `out` was given."""
-    at: LayerCam
-    """Of the layer: its `site`, and the `limits` that are drawn darkest and brightest."""
-
-    @property
-    def layer(self) -> str:
-        """Qualified name of the layer; empty for the model itself."""
-        return self.at.site.layer.name
-
-    @property
-    def score(self) -> float | None:
-        """The value of the target."""
-        return self.of.outcome.target
-
-    @property
-    def image(self) -> Image.Image:
-        """The map over what the model saw: RGB, in the size of the input."""
-        return Image.fromarray(self.at.picture)
-
-    @property
-    def tensor(self) -> Tensor:
-        """The map's values, float32 [H, W] in the resolution of the layer; [T, H, W] of a clip."""
-        return torch.from_numpy(self.at.values.copy())
-
-    @property
-    def _words(self) -> str:
-        return f"{self.of.words} at {self.at.name}, {by(self.at.values.shape)}"
-
-    def __repr__(self) -> str:
-        evidence = f"{REDUCTIONS[self.of.method].words} for {self.of.target}"
-        return f"<ClassMap of {self.at.name}, {by(self.at.values.shape)}: {evidence}>"
-
-
-@dataclass(frozen=True, repr=False, eq=False)
 class ClassMaps:
     """The class activation maps of images; `image` and `tensor` are those of the first map."""
 
     images: tuple[ImageCam, ...]
 
     @property
-    def maps(self) -> tuple[ClassMap, ...]:
+    def maps(self) -> tuple[LayerCam, ...]:
         """Every map: image by image, in the order in which the layers ran."""
-        return tuple(ClassMap(one, at) for one in self.images for at in one.maps)
+        return tuple(one for image in self.images for one in image.maps)
 
     @property
     def failures(self) -> dict[str, str]:
@@ -164,7 +124,12 @@ class ClassMaps:
 
     def _repr_html_(self) -> str:
         failed = [f"{name} failed: {reason}" for name, reason in self.failures.items()]
-        return showing.gallery(self.maps, ".maps", repr(self).strip("<>"), *failed)
+        figures = [
+            showing.figure(partial(getattr, at, "image"), f"{one.words} at {at.name}")
+            for one in self.images
+            for at in one.maps
+        ]
+        return showing.gallery(figures, ".maps", repr(self).strip("<>"), *failed)
 
 
 @keywords_of(CamOptions, ModelOptions)
@@ -190,7 +155,9 @@ def cam(
         options: those below; without `out` nothing is written.
 
     Returns:
-        The maps, with `image` and `tensor` of the first of them.
+        A record with `maps`, each with `layer`, `image`, `tensor` and `limits`, the values drawn
+        darkest and brightest; `images`, each with its `maps`, `prediction`, `target` and `path`;
+        and `image` and `tensor` of the first map.
 
     Raises:
         FeatvizError: nothing could be begun, or each of the images failed, the first of them in
@@ -203,8 +170,8 @@ def cam(
         >>> maps = featviz.cam(net, torch.rand(3, 16, 16), "class:1", "gradxact", size=16)
         >>> maps
         <ClassMaps, gradient × activation of 1 image: 1 map>
-        >>> maps.maps[0]
-        <ClassMap of 1, 14×14: gradient × activation for class 1>
+        >>> maps.images[0].words
+        'image-0.png; gradient × activation for class 1'
         >>> maps.image.size, maps.tensor.shape
         ((16, 16), torch.Size([14, 14]))
     """

@@ -89,9 +89,9 @@ def find_exemplars(
                 f"none of the {len(layers)} selected layers gives a tensor with channels",
                 listed(reasons, 3, "; "),
             )
-        choice, study = options.choice, Study(loaded, samples, options, progress)
-        classes = [class_of(sample) if choice.per_class else None for sample in samples]
-        collector = ExemplarCollector(loaded, plan, classes, choice.pick, choice.top)
+        study = Study(loaded, samples, options, progress)
+        classes = [class_of(sample) if options.per_class else None for sample in samples]
+        collector = ExemplarCollector(loaded, plan, classes, options.pick, options.top)
         module = loaded.module
         with in_eval_mode(module), hooked(module, layers, collector.take) as recorder:
             collector.recorder = recorder
@@ -116,7 +116,7 @@ def _write(
     found: ExemplarCollector,
     blank: Sequence[Tensor],
 ) -> ExemplarRecord:
-    targets, choice = list(plan.targets.values()), options.choice
+    targets = list(plan.targets.values())
     fields = ReceptiveFields(study.model, targets, blank)
     kept = {tuple(blank[0].shape): fields}
     cutter = Cutter(study.model, study.samples, options.inputs, targets, kept)
@@ -130,7 +130,7 @@ def _write(
             row = ExemplarLayer(*place, name, shape, layout, view, "", channels)
             row = replace(row, sheet=sheet_path(row, number))
             top = found.tops[site, name]
-            rows.append(cutter.draw(target, top, row, choice.pick, len(study.seen), folder))
+            rows.append(cutter.draw(target, top, row, options.pick, len(study.seen), folder))
     skipped = {**plan.skipped, **found.skipped}
     failures = [FailedImage(*failure) for failure in study.failures]
     record = ExemplarRecord(
@@ -138,9 +138,9 @@ def _write(
         **study.about,
         options={
             "layers": options.layers,
-            "top": choice.top,
-            "by": choice.pick,
-            "per_class": choice.per_class,
+            "top": options.top,
+            "by": options.pick,
+            "per_class": options.per_class,
             **structs.asdict(options.inputs),
         },
         images=ImagesSeen(len(study.samples), len(study.seen), failures),

@@ -147,7 +147,6 @@ def test_report_of_a_run(ran: Path, tiny: nn.Module, picture: Path, tmp_path: Pa
     """In its directory, or in one file; a temporary run would leave a page without pictures."""
     written = fv.report(ran)
     assert written.page == ran / "report" / "index.html" and written.page.is_file()
-    assert "index.html</a>" in written._repr_html_()
     passing = fv.run(tiny, picture, "Conv2d", **AS_IT_IS)
     for options in ({}, {"out": tmp_path / "folder"}, {"single_file": True}):
         with pytest.raises(UsageError, match="the pictures of a run without out"):
