@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ class KernelPictures(showing.FolderResult):
         return f"<KernelPictures of {counted(len(self.captures), 'layer')}>"
 
     def _repr_html_(self) -> str:
-        return showing.gallery([one._figure() for one in self.captures], ".captures")
+        pictures = [(partial(getattr, one, "image"), one._words) for one in self.captures]
+        return showing.gallery(pictures, ".captures")
 
 
 @keywords_of(ListOptions, ModelOptions)

@@ -108,10 +108,12 @@ class OnePicture:
         return figure(lambda: self.image, self._words, side)
 
 
-def gallery(figures: Sequence[ShownPicture], where: str, *lines: str) -> str:
-    """The first pictures of a result, and how many more there are."""
-    more = [f"{len(figures) - MOST} more in {where}"] if len(figures) > MOST else []
-    return render(figures[:MOST], [*lines, *more])
+def gallery(
+    pictures: Sequence[tuple[Callable[[], Image.Image], str]], where: str, *lines: str
+) -> str:
+    """The first pictures of a result, each with its words, and how many more there are."""
+    more = [f"{len(pictures) - MOST} more in {where}"] if len(pictures) > MOST else []
+    return render([figure(*one) for one in pictures[:MOST]], [*lines, *more])
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -124,12 +124,12 @@ class ClassMaps:
 
     def _repr_html_(self) -> str:
         failed = [f"{name} failed: {reason}" for name, reason in self.failures.items()]
-        figures = [
-            showing.figure(partial(getattr, at, "image"), f"{one.words} at {at.name}")
+        pictures = [
+            (partial(getattr, at, "image"), f"{one.words} at {at.name}")
             for one in self.images
             for at in one.maps
         ]
-        return showing.gallery(figures, ".maps", repr(self).strip("<>"), *failed)
+        return showing.gallery(pictures, ".maps", repr(self).strip("<>"), *failed)
 
 
 @keywords_of(CamOptions, ModelOptions)

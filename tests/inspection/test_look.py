@@ -93,14 +93,7 @@ def test_the_order_is_numpys(see: Callable[..., LookResult], by: Any, numpys: An
     """The largest deviation or mean comes first."""
     maps = noise(1, 12, 8, 8) * np.arange(12, 0, -1)[:, None, None] ** (0.5 if by == "value" else 1)
     maps = maps[:, np.random.default_rng(1).permutation(12)].astype(np.float32)
-    result = see(
-        fixed(torch.from_numpy(maps)),
-        noise(1, 8, 8),
-        layers="Fixed",
-        maps=5,
-        pick=by,
-        cmap="viridis",
-    )
+    result = see(fixed(torch.from_numpy(maps)), noise(1, 8, 8), layers="Fixed", maps=5, pick=by)
     expected = np.argsort(-numpys(maps[0].reshape(12, -1), axis=1), kind="stable")[:5]
     assert list(result.layers[0].channels) == expected.tolist()
     low, high = np.array(result.layers[0].ranges).T
