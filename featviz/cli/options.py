@@ -203,7 +203,6 @@ def _given(
     if not model or ("images" in values and not images):
         raise mistakes.missing("images" if model else "model", ctx)
     source = Given(values).record(ModelOptions, spec=model)
-    mistakes.refuse_class_alone(model, source.arch or "")
     check_words(source)
     check_arguments(images)
     given = Given(values, source, images)
