@@ -32,7 +32,7 @@ _COLUMNS = np.dtype([(name, np.float32) for name in STAT_COLUMNS])
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class FeatureMaps(showing.OnePicture):
+class FeatureMaps:
     """A drawn tensor of a layer, for one image.
 
     What the manifest says of it are attributes: `layer` (the qualified name, empty for the model
@@ -88,26 +88,16 @@ class FeatureMaps(showing.OnePicture):
         table: np.ndarray = values.view(_COLUMNS)[:, 0]
         return table
 
-    @property
-    def _words(self) -> str:
-        return f"{self.row.label} ({self.type}) {self.row.place.stem}, {by(self.shape)}"
+    def _figure(self, side: int) -> showing.Figure:
+        words = f"{self.row.label} ({self.type}) {self.row.place.stem}, {by(self.shape)}"
+        return showing.figure(lambda: self.image, words, side)
+
+    def _repr_html_(self) -> str:
+        return showing.render([self._figure(showing.LARGE)])
 
     def __repr__(self) -> str:
         what, maps = f"{self.row.label} ({self.type}) {self.row.place.stem}", self.row.maps
         return f"<FeatureMaps of {what}: {counted(maps, 'map')}, {by(self.shape)}>"
-
-
-class Captures(tuple[FeatureMaps, ...]):
-    """Feature maps in the order in which the model came to them; where there are too few because an
-    image failed, an index says so."""
-
-    error: StoreError | None = None
-
-    def __getitem__(self, index: Any) -> Any:
-        try:
-            return super().__getitem__(index)
-        except IndexError:
-            raise (self.error or IndexError(f"there are {len(self)} captures")) from None
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -132,8 +122,8 @@ class RunImage(ImageResult):
     @cached_property
     def read(self) -> ReadImage:
         """The image as the run directory has it; StoreError if it failed, or a file is broken."""
-        if (failure := _failure(self)) is not None:
-            raise failure
+        if self.error is not None:
+            raise StoreError(f"{self.name} failed: {self.error}", self.hint)
         if not isinstance(self.root, Url):
             return read_image(self.root, self.folder, hold=True)
         room = Room()
@@ -142,13 +132,10 @@ class RunImage(ImageResult):
         return read_image(room.path, self.folder, hold=True)
 
     @property
-    def captures(self) -> Captures:
+    def captures(self) -> tuple[FeatureMaps, ...]:
         """What was drawn, in the order in which the model came to it; nothing if it failed."""
-        failure = _failure(self)
-        rows = self.read.manifest.captures if failure is None else ()
-        found = Captures(FeatureMaps(self, row) for row in rows)
-        found.error = failure
-        return found
+        rows = self.read.manifest.captures if self.error is None else ()
+        return tuple(FeatureMaps(self, row) for row in rows)
 
     @property
     def input(self) -> Image.Image:
@@ -166,18 +153,12 @@ class RunImage(ImageResult):
             words = f"{self.name} failed: {self.error}"
         return showing.render(self._figures(), [words])
 
-    def _figures(self) -> list[showing.ShownPicture]:
+    def _figures(self) -> list[showing.Figure]:
         if self.error is not None:
             return []
         said = self.prediction[0].words if self.prediction else "input"
         shown = showing.figure(lambda: self.input, f"{self.name}: {said}")
-        return [shown, *(maps._figure() for maps in self.captures[: showing.MOST])]
-
-
-def _failure(image: ImageResult) -> StoreError | None:
-    if image.error is None:
-        return None
-    return StoreError(f"{image.name} failed: {image.error}", image.hint)
+        return [shown, *(maps._figure(showing.SMALL) for maps in self.captures[: showing.MOST])]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -193,11 +174,9 @@ class Run(RunResult):
         return self.root if self.room is None else None
 
     @property
-    def captures(self) -> Captures:
+    def captures(self) -> tuple[FeatureMaps, ...]:
         """What was drawn of all images, one after the other; StoreError if a file is broken."""
-        found = Captures(maps for image in self.images for maps in image.captures)
-        found.error = _failure(self.failures[0]) if self.failures else None
-        return found
+        return tuple(maps for image in self.images for maps in image.captures)
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
@@ -205,7 +184,7 @@ class Run(RunResult):
         return f"<Run of {counted(len(self.images), 'image')}{failed}: {pictures}>"
 
     def _repr_html_(self) -> str:
-        figures: list[showing.ShownPicture] = []
+        figures: list[showing.Figure] = []
         here = isinstance(self.root, Path) and not self.root.is_file()
         for image in self.images if here else ():
             if len(figures) < showing.MOST:

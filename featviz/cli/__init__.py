@@ -42,10 +42,8 @@ COMMANDS = {
 }
 
 _FILES = {
-    "look": "look cam",
     "run": "run",
-    "inspect": "layers kernels identify",
-    "study": "audit exemplars",
+    "inspect": "layers kernels identify look cam audit exemplars",
     "report": "report sheet diff merge verify",
 }
 """The commands of each module, which is imported when one of them is used."""

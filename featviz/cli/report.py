@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featviz.cli import output
-from featviz.cli.options import Given, command, open_flag
-from featviz.cli.values import RUN
+from featviz.cli.options import RUN, Given, command, open_flag
 from featviz.options import (
     DiffFiles,
     DiffThresholds,
