@@ -108,12 +108,6 @@ class RunImage(ImageResult):
     root: Path | Url = field(default=Path(), repr=False)
     room: Room | None = field(default=None, repr=False)
 
-    @classmethod
-    def of(cls, result: ImageResult, root: Path | Url, room: Room | None = None) -> RunImage:
-        """An image of a run that has ended."""
-        fields = {**vars(result), "rows": ()}
-        return cls(**fields, pictures=len(result.rows), root=root, room=room)
-
     @property
     def prediction(self) -> tuple[Guess, ...]:
         """The likeliest classes, where the model is a classifier."""
@@ -248,18 +242,15 @@ def run(
     done: list[RunImage] = []
 
     def keep(image: ImageResult, total: int) -> None:
-        done.append(RunImage.of(image, order.options.out, order.room))
+        fields = {**vars(image), "rows": (), "pictures": len(image.rows)}
+        done.append(RunImage(**fields, root=order.options.out, room=order.room))
 
     result = order.given_to(partial(pipeline.run, progress=keep), images)
     return Run(**{**vars(result), "images": tuple(done)}, room=order.room)
 
 
 def order_run(model: Any, options: Mapping[str, Any], layers: Any, out: Any) -> Order[RunOptions]:
-    """Read the keywords of `run`; `seed` is also that of noise, which a module may have, too.
-
-    Raises:
-        UsageError: a keyword that does not exist, or a bad value.
-    """
+    """Read the keywords of `run`; `seed` is also that of noise, which a module may have, too."""
     given = dict(options)
     seed = declared(ModelOptions)["seed"].value(given.get("seed", 0))
     if isinstance(model, nn.Module) and "noise" in str(given.get("edit")):

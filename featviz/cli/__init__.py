@@ -12,7 +12,6 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from pathlib import Path
 from threading import current_thread
 from threading import enumerate as enumerate_threads
 from typing import Any, NoReturn, cast
@@ -54,7 +53,6 @@ CLOSED_PIPE = 128 + 13
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
-_ASKS = {"-h", "--help", "--help-all", "-V", "--version"}
 """Options that are answered from anywhere."""
 
 
@@ -162,12 +160,6 @@ def guarded(arguments: list[str]) -> int:
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.INFO)  # which -q and -v change
     try:
-        if not _ASKS.intersection(arguments):  # libraries that miss it say so in their own words
-            try:
-                Path.cwd()
-            except FileNotFoundError:
-                where = f"the current folder {os.environ.get('PWD', '')}".strip()
-                return _say(f"{where} has been removed", "cd to another one", 1, None)
         result = group.main(arguments, prog_name="featviz", standalone_mode=False)
         output.flush()
         return result if isinstance(result, int) else 0

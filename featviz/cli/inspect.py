@@ -25,7 +25,7 @@ from featviz.options import (
 )
 from featviz.records import UNLIKE_OUTPUTS
 from featviz.records.findings import FINDINGS
-from featviz.text import counted, listed
+from featviz.text import counted, listed, printable
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def identify(given: Given) -> int:
     if given["json"]:
         output.document(found.as_json())
     else:
-        output.line(found.words)
+        output.text(printable(found.words))
     return 0
 
 

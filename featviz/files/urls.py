@@ -130,12 +130,11 @@ class Url:
             ) from error
 
 
-def refuse_url(place: object, option: str = "") -> None:
-    """Say that an option, whose name may begin the message, takes a path of this machine only."""
+def refuse_url(place: object) -> None:
+    """Say that an option takes a path of this machine only."""
     if isinstance(place, str) and is_url(place):
-        words = f"{option} {quoted(str(Url(place)))} is a URL".strip()
         raise UsageError(
-            f"{words}, and only a path of this machine can stand here",
+            f"{quoted(str(Url(place)))} is a URL, and only a path of this machine can stand here",
             "give a path, and copy between it and the store (`aws s3 cp --recursive`)",
         )
 

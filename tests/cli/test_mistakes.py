@@ -112,7 +112,7 @@ MODELS = [
 IMAGES = [
     ("run model.pth cta.jpg", "no image 'cta.jpg'", "did you mean cat.jpg? featviz run model.pth"),
     ("run model.pth cat", "no image 'cat'", "did you mean cat.jpg? featviz run model.pth"),
-    ("run model.pth photso/a.pgn", "no image 'photso/a.pgn'", "did you mean photos/a.png?"),
+    ("run model.pth photos/a.pgn", "no image 'photos/a.pgn'", "did you mean photos/a.png?"),
     ("run model.pth far/x.jpg", "no image 'far/x.jpg'", "the current folder has no 'far'"),
     ("run model.pth photos/zz.jpg", "photos/zz.jpg", "path: the folder 'photos' has no 'zz.jpg'"),
     ("run model.pth epmty.zip::a.png", "no archive 'epmty.zip'", "did you mean empty.zip::a.png?"),
