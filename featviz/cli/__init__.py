@@ -149,12 +149,8 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-_MEANT = {"version": "--version", "--verison": "--version", "help": "--help"}
-
-
 def guarded(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
-    arguments = [*(_MEANT.get(word, word) for word in arguments[:1]), *arguments[1:]]
     handler, logger = logging.StreamHandler(sys.stderr), logging.getLogger("featviz")
     handler.setFormatter(_Formatter())
     logger.handlers, logger.propagate = [handler], False

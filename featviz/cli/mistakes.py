@@ -113,20 +113,6 @@ def _of_option(
     return _with_command(f"did you mean {meant}?", again)
 
 
-def refuse_spaces(ctx: click.Context, words: Sequence[str]) -> None:
-    """Refuse `--layers Conv2d, ReLU`, where a word that is neither option, MODEL nor IMAGE stands
-    behind the comma at the end of a list."""
-    names = {name: param for param in ctx.command.params for name in param.opts}
-    for option, value, after in zip(words, words[1:], words[2:], strict=False):
-        is_cut = value.endswith(",") and getattr(names.get(option), "is_list", False)
-        is_place = "/" in after or Path(after).exists() or looks_like_model(after)
-        if is_cut and not after.startswith("-") and not is_place:
-            raise UsageError(
-                f"{option} {quoted(value)} {quoted(after)}: a space cuts the list in two",
-                f"write the list without spaces: {option} {value}{after}",
-            )
-
-
 def missing(argument: str, ctx: click.Context) -> UsageError:
     """The error for an argument that is not there, with an example."""
     names = [str(p.name) for p in ctx.command.params if isinstance(p, click.Argument)]

@@ -1,8 +1,13 @@
 """Commands of the command line, and their options: made of the records of `featviz.options`, beside
-the few that only the command line has."""
+the few that only the command line has.
+
+The declaration of an option says in which group of --help it stands and whether a newcomer needs
+it: `--help` of a long command shows the first ones, `--help-all` all.
+"""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import tomllib
@@ -18,7 +23,6 @@ from click.shell_completion import CompletionItem
 from msgspec import NODEFAULT, Struct
 
 from featviz.cli import mistakes
-from featviz.cli.help import ClickOption, Command
 from featviz.drawing.normalize import in_full
 from featviz.errors import FileError, UsageError
 from featviz.files import read_text
@@ -27,7 +31,9 @@ from featviz.files.urls import Url, is_url, refuse_url
 from featviz.models.sources import MODEL_HELP
 from featviz.options import (
     GENERAL,
+    GROUPS,
     LISTS,
+    OPTIONS,
     OUTPUT,
     ModelOptions,
     Option,
@@ -37,6 +43,112 @@ from featviz.options import (
 from featviz.text import quoted
 
 R = TypeVar("R", bound=Struct)
+
+
+_MOST = 15
+"""Options that a command shows all at once; one that has more is long."""
+
+_WHOLE = "featviz.help_all"
+
+
+class ClickOption(click.Option):
+    """An option with its place in help.
+
+    Args:
+        group: the heading under which it stands, one of GROUPS.
+        first: whether `--help` of a long command shows it.
+        usual: the default in words.
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        group: str = OPTIONS,
+        first: bool = False,
+        usual: str = "",
+        **settings: Any,
+    ) -> None:
+        super().__init__(names, **settings)
+        self.group, self.first, self.usual = group, first, usual
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Its flags, and its help with the default; what stands behind a form feed is for
+        `--help-all`."""
+        record = super().get_help_record(ctx)
+        if record is None:
+            return None
+        brief, _, more = record[1].partition("\f")
+        words = brief + more if shows_all(ctx) else brief
+        return record[0], words + f"  [default: {self.usual}]" * bool(self.usual)
+
+
+def shows_all(ctx: click.Context) -> bool:
+    """Whether help leaves nothing out: that of a short command, and `--help-all`."""
+    return not getattr(ctx.command, "is_long", False) or _WHOLE in ctx.meta
+
+
+class Command(click.Command):
+    """A command whose options stand in groups.
+
+    The part of its help behind a form feed is for `--help-all`.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.is_long = len(self.params) > _MOST
+        if self.is_long:
+            words = "Show all options in groups and exit."
+            flag: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+            self.params.append(
+                ClickOption("--help-all", help=words, group=GENERAL, callback=_show_all, **flag)
+            )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read a command line."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            if not isinstance(error.param, click.Argument):
+                raise
+            raise mistakes.missing(str(error.param.name), ctx) from None
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """What the command does; all that there is to say, where no option is left out."""
+        if not shows_all(ctx):
+            super().format_help_text(ctx, formatter)
+            return
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(inspect.cleandoc(self.help or "").replace("\f", ""))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The groups of options, or of a long command the first options."""
+        options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
+        sections = {"First options": [p for p in options if getattr(p, "first", False)]}
+        if shows_all(ctx):  # click's own options, such as --help, are general
+            groups = [(p, getattr(p, "group", GENERAL)) for p in options]
+            sections = {title: [p for p, group in groups if group == title] for title in GROUPS}
+        for title, own in sections.items():
+            if own:
+                with formatter.section(title):
+                    formatter.write_dl([r for p in own if (r := p.get_help_record(ctx))])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Where the rest is."""
+        if shows_all(ctx):
+            return
+        count = sum(isinstance(p, click.Option) for p in self.get_params(ctx))
+        behind = (self.help or "").partition("\f")[2]
+        more = ", and more examples" if "xamples:" in behind else ""
+        formatter.write_paragraph()
+        formatter.write_text(f"`{ctx.command_path} --help-all` shows all {count} options{more}.")
+
+
+def _show_all(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+    if given and not ctx.resilient_parsing:
+        ctx.meta[_WHOLE] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
 
 
 class PathType(click.Path):
@@ -230,10 +342,12 @@ def click_option(option: Option) -> ClickOption:
     if isinstance(usual, (str, int, float, Path)) and not isinstance(usual, bool):
         settings["usual"] = str(usual)
     if bool not in option.kinds:
-        is_list = option.read in LISTS
         metavar = option.metavar or f"[{'|'.join(option.choices)}]" * bool(option.choices) or None
-        settings |= {"type": str, "multiple": option.many or is_list, "metavar": metavar}
-        settings["is_list"] = is_list
+        settings |= {
+            "type": str,
+            "multiple": option.many or option.read in LISTS,
+            "metavar": metavar,
+        }
         settings |= {"shell_complete": _offered(option), "required": option.default is NODEFAULT}
     elif option.default is not False:
         flags[-1] += f"/--no-{option.name}"

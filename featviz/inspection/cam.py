@@ -30,14 +30,12 @@ from featviz.inspection.look import check_files
 from featviz.layout import Maps
 from featviz.models.load import LoadedModel
 from featviz.options import CamOptions, DrawOptions, ModelOptions, PassOptions, RunOptions
-from featviz.records import FORMATS, REDUCTIONS, Bytes, Floats, Guess, Outcome, Sample, Site, Skip
+from featviz.records import REDUCTIONS, SUFFIXES, Bytes, Floats, Guess, Outcome, Sample, Site, Skip
 from featviz.run.prepare import Prepared, find_images, last_map, prepare, read_input
 from featviz.rundir.atomic import atomic, reported
 from featviz.text import listed, printable, quoted, safe_name
 
 log = logging.getLogger(__name__)
-
-_OTHER_PICTURES = {".jpeg", *(f".{name}" for name in FORMATS)} - {".png"}
 
 
 @dataclass(frozen=True)
@@ -174,13 +172,9 @@ def cam(
         yield result
 
 
-def _is_picture(out: Path) -> bool:
-    return out.suffix.lower() == ".png" and not out.is_dir()
-
-
 def _files(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
     """The picture's file of each image: its name without the ending, where no other has it."""
-    if _is_picture(out) or out.suffix.lower() in _OTHER_PICTURES:
+    if out.suffix.lower() in (".jpeg", *SUFFIXES) and not out.is_dir():
         return {sample.name: out for sample in samples}
     flat = {sample.name: sample.name.replace("/", "__") for sample in samples}
     stems = Counter(Path(name).stem for name in flat.values())

@@ -58,16 +58,6 @@ OPTIONS = [
     ("merge photos --ou x", "No such option '--ou'", "did you mean --out? featviz merge photos"),
 ]
 
-LISTS = [
-    (f"{RUN} --layers b1, b2", "--layers b1, b2: a space cuts the list", "spaces: --layers b1,b2"),
-    (
-        "run --layers Conv2d, ReLU, b1 model.pth cat.jpg",
-        "--layers Conv2d, ReLU,: a space cuts the list in two",
-        "write the list without spaces: --layers Conv2d,ReLU",
-    ),
-    (f"{RUN} --mean 0.5, 0.5, 0.5", "a space cuts the list", "--mean 0.5,0.5"),
-]
-
 PLACES = [
     ("layers", "featviz layers needs MODEL", "for example: featviz layers resnet18"),
     ("run model.pth", "featviz run needs IMAGES", "featviz run model.pth photo.jpg"),
@@ -153,7 +143,7 @@ VALUES = [
     ("audit model.pth photos --out s3://b/x", "s3://b/x is a URL", "give a path, and copy"),
 ]
 
-MISTAKES = COMMANDS + OPTIONS + LISTS + PLACES + MODELS + IMAGES + LAYERS + VALUES
+MISTAKES = COMMANDS + OPTIONS + PLACES + MODELS + IMAGES + LAYERS + VALUES
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +204,7 @@ def test_most_mistakes_do_not_wait_for_torch(here: Path) -> None:
     found = zip(lines, apart(lines, here), strict=True)
     waited = [line for line, done in found if "torch" in done.imported]
     assert len(lines) - len(waited) >= 60, waited
-    quick = [*COMMANDS, *OPTIONS, *LISTS, *PLACES, ("look resnet18 nosuch.jpg", "", "")]
+    quick = [*COMMANDS, *OPTIONS, *PLACES, ("look resnet18 nosuch.jpg", "", "")]
     assert {line for line, *_ in quick} & {*waited} == set()
 
 
