@@ -325,8 +325,8 @@ def cam(
         >>> maps = featviz.cam(net, torch.rand(3, 16, 16), "class:1", "gradxact", size=16)
         >>> maps
         <ClassMaps, gradient × activation of 1 image: 1 map>
-        >>> maps.images[0].words
-        'image-0.png; gradient × activation for class 1'
+        >>> maps.maps[0].layer, maps.images[0].target
+        ('1', 'class 1')
         >>> maps.image.size, maps.tensor.shape
         ((16, 16), torch.Size([14, 14]))
     """
