@@ -53,7 +53,6 @@ PAD_GREY = 0.4
 (0.5) of a constant map."""
 
 MOST_TOP = 1000
-"""The largest number of exemplars of a channel."""
 
 HPARAMS = "@hparams"
 """An argument of a model: all those that a Lightning checkpoint holds."""
@@ -304,7 +303,6 @@ class ModelOptions(Struct, frozen=True):
     """The model, and how it is loaded."""
 
     spec: str
-    """MODEL, in one of the forms of `models.sources.SOURCES`."""
     arch: Annotated[str | None, _model("Build this architecture, such as resnet50 or net.py:Net, "
         "for a file of weights.\f A LoRA adapter needs it, too.", "MODEL", True)] = None
     weights: Annotated[str | None, _model(
@@ -539,17 +537,6 @@ class RunOptions(Struct, frozen=True):
     passes: PassOptions = PassOptions()
 
 
-class PageOptions(Struct, frozen=True):
-    """Which maps the page of `look` shows, and how."""
-
-    maps: Annotated[Count, _option("Show N maps of each layer.", group=LAYERS, first=True)] = 8
-    pick: Annotated[Literal["deviation", "value"], _option(
-        "Show the maps whose values vary most from place to place, or those of highest mean.",
-        group=LAYERS, first=True)] = "deviation"
-    cmap: Annotated[
-        str, _draw("Colour maps with grey, or a colormap of matplotlib.", "CMAP", True)] = "viridis"
-
-
 class LookOptions(Struct, frozen=True):
     """All options of `look` beside the model and the image."""
 
@@ -559,22 +546,13 @@ class LookOptions(Struct, frozen=True):
         "earlier picture of look.", usual="look-MODEL-IMAGE.png")] = None
     overwrite: Annotated[bool, _replace("Replace any file in --out.")] = False
     nul_separated: Annotated[bool, _nul] = False
-    page: PageOptions = PageOptions()
+    maps: Annotated[Count, _option("Show N maps of each layer.", group=LAYERS, first=True)] = 8
+    pick: Annotated[Literal["deviation", "value"], _option(
+        "Show the maps whose values vary most from place to place, or those of highest mean.",
+        group=LAYERS, first=True)] = "deviation"
+    cmap: Annotated[
+        str, _draw("Colour maps with grey, or a colormap of matplotlib.", "CMAP", True)] = "viridis"
     inputs: InputOptions = InputOptions()
-
-
-class ClassMapOptions(Struct, frozen=True):
-    """Which class activation maps `cam` makes, and how they look."""
-
-    target: Annotated[Target | None, _grad(
-        f"Show the evidence for this class, such as class:281 or class:tabby.\f Or for {_targets}",
-        first=True, usual="the predicted class")] = None
-    method: Annotated[str, _grad("Make the map in this way; xgradcam and gradxact also show what "
-        "speaks against the target.", first=True, choices=tuple(CLASS_MAPS))] = "gradcam"
-    overlay: Annotated[Share, _draw(_overlay, "ALPHA")] = 0.5
-    cmap: Annotated[str, _draw("Colour maps with auto (turbo; coolwarm for maps with a sign), "
-        "grey, or a colormap of matplotlib.", "CMAP")] = "auto"
-    tensor_layout: Annotated[Texts, _layout] = ()
 
 
 class CamOptions(Struct, frozen=True):
@@ -586,7 +564,15 @@ class CamOptions(Struct, frozen=True):
     """In Python, None writes nothing."""
     overwrite: Annotated[bool, _replace("Replace any file in --out.")] = False
     nul_separated: Annotated[bool, _nul] = False
-    maps: ClassMapOptions = ClassMapOptions()
+    target: Annotated[Target | None, _grad(
+        f"Show the evidence for this class, such as class:281 or class:tabby.\f Or for {_targets}",
+        first=True, usual="the predicted class")] = None
+    method: Annotated[str, _grad("Make the map in this way; xgradcam and gradxact also show what "
+        "speaks against the target.", first=True, choices=tuple(CLASS_MAPS))] = "gradcam"
+    overlay: Annotated[Share, _draw(_overlay, "ALPHA")] = 0.5
+    cmap: Annotated[str, _draw("Colour maps with auto (turbo; coolwarm for maps with a sign), "
+        "grey, or a colormap of matplotlib.", "CMAP")] = "auto"
+    tensor_layout: Annotated[Texts, _layout] = ()
     inputs: InputOptions = InputOptions()
 
 
@@ -654,9 +640,10 @@ class AuditOptions(Struct, frozen=True):
         "JSON file: {layer: [channels]}.", first=True)] = None
 
 
-class ExemplarChoice(Struct, frozen=True):
-    """How the images that excite a channel most are chosen."""
+class ExemplarOptions(Struct, frozen=True):
+    """The options of `exemplars` beside the model and the images."""
 
+    layers: Annotated[Selectors | None, _layers(usual="one layer for each stage")] = None
     top: Annotated[Annotated[int, Meta(ge=1, le=MOST_TOP)], _draw(
         "Show N images of each channel.", first=True)] = 9
     pick: Annotated[Literal["max", "mean"], _draw("Rank images by the largest value, or by the "
@@ -664,13 +651,6 @@ class ExemplarChoice(Struct, frozen=True):
         "mean the whole image.", first=True)] = "max"
     per_class: Annotated[bool, _draw("Choose the images of each class apart; the class of an "
         "image is the name of its folder.", first=True)] = False
-
-
-class ExemplarOptions(Struct, frozen=True):
-    """The options of `exemplars` beside the model and the images."""
-
-    layers: Annotated[Selectors | None, _layers(usual="one layer for each stage")] = None
-    choice: ExemplarChoice = ExemplarChoice()
     inputs: InputOptions = InputOptions()
     batch_size: Annotated[Count, _batch] = 1
     out: Annotated[AnyPath, _out("Write the pictures and exemplars.json into this folder.")] = (
@@ -767,9 +747,7 @@ class Option:
     name: str
     """The keyword in Python; with dashes, the flag and the key in TOML."""
     hint: Any
-    """Its type, as an annotation."""
     kinds: frozenset[Any]
-    """The types that its values have."""
     default: Any
     """`msgspec.NODEFAULT` where it must be given."""
     words: str
@@ -784,7 +762,6 @@ class Option:
     choices: tuple[str, ...] = ()
     read: Callable[[Any], Any] | None = None
     many: bool = False
-    """Whether it may be given several times."""
 
     def value(self, given: Any) -> Any:
         """The value that was given: by a user as text, by a program in its types."""

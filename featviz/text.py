@@ -32,12 +32,7 @@ def printable(words: str) -> str:
 
 
 def printable_json(content: Any, indent: int | None = None) -> str:
-    r"""A JSON document that can be shown: what `printable` escapes, JSON escapes too.
-
-    Example:
-        >>> printable_json(["ä\x9b"])
-        '["ä\\u009b"]'
-    """
+    """A JSON document that can be shown: what `printable` escapes, JSON escapes too."""
     text = json.dumps(content, indent=indent, ensure_ascii=False)
     if text.replace("\n", "").isprintable():
         return text
@@ -69,38 +64,21 @@ def quoted(words: str, longest: int = 160) -> str:
 
 
 def listed(words: Sequence[str], most: int, separator: str = ", ", left: int | None = None) -> str:
-    """The first words, and how many more there are.
-
-    Args:
-        left: how many there are after `most` words, if a word stands for several.
-
-    Example:
-        >>> listed(["conv1", "conv2", "fc"], 2)
-        'conv1, conv2 and 1 more'
-    """
+    """The first words, and how many more there are, which `left` says if a word stands for several:
+    `conv1, conv2 and 1 more`."""
     left = max(0, len(words) - most) if left is None else left
     return separator.join(words[:most]) + (f" and {left} more" if left else "")
 
 
 def cut(words: str, letters: int, mark: str = "…") -> str:
-    """The first and the last of so many letters, with a mark between them; fewer stay as they are.
-
-    Example:
-        >>> cut("layer1.0.conv1", 8)
-        'laye…onv1'
-    """
+    """The first and the last of so many letters, with a mark between them: `laye…onv1`."""
     if len(words) <= letters:
         return words
     return f"{words[: letters // 2]}{mark}{words[len(words) - (letters - letters // 2) :]}"
 
 
 def by(sizes: Iterable[object]) -> str:
-    """Sizes as one speaks of them.
-
-    Example:
-        >>> by([1, 64, 56, 56])
-        '1×64×56×56'
-    """
+    """Sizes as one speaks of them: `1×64×56×56`."""
     return "×".join(map(str, sizes))
 
 
@@ -233,11 +211,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def parse_bytes(text: str) -> int:
-    """Read `500MB`, `2G`, `1.5 GB` or a number of bytes; a unit is a power of 1000.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Read `500MB`, `2G`, `1.5 GB` or a number of bytes; a unit is a power of 1000."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]?)B?", text.strip(), re.I | re.A)
     if match is None:
         raise ValueError(text)

@@ -58,7 +58,7 @@ TORCHLESS = [
     ),
     *(f"featviz.images.{name}" for name in ("decode", "find", "archives", "arrays")),
 ]
-COMMANDS = [f"featviz.cli.{name}" for name in ("run", "look", "inspect", "study", "report")]
+COMMANDS = [f"featviz.cli.{name}" for name in ("run", "inspect", "report")]
 
 
 def _nodes(tree: ast.AST, typing: bool) -> Iterator[ast.AST]:

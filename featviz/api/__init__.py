@@ -1,8 +1,6 @@
 """The public functions, for notebooks and other programs: objects in, objects out."""
 
-from featviz.api.comparing import diff, report
-from featviz.api.model import kernels, layers
-from featviz.api.running import run
-from featviz.api.studies import audit, cam, exemplars, look
+from featviz.api.running import diff, report, run
+from featviz.api.studies import audit, cam, exemplars, kernels, layers, look
 from featviz.api.tensors import capture, grid
 from featviz.api.watching import Watcher

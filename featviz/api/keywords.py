@@ -41,9 +41,7 @@ Model: TypeAlias = str | Path | nn.Module
 """A MODEL string (`"resnet18"`, a file, `"file.py:factory"`), or a module, which is given back as
 it was."""
 Layers: TypeAlias = str | type[nn.Module] | Sequence[str | type[nn.Module]]
-"""Selectors as text, classes of modules, or a list of these."""
 Picture: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
-"""A path, or an image in memory."""
 Pictures: TypeAlias = Picture | list[Picture] | tuple[Picture, ...]
 
 F = TypeVar("F", bound=Callable[..., Any])

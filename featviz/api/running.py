@@ -1,4 +1,5 @@
-"""`featviz.run`: the feature maps of images, read from the run when they are asked for."""
+"""`featviz.run`: the feature maps of images, read from the run when they are asked for; `diff` and
+`report` of runs that are there."""
 
 from __future__ import annotations
 
@@ -16,11 +17,27 @@ from torch import Tensor, nn
 
 from featviz.api import showing
 from featviz.api.keywords import Layers, Model, Order, Pictures, Room, keywords_of, ordered
+from featviz.diff import compare_runs, maps_folder
+from featviz.diff import diff as diff_runs
+from featviz.diff.output import as_json, diff_table
 from featviz.errors import StoreError, UsageError
-from featviz.files.urls import Url
+from featviz.files.urls import Url, is_url
 from featviz.gradients.options import for_drawing
-from featviz.options import ModelOptions, RunOptions, declared
-from featviz.records import STAT_COLUMNS, Floats, Guess, ImageResult, RunResult
+from featviz.options import (
+    DiffFiles,
+    DiffThresholds,
+    ModelOptions,
+    ReportOptions,
+    RunOptions,
+    declared,
+    every_option,
+    no_option,
+    read,
+    read_from,
+)
+from featviz.records import STAT_COLUMNS, Comparison, Floats, Guess, ImageResult, RunResult
+from featviz.report import ReportResult, build_report
+from featviz.report.compare import render
 from featviz.run import run as pipeline
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage, read_image
@@ -32,7 +49,7 @@ _COLUMNS = np.dtype([(name, np.float32) for name in STAT_COLUMNS])
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class FeatureMaps(showing.OnePicture):
+class FeatureMaps:
     """A drawn tensor of a layer, for one image.
 
     What the manifest says of it are attributes: `layer` (the qualified name, empty for the model
@@ -88,26 +105,16 @@ class FeatureMaps(showing.OnePicture):
         table: np.ndarray = values.view(_COLUMNS)[:, 0]
         return table
 
-    @property
-    def _words(self) -> str:
-        return f"{self.row.label} ({self.type}) {self.row.place.stem}, {by(self.shape)}"
+    def _figure(self, side: int) -> showing.Figure:
+        words = f"{self.row.label} ({self.type}) {self.row.place.stem}, {by(self.shape)}"
+        return showing.figure(lambda: self.image, words, side)
+
+    def _repr_html_(self) -> str:
+        return showing.render([self._figure(showing.LARGE)])
 
     def __repr__(self) -> str:
         what, maps = f"{self.row.label} ({self.type}) {self.row.place.stem}", self.row.maps
         return f"<FeatureMaps of {what}: {counted(maps, 'map')}, {by(self.shape)}>"
-
-
-class Captures(tuple[FeatureMaps, ...]):
-    """Feature maps in the order in which the model came to them; where there are too few because an
-    image failed, an index says so."""
-
-    error: StoreError | None = None
-
-    def __getitem__(self, index: Any) -> Any:
-        try:
-            return super().__getitem__(index)
-        except IndexError:
-            raise (self.error or IndexError(f"there are {len(self)} captures")) from None
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -116,14 +123,7 @@ class RunImage(ImageResult):
 
     pictures: int = 0
     root: Path | Url = field(default=Path(), repr=False)
-    """The run directory, or its URL."""
     room: Room | None = field(default=None, repr=False)
-
-    @classmethod
-    def of(cls, result: ImageResult, root: Path | Url, room: Room | None = None) -> RunImage:
-        """An image of a run that has ended."""
-        fields = {**vars(result), "rows": ()}
-        return cls(**fields, pictures=len(result.rows), root=root, room=room)
 
     @property
     def prediction(self) -> tuple[Guess, ...]:
@@ -133,8 +133,8 @@ class RunImage(ImageResult):
     @cached_property
     def read(self) -> ReadImage:
         """The image as the run directory has it; StoreError if it failed, or a file is broken."""
-        if (failure := _failure(self)) is not None:
-            raise failure
+        if self.error is not None:
+            raise StoreError(f"{self.name} failed: {self.error}", self.hint)
         if not isinstance(self.root, Url):
             return read_image(self.root, self.folder, hold=True)
         room = Room()
@@ -143,13 +143,10 @@ class RunImage(ImageResult):
         return read_image(room.path, self.folder, hold=True)
 
     @property
-    def captures(self) -> Captures:
+    def captures(self) -> tuple[FeatureMaps, ...]:
         """What was drawn, in the order in which the model came to it; nothing if it failed."""
-        failure = _failure(self)
-        rows = self.read.manifest.captures if failure is None else ()
-        found = Captures(FeatureMaps(self, row) for row in rows)
-        found.error = failure
-        return found
+        rows = self.read.manifest.captures if self.error is None else ()
+        return tuple(FeatureMaps(self, row) for row in rows)
 
     @property
     def input(self) -> Image.Image:
@@ -167,18 +164,12 @@ class RunImage(ImageResult):
             words = f"{self.name} failed: {self.error}"
         return showing.render(self._figures(), [words])
 
-    def _figures(self) -> list[showing.ShownPicture]:
+    def _figures(self) -> list[showing.Figure]:
         if self.error is not None:
             return []
         said = self.prediction[0].words if self.prediction else "input"
         shown = showing.figure(lambda: self.input, f"{self.name}: {said}")
-        return [shown, *(maps._figure() for maps in self.captures[: showing.MOST])]
-
-
-def _failure(image: ImageResult) -> StoreError | None:
-    if image.error is None:
-        return None
-    return StoreError(f"{image.name} failed: {image.error}", image.hint)
+        return [shown, *(maps._figure(showing.SMALL) for maps in self.captures[: showing.MOST])]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -186,7 +177,6 @@ class Run(RunResult):
     """The feature maps of images."""
 
     images: tuple[RunImage, ...] = ()
-    """In the order of the run."""
     room: Room | None = None
 
     @property
@@ -195,11 +185,9 @@ class Run(RunResult):
         return self.root if self.room is None else None
 
     @property
-    def captures(self) -> Captures:
+    def captures(self) -> tuple[FeatureMaps, ...]:
         """What was drawn of all images, one after the other; StoreError if a file is broken."""
-        found = Captures(maps for image in self.images for maps in image.captures)
-        found.error = _failure(self.failures[0]) if self.failures else None
-        return found
+        return tuple(maps for image in self.images for maps in image.captures)
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
@@ -207,7 +195,7 @@ class Run(RunResult):
         return f"<Run of {counted(len(self.images), 'image')}{failed}: {pictures}>"
 
     def _repr_html_(self) -> str:
-        figures: list[showing.ShownPicture] = []
+        figures: list[showing.Figure] = []
         here = isinstance(self.root, Path) and not self.root.is_file()
         for image in self.images if here else ():
             if len(figures) < showing.MOST:
@@ -271,18 +259,15 @@ def run(
     done: list[RunImage] = []
 
     def keep(image: ImageResult, total: int) -> None:
-        done.append(RunImage.of(image, order.options.out, order.room))
+        fields = {**vars(image), "rows": (), "pictures": len(image.rows)}
+        done.append(RunImage(**fields, root=order.options.out, room=order.room))
 
     result = order.given_to(partial(pipeline.run, progress=keep), images)
     return Run(**{**vars(result), "images": tuple(done)}, room=order.room)
 
 
 def order_run(model: Any, options: Mapping[str, Any], layers: Any, out: Any) -> Order[RunOptions]:
-    """Read the keywords of `run`; `seed` is also that of noise, which a module may have, too.
-
-    Raises:
-        UsageError: a keyword that does not exist, or a bad value.
-    """
+    """Read the keywords of `run`; `seed` is also that of noise, which a module may have, too."""
     given = dict(options)
     seed = declared(ModelOptions)["seed"].value(given.get("seed", 0))
     if isinstance(model, nn.Module) and "noise" in str(given.get("edit")):
@@ -291,3 +276,103 @@ def order_run(model: Any, options: Mapping[str, Any], layers: Any, out: Any) -> 
     asked = order.options
     passes = for_drawing(asked.passes, asked.draw, seed)
     return replace(order, options=structs.replace(asked, passes=passes))
+
+
+@dataclass(frozen=True, repr=False)
+class RunDifference(Comparison):
+    """How two runs differ; shows itself as a table."""
+
+    out: Path | None = None
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return as_json(self)
+
+    def __repr__(self) -> str:
+        return f"<RunDifference: {self.words}>"
+
+    def _repr_html_(self) -> str:
+        return showing.render(table=diff_table(self))
+
+
+@keywords_of(DiffThresholds, DiffFiles)
+def diff(base: str | Path | Run, new: str | Path | Run, **options: Any) -> RunDifference:
+    """Compare two runs, layer by layer.
+
+    Args:
+        base, new: run directories or their URLs (`"s3://bucket/maps"`), or what `featviz.run` gave.
+        options: those below.
+
+    Returns:
+        A record with `document` (what `--json` prints), `equal`, `ratio`, `first` (the first layer
+        that differs) and `layers`.
+
+    Raises:
+        FeatvizError: a run cannot be read, the runs cannot be compared, or a file cannot be
+            written.
+
+    Example:
+        >>> import featviz, torch
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+        >>> before = featviz.run(model, torch.ones(3, 8, 8), size=8)
+        >>> featviz.diff(before, featviz.run(model, torch.ones(3, 8, 8), size=8)).equal
+        True
+    """
+    given = dict(options)
+    asked, files = read_from(DiffThresholds, given), read_from(DiffFiles, given)
+    if given:
+        raise no_option(given, every_option(DiffThresholds, DiffFiles))
+    found = diff_runs(_root(base), _root(new), asked, files, render)
+    return RunDifference(**vars(found), out=maps_folder(files))
+
+
+@keywords_of(ReportOptions)
+def report(run: str | Path | Run, out: str | Path | None = None, **options: Any) -> ReportResult:
+    """Write an HTML report of a run: the network as a picture, its images, layers and channels; or
+    one page of an audit or of kernels.
+
+    Args:
+        run: a run directory or its URL, which needs `out` and `single_file` or `zip`; or what
+            `featviz.run` gave; or the folder of an audit or of kernels.
+        out: the folder of the report, or its file with `single_file` or `zip`. None is `report`,
+            `report.html` or `report.zip` in the run directory.
+        options: those below; `compare` may be what `featviz.run` gave.
+
+    Returns:
+        A record with `page`, `files` and `incomplete`.
+
+    Raises:
+        StoreError: a run cannot be read, or the report cannot be written.
+        UsageError: options that exclude one another, or that only a run has; a run without
+            a run directory is to be shown where it will not be.
+
+    Example:
+        >>> import featviz, pathlib, tempfile, torch
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+        >>> result = featviz.run(model, torch.rand(3, 8, 8), size=8)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = pathlib.Path(folder) / "maps.html"
+        ...     featviz.report(result, file, single_file=True).page == file
+        True
+    """
+    other = options.get("compare")
+    temporary = [one for one in (run, other) if isinstance(one, Run) and one.room is not None]
+    if temporary and (out is None or not options.get("single_file")):
+        raise UsageError(
+            "the pictures of a run without out are gone with it, and the report would show none",
+            "give the run an out, or the report out='maps.html', single_file=True",
+        )
+    given = {**options, "out": out, "compare": None if other is None else _root(other)}
+    return build_report(_root(run), read(ReportOptions, given), compare_runs)
+
+
+def _root(run: Any) -> Path | Url:
+    """The run directory, or its URL."""
+    if isinstance(run, Run):
+        return run.root
+    if isinstance(run, str) and is_url(run):
+        return Url.of_run(run)
+    if isinstance(run, (str, Path)):
+        return Path(run)
+    raise UsageError(f"{type(run).__name__!r} is no run", "a run directory, or featviz.run(...)")

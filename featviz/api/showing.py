@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from PIL import Image
 
@@ -23,31 +23,23 @@ SMALL, LARGE, PAGE = 240, 960, 1800
 """The longest side, in pixels, of a picture in a gallery, of one that stands alone, and of one with
 letters on it."""
 MOST = 24
-"""Pictures of a gallery."""
 MOST_ROWS = 60
-"""Rows of a table."""
 MOST_BYTES = 3 * 2**20
 """What all pictures of one page may take as text."""
 
 
-@dataclass(frozen=True)
-class ShownPicture:
-    """A picture with words below it."""
-
-    address: str | None
-    """A data URI; None where there is no picture."""
-    words: str
-    size: tuple[int, int]
-    """Width and height, in pixels, at which it is shown."""
+Figure: TypeAlias = tuple[str | None, str, tuple[int, int]]
+"""A picture as a data URI, or None where there is none; the words below it; and width and height,
+in pixels, at which it is shown."""
 
 
-def figure(read: Callable[[], Image.Image], words: str, side: int = SMALL) -> ShownPicture:
+def figure(read: Callable[[], Image.Image], words: str, side: int = SMALL) -> Figure:
     """A picture as text, made smaller where a side is longer than `side`, and shown larger by a
     whole factor where it is small; one that cannot be read says so."""
     try:
         picture = read()
     except StoreError as error:
-        return ShownPicture(None, f"{words}: {error.message}", (side, side))
+        return None, f"{words}: {error.message}", (side, side)
     picture = picture if picture.mode in ("L", "RGB") else picture.convert("RGB")
     picture.thumbnail((side, side), Image.Resampling.BOX)
     file = io.BytesIO()
@@ -55,67 +47,35 @@ def figure(read: Callable[[], Image.Image], words: str, side: int = SMALL) -> Sh
     data = base64.b64encode(file.getvalue()).decode()
     factor = max(1, side // (2 * max(picture.size)))
     shown = (picture.width * factor, picture.height * factor)
-    return ShownPicture(f"data:image/png;base64,{data}", words, shown)
-
-
-def read_picture(folder: Path, way: str) -> Image.Image:
-    """A picture in a folder of results; no link is followed."""
-    try:
-        with (
-            Folder(folder) as opened,
-            opened.open(way) as file,
-            Image.open(file, formats=[format_of(way).pillow]) as picture,
-        ):
-            picture.load()
-            return picture
-    except (FileError, *BROKEN) as error:
-        raise StoreError(f"{quoted(way)} cannot be read: {quoted(str(error))}") from error
+    return f"data:image/png;base64,{data}", words, shown
 
 
 def render(
-    figures: Sequence[ShownPicture] = (),
+    figures: Sequence[Figure] = (),
     lines: Sequence[str] = (),
     table: TextTable | None = None,
-    link: str | None = None,
 ) -> str:
     """HTML for a notebook; what would make it too large is left out, and counted."""
     kept, room = [], MOST_BYTES
-    for one in figures:
-        room -= len(one.address or "")
+    for address, words, size in figures:
+        room -= len(address or "")
         if room >= 0:
-            kept.append((one.address, quoted(one.words), one.size))
-    words = [quoted(line) for line in lines if line]
+            kept.append((address, quoted(words), size))
+    below = [quoted(line) for line in lines if line]
     if left := len(figures) - len(kept):
-        words.append(f"{left} more pictures")
+        below.append(f"{left} more pictures")
     if table is not None and (more := len(table.rows) - MOST_ROWS) > 0:
         footer = (f"{more} more rows", *table.footer)
         table = table._replace(rows=table.rows[:MOST_ROWS], footer=footer)
-    return render_notebook({"figures": kept, "lines": words, "table": table, "link": link})
+    return render_notebook({"figures": kept, "lines": below, "table": table})
 
 
-class OnePicture:
-    """A result that is one picture."""
-
-    @property
-    def image(self) -> Image.Image:
-        """The picture."""
-        raise NotImplementedError
-
-    @property
-    def _words(self) -> str:
-        raise NotImplementedError
-
-    def _repr_html_(self) -> str:
-        return render([self._figure(LARGE)])
-
-    def _figure(self, side: int = SMALL) -> ShownPicture:
-        return figure(lambda: self.image, self._words, side)
-
-
-def gallery(pictures: Sequence[OnePicture], where: str, *lines: str) -> str:
-    """The first pictures of a result, and how many more there are."""
+def gallery(
+    pictures: Sequence[tuple[Callable[[], Image.Image], str]], where: str, *lines: str
+) -> str:
+    """The first pictures of a result, each with its words, and how many more there are."""
     more = [f"{len(pictures) - MOST} more in {where}"] if len(pictures) > MOST else []
-    return render([one._figure() for one in pictures[:MOST]], [*lines, *more])
+    return render([figure(*one) for one in pictures[:MOST]], [*lines, *more])
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -123,10 +83,8 @@ class FolderResult:
     """A result whose files lie in a folder."""
 
     document: Mapping[str, Any]
-    """What `--json` prints."""
     folder: Path
     room: Room | None
-    """Holds the folder where it is a temporary one."""
 
     @property
     def out(self) -> Path | None:
@@ -134,5 +92,14 @@ class FolderResult:
         return self.folder if self.room is None else None
 
     def picture_at(self, relative: str) -> Image.Image:
-        """A picture in the folder."""
-        return read_picture(self.folder, relative)
+        """A picture in the folder; no link is followed."""
+        try:
+            with (
+                Folder(self.folder) as opened,
+                opened.open(relative) as file,
+                Image.open(file, formats=[format_of(relative).pillow]) as picture,
+            ):
+                picture.load()
+                return picture
+        except (FileError, *BROKEN) as error:
+            raise StoreError(f"{quoted(relative)} cannot be read: {quoted(str(error))}") from error

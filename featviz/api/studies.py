@@ -1,30 +1,184 @@
-"""`featviz.look`, `cam`, `audit` and `exemplars`: what a model makes of an image, where the
-evidence for a class lies, and what channels do for many images."""
+"""`featviz.layers` and `kernels`, a model without an image; `look` and `cam`, what it makes of one;
+`audit` and `exemplars`, what its channels do for many."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 from torch import Tensor
 
 from featviz.api import showing
-from featviz.api.keywords import Layers, Model, Picture, Pictures, keywords_of, ordered
+from featviz.api.keywords import (
+    NOT_OF_KERNELS,
+    Layers,
+    Model,
+    Picture,
+    Pictures,
+    keywords_of,
+    ordered,
+)
 from featviz.audit.audit import audit as audit_model
 from featviz.audit.output import audit_table
 from featviz.exemplars.exemplars import find_exemplars
 from featviz.inspection.cam import ImageCam, LayerCam
 from featviz.inspection.cam import cam as explain
+from featviz.inspection.kernels import NO_IMAGE, draw_kernels
+from featviz.inspection.layers import Listing, list_model
 from featviz.inspection.look import LookResult
 from featviz.inspection.look import look as look_at
-from featviz.options import AuditOptions, CamOptions, ExemplarOptions, LookOptions, ModelOptions
-from featviz.records import REDUCTIONS, TextTable, Verdict
+from featviz.options import (
+    AuditOptions,
+    CamOptions,
+    ExemplarOptions,
+    KernelOptions,
+    ListOptions,
+    LookOptions,
+    ModelOptions,
+)
+from featviz.records import REDUCTIONS, Skip, TextTable, Verdict
 from featviz.rundir.studies import ExemplarChannel, ExemplarLayer
 from featviz.text import by, counted
+
+
+@dataclass(frozen=True, repr=False)
+class LayerTable(Listing):
+    """All modules of a model; shows itself as a table."""
+
+    out = None
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return self.as_json()
+
+    def __repr__(self) -> str:
+        total = self.totals
+        macs = "" if total.macs is None else f", {total.macs:,} MACs"
+        return f"<LayerTable: {total.modules} modules, {total.parameters:,} parameters{macs}>"
+
+    def __str__(self) -> str:
+        return str(self.table)
+
+    def _repr_html_(self) -> str:
+        return showing.render(table=self.table)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class KernelPicture:
+    """The kernels of a layer."""
+
+    of: KernelPictures
+    row: Mapping[str, Any]
+    """All that the manifest says of them: layer, type, shape, range, min, max, mean, std, ..."""
+    layer: str
+
+    @property
+    def image(self) -> Image.Image:
+        """The picture, a tile for each output channel: mode L, P or RGB."""
+        return self.of.picture_at(str(self.row["file"]))
+
+    @property
+    def _words(self) -> str:
+        return f"{self.layer} ({self.row['type']}), {by(self.row['shape'])}"
+
+    def __repr__(self) -> str:
+        return f"<KernelPicture {self._words}>"
+
+    def _repr_html_(self) -> str:
+        return showing.render([showing.figure(lambda: self.image, self._words, showing.LARGE)])
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class KernelPictures(showing.FolderResult):
+    """The kernels of a model's layers."""
+
+    skipped: tuple[Skip, ...]
+
+    @property
+    def captures(self) -> tuple[KernelPicture, ...]:
+        """A picture for each layer, in the order of the model."""
+        return tuple(KernelPicture(self, row, row["layer"]) for row in self.document["captures"])
+
+    def __repr__(self) -> str:
+        return f"<KernelPictures of {counted(len(self.captures), 'layer')}>"
+
+    def _repr_html_(self) -> str:
+        pictures = [(partial(getattr, one, "image"), one._words) for one in self.captures]
+        return showing.gallery(pictures, ".captures")
+
+
+@keywords_of(ListOptions, ModelOptions)
+def layers(model: Model, layers: Layers | None = None, **options: Any) -> LayerTable:
+    """List the modules of a model: types, shapes, parameters, multiply-accumulates (MACs), calls
+    and activation memory.
+
+    Shapes, MACs, memory and calls come from one forward pass on zeros.
+
+    Args:
+        model: a MODEL string, or a module, which is given back as it was.
+        layers: selectors, a class of modules, or a list of these; the rows that they take are
+            `selected`. None selects what `featviz.run` draws without `layers`.
+
+    Returns:
+        A record with `document` (what `--json` prints); `rows`, each with index, name, type,
+        parameters (a count), output_shape, macs, activation_bytes, calls and selected; `totals`;
+        and `not_counted`, the operators from outside torch, without a formula.
+
+    Raises:
+        FeatvizError: no such model, or no layer matches.
+
+    Example:
+        >>> import featviz, torch
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+        >>> [(row.name, row.output_shape) for row in featviz.layers(model, size=8).rows]
+        [('', [1, 4, 6, 6]), ('0', [1, 4, 6, 6]), ('1', [1, 4, 6, 6])]
+        >>> totals = featviz.layers(model, size=8).totals
+        >>> totals.parameters, totals.macs
+        (112, 3888)
+    """
+    order = ordered(ListOptions, model, options, layers)
+    asked = order.options
+    with order.lent() as source:
+        listed = list_model(source, asked.inputs, asked.layers, asked.functions, asked.tree)
+    return LayerTable(**vars(listed))
+
+
+@keywords_of(KernelOptions, ModelOptions, but=NOT_OF_KERNELS)
+def kernels(
+    model: Model, layers: Layers | None = None, out: str | Path | None = None, **options: Any
+) -> KernelPictures:
+    """Draw the kernels of a model's convolutions, a picture for each layer and a tile for each
+    output channel; zero is mid-grey.
+
+    Args:
+        model: a MODEL string, or a module, which is given back as it was.
+        layers: selectors, a class of modules, or a list of these. None takes all convolutions.
+        out: the folder of the pictures. None leaves nothing behind.
+
+    Returns:
+        A record with `captures`, each with `image`, `layer` and `row`.
+
+    Raises:
+        FeatvizError: a bad option, no such model, nothing to draw, or the folder failed.
+
+    Example:
+        >>> import featviz, torch
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+        >>> kernels = featviz.kernels(model, scale=1)
+        >>> kernels.captures
+        (<KernelPicture 0 (Conv2d), 4×3×3×3>,)
+        >>> kernels.captures[0].image.size
+        (12, 12)
+    """
+    order = ordered(KernelOptions, model, options, layers, NOT_OF_KERNELS, "kernels", out=out)
+    with order.lent(NO_IMAGE) as source:
+        result = draw_kernels(source, order.options)
+    return KernelPictures(result.as_json(), result.out, order.room, result.skipped)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -93,55 +247,15 @@ def look(
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class ClassMap(showing.OnePicture):
-    """The class activation map of one call of a layer, for one image."""
-
-    of: ImageCam
-    """Of the image: its name `image`, `method`, `target`, `prediction`, and the file `path` of the
-    picture with all of its maps, where `out` was given."""
-    at: LayerCam
-    """Of the layer: its `site`, and the `limits` that are drawn darkest and brightest."""
-
-    @property
-    def layer(self) -> str:
-        """Qualified name of the layer; empty for the model itself."""
-        return self.at.site.layer.name
-
-    @property
-    def score(self) -> float | None:
-        """The value of the target."""
-        return self.of.outcome.target
-
-    @property
-    def image(self) -> Image.Image:
-        """The map over what the model saw: RGB, in the size of the input."""
-        return Image.fromarray(self.at.picture)
-
-    @property
-    def tensor(self) -> Tensor:
-        """The map's values, float32 [H, W] in the resolution of the layer; [T, H, W] of a clip."""
-        return torch.from_numpy(self.at.values.copy())
-
-    @property
-    def _words(self) -> str:
-        return f"{self.of.words} at {self.at.name}, {by(self.at.values.shape)}"
-
-    def __repr__(self) -> str:
-        evidence = f"{REDUCTIONS[self.of.method].words} for {self.of.target}"
-        return f"<ClassMap of {self.at.name}, {by(self.at.values.shape)}: {evidence}>"
-
-
-@dataclass(frozen=True, repr=False, eq=False)
 class ClassMaps:
     """The class activation maps of images; `image` and `tensor` are those of the first map."""
 
     images: tuple[ImageCam, ...]
-    """What became of each image."""
 
     @property
-    def maps(self) -> tuple[ClassMap, ...]:
+    def maps(self) -> tuple[LayerCam, ...]:
         """Every map: image by image, in the order in which the layers ran."""
-        return tuple(ClassMap(one, at) for one in self.images for at in one.maps)
+        return tuple(one for image in self.images for one in image.maps)
 
     @property
     def failures(self) -> dict[str, str]:
@@ -165,7 +279,12 @@ class ClassMaps:
 
     def _repr_html_(self) -> str:
         failed = [f"{name} failed: {reason}" for name, reason in self.failures.items()]
-        return showing.gallery(self.maps, ".maps", repr(self).strip("<>"), *failed)
+        pictures = [
+            (partial(getattr, at, "image"), f"{one.words} at {at.name}")
+            for one in self.images
+            for at in one.maps
+        ]
+        return showing.gallery(pictures, ".maps", repr(self).strip("<>"), *failed)
 
 
 @keywords_of(CamOptions, ModelOptions)
@@ -191,7 +310,9 @@ def cam(
         options: those below; without `out` nothing is written.
 
     Returns:
-        The maps, with `image` and `tensor` of the first of them.
+        A record with `maps`, each with `layer`, `image`, `tensor` and `limits`, the values drawn
+        darkest and brightest; `images`, each with its `maps`, `prediction`, `target` and `path`;
+        and `image` and `tensor` of the first map.
 
     Raises:
         FeatvizError: nothing could be begun, or each of the images failed, the first of them in
@@ -204,8 +325,8 @@ def cam(
         >>> maps = featviz.cam(net, torch.rand(3, 16, 16), "class:1", "gradxact", size=16)
         >>> maps
         <ClassMaps, gradient × activation of 1 image: 1 map>
-        >>> maps.maps[0]
-        <ClassMap of 1, 14×14: gradient × activation for class 1>
+        >>> maps.maps[0].layer, maps.images[0].target
+        ('1', 'class 1')
         >>> maps.image.size, maps.tensor.shape
         ((16, 16), torch.Size([14, 14]))
     """
@@ -221,9 +342,7 @@ class AuditTable(showing.FolderResult):
     """What the channels of a model do for images; shows itself as a table."""
 
     verdicts: tuple[Verdict, ...]
-    """Of each gate, whether it held."""
     exit_code: int
-    """That of `featviz audit`."""
 
     @cached_property
     def suspects(self) -> dict[str, Image.Image]:
@@ -265,7 +384,6 @@ class ExemplarSheets(showing.FolderResult):
     """The tensors that were looked at; each has `channels`, and they `exemplars`."""
     table: TextTable
     exit_code: int
-    """That of `featviz exemplars`."""
 
     def sheet(self, layer: ExemplarLayer) -> Image.Image:
         """The picture of a layer: a row for each channel, the best image first."""

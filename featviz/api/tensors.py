@@ -27,7 +27,7 @@ from featviz.errors import LayoutError, UsageError
 from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import as_written, uncompiled
 from featviz.hooks.layers import list_layers, modules_by_name
-from featviz.hooks.selectors import Selector, parse, remedy, select, types_present, wants_functions
+from featviz.hooks.selectors import parse, remedy, select, types_present, wants_functions
 from featviz.images import memory
 from featviz.layout import recognise
 from featviz.options import DrawOptions, no_option, read_from
@@ -69,17 +69,22 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
         {'0': [[1, 4, 6, 6]], '1': [[1, 4, 6, 6]]}
     """
     check_module(model)
-    model, text, functions = uncompiled(model), selectors(layers), None
+    model, text = uncompiled(model), selectors(layers)
     captured: dict[str, list[Tensor]] = {}
-    everything = list_layers(model)
+    called: dict[Layer, bool] = {}  # in the order of the first calls, and whether it is taken
+    everything, by_functions = list_layers(model), False
     if text is None:
         modules = modules_by_name(model)
         chosen = [layer for layer in everything if not any(modules[layer.name].children())]
     else:
         parsed = parse(text)
         chosen = select(everything, parsed)
-        functions = _AsCalled(parsed) if wants_functions(parsed) else None
-        if not chosen and functions is None:
+        by_functions = wants_functions(parsed)
+        if late := [s.text for s in parsed if s.of_functions and s.from_the_end]:
+            words = "counts from the end, and functions are found as they are called"
+            hint = "count from the first, for example fn:relu#0"
+            raise UsageError(f"selector {late[0]!r} {words}", hint)
+        if not chosen and not by_functions:
             raise UsageError(f"no layer matches {text!r}", remedy(everything, parsed))
 
     def keep(site: Site, tensor: Tensor) -> None:
@@ -88,33 +93,18 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
         name = site.layer.name + (f":{site.key}" if site.key else "")
         captured.setdefault(name, []).append(tensor.clone())
 
-    with alone_with(model), as_written, hooked(model, chosen, keep, wanted=functions):
+    def wanted(layer: Layer) -> bool:
+        if layer not in called:
+            called[layer] = layer in select([*called, layer], parsed)
+        return called[layer]
+
+    taken = wanted if by_functions else None
+    with alone_with(model), as_written, hooked(model, chosen, keep, wanted=taken):
         yield captured
-    if text is not None and functions is not None and not captured:
-        called = list(functions.seen)
-        present = types_present(called) or "none, but inside torch's own modules"
+    if text is not None and by_functions and not captured:
+        present = types_present([*called]) or "none, but inside torch's own modules"
         hint = remedy([*everything, *called], parsed, f"functions called in the block: {present}")
         raise UsageError(f"no layer matches {text!r}", hint)
-
-
-class _AsCalled:
-    """Which functions selectors take, asked as the model calls them."""
-
-    def __init__(self, selectors: list[Selector]) -> None:
-        if late := [s.text for s in selectors if s.of_functions and s.from_the_end]:
-            raise UsageError(
-                f"selector {late[0]!r} counts from the end, and functions are found as they are "
-                "called",
-                "count from the first, for example fn:relu#0",
-            )
-        self._selectors = selectors
-        self.seen: dict[Layer, bool] = {}
-        """Every function in the order of the first calls, and whether it is taken."""
-
-    def __call__(self, layer: Layer) -> bool:
-        if layer not in self.seen:
-            self.seen[layer] = layer in select([*self.seen, layer], self._selectors)
-        return self.seen[layer]
 
 
 @keywords_of(DrawOptions, but=NOT_OF_TENSORS)

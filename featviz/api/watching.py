@@ -26,7 +26,6 @@ from featviz.api.keywords import (
 )
 from featviz.audit.audit import HealthCheck
 from featviz.drawing import tensorboard as boards
-from featviz.drawing.tensorboard import Board
 from featviz.errors import FeatvizError, ForwardError, UsageError
 from featviz.models.load import LoadedModel, adopt
 from featviz.options import (
@@ -39,7 +38,7 @@ from featviz.options import (
     read_from,
 )
 from featviz.run import run as pipeline
-from featviz.run.prepare import find_images, prepare
+from featviz.run.prepare import Prepared, find_images, prepare
 from featviz.rundir.place import RUN, replacing
 from featviz.rundir.series import (
     check_series,
@@ -51,62 +50,6 @@ from featviz.rundir.series import (
 from featviz.text import listed, quoted
 
 log = logging.getLogger(__name__)
-
-
-class StepWriter:
-    """The model, and what is done to it at each step that is drawn; planned once."""
-
-    def __init__(
-        self, model: nn.Module, files: list[str], asked: RunOptions, feeding: Feeding
-    ) -> None:
-        self._inputs, self._feeding = asked.inputs, feeding
-        self._model = adopt(model, asked.inputs)
-        self._health: HealthCheck | None = None
-        with self._lent(0) as lent:
-            self._prepared = found = prepare(lent, find_images(files, asked), asked)
-            try:
-                self._health = HealthCheck(
-                    lent, found.samples, found.layers, self._inputs, found.blank
-                )
-            except UsageError as error:
-                log.warning("the health of channels is not written: %s", error.message)
-
-    def write(self, out: Path, step: int, board: Board | None) -> None:
-        """Write the run directory of a step, and post it."""
-        at = None if board is None else replace(board, step=step)
-        with replacing(out, RUN) as folder, self._lent(step) as model:
-            results = pipeline.draw_into(folder, replace(self._prepared, model=model), at)
-            failed = [result for result in results if result.error is not None]
-            for result in failed:
-                log.warning("step %d, %s: %s", step, quoted(result.name), result.error)
-            if len(failed) == len(results):
-                raise ForwardError(f"no image went through: {failed[0].error}", failed[0].hint)
-            if self._health is not None:
-                document = self._health.write(model, folder)
-                if at is not None:
-                    found = {
-                        f"{finding}_channels/{row['label']}": float(len(channels))
-                        for row in document["layers"]
-                        for finding, channels in row["findings"].items()
-                    }
-                    at.add_scalars(found)
-
-    @contextmanager
-    def _lent(self, step: int) -> Iterator[LoadedModel]:
-        """The model where it is by now, with the caller's own feeding for a while.
-
-        What it switches on by itself (accelerate wraps its forward in autocast) keeps no copies of
-        weights: copies made in inference mode would be of no use to the training.
-        """
-        module = self._model.module
-        tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
-        source = {"kind": "module", "type": type(module).__name__, "step": step}
-        with ExitStack() as stack:
-            stack.enter_context(alone_with(module))
-            device = tensor.device
-            stack.enter_context(torch.autocast(device.type, enabled=False, cache_enabled=False))
-            model = replace(self._model, device=device, source=source)
-            yield stack.enter_context(self._feeding.lent(model, self._inputs))
 
 
 _KEYWORDS = ("every", "out", "tensorboard", "overwrite", "resume", "start")
@@ -186,24 +129,30 @@ class Watcher:
         self.number = _whole("start", start, 0)
         """The folder, the steps between two drawings, and the optimizer steps so far."""
         self.steps: list[int] = []
-        """Those that were written."""
         self._stack, self._replaced, self._numbered = ExitStack(), overwrite, True
         self._pending = False
-        self._writer: StepWriter | None = None
+        self._prepared: Prepared | None = None
+        self._health: HealthCheck | None = None
         group = torch.distributed
         if group.is_available() and group.is_initialized() and group.get_rank():
             return  # of several processes the first writes
         board = declared(RunOptions)["tensorboard"].value(tensorboard)
         inputs, draw = read_from(InputOptions, given), read_from(DrawOptions, given)
         asked = RunOptions(selectors(layers), self.out, tensorboard=board, draw=draw, inputs=inputs)
+        self._model, self._inputs, self._feeding = adopt(model, inputs), inputs, feeding
         earlier = check_series(self.out, overwrite, resume, board)
         self._numbered = self.number > 0 or not (resume and earlier)
         with ExitStack() as stack:
             files = stack.enter_context(as_files(images))
-            writer = StepWriter(model, files, asked, feeding)
+            with self._lent() as lent:
+                found = prepare(lent, find_images(files, asked), asked)
+                try:
+                    checked = found.samples, found.layers, inputs, found.blank
+                    self._health = HealthCheck(lent, *checked)
+                except UsageError as error:
+                    log.warning("the health of channels is not written: %s", error.message)
             self._board = stack.enter_context(boards.opened(board))
-            self._stack = stack.pop_all()
-        self._writer = writer
+            self._stack, self._prepared = stack.pop_all(), found
 
     def step(self, number: int | None = None) -> Path | None:
         """Note a step of the optimizer, and draw if one is due.
@@ -247,10 +196,10 @@ class Watcher:
                 self._write()
         finally:
             self._stack.close()
-            self._writer, self._pending = None, False
+            self._prepared, self._pending = None, False
 
     def __enter__(self) -> Watcher:
-        if self._writer and self.number == 0 and (self._replaced or not read_steps(self.out)):
+        if self._prepared and self.number == 0 and (self._replaced or not read_steps(self.out)):
             try:
                 self._write()
             except BaseException:
@@ -273,7 +222,7 @@ class Watcher:
         """Draw the model as it is now; None in processes that are not the first, and where it
         failed behind the first step."""
         self._pending = False
-        if self._writer is None:
+        if self._prepared is None:
             return None
         folder, gone = step_folder(self.out, self.number), []
         if not self.steps:  # those of an earlier training go when this one has written its first
@@ -284,7 +233,8 @@ class Watcher:
             if gone:
                 names = listed([str(step) for step in gone], 3)
                 log.info("%s: the earlier steps %s go", quoted(str(self.out)), names)
-            self._writer.write(folder, self.number, self._board)
+            with replacing(folder, RUN) as new, self._lent() as model:
+                self._draw(new, replace(self._prepared, model=model))
             remove_steps(earlier)
         except FeatvizError as error:
             if not self.steps:
@@ -293,6 +243,40 @@ class Watcher:
             return None
         self.steps.append(self.number)
         return folder
+
+    def _draw(self, folder: Path, prepared: Prepared) -> None:
+        """Write the run directory of this step, and post it."""
+        at = None if self._board is None else replace(self._board, step=self.number)
+        results = pipeline.draw_into(folder, prepared, at)
+        failed = [result for result in results if result.error is not None]
+        for result in failed:
+            log.warning("step %d, %s: %s", self.number, quoted(result.name), result.error)
+        if len(failed) == len(results):
+            raise ForwardError(f"no image went through: {failed[0].error}", failed[0].hint)
+        if self._health is not None:
+            document = self._health.write(prepared.model, folder)
+            if at is not None:
+                found = {
+                    f"{finding}_channels/{row['label']}": float(len(channels))
+                    for row in document["layers"]
+                    for finding, channels in row["findings"].items()
+                }
+                at.add_scalars(found)
+
+    @contextmanager
+    def _lent(self) -> Iterator[LoadedModel]:
+        """The model where it is by now, with the caller's own feeding for a while.
+
+        What it switches on by itself (accelerate wraps its forward in autocast) keeps no copies of
+        weights: copies made in inference mode would be of no use to the training.
+        """
+        module = self._model.module
+        device = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0)).device
+        source = {"kind": "module", "type": type(module).__name__, "step": self.number}
+        with alone_with(module), torch.autocast(device.type, enabled=False, cache_enabled=False):
+            model = replace(self._model, device=device, source=source)
+            with self._feeding.lent(model, self._inputs) as lent:
+                yield lent
 
 
 def _whole(name: str, given: Any, least: int) -> int:

@@ -12,7 +12,6 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from pathlib import Path
 from threading import current_thread
 from threading import enumerate as enumerate_threads
 from typing import Any, NoReturn, cast
@@ -40,13 +39,10 @@ COMMANDS = {
     "verify": "Check that every file of a run is as it was written.",
     "identify": "Say what a file of weights is run as.",
 }
-"""Each command and its line in --help."""
 
 _FILES = {
-    "look": "look cam",
     "run": "run",
-    "inspect": "layers kernels identify",
-    "study": "audit exemplars",
+    "inspect": "layers kernels identify look cam audit exemplars",
     "report": "report sheet diff merge verify",
 }
 """The commands of each module, which is imported when one of them is used."""
@@ -56,9 +52,7 @@ CLOSED_PIPE = 128 + 13
 """What shells give for a program that SIGPIPE has ended."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""What an error of a full disk is."""
 
-_ASKS = {"-h", "--help", "--help-all", "-V", "--version"}
 """Options that are answered from anywhere."""
 
 
@@ -155,23 +149,13 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-_MEANT = {"version": "--version", "--verison": "--version", "help": "--help"}
-
-
 def guarded(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
-    arguments = [*(_MEANT.get(word, word) for word in arguments[:1]), *arguments[1:]]
     handler, logger = logging.StreamHandler(sys.stderr), logging.getLogger("featviz")
     handler.setFormatter(_Formatter())
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.INFO)  # which -q and -v change
     try:
-        if not _ASKS.intersection(arguments):  # libraries that miss it say so in their own words
-            try:
-                Path.cwd()
-            except FileNotFoundError:
-                where = f"the current folder {os.environ.get('PWD', '')}".strip()
-                return _say(f"{where} has been removed", "cd to another one", 1, None)
         result = group.main(arguments, prog_name="featviz", standalone_mode=False)
         output.flush()
         return result if isinstance(result, int) else 0

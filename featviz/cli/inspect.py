@@ -1,16 +1,31 @@
-"""`featviz layers`, `featviz kernels` and `featviz identify`."""
+"""The commands that look into a model: `featviz layers`, `kernels` and `identify`; `look` and `cam`
+of images; `audit` and `exemplars`, which count over many of them."""
 
 from __future__ import annotations
 
 import logging
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import click
 
 from featviz.cli import output
-from featviz.cli.options import MODEL, Given, click_option, command
-from featviz.cli.values import FILE
-from featviz.options import KernelOptions, ListOptions, ModelOptions, declared
-from featviz.text import counted
+from featviz.cli.options import FILE, IMAGES, MODEL, Given, click_option, command, open_flag
+from featviz.options import (
+    AuditOptions,
+    CamOptions,
+    ExemplarOptions,
+    KernelOptions,
+    ListOptions,
+    LookOptions,
+    ModelOptions,
+    declared,
+)
+from featviz.records import UNLIKE_OUTPUTS
+from featviz.records.findings import FINDINGS
+from featviz.text import counted, listed, printable
 
 log = logging.getLogger(__name__)
 
@@ -109,5 +124,209 @@ def identify(given: Given) -> int:
     if given["json"]:
         output.document(document)
     else:
-        output.line(words)
+        output.text(printable(words))
     return 0
+
+
+@command(
+    *(LookOptions, ModelOptions),
+    arguments=[MODEL, IMAGES],
+    flags=[open_flag("Open the picture.")],
+)
+def look(given: Given) -> int:
+    """Draw one quick picture of what a model makes of an image.
+
+    It has the input, the prediction, and a row for each layer with the maps
+    that tell most, with their channels and values.
+
+    {MODEL}
+
+    \b
+    Examples:
+      featviz look resnet18 cat.jpg
+      featviz look model.pth cat.jpg --layers 'layer1.*' --maps 12
+      featviz look vit_b_16 cat.jpg --out vit.png --open
+    \f
+    IMAGE is what `featviz run` takes; of several images, the first is shown.
+    Of maps that look alike one is shown; each runs from its least value (dark)
+    to its greatest (bright), and one that is constant is left out.
+
+    Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted.
+    """
+    from featviz.inspection.look import look
+
+    result = look(given.source, given.images, given.record(LookOptions))
+    if given["json"]:
+        output.document(result.as_json())
+    output.left_out(result.skipped, result.never_ran)
+    if result.prediction:
+        words = ", ".join(guess.words for guess in result.prediction)
+        log.info("%s: %s", result.name, words)
+    output.written(counted(len(result.layers), "layer"), result.path, given["open"])
+    return 0
+
+
+@command(
+    *(CamOptions, ModelOptions),
+    arguments=[MODEL, IMAGES],
+    flags=[open_flag("Open the first picture.")],
+    json="one JSON line for each image",
+    out=Path(),
+)
+def cam(given: Given) -> int:
+    """Show where in an image the evidence for a class lies.
+
+    A class activation map weighs what a layer gives by the gradient of the
+    class's score there, and lies over the image: bright places raise the score.
+    Each image gets one picture, which names the prediction and the target.
+
+    {MODEL}
+
+    \b
+    Examples:
+      featviz cam resnet18 cat.jpg
+      featviz cam resnet18 cat.jpg --target class:tabby --method layercam
+      featviz cam model.pth photos/ --layers layer3,layer4 --out cams
+    \f
+    IMAGE is what `featviz run` takes. Without --layers the last layer is taken
+    whose output has places of the image that the target depends on; of a vision
+    transformer this is the norm before the last attention. The same maps come
+    into a run directory, with a report, by `featviz run --reduce gradcam`.
+
+    Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130
+    interrupted.
+    """
+    from featviz.inspection.cam import cam
+
+    pictures, failed = [], 0
+    for result in cam(given.source, given.images, given.record(CamOptions)):
+        if given["json"]:
+            output.document(result.as_json(), indent=None)
+        if result.error is not None:
+            failed += 1
+            output.error(f"{result.image}: {result.error.message}", result.error.hint)
+            continue
+        output.left_out(result.skipped)
+        log.info("%s at %s", result.words, listed([one.name for one in result.maps], 3))
+        pictures += [result.path] if result.path is not None else []
+    if not pictures:
+        return 1
+    place = pictures[0] if given["open"] or len(pictures) == 1 else pictures[0].parent
+    output.written(counted(len(pictures), "picture"), place, given["open"])
+    return 3 if failed else 0
+
+
+_NAMED = 3
+
+_DEFINITIONS = "\n".join(
+    textwrap.fill(finding.definition, 78, initial_indent=f"{name:<11}", subsequent_indent=" " * 11)
+    for name, finding in FINDINGS.items()
+)
+
+_AUDIT = f"""Stream images through a model, and find channels that do nothing for them.
+
+Findings are {", ".join(FINDINGS)}. A verdict holds for these images: a channel that is dead on
+them may live on others.
+
+\b
+Examples:
+  featviz audit resnet18 photos/
+  featviz audit model.pth photos/ --fail-on 'dead>5%' --fail-on 'nonfinite>0'
+  featviz audit model.pth photos/ --prune-out prune.json --prove
+  featviz audit new.pth photos/ --baseline old/audit.json --out new
+
+{{MODEL}}
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 4 broken gate.
+\f
+What the findings of a channel mean:
+
+\b
+{_DEFINITIONS}
+"""
+
+
+@command(AuditOptions, ModelOptions, arguments=[MODEL, IMAGES], json="audit.json", help=_AUDIT)
+def audit(given: Given) -> int:
+    """Audit the model, print the table, and return the exit code."""
+    from featviz.audit.audit import audit
+    from featviz.audit.output import audit_table
+    from featviz.run.share import refuse_shares
+
+    refuse_shares("audit", "its findings hold for all images together")
+    with output.batch_progress() as progress:
+        result = audit(given.source, given.images, given.record(AuditOptions), progress)
+    if given["json"]:
+        output.document(result.as_json())
+    else:
+        output.table(audit_table(result.document))
+    seen = counted(result.document["images"]["seen"], "image")
+    log.info("%s seen; the verdicts hold for these images", seen)
+    if (proof := result.document["verify"]) is not None:
+        log.info("%s", _proof(proof))
+    for verdict in result.verdicts:
+        if not verdict.held:
+            log.error("gate %s is broken: %s", verdict.gate, verdict.words)
+    log.info("results in %s", result.out)
+    return result.exit_code
+
+
+def _proof(proof: Mapping[str, Any]) -> str:
+    if not proof["channels"]:
+        return "nothing to verify: no channel can be cut out"
+    change, nonfinite = proof["largest_change"], proof.get("nonfinite", 0)
+    if change is None:
+        words = f"cannot be compared: {UNLIKE_OUTPUTS}"
+    else:
+        words = f"changes by {change:g} at most"
+    if nonfinite:
+        words += f", and {nonfinite} of its values become, or cease to be, NaN or infinite"
+    return (
+        f"without the {counted(proof['channels'], 'channel')} that can be cut out the output "
+        f"{words} ({counted(proof['images'], 'image')})"
+    )
+
+
+@command(ExemplarOptions, ModelOptions, arguments=[MODEL, IMAGES], json="exemplars.json")
+def exemplars(given: Given) -> int:
+    """Show the images, and the places in them, that excite each channel most.
+
+    For each channel the best images are kept, each cut to what the strongest
+    unit sees of the input, its receptive field. --out holds a sheet for each
+    layer, a picture for each channel, and exemplars.json.
+
+    {MODEL}
+
+    \b
+    Examples:
+      featviz exemplars resnet18 photos/ --layers layer4 --top 9
+      featviz exemplars model.pth photos/ --layers 'Conv2d#:3' --batch-size 16
+      featviz exemplars model.pth train/ --layers layer3 --per-class --top 4
+    \f
+    Any number of images go through the model once. Values that are NaN or
+    infinite excite nothing; of equal values the earlier image comes first.
+
+    \b
+      featviz exemplars resnet18 photos/ --layers avgpool --pick mean --json
+
+    Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed.
+    """
+    from featviz.exemplars.exemplars import find_exemplars
+    from featviz.run.share import refuse_shares
+
+    refuse_shares("exemplars", "it ranks all images against each other")
+    with output.batch_progress() as progress:
+        options = given.record(ExemplarOptions)
+        result = find_exemplars(given.source, given.images, options, progress)
+    record = result.record
+    if given["json"]:
+        output.document(record.as_json())
+    else:
+        output.table(result.table)
+    skipped = [f"{one.layer} ({one.reason})" for one in record.skipped]
+    for what, layers in (("skipped", skipped), ("never ran", record.never_ran)):
+        if layers:
+            log.warning("%s: %s", what, listed(layers, _NAMED))
+    log.info("%s seen", counted(record.images.seen, "image"))
+    log.info("results in %s", result.out)
+    return result.exit_code

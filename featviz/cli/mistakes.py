@@ -7,18 +7,13 @@ What knows models and images is imported when a mistake is looked at, since --he
 from __future__ import annotations
 
 import difflib
-import os
-import re
 import shlex
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import click
 
-from featviz.errors import FeatvizError, FileError, UsageError
-from featviz.files import read_text
-from featviz.files.missing import misspelt
+from featviz.errors import FeatvizError, UsageError
 from featviz.text import quoted
 
 _LONGEST_COMMAND = 500
@@ -27,24 +22,14 @@ _LONGEST_COMMAND = 500
 _SYNONYMS = {
     "--gpu": "--device=cuda",
     "--cuda": "--device=cuda",
-    "--batch": "--batch-size",
     "--colormap": "--cmap",
-    "--colourmap": "--cmap",
     "--checkpoint": "--weights",
     "--pretrained": "--weights",
-    "--save": "--out",
-    "--dir": "--out",
     "--force": "--overwrite",
-    "--topk": "--max-maps",
     "--class": "--target",
-    "--show": "--open",
-    "--alpha": "--overlay",
     "--image-size": "--size",
-    "--resize": "--size",
 }
 """Options of other tools, which no likeness of letters leads to, and what they are called here."""
-
-_WEIGHTS = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")
 
 _EXAMPLES = {
     "model": "resnet18",
@@ -55,14 +40,6 @@ _EXAMPLES = {
     "base": "before",
     "new": "after",
     "file": "weights.pth",
-}
-"""For each argument, a value that an example shows."""
-
-_RUN_FOLDER = "a folder that `featviz run` wrote"
-_NEEDED = {
-    "images": "an IMAGE",
-    **dict.fromkeys(("run", "runs", "parts", "base"), _RUN_FOLDER),
-    "new": f"NEW, {_RUN_FOLDER}",
 }
 
 
@@ -111,11 +88,8 @@ def unknown_command(words: Sequence[str], commands: Sequence[str]) -> UsageError
     name, *rest = words
     if close := close_to(name, commands if name.isalpha() else []):
         hint = _with_command(f"did you mean {close[0]}?", [close[0], *rest])
-    elif looks_like_model(name):
-        command = "run" if any(map(looks_like_image, rest)) else "layers"
-        hint = _with_command(f"did you mean {command}?", [command, *words])
-    elif looks_like_image(name):
-        hint = "did you mean run? featviz run MODEL IMAGE..."
+    elif looks_like_model(name) and rest:
+        hint = _with_command("did you mean run?", ["run", *words])
     else:
         hint = "featviz --help describes them: " + ", ".join(commands)
     return UsageError(f"No such command {quoted(name)!r}.", hint)
@@ -125,16 +99,12 @@ def _of_option(
     error: click.NoSuchOption, ctx: click.Context, arguments: Sequence[str]
 ) -> str | None:
     """For an option that a command lacks: the nearest one that it has."""
-    option, known = error.option_name, _options_of(ctx.command)
-    if not option.startswith("--"):  # click takes `-layers` for several short options
-        words = [word for word in arguments if word.startswith(option)]
-        option = words[0].partition("=")[0] if words else option
+    names = [name for p in ctx.command.params for name in (*p.opts, *p.secondary_opts)]
+    option, known = error.option_name, [*(n for n in names if n.startswith("--")), "--help"]
     long = f"--{option.lstrip('-')}".replace("_", "-")
     meant = _SYNONYMS.get(long, long)
     if meant.partition("=")[0] not in known:
         close = close_to(long, (one for one in known if one != "--trust"), 0.7)
-        if not close and isinstance(ctx.command, click.Group):
-            return "options stand behind the command: featviz COMMAND --help"
         if not close:
             return None
         meant = close[0]
@@ -143,54 +113,16 @@ def _of_option(
     return _with_command(f"did you mean {meant}?", again)
 
 
-def _options_of(command: click.Command) -> list[str]:
-    names = (name for p in command.params for name in (*p.opts, *p.secondary_opts))
-    return [*(name for name in names if name.startswith("--")), "--help"]
-
-
-def refuse_spaces(ctx: click.Context, words: Sequence[str]) -> None:
-    """Refuse `--layers Conv2d ReLU`, where a word that is no option, MODEL or IMAGE stands behind
-    the value of a list; and `my photo.jpg`, where only the words together are a path."""
-    names = {name: param for param in ctx.command.params for name in param.opts}
-    words = [part for w in words for part in (w.split("=", 1) if w.startswith("--") else [w])]
-    for option, value, after in zip(words, words[1:], words[2:], strict=False):
-        if getattr(names.get(option), "is_list", False) and not (
-            after.startswith("-") or _looks_like_place(after)
-        ):
-            raise UsageError(
-                f"{option} {quoted(value)} {quoted(after)}: a space cuts the list in two",
-                f"write the list without spaces: {option} {value.rstrip(',')},{after}",
-            )
-    missing = [not os.path.exists(word) for word in words]  # noqa: PTH110 - takes any name
-    for start in range(len(words) - 1):
-        for end in range(start + 2, min(start + 6, len(words) + 1)):
-            path = " ".join(words[start:end])
-            if all(missing[start:end]) and os.path.exists(path):  # noqa: PTH110
-                again = [*words[:start], path, *words[end:]]
-                hint = _with_command("quote it", [*ctx.command_path.split()[1:], *again])
-                raise UsageError(f"{quoted(path)!r} is there, and a space cuts it in two", hint)
-
-
-def _looks_like_place(word: str) -> bool:
-    """Whether a word may be MODEL or IMAGE, and not a part of a list."""
-    if word.startswith(("fn:", "re:")):
-        return False
-    if "/" in word or Path(word).exists() or misspelt(Path(word)) is not None:
-        return True
-    return looks_like_image(word) or looks_like_model(word)
-
-
 def missing(argument: str, ctx: click.Context) -> UsageError:
     """The error for an argument that is not there, with an example."""
     names = [str(p.name) for p in ctx.command.params if isinstance(p, click.Argument)]
     words = [str(ctx.params.get(name) or _EXAMPLES[name]) for name in names]
     hint = _with_command("for example", [*ctx.command_path.split()[1:], *words])
-    what = _NEEDED.get(argument, f"a {argument.upper()}")
-    return UsageError(f"{ctx.command_path} needs {what}", hint)
+    return UsageError(f"{ctx.command_path} needs {argument.upper()}", hint)
 
 
 def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> None:
-    """Refuse an image where MODEL stands, and weights where IMAGE stands."""
+    """Refuse an image where MODEL stands."""
     if looks_like_image(model):
         other = next((image for image in images if looks_like_model(image)), None)
         if other is not None or Path(model).is_file() or not images:
@@ -198,24 +130,6 @@ def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> Non
             again = [*ctx.command_path.split()[1:], other or "resnet18", model]
             hint = _with_command("MODEL comes first", again)
             raise UsageError(f"MODEL {quoted(model)!r} is {what}", hint)
-    for image in images:
-        if Path(image).suffix in _WEIGHTS and Path(image).is_file() and not looks_like_image(image):
-            words, hint = (
-                f"{quoted(image)!r} is no image but weights",
-                "they stand behind --weights",
-            )
-            raise UsageError(words, hint, replace=(image, f"--weights={image}"))
-
-
-def refuse_class_alone(model: str, arch: str) -> None:
-    """Refuse `--arch Net` where a file here, or beside MODEL, has a class or function Net."""
-    if arch.isidentifier() and not looks_like_model(arch):
-        declared = re.compile(rf"^(class|def) {arch}\b", re.MULTILINE)
-        for file in [*sorted(Path().glob("*.py")), *sorted(Path(model).parent.glob("*.py"))]:
-            with suppress(OSError, FileError):
-                if declared.search(read_text(file)):
-                    hint, again = f"did you mean {file}:{arch}?", (arch, f"{file}:{arch}")
-                    raise UsageError(f"--arch {arch!r} names no file", hint, replace=again)
 
 
 def looks_like_model(word: str) -> bool:

@@ -1,10 +1,17 @@
 """Commands of the command line, and their options: made of the records of `featviz.options`, beside
-the few that only the command line has."""
+the few that only the command line has.
+
+The declaration of an option says in which group of --help it stands and whether a newcomer needs
+it: `--help` of a long command shows the first ones, `--help-all` all.
+"""
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Collection, Sequence
+import os
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -16,21 +23,221 @@ from click.shell_completion import CompletionItem
 from msgspec import NODEFAULT, Struct
 
 from featviz.cli import mistakes
-from featviz.cli.help import ClickOption, Command
-from featviz.cli.values import FILE, read_config
 from featviz.drawing.normalize import in_full
+from featviz.errors import FileError, UsageError
+from featviz.files import read_text
+from featviz.files.missing import hint_of, misspelt
+from featviz.files.urls import Url, is_url, refuse_url
 from featviz.models.sources import MODEL_HELP
 from featviz.options import (
     GENERAL,
+    GROUPS,
     LISTS,
+    OPTIONS,
     OUTPUT,
     ModelOptions,
     Option,
     every_option,
     read_from,
 )
+from featviz.text import quoted
 
 R = TypeVar("R", bound=Struct)
+
+
+_MOST = 15
+"""Options that a command shows all at once; one that has more is long."""
+
+_WHOLE = "featviz.help_all"
+
+
+class ClickOption(click.Option):
+    """An option with its place in help.
+
+    Args:
+        group: the heading under which it stands, one of GROUPS.
+        first: whether `--help` of a long command shows it.
+        usual: the default in words.
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        group: str = OPTIONS,
+        first: bool = False,
+        usual: str = "",
+        **settings: Any,
+    ) -> None:
+        super().__init__(names, **settings)
+        self.group, self.first, self.usual = group, first, usual
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Its flags, and its help with the default; what stands behind a form feed is for
+        `--help-all`."""
+        record = super().get_help_record(ctx)
+        if record is None:
+            return None
+        brief, _, more = record[1].partition("\f")
+        words = brief + more if shows_all(ctx) else brief
+        return record[0], words + f"  [default: {self.usual}]" * bool(self.usual)
+
+
+def shows_all(ctx: click.Context) -> bool:
+    """Whether help leaves nothing out: that of a short command, and `--help-all`."""
+    return not getattr(ctx.command, "is_long", False) or _WHOLE in ctx.meta
+
+
+class Command(click.Command):
+    """A command whose options stand in groups.
+
+    The part of its help behind a form feed is for `--help-all`.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.is_long = len(self.params) > _MOST
+        if self.is_long:
+            words = "Show all options in groups and exit."
+            flag: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+            self.params.append(
+                ClickOption("--help-all", help=words, group=GENERAL, callback=_show_all, **flag)
+            )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read a command line."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            if not isinstance(error.param, click.Argument):
+                raise
+            raise mistakes.missing(str(error.param.name), ctx) from None
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """What the command does; all that there is to say, where no option is left out."""
+        if not shows_all(ctx):
+            super().format_help_text(ctx, formatter)
+            return
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(inspect.cleandoc(self.help or "").replace("\f", ""))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The groups of options, or of a long command the first options."""
+        options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
+        sections = {"First options": [p for p in options if getattr(p, "first", False)]}
+        if shows_all(ctx):  # click's own options, such as --help, are general
+            groups = [(p, getattr(p, "group", GENERAL)) for p in options]
+            sections = {title: [p for p, group in groups if group == title] for title in GROUPS}
+        for title, own in sections.items():
+            if own:
+                with formatter.section(title):
+                    formatter.write_dl([r for p in own if (r := p.get_help_record(ctx))])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Where the rest is."""
+        if shows_all(ctx):
+            return
+        count = sum(isinstance(p, click.Option) for p in self.get_params(ctx))
+        behind = (self.help or "").partition("\f")[2]
+        more = ", and more examples" if "xamples:" in behind else ""
+        formatter.write_paragraph()
+        formatter.write_text(f"`{ctx.command_path} --help-all` shows all {count} options{more}.")
+
+
+def _show_all(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+    if given and not ctx.resilient_parsing:
+        ctx.meta[_WHOLE] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+class PathType(click.Path):
+    """A path of this machine, and with `urls` the URL of a run in an object store, too."""
+
+    def __init__(self, *, urls: bool = False, **settings: Any) -> None:
+        super().__init__(path_type=Path, **settings)
+        self.urls = urls
+        self.name = "directory" if urls else self.name
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Read it."""
+        if self.urls and (isinstance(value, Url) or is_url(value)):
+            return value if isinstance(value, Url) else Url.of_run(value)
+        refuse_url(value)
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            path = Path(value)
+            hint = "check the path" if os.path.lexists(path) else hint_of(path, misspelt(path))
+            raise UsageError(error.message, hint) from None
+
+
+FILE = PathType(exists=True, dir_okay=False)
+RUN = PathType(urls=True, exists=True)
+"""A run directory. A file is taken, too: the reader of runs says what is wrong with it."""
+
+_LARGEST_CONFIG = 2**13
+"""Bytes of a TOML file: of a long dotted key Python's reader takes the square."""
+
+
+def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+    """Take values of options from a TOML file: top-level keys, or those in a table of the command.
+
+    A key is an option's long name without dashes in front; `model` and `images` stand for the
+    arguments. Values are what one would type, paths included; the command line wins over them.
+    """
+    if path is None:
+        return
+    group, own = ctx.parent.command if ctx.parent else None, str(ctx.info_name)
+    commands = group.list_commands(ctx) if isinstance(group, click.Group) else []
+    content = _read_toml(path)
+    tables = {key: value for key, value in content.items() if isinstance(value, dict)}
+    for key in sorted(tables.keys() - {own, *commands}):
+        lacks = f"{path} has a table [{quoted(key)}], and there is no such command"
+        hint = "a table is named as a command is, and holds its options"
+        raise UsageError(f"{lacks}; {_meant(key, commands or [own])}", hint)
+    params: dict[str, click.Parameter] = {}
+    for param in ctx.command.params:
+        names = [name.removeprefix("--") for name in param.opts if name.startswith("--")]
+        is_argument = isinstance(param, click.Argument)
+        params |= dict.fromkeys([str(param.name)] if is_argument else names, param)
+    hint = "a key is an option's long name without dashes, or model or images"
+    defaults = {}
+    plain = {key: value for key, value in content.items() if key not in tables}
+    for key, value in {**plain, **tables.get(own, {})}.items():
+        name = key.replace("_", "-")
+        if name not in params:
+            lacks = f"{path} has {quoted(repr(key))}, which {ctx.command_path} lacks"
+            raise UsageError(f"{lacks}; {_meant(name, params)}", hint)
+        if isinstance(value, dict):
+            raise UsageError(f"{path} has a table {quoted(repr(key))}, expected a value", hint)
+        defaults[str(params[name].name)] = _as_typed(params[name], value)
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_text(path, _LARGEST_CONFIG))
+    except (OSError, FileError, ValueError, RecursionError) as error:
+        words = "too many levels" if isinstance(error, RecursionError) else quoted(str(error))
+        hint = 'lines of TOML say OPTION = VALUE, such as layers = "ReLU", below [COMMAND] or alone'
+        raise UsageError(f"{quoted(str(path))} cannot be read: {words}", hint) from error
+
+
+def _meant(name: str, names: Iterable[str]) -> str:
+    close = mistakes.close_to(name, names)
+    return f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(names))}"
+
+
+def _as_typed(param: click.Parameter, value: Any) -> Any:
+    """A TOML list is a list for repeatable options, and one comma-separated value for others."""
+    many = param.multiple if isinstance(param, click.Option) else param.nargs == -1
+    if isinstance(value, list) and not many:
+        return ",".join(str(item) for item in value)
+    if isinstance(param, click.Option) and param.is_flag and not isinstance(value, bool):
+        return str(value)  # click reads words
+    return [value] if many and not isinstance(value, list) else value
+
 
 _CHECKS = {
     "normalize": "featviz.drawing.normalize:parse_scale",
@@ -53,9 +260,7 @@ class Given:
     """What a command line gave."""
 
     values: dict[str, Any]
-    """The values of options and arguments by name, read and checked."""
     source: Any = None
-    """The model as a ModelOptions, for a command that takes MODEL."""
     images: Sequence[str] = ()
 
     def __getitem__(self, name: str) -> Any:
@@ -137,10 +342,12 @@ def click_option(option: Option) -> ClickOption:
     if isinstance(usual, (str, int, float, Path)) and not isinstance(usual, bool):
         settings["usual"] = str(usual)
     if bool not in option.kinds:
-        is_list = option.read in LISTS
         metavar = option.metavar or f"[{'|'.join(option.choices)}]" * bool(option.choices) or None
-        settings |= {"type": str, "multiple": option.many or is_list, "metavar": metavar}
-        settings["is_list"] = is_list
+        settings |= {
+            "type": str,
+            "multiple": option.many or option.read in LISTS,
+            "metavar": metavar,
+        }
         settings |= {"shell_complete": _offered(option), "required": option.default is NODEFAULT}
     elif option.default is not False:
         flags[-1] += f"/--no-{option.name}"
@@ -205,7 +412,6 @@ def _given(
     if not model or ("images" in values and not images):
         raise mistakes.missing("images" if model else "model", ctx)
     source = Given(values).record(ModelOptions, spec=model)
-    mistakes.refuse_class_alone(model, source.arch or "")
     check_words(source)
     check_arguments(images)
     given = Given(values, source, images)

@@ -26,14 +26,7 @@ _PIPED = 10_000
 
 def document(content: Mapping[str, Any], indent: int | None = 1) -> None:
     """Print one JSON document on stdout; without `indent`, on one line."""
-    with _written():
-        click.echo(printable_json(content, indent))
-
-
-def line(words: str) -> None:
-    """Print one line on stdout."""
-    with _written():
-        click.echo(printable(words))
+    text(printable_json(content, indent))
 
 
 def text(words: str) -> None:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featviz.cli import output
-from featviz.cli.options import Given, command, open_flag
-from featviz.cli.values import RUN
+from featviz.cli.options import RUN, Given, command, open_flag
 from featviz.options import (
     DiffFiles,
     DiffThresholds,
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NAMED = 5
-"""Files that nothing lists which a warning names."""
 
 
 @command(

@@ -28,7 +28,6 @@ from featviz.text import counted, listed
 log = logging.getLogger(__name__)
 
 _NAMED = 3
-"""Layers without a picture that are named on stderr; the manifests name them all."""
 
 
 def _passes(given: Given) -> PassOptions:
@@ -159,7 +158,6 @@ class Messages:
 
     never_ran: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
-    """By layer: the reason."""
 
     def add(self, result: ImageResult, with_outcome: bool) -> None:
         """Say what went wrong with an image; where it is asked for also the prediction, and what

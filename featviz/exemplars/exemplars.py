@@ -81,9 +81,9 @@ def find_exemplars(
                 f"none of the {len(layers)} selected layers gives a tensor with channels",
                 listed(reasons, 3, "; "),
             )
-        choice, study = options.choice, Study(loaded, samples, options, progress)
-        classes = [class_of(sample) if choice.per_class else None for sample in samples]
-        collector = ExemplarCollector(loaded, plan, classes, choice.pick, choice.top)
+        study = Study(loaded, samples, options, progress)
+        classes = [class_of(sample) if options.per_class else None for sample in samples]
+        collector = ExemplarCollector(loaded, plan, classes, options.pick, options.top)
         module = loaded.module
         with in_eval_mode(module), hooked(module, layers, collector.take) as recorder:
             collector.recorder = recorder
@@ -102,7 +102,7 @@ def find_exemplars(
                 row = ExemplarLayer(*place, name, shape, layout, view, "", channels)
                 row = replace(row, sheet=sheet_path(row, number))
                 top = collector.tops[site, name]
-                rows.append(cutter.draw(target, top, row, choice.pick, len(study.seen), folder))
+                rows.append(cutter.draw(target, top, row, options.pick, len(study.seen), folder))
         skipped = {**plan.skipped, **collector.skipped}
         failures = [FailedImage(*failure) for failure in study.failures]
         record = ExemplarRecord(
@@ -110,9 +110,9 @@ def find_exemplars(
             **study.about,
             options={
                 "layers": options.layers,
-                "top": choice.top,
-                "by": choice.pick,
-                "per_class": choice.per_class,
+                "top": options.top,
+                "by": options.pick,
+                "per_class": options.per_class,
                 **structs.asdict(options.inputs),
             },
             images=ImagesSeen(len(study.samples), len(study.seen), failures),

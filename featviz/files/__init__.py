@@ -17,15 +17,13 @@ from featviz.errors import FileError
 from featviz.text import quoted
 
 SMALL = 16 * 2**20
-"""Bytes of a JSON or TOML file that is read unless the caller says otherwise."""
 
 DEEPEST = 100
-"""Levels of lists and objects inside one another that a JSON document may have."""
 
 _BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[\[{\]}]', re.DOTALL)
 """Strings, also one that does not end, and the brackets between them."""
 
-_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 """O_NONBLOCK: a FIFO that takes the file's place after the check does not block either."""
 
 _IRREGULAR = "it is no regular file"
@@ -33,10 +31,7 @@ _LINKED = "it, or a folder on the way to it, is a symbolic link"
 _LINK_ERRORS = {errno.ELOOP: _LINKED, errno.ENOTDIR: f"{_LINKED} or no folder"}
 """Where links are not followed: a link to a folder gives the same error as a file in its place."""
 
-_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
-_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
-_RELATIVE = os.open in os.supports_dir_fd
-"""Whether a file can be opened by its name in a folder that is open."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -91,9 +86,8 @@ class Folder:
         self._base = 1
         try:
             with _errors_named("."):
-                if _RELATIVE:
-                    self._folders.append(("", os.open(root, _FOLDER)))
-                    self._enter(relative.split("/") if relative else [])
+                self._folders.append(("", os.open(root, _FOLDER)))
+                self._enter(relative.split("/") if relative else [])
         except BaseException:
             self.close()
             raise
@@ -116,16 +110,10 @@ class Folder:
             if not is_inside(relative):
                 raise OSError("it lies outside its folder")
             *folders, name = relative.split("/")
-            if not _RELATIVE:  # pragma: no cover - Windows
-                path = self.root
-                for part in (*filter(None, self.name.split("/")), *folders, name):
-                    path /= part
-                    _check_regular(path.lstat().st_mode, or_folder=True)
-                return _only_regular(os.open(path, _READ))
             self._enter(folders)
             at = self._folders[-1][1]
             _check_regular(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode)
-            return _only_regular(os.open(name, _READ | _NOFOLLOW, dir_fd=at))
+            return _only_regular(os.open(name, _READ | os.O_NOFOLLOW, dir_fd=at))
 
     def read(self, relative: str, most: int) -> bytes:
         """The content of a file of at most `most` bytes; raises as `open` does."""
@@ -156,7 +144,7 @@ class Folder:
         while len(self._folders) > self._base:
             os.close(self._folders.pop()[1])
         for part in folders:
-            opened = os.open(part, _FOLDER | _NOFOLLOW, dir_fd=self._folders[-1][1])
+            opened = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=self._folders[-1][1])
             self._folders.append((part, opened))
 
 
@@ -228,8 +216,8 @@ def _errors_named(name: str) -> Iterator[None]:
         raise FileError(f"{quoted(name)} cannot be read: {reason}") from error
 
 
-def _check_regular(mode: int, or_folder: bool = False) -> None:
-    if not (stat.S_ISREG(mode) or (or_folder and stat.S_ISDIR(mode))):
+def _check_regular(mode: int) -> None:
+    if not stat.S_ISREG(mode):
         raise OSError(_LINKED if stat.S_ISLNK(mode) else _IRREGULAR)
 
 

@@ -15,31 +15,22 @@ takes 2 seconds at worst."""
 
 
 def misspelt(path: Path) -> Path | None:
-    """The file or folder that a path may mean, by the entries of the folders on its way that have
-    like names; None where there is none.
+    """The file or folder that a path may mean: one of a like name in its folder; None where there
+    is none.
 
     Example:
-        >>> misspelt(Path("photso/Cta.jpg"))  # doctest: +SKIP
+        >>> misspelt(Path("photos/Cta.jpg"))  # doctest: +SKIP
         PosixPath('photos/cat.jpg')
     """
-    near = Path(path.anchor)
-    parts = path.relative_to(near).parts
-    for number, part in enumerate(parts, 1):
-        is_last = number == len(parts)
-        if is_last or not os.path.isdir(near / part):  # noqa: PTH112 - takes any name
-            try:
-                with os.scandir(near) as entries:
-                    some = [e.name for e in islice(entries, _MOST_NAMES) if is_last or e.is_dir()]
-            except (OSError, ValueError):
-                return None
-            names = {name.lower(): name for name in some}
-            wanted = part[:_LONGEST_NAME].lower()
-            close = difflib.get_close_matches(wanted, names, 1, 0.75)
-            close = close or sorted(name for name in names if PurePath(name).stem == wanted)
-            if not close:
-                return None
-            part = names[close[0]]
-        near /= part
+    try:
+        with os.scandir(path.parent) as entries:
+            names = {entry.name.lower(): entry.name for entry in islice(entries, _MOST_NAMES)}
+    except (OSError, ValueError):
+        return None
+    wanted = path.name[:_LONGEST_NAME].lower()
+    close = difflib.get_close_matches(wanted, names, 1, 0.75)
+    close = close or sorted(name for name in names if PurePath(name).stem == wanted)
+    near = path.parent / names[close[0]] if wanted and close else path
     return None if near == path else near
 
 

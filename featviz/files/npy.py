@@ -25,11 +25,8 @@ _UNPACKED_BYTES = 2**30
 
 def header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any, int]:
     """Type, shape, order and where the numbers begin, from the first HEAD bytes of an npy file
-    (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, version 1.0).
-
-    Raises:
-        ValueError: it is no array of numbers as numpy writes it.
-    """
+    (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, version 1.0);
+    ValueError where it is no array of numbers."""
     start = 10 + int.from_bytes(data[8:10], "little")
     if not data.startswith(MAGIC + b"\x01\x00"):
         raise ValueError("it is no array as numpy writes it")
@@ -52,11 +49,8 @@ def _parsed(line: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any]:
 
 
 def read_npy(data: bytes | memoryview) -> np.ndarray:
-    """The array that the bytes of an npy file hold, without a copy.
-
-    Raises:
-        ValueError: it is none, or has more or fewer bytes than its header says.
-    """
+    """The array that the bytes of an npy file hold, without a copy; ValueError where it is none, or
+    has more or fewer bytes than its header says."""
     dtype, shape, order, start = header(bytes(data[:HEAD]))
     count = max(len(data) - start, 0)
     if count != math.prod(shape) * dtype.itemsize:
@@ -66,12 +60,7 @@ def read_npy(data: bytes | memoryview) -> np.ndarray:
 
 
 def read_npz(data: bytes) -> np.ndarray:
-    """The one array of an npz file, compressed or not, or the one that is called `image`.
-
-    Raises:
-        ValueError: it is none, or as `read_arrays` says.
-        FileError: there are several, or none.
-    """
+    """The one array of an npz file, compressed or not, or the one that is called `image`."""
     try:
         arrays = read_arrays(data)
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, OSError) as error:
@@ -108,15 +97,8 @@ def read_arrays(data: bytes, packed: bool = True) -> dict[str, np.ndarray]:
 
 
 def only(named: dict[str, Any], what: str, remedy: str) -> Any:
-    """The one value of a mapping, or the one that is called `image`.
-
-    Args:
-        what: the values, for the message: "arrays".
-        remedy: how to save one.
-
-    Raises:
-        FileError: there are several, or none.
-    """
+    """The one value of a mapping, or the one that is called `image`; else a FileError says how many
+    "arrays" there are, and how to save one."""
     if len(named) == 1 or "image" in named:
         return named.get("image", next(iter(named.values())))
     names = ", ".join(quoted(str(name)) for name in list(named)[:6]) or "nothing"

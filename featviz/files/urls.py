@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -23,16 +22,10 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 WEB = ("http", "https")
-"""Protocols of web servers, whose folders are pages."""
-PAUSES = (0.5, 1.0, 2.0)
-"""Seconds before the second, third and fourth time that something is asked for."""
-_PATIENCE, _SILENCE, _CONNECT = 120.0, 30.0, 10.0
-"""Seconds for a whole answer over http, and without a byte, and without any answer, after which
-http and s3 have failed."""
 _PIECE, _BLOCK = 2**20, 4 * 2**20
 """Bytes of a file, and of an archive, that are asked for at once."""
-_DEEPEST, _MOST_FOLDERS = 32, 10_000
-"""Folders inside one another, and folders, that are searched."""
+_DEEPEST = 32
+"""Folders inside one another that are searched."""
 _FOLDERS = ("file", "local")
 _NO_STORE = re.compile(
     "arrow_hdfs|async_?wrapper|blockcache|cached|dask|data|dir|file|filecache|generic|git|jlab|"
@@ -120,8 +113,7 @@ class Url:
         return scrubbed(words)
 
     def filesystem(self) -> Any:
-        """fsspec's filesystem of the store, one for all threads, which waits for no answer for
-        ever; what it raises is its own.
+        """fsspec's filesystem of the store, one for all threads; what it raises is its own.
 
         Raises:
             UsageError: there is no such store, its package is missing, or the URL or the
@@ -138,12 +130,11 @@ class Url:
             ) from error
 
 
-def refuse_url(place: object, option: str = "") -> None:
-    """Say that an option, whose name may begin the message, takes a path of this machine only."""
+def refuse_url(place: object) -> None:
+    """Say that an option takes a path of this machine only."""
     if isinstance(place, str) and is_url(place):
-        words = f"{option} {quoted(str(Url(place)))} is a URL".strip()
         raise UsageError(
-            f"{words}, and only a path of this machine can stand here",
+            f"{quoted(str(Url(place)))} is a URL, and only a path of this machine can stand here",
             "give a path, and copy between it and the store (`aws s3 cp --recursive`)",
         )
 
@@ -189,30 +180,15 @@ def _connected(protocol: str, given: tuple[tuple[str, Any], ...], process: int) 
     """fsspec's own instances are one for each thread; this one is shared by all."""
     import fsspec
 
-    limits: dict[str, Any] = {}
-    if protocol in WEB:
-        import aiohttp
-
-        timeout = aiohttp.ClientTimeout(
-            total=_PATIENCE, connect=_CONNECT, sock_connect=_CONNECT, sock_read=_SILENCE
-        )
-        limits = {"client_kwargs": {"timeout": timeout}}
-    elif protocol in ("s3", "s3a"):
-        limits = {"config_kwargs": {"connect_timeout": _CONNECT, "read_timeout": _SILENCE}}
-        limits["config_kwargs"]["retries"] = {"total_max_attempts": 1}  # s3fs tries again itself
-    options = {**limits, **fsspec.config.conf.get(protocol, {}), **dict(given)}
+    options = {**fsspec.config.conf.get(protocol, {}), **dict(given)}
     return _class_for(protocol)(**options, skip_instance_cache=True)
 
 
-_FINAL = (IsADirectoryError, NotADirectoryError, NotImplementedError, ValueError, TypeError)
-"""Errors that the next time would meet again."""
-
-
 def tried(url: Url, task: Callable[[], T]) -> T:
-    """Ask a store for something, up to four times.
+    """Ask a store for something; the libraries of stores try again as they see fit.
 
-    Libraries raise what they like, botocore's errors and those of aiohttp among it, so all is
-    taken for the store's answer.
+    They raise what they like, botocore's errors and those of aiohttp among it, so all is taken for
+    the store's answer.
 
     Raises:
         FileNotFoundError: there is no such file or bucket.
@@ -220,28 +196,22 @@ def tried(url: Url, task: Callable[[], T]) -> T:
         FileError: the task's own; or the store's answer, without credentials, caused by the
             library's error.
     """
-    for pause in (*PAUSES, None):
-        try:
-            return task()
-        except (FileNotFoundError, FileExistsError, FileError):
-            raise
-        except Exception as error:
-            status, refused = _status(error), lacks_rights(error)
-            final = 400 <= status < 500 and status not in (408, 425, 429)
-            if not (final or refused or pause is None or isinstance(error, _FINAL)):
-                time.sleep(pause)
-                continue
-            if refused:
-                words = "the store refuses access: are the credentials there?"
-            elif isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
-                words = "the store did not answer in time"
-            elif status:
-                reason = quoted(url.without_secrets(str(getattr(error, "message", ""))))
-                words = f"the server answers {status} {reason}".strip()
-            else:
-                words = quoted(url.without_secrets(str(error)).strip()) or type(error).__name__
-            raise (FileNotFoundError if status == 404 else FileError)(words) from error
-    raise AssertionError("the last time returns or raises")
+    try:
+        return task()
+    except (FileNotFoundError, FileExistsError, FileError):
+        raise
+    except Exception as error:
+        status = _status(error)
+        if lacks_rights(error):
+            words = "the store refuses access: are the credentials there?"
+        elif isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
+            words = "the store did not answer in time"
+        elif status:
+            reason = quoted(url.without_secrets(str(getattr(error, "message", ""))))
+            words = f"the server answers {status} {reason}".strip()
+        else:
+            words = quoted(url.without_secrets(str(error)).strip()) or type(error).__name__
+        raise (FileNotFoundError if status == 404 else FileError)(words) from error
 
 
 def lacks_rights(error: BaseException | None) -> bool:
@@ -329,9 +299,6 @@ def open_parts(place: Remote) -> Any:
     if not isinstance(getattr(file, "size", None), int) or not file.seekable():
         words = "the server gives no parts of files, which an archive needs"
         raise FileError(words, "download the archive, and give the file")
-    if cache := getattr(file, "cache", None):
-        fetch = cache.fetcher  # a block that the store fails to give is asked for again
-        cache.fetcher = lambda start, end: _asked(place, lambda: fetch(start, end))
     return file
 
 
@@ -342,15 +309,12 @@ def is_folder(place: Remote) -> bool:
 
 def below(folder: Remote, pattern: str = "**") -> Iterator[tuple[str, Remote]]:
     """The files below a folder whose relative names match, with these, sorted as on disk. What a
-    page or a listing names elsewhere is left out; FileError where there are more folders than are
-    searched."""
+    page or a listing names elsewhere is left out."""
     from fsspec.utils import glob_translate
 
     wanted, base = re.compile(glob_translate(pattern)), folder.path.rstrip("/") + "/"
     found, folders = dict[str, str](), [base]
     for path in folders:  # to which those are added that this finds
-        if len(folders) > _MOST_FOLDERS:
-            raise FileError(f"{quoted(str(folder))} has no end: {len(folders)} folders were found")
         asked = path if folder.is_web else path.rstrip("/")
         ls = partial(folder.url.filesystem().ls, asked, detail=True)
         rows: list[dict[str, Any]] = _asked(folder, ls, missing=[])

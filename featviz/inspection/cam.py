@@ -12,7 +12,9 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
+import torch
 from msgspec import structs
+from PIL import Image
 from torch import Tensor
 
 from featviz import layout
@@ -28,14 +30,12 @@ from featviz.inspection.look import check_files
 from featviz.layout import Maps
 from featviz.models.load import LoadedModel
 from featviz.options import CamOptions, DrawOptions, ModelOptions, PassOptions, RunOptions
-from featviz.records import FORMATS, REDUCTIONS, Bytes, Floats, Guess, Outcome, Sample, Site, Skip
+from featviz.records import REDUCTIONS, SUFFIXES, Bytes, Floats, Guess, Outcome, Sample, Site, Skip
 from featviz.run.prepare import Prepared, find_images, last_map, prepare, read_input
 from featviz.rundir.atomic import atomic, reported
 from featviz.text import listed, printable, quoted, safe_name
 
 log = logging.getLogger(__name__)
-
-_OTHER_PICTURES = {".jpeg", *(f".{name}" for name in FORMATS)} - {".png"}
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,7 @@ class LayerCam:
 
     site: Site
     values: Floats = field(repr=False, compare=False)
-    """[H, W] in the layer's resolution; [T, H, W] of a clip."""
     picture: Bytes = field(repr=False, compare=False)
-    """The map over what the model saw, RGB [H, W, 3] in the size of the input."""
     limits: tuple[float, float]
     """The values that are drawn darkest and brightest."""
 
@@ -55,6 +53,21 @@ class LayerCam:
         """`layer4`, `relu call 1`."""
         parts = [self.site.layer.label, f"call {self.site.call}" if self.site.call else ""]
         return " ".join(part for part in (*parts, self.site.key) if part)
+
+    @property
+    def layer(self) -> str:
+        """Qualified name of the layer; empty for the model itself."""
+        return self.site.layer.name
+
+    @property
+    def image(self) -> Image.Image:
+        """The map over what the model saw: RGB, in the size of the input."""
+        return Image.fromarray(self.picture)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The map's values, float32 [H, W] in the resolution of the layer; [T, H, W] of a clip."""
+        return torch.from_numpy(self.values.copy())
 
     def as_json(self) -> dict[str, Any]:
         """For programs: all but the pixels."""
@@ -117,20 +130,20 @@ def cam(
             cannot be written; nothing was written before.
     """
     Thread(target=compiled, daemon=True).start()  # numba is loaded while the model is
-    maps, out = options.maps, options.out
+    out = options.out
     draw = DrawOptions(
-        reduce=maps.method,
+        reduce=options.method,
         scale=1,
-        overlay=maps.overlay,
-        cmap=maps.cmap,
-        tensor_layout=maps.tensor_layout,
+        overlay=options.overlay,
+        cmap=options.cmap,
+        tensor_layout=options.tensor_layout,
     )
     run = RunOptions(
         layers=options.layers,
         nul_separated=options.nul_separated,
         draw=draw,
         inputs=options.inputs,
-        passes=PassOptions(PAIRED, maps.target),
+        passes=PassOptions(PAIRED, options.target),
     )
     found = find_images(images, run)
     if out is not None:
@@ -150,22 +163,18 @@ def cam(
             )
     if options.layers is None:
         prepared = replace(prepared, layers=[last_map(prepared)])
-    cmap = colormap.resolved(maps.cmap, over=True, reduce=maps.method)
+    cmap = colormap.resolved(options.cmap, over=True, reduce=options.method)
     for sample in prepared.samples:
-        result = _explain(prepared, sample, maps.method, cmap)
+        result = _explain(prepared, sample, options.method, cmap)
         if sample.name in files and result.error is None:
             result = replace(result, path=files[sample.name])
             _write(result, files[sample.name], cmap)
         yield result
 
 
-def _is_picture(out: Path) -> bool:
-    return out.suffix.lower() == ".png" and not out.is_dir()
-
-
 def _files(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
     """The picture's file of each image: its name without the ending, where no other has it."""
-    if _is_picture(out) or out.suffix.lower() in _OTHER_PICTURES:
+    if out.suffix.lower() in (".jpeg", *SUFFIXES) and not out.is_dir():
         return {sample.name: out for sample in samples}
     flat = {sample.name: sample.name.replace("/", "__") for sample in samples}
     stems = Counter(Path(name).stem for name in flat.values())

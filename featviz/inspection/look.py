@@ -25,7 +25,7 @@ from featviz.images import find
 from featviz.layout import to_floats
 from featviz.layout.hints import HintBook
 from featviz.models.load import LoadedModel
-from featviz.options import DrawOptions, LookOptions, ModelOptions, PageOptions, RunOptions
+from featviz.options import DrawOptions, LookOptions, ModelOptions, RunOptions
 from featviz.records import Bytes, Floats, Guess, Sample, Site, Skip, finite
 from featviz.run.prepare import Prepared, find_images, prepare, read_input
 from featviz.rundir.atomic import atomic
@@ -118,11 +118,11 @@ def look(
     """
     # numba is loaded while the model is
     Thread(target=compiled, name="featviz-loops", daemon=True).start()
-    colormap.check_cmap(options.page.cmap)
+    colormap.check_cmap(options.cmap)
     run = RunOptions(
         layers=options.layers,
         nul_separated=options.nul_separated,
-        draw=DrawOptions(cmap=options.page.cmap, max_slices=2**31),
+        draw=DrawOptions(cmap=options.cmap, max_slices=2**31),
         inputs=options.inputs,
     )
     found = find_images(images, run)
@@ -174,7 +174,7 @@ def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Loo
     image = read_input(prepared.samples[0], prepared.model.preprocess, options.inputs)
     hints = prepared.hints(image)
     drawer, wanted = Drawer(prepared.options.draw), {layer.name for layer in chosen}
-    sink = _PageSink(drawer, hints, wanted, options.page)
+    sink = _PageSink(drawer, hints, wanted, options)
     root = list_layers(prepared.model.module)[0]
     hooked = chosen if root in chosen else [*chosen, root]
     with in_eval_mode(prepared.model.module):
@@ -218,7 +218,7 @@ def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Loo
         pictures.append((f"{sink.caption} {by(sink.outputs[0])}", sink.picture))
         outputs = ""
     steps = re.split(r", (?![^\[(]*[\])])", result.preprocessing)
-    which = "vary most" if options.page.pick == "deviation" else "have the highest mean"
+    which = "vary most" if options.pick == "deviation" else "have the highest mean"
     page = Overview(
         title=name,
         subtitle=f"{result.name}   input {by(result.input_shape)}",
@@ -227,7 +227,7 @@ def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Loo
         remarks=[*([f"output {outputs}", ""] if outputs else []), "preprocessing", *steps],
         rows=[words_on(row) for row in rows],
         key=f"of each layer the maps that {which}, one of those that look alike",
-        cmap=options.page.cmap,
+        cmap=options.cmap,
     )
     height, width = page.size
     if max(height, width) > _LONGEST or height * width > MAX_PIXELS:
@@ -247,7 +247,7 @@ class _PageSink:
     where that is a picture or a class for each place."""
 
     def __init__(
-        self, drawer: Drawer, hints: HintBook, wanted: set[str], options: PageOptions
+        self, drawer: Drawer, hints: HintBook, wanted: set[str], options: LookOptions
     ) -> None:
         self._drawer, self._hints = drawer, hints
         self._wanted, self._options = wanted, options
@@ -300,7 +300,7 @@ class _PageSink:
 # Which maps tell most
 
 
-def _telling(site: Site, tensor: Tensor, picture: GridPicture, options: PageOptions) -> ShownLayer:
+def _telling(site: Site, tensor: Tensor, picture: GridPicture, options: LookOptions) -> ShownLayer:
     """The most telling maps of a tensor that is drawn."""
     numbers = picture.stats
     colors, side = colormap.table(picture.palette), picture.slices[0]

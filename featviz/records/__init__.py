@@ -1,8 +1,16 @@
 """The passive data that stages hand to each other: frozen, with shapes and units on the fields."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+from featviz.records.findings import (
+    RECTIFIERS,
+    Activation,
+    Call,
+    ComparedLayer,
+    Comparison,
+    DifferenceMap,
+    OnlyIn,
+    Part,
+    Verdict,
+)
 from featviz.records.tables import (
     CLASS_MAPS,
     FORMATS,
@@ -39,23 +47,3 @@ from featviz.records.types import (
     Tiles,
     finite,
 )
-
-if TYPE_CHECKING:
-    from featviz.records.findings import (
-        RECTIFIERS,
-        Activation,
-        Call,
-        ComparedLayer,
-        Comparison,
-        DifferenceMap,
-        OnlyIn,
-        Part,
-        Verdict,
-    )
-
-
-def __getattr__(name: str) -> Any:
-    """What audits and comparisons find, which a plain run does not wait for."""
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return getattr(import_module("featviz.records.findings"), name)

@@ -29,9 +29,7 @@ class Call:
     name: str
     """`layer1.0.relu` for a module, `layer1.0/fn:relu` for a function that layer1.0 calls."""
     type: str
-    """Class name, or `fn:relu`."""
     index: int = 0
-    """0 for the first call with this name in a forward pass."""
 
     @property
     def label(self) -> str:
@@ -73,7 +71,6 @@ class Verdict:
     """Whether a gate held, with its figure in words."""
 
     gate: str
-    """As it was written: `dead>5%`."""
     held: bool
     words: str
 
@@ -98,7 +95,6 @@ class Evidence:
     ceiling: Doubles | None = None
     """Largest value at the activation by which `dead` is judged; None where there is none."""
     correlation: Doubles | None = field(default=None, repr=False)
-    """[C, C]; None where it was not computed."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,6 @@ class ChannelFinding:
     """One thing that can be wrong with a channel."""
 
     name: str
-    """As in audit.json, in gates and as the heading of its column in the table."""
     definition: str
     rule: Callable[[Evidence, Thresholds], Flags | None]
     """Says of each channel whether it holds; None where the layer cannot be judged for it."""
@@ -212,7 +207,6 @@ class Gate:
     inclusive: bool
     """Whether it is broken at the limit, too (`>=`)."""
     where: str = "*"
-    """Glob over the layers' names, labels and types."""
 
 
 def parse_gate(text: str) -> Gate:
@@ -248,14 +242,12 @@ class DifferenceMap:
     """A picture of signed differences."""
 
     file: str
-    """Relative to the folder of the maps."""
     image: str
     label: str
     stem: str
     channels: tuple[int, ...]
     """The drawn channels in tile order: the most changed first."""
     source: str
-    """`kept tensors` or `pixels`."""
     limit: float
     """The relative difference at the ends of the colours."""
     plan: GridPlan
@@ -269,7 +261,6 @@ class ComparedLayer:
 
     place: Place
     type: str
-    """Class name of the layer."""
     index: int
     by: Sequence[str]
     """What its tensors were compared by: `tensors`, `statistics and pixels`, `statistics`."""
@@ -278,7 +269,6 @@ class ComparedLayer:
     images: Mapping[str, Mapping[str, float | None]]
     """By image: how many channels are `differing`, and `absolute`, `relative` and `cosine`."""
     differing: int
-    """Channels that differ in some image, and how many there are."""
     total: int
     channel_images: tuple[int, int]
     """The same, with each channel counted in each image."""
@@ -359,7 +349,6 @@ class Comparison:
     asked: DiffThresholds
     images: tuple[str, ...]
     layers: tuple[ComparedLayer, ...]
-    """Those of both runs, in the order in which the model came to them."""
     only_in_base: OnlyIn
     only_in_new: OnlyIn
     incomplete: Mapping[str, Sequence[str]]

@@ -12,12 +12,9 @@ class PictureFormat:
     """A format in which pictures of feature maps are written and read back."""
 
     name: str
-    """What `--format` takes, and the ending of its files."""
     pillow: str
-    """Pillow's name of it."""
     mime: str
     largest: int
-    """Pixels that a picture may have in one direction."""
     save: Mapping[str, object] | None
     """Options with which Pillow writes it; None for PNG, which our own encoder writes."""
     words: str = "lossless"
@@ -54,7 +51,6 @@ FORMATS = {
         needs="pip install 'pillow>=11.3'",
     ),
 }
-"""By name; `--format`, the encoder, the reader of run directories and the report read it."""
 
 SUFFIXES = tuple(format.suffix for format in FORMATS.values())
 
@@ -68,7 +64,6 @@ class CaptureKind:
     of: Literal["output", "input"]
     """The tensor that is captured, or at which the gradient is taken."""
     backward: bool
-    """Whether it is a gradient, which needs a backward pass."""
     help: str
     """The name for help texts, explained where it needs to be."""
 
@@ -110,7 +105,6 @@ class Reduction:
     """One way to make one tile of all channels."""
 
     name: str
-    """As in `--reduce` and in the manifest."""
     words: str
     """What its tile shows, in figures and in the report."""
     help: str
@@ -166,7 +160,6 @@ is `drawing.reduce.REDUCTIONS`, which has a function for each of one component, 
 `drawing.class_maps.METHODS`, which has one for each that weighs."""
 
 CLASS_MAPS = {name: reduction for name, reduction in REDUCTIONS.items() if reduction.weighs}
-"""The class activation maps among them."""
 
 
 def is_signed(name: str | None) -> bool:
@@ -180,9 +173,7 @@ class InputPreset:
 
     words: str
     resize: int | None = None
-    """The shorter side in pixels."""
     crop: int | None = None
-    """The side of the centre crop in pixels."""
     mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
     interpolation: str = "bilinear"
@@ -203,4 +194,3 @@ PRESETS = {
     ),
     "none": InputPreset("the image's own size, values 0..1"),
 }
-"""By the names of `--preset`, in the order in which help lists them."""

@@ -38,7 +38,6 @@ class Layer:
     name: str
     """Qualified name, `layer1.0.conv1`; empty for the model itself."""
     type: str
-    """Class name, `Conv2d`; `fn:add` for a function."""
     classes: tuple[str, ...] = ()
     """Class names along the MRO, most derived first, without `object`."""
     aliases: tuple[str, ...] = ()
@@ -65,7 +64,6 @@ class Place(NamedTuple):
     """Where in a run's image a tensor was met, by name: what two runs are matched by."""
 
     layer: str
-    """Qualified name; empty for the model itself."""
     kind: str
     call: int
     key: str
@@ -90,7 +88,6 @@ class Site:
     kind: str
     """One of the capture kinds, `output`, `input`, `grad`, `grad-input`; or `kernel`."""
     call: int
-    """0 for the first call of the module with this image."""
     key: str
     """Path inside a tuple, list or dict (`0`, `boxes`, `0.feat`); empty for a plain tensor."""
 
@@ -143,7 +140,6 @@ class Hints:
     prefix: tuple[str, ...] = ()
     """Names of the tokens in front of the grid, in their order: `class_token`, ..."""
     attention: bool = False
-    """Whether the layer is an attention, or inside one."""
     features_last: bool = False
     """Whether the layer makes or scales the numbers along the last axis, as linear layers do: its
     output is no attention, even where there are as many numbers as tokens."""
@@ -157,7 +153,6 @@ class Hints:
     form: Any = None
     """The `layout.layouts.Form` of the one tensor that these are the hints for, once found."""
     layout: str | None = None
-    """The user's choice of the layout: a name of `layouts.LAYOUTS`, or `tokens:14x20+1`."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +163,6 @@ class Raster:
     """float32 [C, H, W], or [C, D, H, W] for a volume of D slices; for a function of the user's
     own the array as the file holds it, of any shape and type."""
     words: str
-    """What the numbers are, for the manifest: `uint16 / 65535`."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -244,7 +238,6 @@ class GridPlan:
     """Tiles in a row; make_grid calls it nrow."""
     rows: int
     map_size: tuple[int, int]
-    """Height and width of one map, before it is enlarged."""
     scale: tuple[int, int]
     """Whole factors by which a map is enlarged, down and across."""
     padding: int
@@ -286,7 +279,6 @@ class Guess:
     """None where the weights have no names."""
     score: float
     probability: float
-    """Its softmax, 0..1."""
 
     @property
     def title(self) -> str:
@@ -311,7 +303,6 @@ class Outcome:
     prediction: tuple[Guess, ...] = ()
     before: tuple[Guess, ...] = ()
     intervened: bool = False
-    """Whether interventions changed the outputs of layers."""
     largest_change: float | None = None
     """The largest change of a finite value of the model's output by the interventions; None where
     the outputs cannot be compared (UNLIKE_OUTPUTS)."""
@@ -324,7 +315,6 @@ class Outcome:
     """What was differentiated, for people: the class's name or number, or the target as it was
     asked for; empty where there was no backward pass."""
     idle: tuple[str, ...] = ()
-    """What was asked for and changed nothing, in words."""
 
     @property
     def effect(self) -> dict[str, object]:
@@ -354,12 +344,10 @@ class ImageResult:
     name: str
     """Its path relative to the argument it came from; `image-0.png` for one in memory."""
     folder: str
-    """Its folder, relative to the run directory."""
     rows: tuple[Any, ...] = ()
     """Of `rundir.schema.Capture`, which stands on a floor above."""
     skipped: tuple[Skip, ...] = ()
     never_ran: tuple[str, ...] = ()
-    """Selected layers that did not run."""
     error: str | None = None
     """What went wrong; None for a complete image."""
     hint: str | None = None
@@ -373,7 +361,6 @@ class RunResult:
     """What became of a run."""
 
     root: Path | Url
-    """The run directory, or its URL."""
     images: tuple[ImageResult, ...] = ()
     missing: tuple[str, ...] = ()
     """Images that were not reached: the run was stopped."""

@@ -53,6 +53,6 @@ def use_all(folder: Path) -> list[str]:
     with fv.Watcher(model, [photo, tensor], nn.Conv2d, 1, folder / "series", size=16) as watcher:
         step: Path | None = watcher.step()
     assert step is not None and fv.report(folder / "series").page.is_file()
-    runs = [result, written, fed, page, difference, report]
+    runs = [result, written, fed, page, difference]
     everything = [watcher, *runs, cams, listed, kernels, audit, best]
     return [repr(one) for one in everything]

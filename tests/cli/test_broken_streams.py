@@ -192,26 +192,6 @@ def test_too_little_memory_is_one_line_anywhere(
     assert capsys.readouterr() == ("", said)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        ("layers resnet18", 1, " has been removed\nhint: cd to another one\n"),
-        ("run --help", 0, ""),
-    ],
-)
-def test_a_current_folder_that_is_gone(
-    arguments: str, code: int, said: str, tmp_path: Path
-) -> None:
-    """One line before torch is loaded, whose libraries would end in words of their own; help and
-    version need none."""
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    command = f"cd {gone} && rmdir {gone} && exec {sys.executable} -c '{CODE}' {arguments}"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
-    assert done.returncode == code and said in done.stderr, done.stderr
-    assert done.stderr.count("\n") == 2 * code and (not code or str(gone) in done.stderr)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit addresses")
 def test_ulimit_is_named_as_what_is_too_small(tiny_file: Path) -> None:

@@ -23,7 +23,7 @@ from featviz.hooks.capture import hooked
 from featviz.hooks.layers import list_layers
 from featviz.images import decode
 from featviz.models.load import adopt
-from featviz.options import ExemplarChoice, ExemplarOptions, InputOptions
+from featviz.options import ExemplarOptions, InputOptions
 from featviz.run.batches import Batch
 
 from .conftest import SIZE, draw
@@ -36,7 +36,7 @@ def found(
     net: nn.Module, images: Path, out: Path, options: ExemplarOptions = OPTIONS, **choice: Any
 ) -> dict[str, Any]:
     """exemplars.json of a network."""
-    options = replace(options, out=out, overwrite=True, choice=ExemplarChoice(**choice))
+    options = replace(options, out=out, overwrite=True, **choice)
     find_exemplars(adopt(net, PLAIN), [str(images)], options)
     content: dict[str, Any] = json.loads((out / "exemplars.json").read_text())
     return content

@@ -21,7 +21,7 @@ from featviz.errors import UsageError
 from featviz.gradients import targets
 from featviz.inspection.cam import cam
 from featviz.models.load import adopt
-from featviz.options import CamOptions, ClassMapOptions, InputOptions
+from featviz.options import CamOptions, InputOptions
 from featviz.rundir.read import read_json
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -287,7 +287,7 @@ def test_weights_names_reach_the_target() -> None:
     """The loaded model's categories are what class:NAME is looked up in."""
     model, options = Heads(plain).eval(), InputOptions(**inputs(8))
     loaded = replace(adopt(model, options), categories=tuple("abcde"))
-    asked = CamOptions("conv", inputs=options, maps=ClassMapOptions("class:D"))
+    asked = CamOptions("conv", inputs=options, target="class:D")
     (found,) = cam(loaded, [str(SPHERES)], asked)
     assert found.target == "d"
     assert found.outcome.target == pytest.approx(float(layers_of(model)[2][0, 3].detach()))

@@ -13,7 +13,7 @@ import pytest
 from conftest import Outcome
 from hostile_images import png, tarred, zipped
 from runs import SMALL, complete, make_photos, run_json, tree
-from web_server import Visit, WebServer, file_of, serving
+from web_server import WebServer, serving
 
 from featviz.errors import UsageError
 from featviz.files import urls
@@ -142,20 +142,3 @@ def test_readers_that_open_an_archive_at_once_do_not_disturb_each_other(
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(read, range(4))) == content * 2
-
-
-def test_a_block_that_the_server_does_not_give_is_asked_for_again(
-    server: WebServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each second request is cut off without an answer."""
-
-    def moody(visit: Visit) -> None:
-        if visit.server.seen["/s-000.tar"] % 2:
-            file_of(visit)
-
-    monkeypatch.setattr(urls, "PAUSES", (0.001, 0.001, 0.001))
-    monkeypatch.setattr(urls, "_BLOCK", 512)
-    server.plan["/s-000.tar"] = moody
-    samples = find.find_samples([f"{server.url}s-000.tar"])
-    assert [decode.decode(sample).size for sample in samples] == [(18, 16)] * 2
-    assert server.seen["/s-000.tar"] > 10

@@ -89,16 +89,6 @@ def page(*links: str) -> Answer:
     return lambda visit: visit.send(b"<html>" + body, Content_Type="text/html")
 
 
-def at_first(times: int, fault: Answer) -> Answer:
-    """A fault so many times, then the file."""
-
-    def answer(visit: Visit) -> None:
-        path = visit.path.partition("?")[0]
-        (fault if visit.server.seen[path] <= times else file_of)(visit)
-
-    return answer
-
-
 def unavailable(visit: Visit) -> None:
     """503."""
     visit.send(b"later", 503)
@@ -107,11 +97,6 @@ def unavailable(visit: Visit) -> None:
 def truncated(visit: Visit) -> None:
     """Half of what the length says."""
     visit.send(b"\x89PNG" * 10, length=400)
-
-
-def silent(visit: Visit) -> None:
-    """No answer for as long as the test lasts."""
-    visit.server.over.wait()
 
 
 def endless(visit: Visit) -> None:

@@ -44,15 +44,14 @@ def test_one_picture_an_image_names_prediction_target_and_layer(
 def test_the_map_lies_over_the_image_where_the_evidence_is() -> None:
     """A seven's evidence lies around its ink; alpha 0 is the image, 1 the map in its colours."""
     found = fv.cam(DIGITS_MODEL, SEVEN)
-    (one,) = found.maps
-    assert (one.layer, one.of.target, one.of.path) == ("7", "class 7", None)
-    assert one.of.prediction[0].index == 7 and one.score == pytest.approx(
-        one.of.prediction[0].score
-    )
+    (one,), (image,) = found.maps, found.images
+    assert (one.layer, image.target, image.path) == ("7", "class 7", None)
+    guess = image.prediction[0]
+    assert guess.index == 7 and image.outcome.target == pytest.approx(guess.score)
     ink = np.asarray(Image.open(SEVEN).convert("L").resize((7, 7), Image.Resampling.BOX))
     values = found.tensor.numpy()
     assert values[ink > 40].mean() > 2 * values[ink < 5].mean()
-    assert one.at.limits == pytest.approx((values.min(), values.max()))
+    assert one.limits == pytest.approx((values.min(), values.max()))
     alone = np.asarray(fv.cam(DIGITS_MODEL, SEVEN, overlay=0).image)
     assert np.array_equal(alone, np.asarray(Image.open(SEVEN).convert("RGB")))
     large = Image.fromarray(values).resize((28, 28), Image.Resampling.BILINEAR)

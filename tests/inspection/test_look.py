@@ -29,9 +29,8 @@ from featviz.inspection.look import (
     words_on,
 )
 from featviz.models.load import adopt
-from featviz.options import InputOptions, LookOptions, PageOptions
+from featviz.options import InputOptions, LookOptions
 
-GREY = PageOptions(cmap="grey")
 PLAIN = InputOptions(preset="none", channels=1)
 
 
@@ -43,7 +42,7 @@ def see(tmp_path: Path) -> Callable[..., LookResult]:
         if isinstance(image, np.ndarray):
             np.save(tmp_path / "image.npy", image.astype(np.float32))
             image = tmp_path / "image.npy"
-        given = {"out": tmp_path / "page.png", "inputs": PLAIN, "page": GREY, **options}
+        given = {"out": tmp_path / "page.png", "inputs": PLAIN, "cmap": "grey", **options}
         model = adopt(module.eval(), given["inputs"])
         return look(model, [str(image)], LookOptions(**given))
 
@@ -94,9 +93,7 @@ def test_the_order_is_numpys(see: Callable[..., LookResult], by: Any, numpys: An
     """The largest deviation or mean comes first."""
     maps = noise(1, 12, 8, 8) * np.arange(12, 0, -1)[:, None, None] ** (0.5 if by == "value" else 1)
     maps = maps[:, np.random.default_rng(1).permutation(12)].astype(np.float32)
-    result = see(
-        fixed(torch.from_numpy(maps)), noise(1, 8, 8), layers="Fixed", page=PageOptions(5, by)
-    )
+    result = see(fixed(torch.from_numpy(maps)), noise(1, 8, 8), layers="Fixed", maps=5, pick=by)
     expected = np.argsort(-numpys(maps[0].reshape(12, -1), axis=1), kind="stable")[:5]
     assert list(result.layers[0].channels) == expected.tolist()
     low, high = np.array(result.layers[0].ranges).T
@@ -193,7 +190,7 @@ def test_many_stages_are_spread(see: Callable[..., LookResult]) -> None:
 def test_a_vector_is_one_strip(see: Callable[..., LookResult]) -> None:
     """All its numbers side by side, from the least to the greatest; the largest are named."""
     numbers = torch.tensor([[0.0, 3.0, 1.0, 4.0]])
-    (row,) = see(fixed(numbers), noise(1, 8, 8), layers="Fixed", page=PageOptions(2)).layers
+    (row,) = see(fixed(numbers), noise(1, 8, 8), layers="Fixed", maps=2).layers
     assert row.strip and row.channels == (3, 1) and row.ranges == ((0.0, 4.0),)
     assert row.tiles[0].shape == (1, 4, 3)
 
@@ -276,9 +273,8 @@ def test_a_page_that_is_too_large_is_refused(
     see: Callable[..., LookResult], tmp_path: Path
 ) -> None:
     """Before it is drawn, with its size in pixels and what makes it smaller."""
-    many = PageOptions(2000)
     with pytest.raises(UsageError, match=r"would have 77[0-9]{3}×[0-9]{3} pixels") as caught:
-        see(fixed(torch.rand(1, 600, 4, 4)), noise(1, 4, 4), layers="Fixed", page=many)
+        see(fixed(torch.rand(1, 600, 4, 4)), noise(1, 4, 4), layers="Fixed", maps=2000)
     assert caught.value.hint == "--maps shows fewer of each layer, and --layers takes fewer"
     assert not (tmp_path / "page.png").exists()
 

@@ -11,15 +11,12 @@ import pytest
 from conftest import Outcome
 from runs import SMALL, make_photos
 
-from featviz.files import urls
-
 Run = Callable[..., Outcome]
 
 
 @pytest.fixture(autouse=True)
-def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An empty store; a further try comes at once."""
-    monkeypatch.setattr(urls, "PAUSES", (0.0, 0.0, 0.0))
+def memory() -> Iterator[Any]:
+    """An empty store."""
     fs = fsspec.filesystem("memory")
     fs.store.clear()
     fs.pseudo_dirs[:] = [""]

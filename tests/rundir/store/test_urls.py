@@ -61,7 +61,7 @@ def test_passwords_are_shown_nowhere() -> None:
 
 
 def test_inputs_and_outputs_share_the_connection() -> None:
-    """One filesystem for what is read and what is written, which waits and tries again alike."""
+    """One filesystem for what is read and what is written."""
     run, image = Url.of_run("memory://bucket/maps"), Remote.at("memory://bucket/maps/a.png")
     assert run.filesystem() is image.url.filesystem()
     assert f"{run.key}/a.png" == image.path
