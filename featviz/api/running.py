@@ -117,6 +117,18 @@ class FeatureMaps:
         return f"<FeatureMaps of {what}: {counted(maps, 'map')}, {by(self.shape)}>"
 
 
+class Captures(tuple[FeatureMaps, ...]):
+    """Feature maps in the order in which the model came to them. Where a failed image has none, an
+    index raises its error."""
+
+    error: StoreError | None = None
+
+    def __getitem__(self, index: Any) -> Any:
+        if self.error is not None and not self:
+            raise self.error
+        return super().__getitem__(index)
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class RunImage(ImageResult):
     """An image of a run, whose files are read when they are asked for."""
@@ -125,16 +137,29 @@ class RunImage(ImageResult):
     root: Path | Url = field(default=Path(), repr=False)
     room: Room | None = field(default=None, repr=False)
 
+    @classmethod
+    def of(cls, result: ImageResult, root: Path | Url, room: Room | None = None) -> RunImage:
+        """An image of a run that has ended."""
+        fields = {**vars(result), "rows": (), "pictures": len(result.rows)}
+        return cls(**fields, root=root, room=room)
+
     @property
     def prediction(self) -> tuple[Guess, ...]:
         """The likeliest classes, where the model is a classifier."""
         return self.outcome.prediction
 
+    @property
+    def failure(self) -> StoreError | None:
+        """Why there are no maps of it; None for a complete image."""
+        if self.error is None:
+            return None
+        return StoreError(f"{self.name} failed: {self.error}", self.hint)
+
     @cached_property
     def read(self) -> ReadImage:
         """The image as the run directory has it; StoreError if it failed, or a file is broken."""
-        if self.error is not None:
-            raise StoreError(f"{self.name} failed: {self.error}", self.hint)
+        if self.failure is not None:
+            raise self.failure
         if not isinstance(self.root, Url):
             return read_image(self.root, self.folder, hold=True)
         room = Room()
@@ -146,7 +171,9 @@ class RunImage(ImageResult):
     def captures(self) -> tuple[FeatureMaps, ...]:
         """What was drawn, in the order in which the model came to it; nothing if it failed."""
         rows = self.read.manifest.captures if self.error is None else ()
-        return tuple(FeatureMaps(self, row) for row in rows)
+        found = Captures(FeatureMaps(self, row) for row in rows)
+        found.error = self.failure
+        return found
 
     @property
     def input(self) -> Image.Image:
@@ -187,7 +214,9 @@ class Run(RunResult):
     @property
     def captures(self) -> tuple[FeatureMaps, ...]:
         """What was drawn of all images, one after the other; StoreError if a file is broken."""
-        return tuple(maps for image in self.images for maps in image.captures)
+        found = Captures(maps for image in self.images for maps in image.captures)
+        found.error = next((image.failure for image in self.failures), None)
+        return found
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
@@ -259,8 +288,7 @@ def run(
     done: list[RunImage] = []
 
     def keep(image: ImageResult, total: int) -> None:
-        fields = {**vars(image), "rows": (), "pictures": len(image.rows)}
-        done.append(RunImage(**fields, root=order.options.out, room=order.room))
+        done.append(RunImage.of(image, order.options.out, order.room))
 
     result = order.given_to(partial(pipeline.run, progress=keep), images)
     return Run(**{**vars(result), "images": tuple(done)}, room=order.room)

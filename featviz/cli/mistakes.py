@@ -86,7 +86,9 @@ def _with_command(words: str, arguments: Sequence[str]) -> str:
 def unknown_command(words: Sequence[str], commands: Sequence[str]) -> UsageError:
     """The error for a first word that is no command; a model or an image may stand there."""
     name, *rest = words
-    if close := close_to(name, commands if name.isalpha() else []):
+    if name in ("version", "help"):
+        hint = _with_command(f"did you mean --{name}?", [f"--{name}"])
+    elif close := close_to(name, commands if name.isalpha() else []):
         hint = _with_command(f"did you mean {close[0]}?", [close[0], *rest])
     elif looks_like_model(name) and rest:
         hint = _with_command("did you mean run?", ["run", *words])

@@ -3,10 +3,10 @@ show where the evidence for a class lies."""
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -23,19 +23,25 @@ from featviz.drawing.drawer import draw_maps
 from featviz.drawing.figure import FigurePage, Panel
 from featviz.drawing.picture import to_image
 from featviz.drawing.values import compiled
-from featviz.errors import FeatvizError, ForwardError, ImageError, UsageError
+from featviz.errors import FeatvizError, UsageError
 from featviz.gradients.options import PAIRED
-from featviz.hooks.eval_mode import in_eval_mode
 from featviz.inspection.look import check_files
 from featviz.layout import Maps
 from featviz.models.load import LoadedModel
 from featviz.options import CamOptions, DrawOptions, ModelOptions, PassOptions, RunOptions
 from featviz.records import REDUCTIONS, SUFFIXES, Bytes, Floats, Guess, Outcome, Sample, Site, Skip
-from featviz.run.prepare import Prepared, find_images, last_map, prepare, read_input
+from featviz.run.prepare import (
+    ModelInput,
+    Prepared,
+    Show,
+    find_images,
+    last_map,
+    prepare,
+    read_input,
+)
+from featviz.run.visit import Visit, visit
 from featviz.rundir.atomic import atomic, reported
 from featviz.text import listed, printable, quoted, safe_name
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -164,12 +170,21 @@ def cam(
     if options.layers is None:
         prepared = replace(prepared, layers=[last_map(prepared)])
     cmap = colormap.resolved(options.cmap, over=True, reduce=options.method)
-    for sample in prepared.samples:
-        result = _explain(prepared, sample, options.method, cmap)
-        if sample.name in files and result.error is None:
-            result = replace(result, path=files[sample.name])
-            _write(result, files[sample.name], cmap)
-        yield result
+
+    def read(sample: Sample) -> ModelInput:
+        return read_input(sample, prepared.model.preprocess, options.inputs)
+
+    with prepared.watched() as show:
+        explain = partial(_explain, prepared, show, cmap)
+        for seen in visit(prepared.samples, read, explain):
+            name = seen.sample.name
+            if seen.result is None:
+                yield ImageCam(name, options.method, error=seen.error)
+                continue
+            result = replace(seen.result, path=files.get(name))
+            if result.path is not None:
+                _write(result, result.path, cmap)
+            yield result
 
 
 def _files(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
@@ -198,47 +213,46 @@ def _write(result: ImageCam, path: Path, cmap: str) -> None:
         figure.write_figure(file, page, {"Software": "featviz cam", "Title": title})
 
 
-def _explain(prepared: Prepared, sample: Sample, method: str, cmap: str) -> ImageCam:
+def _explain(
+    prepared: Prepared, show: Show, cmap: str, images: Sequence[Visit[ModelInput, ImageCam]]
+) -> ImageCam:
     """Show one image to the model, go back from the target, and draw each layer's map."""
-    result = ImageCam(sample.name, method)
+    sample, image = images[0].sample, images[0].image
+    assert image is not None, "images that cannot be read are not shown"
+    method = str(prepared.options.draw.reduce)
     scale = normalize.parse_scale(normalize.resolved("auto", reduce=method))
     # of the one channel that a class activation map has
     draw = structs.replace(prepared.options.draw, cmap=cmap, reduce="max")
     maps: list[LayerCam] = []
     """From the target to the input."""
-    try:
-        image = read_input(sample, prepared.model.preprocess, prepared.options.inputs)
-        hints, background, shown = prepared.hints(image), image.background(), image.shown()
+    hints, background, shown = prepared.hints(image), image.background(), image.shown()
 
-        def take(site: Site, tensor: Tensor, gradient: Tensor) -> None:
-            """The sink of the hooks; LayoutError where there are no places, or no gradient."""
-            known = hints.at(site, tensor)
-            output, weights = (layout.to_maps(x, known)[""] for x in (tensor, gradient))
-            evidence = class_maps.class_map(method, output, weights)
-            picture = draw_maps(Maps(output.layout, evidence), draw, scale)
-            laid = to_image(overlay.lay_over(picture, background, draw, image.window))
-            values = evidence[0].cpu().numpy()
-            values = values[0] if len(values) == 1 else values
-            limits = picture.limits.shared or (0.0, 0.0)
-            maps.append(LayerCam(site, values, np.asarray(laid.convert("RGB")), limits))
+    def take(site: Site, tensor: Tensor, gradient: Tensor) -> None:
+        """The sink of the hooks; LayoutError where there are no places, or no gradient."""
+        known = hints.at(site, tensor)
+        output, weights = (layout.to_maps(x, known)[""] for x in (tensor, gradient))
+        evidence = class_maps.class_map(method, output, weights)
+        picture = draw_maps(Maps(output.layout, evidence), draw, scale)
+        laid = to_image(overlay.lay_over(picture, background, draw, image.window))
+        values = evidence[0].cpu().numpy()
+        values = values[0] if len(values) == 1 else values
+        limits = picture.limits.shared or (0.0, 0.0)
+        maps.append(LayerCam(site, values, np.asarray(laid.convert("RGB")), limits))
 
-        with in_eval_mode(prepared.model.module, gradients=True):
-            outcome, recorder = prepared.show(image.args, hints, take)
-        if not maps:
-            why = [f"layer {quoted(s.layer)} ({s.type}) {s.reason}" for s in recorder.skipped]
-            why += [f"layer {quoted(layer.label)} did not run" for layer in recorder.never_ran]
-            hint = "--layers names another one"
-            if prepared.options.layers is not None:  # the user has named some
-                hint = "leave --layers out for the last layer that has a map"
-            raise UsageError(
-                f"there is no class activation map: {listed(why, 3, '; ')}",
-                f"{hint}; `featviz layers MODEL` lists all",
-            )
-    except (ImageError, ForwardError, UsageError) as error:
-        log.debug("%s failed", sample.name, exc_info=error)
-        return replace(result, error=error)
-    return replace(
-        result,
+    outcome, recorder = show(image.args, hints, take)
+    if not maps:
+        why = [f"layer {quoted(s.layer)} ({s.type}) {s.reason}" for s in recorder.skipped]
+        why += [f"layer {quoted(layer.label)} did not run" for layer in recorder.never_ran]
+        hint = "--layers names another one"
+        if prepared.options.layers is not None:  # the user has named some
+            hint = "leave --layers out for the last layer that has a map"
+        raise UsageError(
+            f"there is no class activation map: {listed(why, 3, '; ')}",
+            f"{hint}; `featviz layers MODEL` lists all",
+        )
+    return ImageCam(
+        sample.name,
+        method,
         target=outcome.target_title,
         outcome=outcome,
         maps=tuple(reversed(maps)),

@@ -85,8 +85,8 @@ MODELS = [
     ("run net.py cat.jpg", "'net.py' is code", "makes the model: net.py:NAME"),
     ("run nett.py:Net cat.jpg", "no file 'nett.py'", "featviz run net.py:Net cat.jpg"),
     ("run net.py:Nett cat.jpg", "there is no 'Nett'", "there is Net"),
-    ("run code cat.jpg", "no folder of a Hugging Face model", "code/FILE --arch MODEL"),
-    ("run store cat.jpg", "no folder of a Hugging Face model", "store/weights.pth --arch MODEL"),
+    ("run code cat.jpg", "no folder of a Hugging Face model", "FILE --arch MODEL"),
+    ("run store cat.jpg", "no folder of a Hugging Face model", "FILE --arch MODEL"),
     ("run empty.pth cat.jpg", "empty.pth is no checkpoint: it is empty", "that torch.save wrote"),
     ("run notes.txt cat.jpg", "it is a text file", "a file that torch.save wrote"),
     ("run weights.pth cat.jpg", "matches no torchvision architecture", "--arch says"),
@@ -114,13 +114,13 @@ IMAGES = [
 ]
 
 LAYERS = [
-    (f"{RUN} --layers b4", "no layer matches --layers 'b4'", "did you mean b1 or b2 or b3? types"),
+    (f"{RUN} --layers b4", "no layer matches --layers 'b4'", "types here: Conv2d 2, ReLU 2"),
     (f"{RUN} --layers conv2d", "no layer matches", "did you mean Conv2d? types here: Conv2d 2"),
     ("layers model.pth --layers Conv3d --json", "no layer matches --layers 'Conv3d'", "types here"),
     (f"{RUN} --layers re:b[", "is no regular expression", "for example re:^layer[34]"),
-    (f"{RUN} --ablate b4:1", "no layer matches 'b4'", "did you mean b1 or b2 or b3?"),
+    (f"{RUN} --ablate b4:1", "no layer matches 'b4'", "types here: Conv2d 2, ReLU 2"),
     (f"{RUN} --ablate b1", "ablate='b1' cannot be read", "for example 'layer3.*.relu:5,17'"),
-    (f"{RUN} --capture grad --target layer:b4", "called 'b4'", "did you mean b1 or b2 or b3?"),
+    (f"{RUN} --capture grad --target layer:b4", "called 'b4'", "featviz layers MODEL lists them"),
 ]
 
 VALUES = [
@@ -133,8 +133,16 @@ VALUES = [
     (f"{RUN} --target sum", "target does nothing without gradients", "add --capture output,grad"),
     ("audit model.pth photos --fail-on ded>5", "no finding 'ded'", "did you mean dead?"),
     ("report photos", "photos is no run directory", "give a folder that `featviz run` wrote"),
-    ("report ex", "ex is no run directory: it holds exemplars", "report RUN --exemplars ex` shows"),
-    ("sheet aud --layer x", "aud is no run directory: it holds an audit", "`featviz report aud`"),
+    (
+        "report ex",
+        "ex is no run directory: it holds exemplars",
+        "a folder that `featviz run` wrote",
+    ),
+    (
+        "sheet aud --layer x",
+        "aud is no run directory: it holds an audit",
+        "a folder that `featviz run` wrote",
+    ),
     ("report ran --kernels photos", "photos holds no kernels", "a folder that `featviz kernels`"),
     ("sheet gone --layer x", "Directory 'gone' does not exist", "current folder has no 'gone'"),
     ("diff gone photos", "Directory 'gone' does not exist", "the current folder has no 'gone'"),
@@ -234,7 +242,7 @@ def test_the_last_line_of_a_run_names_what_failed_and_how_to_look(
     out = tmp_path / "my maps"
     done = featviz("run", "model.pth", "photos", "empty.png", "--layers", "b1,b4", "--out", out)
     assert done.code == 3 and "error: empty.png is empty" in done.err
-    assert "'b4' matches no layer; did you mean b1 or b2 or b3?" in done.err
+    assert "'b4' matches no layer" in done.err
     assert done.err.splitlines()[-1] == (
         f"1 picture of 1 image in {out}; 1 image failed: empty.png (see run.json); "
         f"to look at them: featviz report '{out}' --open"

@@ -72,7 +72,7 @@ def test_every_method_is_its_formula(method: str, layer: str, net: nn.Module) ->
     (gradient,) = torch.autograd.grad(net[3](tanh.flatten(1))[0, 2], at)
     a, g = (t[0].detach().double().numpy() for t in (at, gradient))
     (found,) = cam(net, "class:2", method, layer).maps
-    assert (found.layer, found.at.site.call, found.tensor.dtype) == (layer, 0, torch.float32)
+    assert (found.layer, found.site.call, found.tensor.dtype) == (layer, 0, torch.float32)
     wanted = formula(method, a, g)
     assert np.allclose(found.tensor, wanted, rtol=1e-4, atol=1e-5 * abs(wanted).max())
     assert bool(wanted.min() < 0) is CLASS_MAPS[method].signed and wanted.max() > 0
@@ -88,7 +88,7 @@ def test_every_call_of_a_shared_module_is_a_map() -> None:
     z = F.relu(y - x * 2)
     gradients = torch.autograd.grad(z.sum(), (x, y, z))
     found = cam(model, "sum", layers="relu").maps
-    assert [one.at.site.call for one in found] == [0, 1, 2]
+    assert [one.site.call for one in found] == [0, 1, 2]
     for one, at, gradient in zip(found, (x, y, z), gradients, strict=True):
         assert torch.allclose(one.tensor, (at * gradient)[0].sum(0), atol=1e-5)
 
