@@ -215,7 +215,7 @@ class Run(RunResult):
     def captures(self) -> tuple[FeatureMaps, ...]:
         """What was drawn of all images, one after the other; StoreError if a file is broken."""
         found = Captures(maps for image in self.images for maps in image.captures)
-        found.error = next((image.failure for image in self.failures), None)
+        found.error = next((image.failure for image in self.images if image.failure), None)
         return found
 
     def __repr__(self) -> str:
