@@ -85,9 +85,17 @@ class _Told(pickle.Pickler):
             held = [cell.cell_contents for cell in value.__closure__ or ()]
             held = [v.__qualname__ if isinstance(v, type) else v for v in held]  # its own class
             return str, (value.__code__, value.__defaults__, value.__kwdefaults__, held)
+        if isinstance(value, type) and value.__module__ != "builtins":
+            own: dict[str, Any] = {}
+            for name, part in vars(value).items():
+                part = getattr(part, "__func__", getattr(part, "fget", part))
+                if hasattr(part, "__code__"):
+                    own[name] = part.__code__
+                elif isinstance(part, (int, float, str, bytes)) and name not in _OF_NO_USE:
+                    own[name] = part
+            return str, (value.__qualname__, own)
         if isinstance(value, type):
-            own = {n: v for n, v in vars(value).items() if n not in _OF_NO_USE}
-            return NotImplemented if value.__module__ == "builtins" else (str, (own,))
+            return NotImplemented
         try:
             value.__reduce_ex__(2)
         except Exception:  # a module, a lock, a generator: all around it still counts
