@@ -345,10 +345,10 @@ def _name_lines(name: str) -> list[str]:
 
 def _draw_key(canvas: Canvas, page: Overview, at: _Geometry, colors: Bytes) -> None:
     y, left = at.height - _MARGIN, _MARGIN
-    left += canvas.write("least", left, y, 8, "right", _SOFT) + 0.08
+    left += canvas.write("min", left, y, 8, "right", _SOFT) + 0.08
     canvas.paste(colors[None], left, y - 0.06, 1.2, 0.12)
     left += 1.28
-    left += canvas.write("greatest value of each map", left, y, 8, "right", _SOFT) + 0.4
+    left += canvas.write("max, scaled per map", left, y, 8, "right", _SOFT) + 0.4
     right = at.width - _MARGIN
     canvas.write(page.key, right, y, 8, "left", _SOFT, room=right - left)
 

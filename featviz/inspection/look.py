@@ -226,7 +226,7 @@ def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Loo
         bars=[(guess.title, guess.probability) for guess in result.prediction],
         remarks=[*([f"output {outputs}", ""] if outputs else []), "preprocessing", *steps],
         rows=[words_on(row) for row in rows],
-        key=f"of each layer the maps that {which}, one of those that look alike",
+        key=f"the maps of each layer that {which}; near-duplicates are shown once",
         cmap=options.cmap,
     )
     height, width = page.size
