@@ -18,7 +18,7 @@ LIMITS = {
     "functions of the package": 1630,
     "classes of the package": 274,
     "lines of pages, scripts and styles": 2126,
-    "lines of the tests": 37182,
+    "lines of the tests": 37184,
     "functions that an image passes": 138,
     "files that an image passes": 32,
     "functions that a command passes": 664,

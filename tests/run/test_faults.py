@@ -232,7 +232,8 @@ def test_four_hundred_images_of_which_twenty_are_broken(
         said = "is no image that Pillow can read" if number % 2 else "truncated"
         assert failures[path.name].startswith(path.name) and said in failures[path.name]
     grown = float(np.median(np.diff(resident[100::50]))) / 50  # a single step is no growth
-    assert grown < 2_000, f"{grown:.0f} bytes for each image"
+    # allocators keep some; an image that stayed would be its input, maps and tiles, 20 kB and more
+    assert grown < 10_000, f"{grown:.0f} bytes for each image"
 
 
 # Pipes
