@@ -117,7 +117,7 @@ def read_tiff(data: bytes) -> np.ndarray:
     try:
         import tifffile
     except ImportError as error:
-        words = "is a TIFF of more channels or bits than Pillow reads"
+        words = "is a damaged TIFF, or one of more channels or bits than Pillow reads"
         raise ImageError(words, _INSTALL) from error
     log = logging.getLogger("tifffile")
     log.disabled = True  # it reports what is raised as well

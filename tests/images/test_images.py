@@ -189,7 +189,7 @@ def test_frames_that_are_left_out_are_told_once(
         (encoded("PNG", (50, 50))[:4000], "cannot be read: .*truncated"),
         (encoded("JPEG", (50, 50))[:1500], "cannot be read: .*truncated"),
         (encoded("PNG")[:20], "cannot be read|no image"),
-        (encoded("TIFF", (50, 50), compression="packbits")[:400], "a TIFF .*: it is damaged$"),
+        (encoded("TIFF", (50, 50), compression="packbits")[:400], "TIFF.*damaged|damaged TIFF"),
         (encoded("TIFF", (50, 50), compression="jpeg")[:-20], "cannot be read: it is damaged$"),
         (b"", "is empty"),
         (Path.mkdir, "is no file"),
