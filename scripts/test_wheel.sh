@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install a wheel alone in a fresh environment, and use it in a folder outside the clone: a run of a
-# torchvision model with random weights, its report, and an audit.
+# torchvision model with random weights, its report, and an audit. Needs uv (pip install uv).
 #
 #   scripts/test_wheel.sh featviz-0.1.0-py3-none-any.whl
 set -euo pipefail
@@ -18,8 +18,8 @@ fi
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet "$wheel"
+uv venv --quiet --python "$(command -v python3)" "$folder/venv"
+uv pip install --quiet --python "$folder/venv/bin/python" "$wheel"
 cd "$folder"
 featviz=("$folder/venv/bin/featviz")
 "${featviz[@]}" run resnet18 --weights none "$photo" --layers 'layer1.*' --size 64 --out maps
