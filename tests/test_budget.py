@@ -26,9 +26,9 @@ LIMITS = {
 }
 
 COUNT_CALLS = """
-import atexit, collections, json, os, sys, threading
-import featviz
-root, target = os.path.dirname(featviz.__file__) + os.sep, sys.argv[1]
+import atexit, collections, importlib.util, json, os, sys, threading
+root = os.path.dirname(importlib.util.find_spec("featviz").origin) + os.sep
+target = sys.argv[1]
 calls = collections.Counter()
 
 def count(frame, event, argument):
@@ -42,12 +42,11 @@ def save():
     with open(target, "w") as file:
         json.dump(calls, file)
 
+threading.setprofile(count)
+sys.setprofile(count)
 from featviz.cli import main
 from featviz.run import run as story
 story.SAVED_EVERY = 1e9  # how often run.json is saved depends on the machine
-
-threading.setprofile(count)
-sys.setprofile(count)
 sys.argv = ["featviz", *sys.argv[2:]]
 main()
 """
@@ -59,7 +58,7 @@ def lines(paths: list[Path]) -> int:
 
 
 def calls(images: int, folder: Path) -> Counter[str]:
-    """How often each function is called by a run of the digits network on some images."""
+    """How often each function is called, and each class made, by a run of the digits network."""
     target = folder / f"calls-{images}.json"
     command = ["run", DIGITS_MODEL, *sorted(DIGITS.glob("*.png"))[:images], "-q"]
     options = ["--layers", "Conv2d,ReLU", "--out", folder / f"run-{images}"]
