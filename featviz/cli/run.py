@@ -81,6 +81,7 @@ def run(given: Given) -> int:
       featviz run vit_b_16 cat.jpg --reduce pca --overlay 0.6
       featviz run resnet18 photos/ --figure --tensorboard logs
       featviz run raft_small left.png right.png --layers 'Conv2d@*flow_head*'
+      featviz run net.py:Generator --input z=randn:1,128
 
     \b
     Gradients of one class, and what becomes of an image without two channels:

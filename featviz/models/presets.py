@@ -108,6 +108,13 @@ def first_channels(module: nn.Module) -> int:
     return channels if type(channels) is int and 0 < channels <= _MOST_CHANNELS else 3
 
 
+def first_features(module: nn.Module) -> int | None:
+    """Numbers that the model takes where its first layer is linear; None where it is another."""
+    kinds = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding)
+    first = next((part for part in module.modules() if isinstance(part, kinds)), None)
+    return first.in_features or None if isinstance(first, nn.Linear) else None
+
+
 def _first_convolution(module: nn.Module) -> nn.Module | None:
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     return next((part for part in module.modules() if isinstance(part, kinds)), None)

@@ -167,7 +167,7 @@ class Raster:
     @property
     def size(self) -> tuple[int, int]:
         """Width and height in pixels."""
-        return self.values.shape[-1], self.values.shape[-2]
+        return self.values.shape[-1], self.values.shape[-2] if self.values.ndim > 1 else 1
 
 
 @dataclass(frozen=True)
