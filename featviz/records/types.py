@@ -153,6 +153,8 @@ class Hints:
     form: Any = None
     """The `layout.layouts.Form` of the one tensor that these are the hints for, once found."""
     layout: str | None = None
+    phase: bool = False
+    """Whether the numbers are angles from −π to π, the phases of complex numbers."""
 
 
 @dataclass(frozen=True)

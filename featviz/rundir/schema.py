@@ -105,6 +105,8 @@ class Capture:
     """How much of the map lies over the input, 0..1, where it does."""
     figure: Text | None = None
     """File of the figure, relative to the image's folder."""
+    cmap: Text | None = None
+    """The colormap, where it is that of phases, whatever the run's is."""
 
     @property
     def place(self) -> Place:
