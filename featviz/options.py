@@ -363,7 +363,8 @@ class InputOptions(Struct, frozen=True):
     )] = None
     background: Annotated[
         str, _input("Put this colour under transparent images.", "COLOUR")] = "white"
-    frames: Annotated[Count, _input("Take N frames of each clip, for video models.")] = 16
+    frames: Annotated[Count | None, _input("Take N frames of each clip, for video models; of a "
+        "video file also for others, as N images.", usual="16, else the first")] = None
     input: Annotated[Texts, _input(
         "Give the model this tensor in place of an image: randn:1,128 (random numbers of --seed), "
         "zeros:1,128, or a file (.npy, .npz, .pt). NAME is a parameter of its forward; repeatable.",

@@ -56,8 +56,8 @@ def run(given: Given) -> int:
 
     {MODEL}
 
-    IMAGE is a picture or array (.npy, .npz, .pt), a folder, an archive, a
-    quoted glob, or - for a list of paths on stdin.
+    IMAGE is a picture, array (.npy, .npz, .pt) or video, a folder, an archive,
+    a quoted glob, or - for a list of paths on stdin.
 
     \b
     Examples:

@@ -41,6 +41,9 @@ from featviz.options import InputOptions
 from featviz.records import PRESETS, Raster
 from featviz.text import by, counted, quoted
 
+_FRAMES = 16
+"""Of a clip, where nobody says how many."""
+
 _MOST_CHANNELS = 512
 """Input channels that are believed of a convolution: an input of so many is made to try it."""
 
@@ -77,9 +80,10 @@ def choose_preprocess(
         base = replace(base, resize=side, crop=side, library=None)
     base = _changed(base, options)
     said = options.size or options.crop or isinstance(base, Letterbox)
+    of_clips = isinstance(_first_convolution(module), nn.Conv3d)
     return Preprocess(
         base,
-        frames=options.frames if isinstance(_first_convolution(module), nn.Conv3d) else None,
+        frames=(options.frames or _FRAMES) if of_clips else None,
         inputs=options.inputs or required_arguments(module, options.forward_args),
         guessed=guessed,
         size_guessed=not said and (guessed or base.own_size),

@@ -181,6 +181,8 @@ class Sample:
     paths: tuple[Path | Remote, ...]
     archive: str | None = None
     """The archive that holds the file, by which `Shard` divides; None for files of their own."""
+    still: tuple[int, int] | None = None
+    """Of a video: which it is, and of how many evenly spread frames."""
 
     @property
     def path(self) -> Path | Remote:

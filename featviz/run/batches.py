@@ -87,7 +87,7 @@ def begun(
     with replacing(options.out, kind, besides) as folder:
         loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
         loaded = fitted(loaded, samples)
-        yield folder, loaded, list(grouped(samples, loaded.preprocess))
+        yield folder, loaded, grouped(samples, loaded.preprocess, options.inputs.frames)
 
 
 @dataclass

@@ -210,8 +210,8 @@ class ImageWriter:
         """
         hints = hints or self.hints.at(site, tensor)
         if tensor.is_complex() and gradient is None:
-            for at, numbers, about in magnitude_and_phase(site, tensor, hints, self.options):
-                self.take(at, numbers, hints=about)
+            for place, numbers, facts in magnitude_and_phase(site, tensor, hints, self.options):
+                self.take(place, numbers, hints=facts)
             return
         parts = self.run.drawer.draw(site, tensor, hints, *self._drawn_over, gradient)
         sites = {site, *map(site.inside, parts)}

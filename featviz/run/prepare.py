@@ -144,7 +144,7 @@ def prepare(
     """Load the model, group the images that were found as it takes them, choose the layers."""
     loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
     loaded = fitted(loaded, images)
-    samples = grouped(images, loaded.preprocess)
+    samples = grouped(images, loaded.preprocess, options.inputs.frames)
     blank, shown = blank_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
     plan = passes.plan(loaded, options.passes)
@@ -194,8 +194,13 @@ def samples_of(
     return [Sample(inputs.input[0].partition("=")[0], ())]
 
 
-def grouped(samples: Sequence[Sample], preprocess: Preprocess) -> list[Sample]:
-    """Samples as the model takes them: images, clips, or several images at once."""
+def grouped(
+    samples: Sequence[Sample], preprocess: Preprocess, frames: int | None = None
+) -> list[Sample]:
+    """Samples as the model takes them: images (of a video so many `frames`), clips, or several
+    images at once."""
+    if preprocess.frames is None and preprocess.inputs == 1 and frames is not None:
+        samples = find.stills(samples, frames)
     if preprocess.frames is not None:
         samples = find.clips(samples)
     elif preprocess.inputs > 1:
