@@ -363,12 +363,18 @@ class InputOptions(Struct, frozen=True):
     )] = None
     background: Annotated[
         str, _input("Put this colour under transparent images.", "COLOUR")] = "white"
-    frames: Annotated[Count, _input("Take N frames of each clip, for video models.")] = 16
+    frames: Annotated[Count | None, _input("Take N frames of each clip, for video models; of a "
+        "video file also for others, as N images.", usual="16, else the first")] = None
+    input: Annotated[Texts, _input(
+        "Give the model this tensor in place of an image: randn:1,128 (random numbers of --seed), "
+        "zeros:1,128, or a file (.npy, .npz, .pt). NAME is a parameter of its forward; repeatable.",
+        "NAME=VALUE",
+    )] = ()
     inputs: Annotated[Count | None, _input(
         "Pass N images at once to the model.", usual="as the model's forward says")] = None
     forward_args: Annotated[Texts, _input(
         "Pass this argument to the model's forward beside the image: a number, true, false, none, "
-        "zeros:1,77, ones:1,77:int64, or a file (.npy, .npz, .pt). image stands for the image "
+        "zeros:1,77, ones:1,77:int64, randn:1,9, or a file (.npy, .npz, .pt). image is the image "
         "itself, and NAME.KEY=VALUE fills a dict; repeatable.",
         "NAME=VALUE", flags=("--forward-arg",),
     )] = ()

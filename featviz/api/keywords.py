@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints
 
 import numpy as np
 import torch
-from msgspec import Struct
+from msgspec import Struct, structs
 from PIL import Image
 from torch import Tensor, nn
 
@@ -24,7 +24,7 @@ from featviz.drawing.normalize import in_full
 from featviz.errors import UsageError
 from featviz.hooks.eval_mode import uncompiled
 from featviz.images import memory
-from featviz.models.arguments import UserTransform
+from featviz.models.arguments import Numbers, UserTransform
 from featviz.models.load import LoadedModel, adopt, fed, load_model
 from featviz.options import (
     InputOptions,
@@ -42,7 +42,7 @@ Model: TypeAlias = str | Path | nn.Module
 it was."""
 Layers: TypeAlias = str | type[nn.Module] | Sequence[str | type[nn.Module]]
 Picture: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
-Pictures: TypeAlias = Picture | list[Picture] | tuple[Picture, ...]
+Pictures: TypeAlias = Picture | list[Picture] | tuple[Picture, ...] | Mapping[str, Tensor]
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -51,8 +51,8 @@ T = TypeVar("T", bound=Struct)
 NOT_OF_KERNELS = ("overlay", "reduce", "figure", "flat", "tensors")
 NOT_OF_TENSORS = ("figure", "flat", "format", "tensors")
 """Drawing options that a function lacks."""
-NOT_IN_PYTHON = ("nul_separated",)
-"""Options that only a command line can have a use for."""
+NOT_IN_PYTHON = ("nul_separated", "input")
+"""Options that only a command line can have a use for: a mapping of tensors is an input."""
 
 
 def keywords_of(*kinds: type[Struct], but: Sequence[str] = ()) -> Callable[[F], F]:
@@ -133,11 +133,14 @@ class Feeding:
         module = model.module if isinstance(model, LoadedModel) else model
         with alone_with(module):
             source = adopt(model, inputs) if isinstance(model, nn.Module) else model
-            if self == Feeding():
+            transform: UserTransform | Numbers | None = self.transform
+            if inputs.input and isinstance(model, nn.Module):
+                transform = Numbers.given(inputs.input)
+            if transform is None and not self.further:
                 yield source
                 return
             loaded = load_model(source, inputs)
-            with fed(loaded, inputs, self.transform, self.further) as feeding:
+            with fed(loaded, inputs, transform, self.further) as feeding:
                 yield feeding
 
 
@@ -153,8 +156,13 @@ class Order(Generic[T]):
 
     def given_to(self, story: Callable[..., R], images: Any) -> R:
         """The result of a command for the model, the images and the options."""
-        with as_files(images) as files, self.lent() as source:
-            return story(source, files, self.options)
+        with as_files(images) as files:
+            options: Any = self.options
+            if isinstance(images, Mapping):
+                inputs = structs.replace(options.inputs, input=tuple(files))
+                files, options = [], structs.replace(options, inputs=inputs)
+            with self.lent(options.inputs) as source:
+                return story(source, files, options)
 
     @contextmanager
     def lent(self, inputs: InputOptions | None = None) -> Iterator[ModelOptions | LoadedModel]:
@@ -217,14 +225,19 @@ def check_module(model: Any) -> None:
 
 @contextmanager
 def as_files(images: Any) -> Iterator[list[str]]:
-    """Paths as they are, and images in memory as files for a while."""
-    pictures = images if isinstance(images, (list, tuple)) else [images]
+    """Paths as they are, and images in memory as files for a while; of a mapping of tensors the
+    values of `--input`."""
+    named = images if isinstance(images, Mapping) else {}
+    pictures = images if isinstance(images, (list, tuple, Mapping)) else [images]
     if not pictures:
         raise UsageError("there are no images", "give paths or images")
     room = Room()
     inside = room.path / "in-memory"
     inside.mkdir()
-    yield memory.to_files(pictures, inside)
+    if not all(isinstance(name, str) and name.isidentifier() for name in named):
+        raise UsageError("a mapping has no name of an argument of forward", "{'z': tensor}")
+    values = [f"{name}={memory.to_npy(one, inside / f'{name}.npy')}" for name, one in named.items()]
+    yield values or memory.to_files(pictures, inside)
 
 
 def selectors(layers: Any) -> str | None:

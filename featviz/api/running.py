@@ -252,7 +252,8 @@ def run(
             [C, H, W] or [N, C, H, W]; or a list of these. What is in memory is an image before any
             preprocessing: uint8, or floats in 0..1, which are rounded to 8 bits (as by
             `torchvision.transforms.functional.to_pil_image`), and is called `image-0.png`,
-            `image-1.png`, ... in the run.
+            `image-1.png`, ... in the run. Tensors [F] and [1, F] are vectors of numbers as they
+            are; a mapping of tensors by the names of forward's arguments takes the place of images.
         layers: selectors; a class of modules (`torch.nn.Conv2d`); or a list of these. None takes
             one layer for each stage.
         out: the run directory, or a URL of an object store (`"s3://bucket/maps"`). None leaves

@@ -409,7 +409,7 @@ def _given(
     images = values.get("images") or config.get("images", ())
     if model and "images" in values:
         mistakes.refuse_swapped(ctx, model, images)
-    if not model or ("images" in values and not images):
+    if not model or ("images" in values and not images and not values["input"]):
         raise mistakes.missing("images" if model else "model", ctx)
     source = Given(values).record(ModelOptions, spec=model)
     check_words(source)

@@ -56,8 +56,8 @@ def run(given: Given) -> int:
 
     {MODEL}
 
-    IMAGE is a picture or array (.npy, .npz, .pt), a folder, an archive, a
-    quoted glob, or - for a list of paths on stdin.
+    IMAGE is a picture, array (.npy, .npz, .pt) or video, a folder, an archive,
+    a quoted glob, or - for a list of paths on stdin.
 
     \b
     Examples:
@@ -81,6 +81,7 @@ def run(given: Given) -> int:
       featviz run vit_b_16 cat.jpg --reduce pca --overlay 0.6
       featviz run resnet18 photos/ --figure --tensorboard logs
       featviz run raft_small left.png right.png --layers 'Conv2d@*flow_head*'
+      featviz run net.py:Generator --input z=randn:1,128
 
     \b
     Gradients of one class, and what becomes of an image without two channels:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,10 +22,13 @@ from featviz.drawing.values import (
     limits,
     to_levels,
 )
-from featviz.layout import Maps, to_maps
+from featviz.layout import Maps, to_floats, to_maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
 from featviz.records import SALIENCY, Bytes, Hints, Site, is_gradient
+
+PHASE = {"cmap": "twilight", "normalize": f"range:{-math.pi},{math.pi}", "overlay": None}
+"""How phases are drawn: in colours that meet where −π and π do, which no mixing keeps apart."""
 
 PCA_SPAN = 2.5
 """Standard deviations from the mean at which a principal component is darkest and brightest."""
@@ -39,13 +43,26 @@ def is_saliency(
     return at_image and len(shape) > 3 and options.reduce is None
 
 
+def magnitude_and_phase(
+    site: Site, tensor: Tensor, hints: Hints, options: DrawOptions
+) -> Iterator[tuple[Site, Tensor, Hints]]:
+    """Complex numbers as two parts of real ones: `abs`, and `angle`, which has no `--reduce`."""
+    if tensor.is_nested or tensor.is_meta or tensor.layout != torch.strided:
+        to_floats(tensor)  # raises
+    wide = tensor.to(torch.complex64) if tensor.dtype == torch.complex32 else tensor
+    yield site.inside("abs"), wide.abs(), hints
+    if options.reduce is None:
+        yield site.inside("angle"), wide.angle(), replace(hints, phase=True)
+
+
 class Drawer:
     """Draws tensors by the options of a run; what is `auto` is settled for each."""
 
     def __init__(self, options: DrawOptions) -> None:
         self.options = options
-        self._settled: dict[tuple[str, bool], tuple[DrawOptions, Scale]] = {}
-        """Options and scale without `auto`, by kind of tensor and whether maps lie over images."""
+        self._settled: dict[tuple[str, bool, bool], tuple[DrawOptions, Scale]] = {}
+        """Options and scale without `auto`, by kind of tensor, whether maps lie over images, and
+        whether they are phases."""
 
     def draw(
         self,
@@ -75,7 +92,7 @@ class Drawer:
                 no class activation map of the tensor.
             UsageError: no such scale.
         """
-        parts, weights = to_maps(tensor, hints or Hints()), None
+        parts, weights, phase = to_maps(tensor, hints or Hints()), None, bool(hints and hints.phase)
         if gradient is not None:  # tokens beside the grid have no places
             parts, weights = {"": parts[""]}, to_maps(gradient, hints or Hints())[""]
         drawn = [(key, site.kind, maps) for key, maps in parts.items()]
@@ -83,9 +100,11 @@ class Drawer:
             drawn.append((SALIENCY, SALIENCY, parts[""]))
         pictures = {}
         for key, kind, maps in drawn:
-            over = self.options.overlay is not None and LAYOUTS[maps.layout].aligned
-            options, scale = self._settled.get((kind, over)) or self._settle(kind, over)
+            over = self.options.overlay is not None and LAYOUTS[maps.layout].aligned and not phase
+            known = self._settled.get((kind, over, phase))
+            options, scale = known or self._settle(kind, over, phase)
             picture = draw_maps(maps, options, scale, weights)
+            picture = replace(picture, cmap=options.cmap) if phase else picture
             if picture.marked and is_gradient(kind):  # behind a pooling it is constant by nature
                 picture = replace(picture, marked=(labels.ZERO,))
             if over and picture.constant is None:
@@ -93,8 +112,9 @@ class Drawer:
             pictures[key] = picture
         return pictures
 
-    def _settle(self, kind: str, over: bool) -> tuple[DrawOptions, Scale]:
+    def _settle(self, kind: str, over: bool, phase: bool) -> tuple[DrawOptions, Scale]:
         options, auto = self.options, "auto"
+        options = structs.replace(options, **PHASE) if phase else options
         if kind == SALIENCY:  # one picture of all channels, whose values have no sign
             auto = "percentile:1,99"
             one = {"reduce": "max-abs", "order": "index", "labels": False}
@@ -103,7 +123,7 @@ class Drawer:
         scale = auto if options.normalize == "auto" else options.normalize
         scale = normalize.resolved(scale, kind, options.reduce)
         chosen = structs.replace(options, cmap=cmap), normalize.parse_scale(scale)
-        self._settled[kind, over] = chosen
+        self._settled[kind, over, phase] = chosen
         return chosen
 
 

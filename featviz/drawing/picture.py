@@ -77,6 +77,8 @@ class GridPicture:
     """How all channels became the one tile."""
     overlay: float | None = None
     """How much of the maps lies over the input, 0..1."""
+    cmap: str | None = None
+    """The colormap, where it is not the one that the options name."""
 
     @property
     def drawn(self) -> Sequence[int]:
@@ -190,6 +192,7 @@ def describe(
         collapsed={str(leader): group for leader, group in picture.groups.items()} or None,
         reduce=picture.reduce,
         overlay=picture.overlay,
+        cmap=picture.cmap,
         steps=None if isinstance(picture.steps, slice) else picture.steps,
         constant=None if picture.constant is None else list(picture.constant),
         **overall(picture.stats, values or picture.values),  # type: ignore[arg-type]

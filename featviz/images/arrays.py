@@ -50,7 +50,7 @@ def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
     axis of channels is the first or the last, whichever has as many as the model takes."""
     if array.dtype.kind not in "biuf":
         raise ImageError(f"holds {array.dtype}, which are no values of an image", None)
-    if array.ndim < 2 or not array.size:
+    if array.ndim < 2 - wanted.raw or not array.size:
         raise ImageError(f"has the shape {list(array.shape)}, which is none of an image", None)
     if array.size > MOST_VALUES:
         raise ImageError(f"has {array.size:,} values, more than the {MOST_VALUES:,} of any image")

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,7 +21,7 @@ from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 
 from featviz.errors import FileError, ImageError, UsageError
 from featviz.files import npy
-from featviz.images import archives, arrays
+from featviz.images import archives, arrays, video
 from featviz.images.archives import Place
 from featviz.images.arrays import Wanted
 from featviz.records import Raster, Sample
@@ -159,6 +160,15 @@ def decode(
     for index in chosen:
         path = sample.paths[index]
         with _errors_named(sample, path):
+            if (container := video.video_format(data[index])) is not None:
+                choose = partial(_frames_of, sample, frames if alone else None)
+                picked, count = video.read_frames(data[index], container, choose)
+                if wanted.channels not in (1, 3) and not wanted.raw:
+                    raise ImageError(f"is a video, and the model takes {wanted.channels} channels")
+                if len(picked) == 1 < count and sample.still is None and not quiet:
+                    log.warning("%s has %d frames; the first is taken (--frames)", path, count)
+                images += picked
+                continue
             array = _array(data[index], wanted, tensors)
             if array is not None:
                 images.append(arrays.to_image(array, wanted))
@@ -292,6 +302,13 @@ def _ready(picture: np.ndarray, wanted: Wanted) -> np.ndarray:
             f"an array {wanted.shapes}",
         )
     return np.moveaxis(np.atleast_3d(picture), -1, 0)[None]
+
+
+def _frames_of(sample: Sample, frames: int | None, total: int) -> list[int]:
+    """The numbers of the frames of a video that a sample is."""
+    still = sample.still
+    numbers = _spread(total, still[1] if still else frames or 1)
+    return [numbers[still[0]]] if still else numbers
 
 
 def _spread(total: int, count: int) -> list[int]:

@@ -20,7 +20,7 @@ from featviz.errors import FileError, UsageError
 from featviz.files import real, urls
 from featviz.files.missing import hint_of, misspelt
 from featviz.files.urls import Remote, Url, is_url, local_path
-from featviz.images import archives
+from featviz.images import archives, video
 from featviz.images.archives import Place
 from featviz.images.decode import SUFFIXES, array_format, open_image
 from featviz.records import Sample
@@ -176,8 +176,12 @@ def _images(where: str, files: Sequence[Named]) -> list[Named]:
     """Those files whose names are of images, at least one."""
     found = [pair for pair in files if PurePath(pair[0]).suffix.lower() in SUFFIXES]
     if not found:
-        hint = f"it has no {' '.join(sorted(SUFFIXES))} files; arrays are read where they are named"
-        raise UsageError(f"no images in {where}", f"{hint}, for example by a quoted '*.npy'")
+        hint = (
+            f"it has no {' '.join(sorted(SUFFIXES))} files; arrays and videos are read where they "
+        )
+        raise UsageError(
+            f"no images in {where}", f"{hint}are named, for example by a quoted '*.npy'"
+        )
     return found
 
 
@@ -275,6 +279,18 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
     return [replace(clip, name=names[number]) for number, clip in enumerate(found)]
 
 
+def stills(samples: Sequence[Sample], count: int) -> list[Sample]:
+    """Video files as so many images each, `clip.mp4/00`, `clip.mp4/01`, ..."""
+    found: list[Sample] = []
+    for sample in samples:
+        files = [path.name.lower() for path in sample.paths]
+        is_video = count > 1 and any(name.endswith(video.SUFFIXES) for name in files)
+        names = [f"{sample.name}/{at:0{len(str(count - 1))}d}" for at in range(count)]
+        parts = (replace(sample, name=n, still=(at, count)) for at, n in enumerate(names))
+        found += parts if is_video else [sample]
+    return found
+
+
 def natural_key(name: str) -> list[tuple[int, str]]:
     """Sorts `frame2` before `frame10`, and both before `frames`."""
     return [(int(part), "") if is_number(part) else (-1, part) for part in re.split(r"(\d+)", name)]
@@ -284,7 +300,7 @@ def _is_whole(path: Place) -> bool:
     """Whether a file is a clip or a volume of its own, not one frame of a clip."""
     try:
         data = archives.read(path)
-        if array_format(data) not in (None, "TIFF"):
+        if video.video_format(data) or array_format(data) not in (None, "TIFF"):
             return True
         with open_image(io.BytesIO(data)) as image:
             return getattr(image, "n_frames", 1) > 1 and image.format != "MPO"

@@ -60,6 +60,11 @@ def to_files(images: Iterable[Any], folder: Path) -> list[str]:
         if isinstance(value, (str, PurePath)):
             files.append(str(value))
             continue
+        is_array = isinstance(value, (Tensor, np.ndarray))
+        if is_array and tuple(value.shape[:-1]) in ((), (1,)) and value.ndim:  # a vector
+            files.append(to_npy(value, folder / f"image-{count}.npy"))
+            count += 1
+            continue
         for image in to_images(value, f"image {number}"):
             is_tiff = image.mode in ("I", "F")
             path = folder / f"image-{count}{'.tiff' if is_tiff else '.png'}"
@@ -78,6 +83,18 @@ def to_files(images: Iterable[Any], folder: Path) -> list[str]:
             files.append(str(path))
             count += 1
     return files
+
+
+def to_npy(value: Any, path: Path) -> str:
+    """The path of a tensor or an array, as a file of numbers."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        value = (value.float() if value.dtype == torch.bfloat16 else value).resolve_neg().numpy()
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
+        words = f"{path.stem} is a {type(value).__name__} and no tensor of numbers"
+        raise UsageError(words, "torch.randn(1, 128)")
+    np.save(path, value)
+    return str(path)
 
 
 def _levels(array: np.ndarray, name: str) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from featviz.drawing import colormap, values
-from featviz.drawing.drawer import Drawer
+from featviz.drawing.drawer import Drawer, magnitude_and_phase
 from featviz.drawing.page import Overview, OverviewRow, OverviewTile
 from featviz.drawing.picture import MAX_PIXELS, GridPicture, write_png
 from featviz.drawing.values import compiled, to_pixels
@@ -266,7 +266,10 @@ class _PageSink:
         before = self.rows.get(site.layer.name)
         if site.layer.name not in self._wanted or (before is not None and not before.strip):
             return
-        picture = self._drawer.draw(site, tensor, self._hints.at(site, tensor))[""]
+        hints = self._hints.at(site, tensor)
+        if tensor.is_complex():
+            site, tensor, hints = next(magnitude_and_phase(site, tensor, hints, DrawOptions()))
+        picture = self._drawer.draw(site, tensor, hints)[""]
         if before is None or not picture.strip:
             self.rows[site.layer.name] = _telling(site, tensor, picture, self._options)
 

@@ -188,10 +188,13 @@ def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hint
     frames = input_shape[3 - _channel_axis(first, input_shape)] if len(input_shape) == 5 else None
     time = None if frames is None else -(-frames // stride)
     in_patches = first is not None and first.stride == first.kernel_size  # and do not overlap
+    is_picture = len(input_shape) > 3 and (*input_shape[-2:],) != (1, 1)
     transforms = (x for x in model.children() if type(x).__name__ == "GeneralizedRCNNTransform")
     transform = next(transforms, None)  # torchvision's detectors resize and pad images
     base = Hints(
-        input_size=_seen_size(transform, (input_shape[-2], input_shape[-1])),
+        input_size=_seen_size(transform, (input_shape[-2], input_shape[-1]))
+        if is_picture
+        else None,
         time=time,
         patch=(first.stride[-2], first.stride[-1]) if first is not None and in_patches else None,
         prefix=_prefix(model),

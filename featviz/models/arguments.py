@@ -1,5 +1,5 @@
 """What the user gives forward: `--transform file.py:fn` in place of the model's own preprocessing,
-and `--forward-arg NAME=VALUE` beside the image."""
+`--forward-arg NAME=VALUE` beside the image, and `--input NAME=VALUE` in place of it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ IMAGE = "image"
 """The VALUE that stands for the image itself."""
 
 _FORMS = (
-    "a number, true, false, none, zeros:1,77, ones:1,77:int64, a file .npy, .npz or .pt, or image"
+    "a number, true, false, none, zeros:1,77, ones:1,77:int64, randn:1,128, a file .npy, .npz or "
+    ".pt, or image"
 )
-_MADE = re.compile(r"(zeros|ones):(\d+(?:,\d+)*)(?::(float32|int64|bool))?")
+_MADE = re.compile(r"(zeros|ones|randn(?!.*:[ib])):(\d+(?:,\d+)*)(?::(float32|int64|bool))?")
 _WORDS = {"true": True, "false": False, "none": None, IMAGE: IMAGE}
 _MOST_BYTES = 2**30
 _MOST_VALUES = 2**28
@@ -56,36 +57,40 @@ class Argument:
     """For the manifest; of a file its name and sha256, no folder."""
 
 
-def parse(texts: Sequence[str]) -> list[Argument]:
-    """Read the values of `--forward-arg`."""
+def parse(texts: Sequence[str], seed: int = 0, option: str = "forward_args") -> list[Argument]:
+    """Read the values of `--forward-arg`, or of `--input`; the seed is that of random numbers."""
     arguments: list[Argument] = []
+    random = torch.Generator().manual_seed(seed)
     for text in texts:
         left, equals, given = text.partition("=")
         name, dot, key = left.partition(".")
         if not equals or not name.isidentifier() or (dot and not key) or not given:
             raise UsageError(
-                f"forward_args {quoted(text)} is not NAME=VALUE",
+                f"{option} {quoted(text)} is not NAME=VALUE",
                 f"VALUE is {_FORMS}; NAME.KEY=VALUE a dict's",
             )
-        value, words = _value(left, given)
+        value, words = _value(f"{option} {left}", given, random)
         if any(o.name == name and (not key or o.key in (None, key)) for o in arguments):
-            raise UsageError(f"forward_args {left} is given twice", "give it once, or its keys")
+            raise UsageError(f"{option} {left} is given twice", "give it once, or its keys")
         arguments.append(Argument(name, key or None, value, f"{left}={words}"))
     return arguments
 
 
-def _value(name: str, text: str) -> tuple[Any, str]:
+def _value(what: str, text: str, random: torch.Generator) -> tuple[Any, str]:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()], text
     if (made := _MADE.fullmatch(text)) is not None:
         shape = [int(size) for size in made[2].split(",")]
         if (values := math.prod(shape)) > _MOST_VALUES:
-            words = f"forward_args {name}={quoted(text)} has {values:,} values"
+            words = f"{what}={quoted(text)} has {values:,} values"
             raise UsageError(words, f"at most {_MOST_VALUES:,}")
+        if made[1] == "randn":
+            seed = random.initial_seed()
+            return torch.randn(shape, generator=random), f"{text} (seed {seed})"
         return getattr(torch, made[1])(shape, dtype=getattr(torch, made[3] or "float32")), text
     if text.endswith(tuple(_READERS)):
         path = Path(text)
-        where = f"forward_args {name}: {quoted(path.name)}"
+        where = f"{what}: {quoted(path.name)}"
         try:
             data = read_bytes(path, _MOST_BYTES)
             array = _READERS[path.suffix](data)
@@ -103,7 +108,7 @@ def _value(name: str, text: str) -> tuple[Any, str]:
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         number = None
     if type(number) not in (int, float):
-        raise UsageError(f"forward_args {name}={quoted(text)} is no value", f"give {_FORMS}")
+        raise UsageError(f"{what}={quoted(text)} is no value", f"give {_FORMS}")
     return number, text
 
 
@@ -143,7 +148,7 @@ def _is_plain(value: Any) -> bool:
 def feed(
     module: nn.Module,
     preprocess: Preprocess,
-    transform: UserTransform | None,
+    transform: UserTransform | Numbers | None,
     given: Sequence[Argument],
     device: torch.device,
 ) -> tuple[Preprocess, list[RemovableHandle]]:
@@ -151,7 +156,10 @@ def feed(
     transform that is new to it by their names: by hooks, which are returned beside the
     preprocessing."""
     taken = getattr(preprocess.transform, "names", ())
-    hooks = [_bound(module, given, taken, device)] if given else []
+    giver = "--input" if isinstance(preprocess.transform, Numbers) else "--transform"
+    hooks = [_bound(module, given, taken, giver, device)] if given else []
+    if isinstance(transform, Numbers):
+        _parameters(module, transform.names, "input")
     if transform is not None and taken:
 
         def by_name(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -164,20 +172,16 @@ def feed(
 
 
 def _bound(
-    module: nn.Module, arguments: Sequence[Argument], taken: Sequence[str], device: torch.device
+    module: nn.Module,
+    arguments: Sequence[Argument],
+    taken: Sequence[str],
+    giver: str,
+    device: torch.device,
 ) -> RemovableHandle:
-    parameters = inspect.signature(module.forward).parameters
-    known = [
-        name for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    known = _parameters(module, [one.name for one in arguments], "forward_args")
     for one in arguments:
-        if one.name not in known and not open_ended:
-            names = listed(list(map(quoted, known)), 12) or "nothing"
-            words = f"forward of {type(module).__name__} takes {names}"
-            raise UsageError(f"forward_args {one.name}: {words}", "one of these")
         if one.name in taken or (taken and one.value is IMAGE):
-            words = f"--transform gives {listed(list(taken), 12)}"
+            words = f"{giver} gives {listed(list(taken), 12)}"
             raise UsageError(f"forward_args {one.name}: {words}", "one of the two")
     given = [
         (one, one.value.to(device) if isinstance(one.value, Tensor) else one.value)
@@ -207,6 +211,65 @@ def _bound(
         return (), {**kwargs, **dict(zip(free, args, strict=False)), **further}
 
     return module.register_forward_pre_hook(add, with_kwargs=True)
+
+
+def _parameters(module: nn.Module, names: Sequence[str], option: str) -> list[str]:
+    """The names that a module's forward knows; UsageError where it takes none of one of `names`."""
+    parameters = inspect.signature(module.forward).parameters
+    known = [
+        name for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for name in names if not open_ended else ():
+        if name not in known:
+            takes = listed(list(map(quoted, known)), 12) or "nothing"
+            words = f"forward of {type(module).__name__} takes {takes}"
+            raise UsageError(f"{option} {name}: {words}", "one of these")
+    return known
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """In place of an image the tensors of `--input`, or a vector of numbers from a file."""
+
+    text: str
+    blank: Tensor
+    """[N], or [1, N]: shown as the input's pixels are."""
+    names: tuple[str, ...] = ()
+    tensors: tuple[Tensor, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def given(cls, texts: Sequence[str], seed: int = 0) -> Numbers:
+        """The values of `--input`; floats [N] become [1, N]."""
+        tensors, given = list[Tensor](), parse(texts, seed, "input")
+        for one in given:
+            if not isinstance(one.value, Tensor) or one.key or not one.value.numel():
+                raise UsageError(f"input {one.words} is no tensor", "--forward-arg passes others")
+            is_vector = one.value.is_floating_point() and one.value.ndim == 1 < len(one.value)
+            tensors.append(one.value[None] if is_vector else one.value)
+        words = " and ".join(one.words for one in given)
+        names = tuple(one.name for one in given)
+        return cls(
+            f"{words} in place of an image",
+            torch.zeros(1, tensors[0].numel()),
+            names,
+            tuple(tensors),
+        )
+
+    def preprocess(self, channels: int) -> Preprocess:
+        """The preprocessing that only hands them on."""
+        return Preprocess(Chain(channels=channels), self)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __call__(self, values: Any) -> list[Tensor]:
+        """The model's arguments."""
+        if self.tensors:
+            return [tensor.clone() for tensor in self.tensors]
+        if not isinstance(values, np.ndarray) or values.size != self.blank.numel():
+            raise ImageError(f"is no vector of {self.blank.numel()} numbers, as the first input")
+        return [torch.from_numpy(values.reshape(1, -1).astype(np.float32))]
 
 
 @dataclass(frozen=True)
@@ -275,12 +338,14 @@ class UserTransform:
             kind = f"a tensor {list(given.shape)}"
         elif isinstance(given, Mapping):
             tensors = all(isinstance(value, Tensor) for value in given.values())
-            images = [name for name in given if tensors and given[name].ndim in (4, 5)]
+            dimensions = {name: given[name].ndim for name in given} if tensors else {}
+            images = [name for name, count in dimensions.items() if count in (4, 5)]
+            images = images or [name for name, count in dimensions.items() if count == 2]
             if images:
                 first = [*images, *(name for name in given if name not in images)]
                 return {str(name): given[name] for name in first}
             kind = f"a dict of {quoted(', '.join(map(str, given))) or 'nothing'}"
         raise ImageError(
-            f"{self.text} gave {kind}, expected a tensor [C, H, W] or [1, C, H, W], or a "
-            "dict of tensors by the names of forward's arguments, one of them [1, C, H, W]"
+            f"{self.text} gave {kind}, expected a tensor [C, H, W] or [1, C, H, W], or a dict of "
+            "tensors by the names of forward's arguments, one of them [1, C, H, W] or [1, F]"
         )

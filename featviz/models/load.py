@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from featviz.errors import LoadError, UsageError
 from featviz.models import arguments, checkpoint, code, digests, exported, identify, sniff, zoo
-from featviz.models.arguments import UserTransform
+from featviz.models.arguments import Numbers, UserTransform
 from featviz.models.checkpoint import unwrapped
 from featviz.models.huggingface import ImageTower, architecture_beside
 from featviz.models.preprocess import Preprocess
@@ -74,12 +74,16 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
             words = f"the model's {name} is on the device meta, where tensors have no values"
             raise LoadError(words, "model.to_empty(device='cpu') where it is built, and weights")
     module = in_full_precision(unwrapped(loaded.module), device).to(device)
-    transform = None if inputs.transform is None else UserTransform.named(inputs.transform)
+    transform: UserTransform | Numbers | None = None
+    if inputs.input:
+        transform = Numbers.given(inputs.input, options.seed)
+    elif inputs.transform is not None:
+        transform = UserTransform.named(inputs.transform)
     if transform is not None:
         preprocess = transform.preprocess(inputs.channels or 3)
     else:
         preprocess = choose_preprocess(module, loaded.entry, inputs, loaded.fixed)
-    further = arguments.parse(inputs.forward_args)
+    further = arguments.parse(inputs.forward_args, options.seed)
     preprocess, _ = arguments.feed(module, preprocess, transform, further, device)
     source = dict(loaded.source)
     if options.model_args:
@@ -109,7 +113,7 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
 def fed(
     model: LoadedModel,
     inputs: InputOptions,
-    transform: UserTransform | None,
+    transform: UserTransform | Numbers | None,
     further: Mapping[str, Any],
 ) -> Iterator[LoadedModel]:
     """The model with a function of the caller's as its preprocessing (as `--transform` names it),

@@ -26,6 +26,9 @@ _UNIT = "values 0..1"
 _MOST_ENLARGED = 2**25
 """Pixels that an image with fewer may be enlarged to."""
 
+_THICK = 16
+"""Pixels that a row of numbers is high in input.png."""
+
 _NEAR, _TINY = 1e-3, torch.finfo(torch.float32).tiny
 """How far beyond 0..1 a value may be by rounding, and the least range of values."""
 
@@ -261,7 +264,12 @@ class Preprocess:
         undone, mean, std = [], self.chain.mean, self.chain.std
         for tensor in args[:1] if self.transform is not None else args:
             values = tensor.float()
-            if self.transform is None:
+            if values.ndim < 4 or values.shape[-2:] == (1, 1):  # no picture: rows, or one thick row
+                values = values.reshape(
+                    1, 1, -1, values.shape[-1] if values.ndim == 3 else values.numel()
+                )
+                values = values.expand(-1, -1, _THICK, -1) if values.shape[2] == 1 else values
+            elif self.transform is None:
                 if mean is not None and std is not None:
                     values = values * _by_channel(std, values) + _by_channel(mean, values)
                 values = values.flip(1) if self.chain.bgr else values
@@ -292,6 +300,8 @@ class Preprocess:
 
     def empty(self) -> Image.Image | Raster:
         """Black: a picture, or zeros [channels, H, W] where the images are no pictures."""
+        if (numbers := getattr(self.transform, "blank", None)) is not None:
+            return Raster(numbers.numpy(), "")
         if self.chain.channels in (1, 3):
             return Image.new(self._mode, FALLBACK_SIZE)
         return Raster(np.zeros((self.chain.channels, *FALLBACK_SIZE), np.float32), "")
@@ -311,7 +321,7 @@ class Preprocess:
             kind = f"{channels} channels ({shown} shown)"
         words = [kind, *steps]
         if self.transform is not None:
-            words = [kind, str(self.transform)]
+            words = [*[kind] * (not hasattr(self.transform, "blank")), str(self.transform)]
         elif numbers:
             words = [kind, numbers, *(step for step in steps if step != _UNIT)]
         elif self.frames is not None:

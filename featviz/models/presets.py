@@ -41,6 +41,9 @@ from featviz.options import InputOptions
 from featviz.records import PRESETS, Raster
 from featviz.text import by, counted, quoted
 
+_FRAMES = 16
+"""Of a clip, where nobody says how many."""
+
 _MOST_CHANNELS = 512
 """Input channels that are believed of a convolution: an input of so many is made to try it."""
 
@@ -77,9 +80,10 @@ def choose_preprocess(
         base = replace(base, resize=side, crop=side, library=None)
     base = _changed(base, options)
     said = options.size or options.crop or isinstance(base, Letterbox)
+    of_clips = isinstance(_first_convolution(module), nn.Conv3d)
     return Preprocess(
         base,
-        frames=options.frames if isinstance(_first_convolution(module), nn.Conv3d) else None,
+        frames=(options.frames or _FRAMES) if of_clips else None,
         inputs=options.inputs or required_arguments(module, options.forward_args),
         guessed=guessed,
         size_guessed=not said and (guessed or base.own_size),
@@ -106,6 +110,13 @@ def first_channels(module: nn.Module) -> int:
     first = _first_convolution(module)
     channels = getattr(first, "in_channels", 0)  # 0 in a lazy one; a file can say anything
     return channels if type(channels) is int and 0 < channels <= _MOST_CHANNELS else 3
+
+
+def first_features(module: nn.Module) -> int | None:
+    """Numbers that the model takes where its first layer is linear; None where it is another."""
+    kinds = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding)
+    first = next((part for part in module.modules() if isinstance(part, kinds)), None)
+    return first.in_features or None if isinstance(first, nn.Linear) else None
 
 
 def _first_convolution(module: nn.Module) -> nn.Module | None:

@@ -153,6 +153,8 @@ class Hints:
     form: Any = None
     """The `layout.layouts.Form` of the one tensor that these are the hints for, once found."""
     layout: str | None = None
+    phase: bool = False
+    """Whether the numbers are angles from −π to π, the phases of complex numbers."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ class Raster:
     @property
     def size(self) -> tuple[int, int]:
         """Width and height in pixels."""
-        return self.values.shape[-1], self.values.shape[-2]
+        return self.values.shape[-1], self.values.shape[-2] if self.values.ndim > 1 else 1
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,8 @@ class Sample:
     paths: tuple[Path | Remote, ...]
     archive: str | None = None
     """The archive that holds the file, by which `Shard` divides; None for files of their own."""
+    still: tuple[int, int] | None = None
+    """Of a video: which it is, and of how many evenly spread frames."""
 
     @property
     def path(self) -> Path | Remote:

@@ -247,6 +247,8 @@ def scale(cmap: str) -> tuple[str, ...]:
 
 def _colormap(row: Capture, options: Mapping[str, Any]) -> str:
     """The colormap of a picture; the saliency of an image has no sign, and is no gradient there."""
+    if row.cmap is not None:
+        return row.cmap
     kind = "output" if _is_saliency(row) else row.kind
     named = str(options.get("cmap") or "grey")
     return colormap.resolved(named, kind, row.overlay is not None, row.reduce)

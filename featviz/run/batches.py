@@ -21,7 +21,7 @@ from featviz.models.requirements import versions
 from featviz.options import AuditOptions, ExemplarOptions, InputOptions, ModelOptions
 from featviz.records import Sample
 from featviz.run import visit as visiting
-from featviz.run.prepare import ModelInput, grouped, read_input, warn_of_guess
+from featviz.run.prepare import ModelInput, fitted, grouped, read_input, samples_of
 from featviz.run.visit import Visit, visit
 from featviz.rundir.place import (
     FileKind,
@@ -75,7 +75,7 @@ def begun(
         files: option, place and kind of what is written outside of the folder.
     """
     check_background(options.inputs.background)
-    samples = find.find_samples(arguments, None, options.nul_separated, options.out)
+    samples = samples_of(arguments, options.inputs, options.nul_separated, options.out)
     names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
     inputs = [*find.files_of(samples), *model_files(*names)]
     check_apart(options.out, "--out", inputs)
@@ -86,8 +86,8 @@ def begun(
     check_free(options.out, kind, options.overwrite, besides)
     with replacing(options.out, kind, besides) as folder:
         loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
-        warn_of_guess(loaded.preprocess)
-        yield folder, loaded, list(grouped(samples, loaded.preprocess))
+        loaded = fitted(loaded, samples)
+        yield folder, loaded, grouped(samples, loaded.preprocess, options.inputs.frames)
 
 
 @dataclass

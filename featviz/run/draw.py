@@ -16,7 +16,7 @@ from torch import Tensor
 
 from featviz import layout
 from featviz.drawing import colormap, figure
-from featviz.drawing.drawer import Drawer
+from featviz.drawing.drawer import Drawer, magnitude_and_phase
 from featviz.drawing.picture import (
     GridPicture,
     caption,
@@ -28,7 +28,7 @@ from featviz.drawing.picture import (
 )
 from featviz.drawing.tensorboard import Board, Post, as_make_grid, histogram, note
 from featviz.errors import LayoutError, StoreError, UploadError
-from featviz.records import Floats, ImageResult, Sample, Site, finite
+from featviz.records import Floats, Hints, ImageResult, Sample, Site, finite
 from featviz.run.encoders import Background, shared_cores
 from featviz.run.prepare import ModelInput, Prepared, Show, read_input
 from featviz.run.resume import kept
@@ -199,13 +199,20 @@ class ImageWriter:
         )
         self.closing = self.run.encoders.submit(0, partial(self._close, result))
 
-    def take(self, site: Site, tensor: Tensor, gradient: Tensor | None = None) -> None:
+    def take(
+        self, site: Site, tensor: Tensor, gradient: Tensor | None = None, hints: Hints | None = None
+    ) -> None:
         """Draw a tensor now, and leave the rest to the encoders.
 
         Args:
             gradient: of the target at the tensor, for class activation maps.
+            hints: those on its layout; None looks them up.
         """
-        hints = self.hints.at(site, tensor)
+        hints = hints or self.hints.at(site, tensor)
+        if tensor.is_complex() and gradient is None:
+            for place, numbers, facts in magnitude_and_phase(site, tensor, hints, self.options):
+                self.take(place, numbers, hints=facts)
+            return
         parts = self.run.drawer.draw(site, tensor, hints, *self._drawn_over, gradient)
         sites = {site, *map(site.inside, parts)}
         if taken := sites & self._sites:  # {"a": {"b": x}, "a.b": y} has two of one name
@@ -308,6 +315,7 @@ class ImageWriter:
             return row
         title = f"{name}   {site.layer.label} ({site.layer.type})   {site.stem}"
         cmap = colormap.resolved(self.options.cmap, site.kind, True, self.options.reduce)
+        cmap = picture.cmap or cmap
         page = figure.page(picture, cmap, title, self._shown)
         file = self._file(site.layer, f"{site.stem}.figure.png")
         with self.folder.writing(file) as opened:

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from featviz.drawing import figure, grid
 from featviz.drawing.class_maps import check_places
-from featviz.drawing.drawer import is_saliency
+from featviz.drawing.drawer import is_saliency, magnitude_and_phase
 from featviz.errors import UsageError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout import Maps, to_maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions, ModelOptions, RunOptions
-from featviz.records import SALIENCY, STAT_COLUMNS, Shard, Site
+from featviz.records import SALIENCY, STAT_COLUMNS, Hints, Shard, Site
 from featviz.run.prepare import Prepared, find_images, prepare
 from featviz.text import by, counted, in_bytes, printable
 
@@ -80,17 +80,25 @@ def _plan(prepared: Prepared, images: int) -> dict[str, Any]:
     files: list[dict[str, Any]] = []
     beside, size = OWN_FILES, int(blank[0].numel() * BYTES_PER_VALUE)
 
-    def sink(site: Site, tensor: Tensor, gradient: Tensor | None = None) -> None:
+    def sink(
+        site: Site, tensor: Tensor, gradient: Tensor | None = None, about: Hints | None = None
+    ) -> None:
         nonlocal beside, size
-        parts = to_maps(tensor, hints.at(site, tensor))
+        about = about or hints.at(site, tensor)
+        if tensor.is_complex() and gradient is None:
+            for part in magnitude_and_phase(site, tensor, about, draw):
+                sink(*part[:2], None, part[2])
+            return
+        parts = to_maps(tensor, about)
         if gradient is not None:
             check_places(parts[""])
             parts = {"": parts[""]}
         if draw.tensors:
             beside += 1
             size += tensor.numel() * 4
+        alone = structs.replace(draw, overlay=None) if about.phase else draw
         for key, maps in parts.items():
-            files.extend(_planned(site.inside(key), maps, draw, shown))
+            files.extend(_planned(site.inside(key), maps, alone, shown))
             if not key and is_saliency(site, tensor.shape, inputs, draw):
                 one = structs.replace(draw, reduce="max-abs")
                 files.extend(_planned(site.inside(SALIENCY), maps, one, shown))

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +30,13 @@ from featviz.layout import map_size, to_maps
 from featviz.layout.guess import parse_override
 from featviz.layout.hints import HintBook
 from featviz.layout.layouts import LAYOUTS
+from featviz.models.arguments import Numbers
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.preprocess import Preprocess, Window
+from featviz.models.presets import first_features
 from featviz.models.torch_files import read_tensor
 from featviz.options import DrawOptions, InputOptions, ModelOptions, RunOptions
-from featviz.records import KINDS, PRESETS, Bytes, Layer, Outcome, Sample, Site
+from featviz.records import KINDS, PRESETS, Bytes, Layer, Outcome, Raster, Sample, Site
 from featviz.run.choose import ADDS_NOTHING, choose_layers
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,8 @@ class ModelInput:
     def background(self) -> list[Bytes]:
         """What maps may lie over, uint8 [H, W, 3] each: the first picture that the model saw, or
         the frames of a clip."""
+        if hasattr(self.preprocess.transform, "blank"):
+            raise UsageError("maps of an input that is no image lie over nothing", "no --overlay")
         pictures = self.preprocess.pictures(self.args)
         pictures = pictures if self.preprocess.frames else pictures[:1]
         pixels = [values.to_pixels(picture[0]) for picture in pictures]
@@ -139,8 +143,8 @@ def prepare(
 ) -> Prepared:
     """Load the model, group the images that were found as it takes them, choose the layers."""
     loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
-    warn_of_guess(loaded.preprocess)
-    samples = grouped(images, loaded.preprocess)
+    loaded = fitted(loaded, images)
+    samples = grouped(images, loaded.preprocess, options.inputs.frames)
     blank, shown = blank_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
     plan = passes.plan(loaded, options.passes)
@@ -149,25 +153,54 @@ def prepare(
     return prepared
 
 
-def warn_of_guess(preprocess: Preprocess) -> None:
-    """Say that neither the model nor the user says how images go in."""
+def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
+    """The model as it takes what was found: vectors, where its first layer is linear and the first
+    file holds as many numbers. Warns where neither the model nor the user says how images go in."""
+    preprocess = loaded.preprocess
+    count = first_features(loaded.module) if preprocess.transform is None else None
+    if count is not None:
+        with suppress(ImageError):
+            wanted = Wanted(0, raw=True)
+            (image,) = decode.decode(samples[0], "white", 1, wanted, read_tensor, quiet=True).images
+            if isinstance(image, Raster) and image.values.shape in ((count,), (1, count)):
+                numbers = Numbers(f"vector of {count} numbers", torch.zeros(count))
+                preprocess = replace(numbers.preprocess(3), dtype=preprocess.dtype)
     if preprocess.guessed:
         log.warning(
             "preprocessing is a guess, --preset imagenet (others: %s; --size, --crop, --mean and "
             "--std change it)",
             ", ".join(name for name in PRESETS if name != "imagenet"),
         )
+    return replace(loaded, preprocess=preprocess)
 
 
 def find_images(arguments: Sequence[str], options: RunOptions) -> list[Sample]:
     """Check the options and find the images."""
     check_options(options)
     outside = options.out if isinstance(options.out, Path) else None
-    return find.find_samples(arguments, None, options.nul_separated, outside)
+    return samples_of(arguments, options.inputs, options.nul_separated, outside)
 
 
-def grouped(samples: Sequence[Sample], preprocess: Preprocess) -> list[Sample]:
-    """Samples as the model takes them: images, clips, or several images at once."""
+def samples_of(
+    arguments: Sequence[str], inputs: InputOptions, nul_separated: bool, outside: Path | None
+) -> list[Sample]:
+    """The images that arguments lead to; what `--input` gives is one without a file, which has the
+    name of the first tensor."""
+    if not inputs.input:
+        return find.find_samples(arguments, None, nul_separated, outside)
+    if arguments or inputs.transform is not None:
+        other = "a transform prepares one" if inputs.transform else "there are images"
+        raise UsageError(f"input takes the place of an image, and {other}", "one of the two")
+    return [Sample(inputs.input[0].partition("=")[0], ())]
+
+
+def grouped(
+    samples: Sequence[Sample], preprocess: Preprocess, frames: int | None = None
+) -> list[Sample]:
+    """Samples as the model takes them: images (of a video so many `frames`), clips, or several
+    images at once."""
+    if preprocess.frames is None and preprocess.inputs == 1 and frames is not None:
+        samples = find.stills(samples, frames)
     if preprocess.frames is not None:
         samples = find.clips(samples)
     elif preprocess.inputs > 1:
@@ -184,6 +217,8 @@ def read_input(
     )
     frames, background = preprocess.frames, inputs.background
     picture = decode.decode(sample, background, frames, wanted, read_tensor, quiet)
+    if not sample.paths:  # --input
+        picture = replace(picture, images=(preprocess.empty(),))
     words, window = preprocess.words_for(picture.words), preprocess.chain.window(picture.size)
     return ModelInput(picture, preprocess(picture.images), preprocess, words, window)
 
@@ -200,7 +235,7 @@ def blank_input(
             image = read_input(sample, preprocess, inputs, quiet=True)
             window, blank = image.window, [torch.zeros_like(arg) for arg in image.args]
             break
-    return blank, (blank[0].shape[-2], blank[0].shape[-1]) if window is None else window[2:]
+    return blank, (*((1, 1, *blank[0].shape)[-2:]),) if window is None else window[2:]
 
 
 def last_map(prepared: Prepared) -> Layer:

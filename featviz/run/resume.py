@@ -182,7 +182,8 @@ def run_record(prepared: Prepared) -> dict[str, Any]:
 def recorded_options(options: RunOptions) -> dict[str, Any]:
     """The options that decide what is drawn, as run.json has them."""
     inputs = structs.asdict(options.inputs)
-    del inputs["transform"], inputs["forward_args"]  # which the preprocessing names
+    for name in ("transform", "forward_args", "input"):  # which the preprocessing names
+        del inputs[name]
     return {
         "layers": options.layers,
         **structs.asdict(options.draw),

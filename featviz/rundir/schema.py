@@ -105,6 +105,8 @@ class Capture:
     """How much of the map lies over the input, 0..1, where it does."""
     figure: Text | None = None
     """File of the figure, relative to the image's folder."""
+    cmap: Text | None = None
+    """The colormap, where it is that of phases, whatever the run's is."""
 
     @property
     def place(self) -> Place:
@@ -202,7 +204,7 @@ class Input:
     def shown(self) -> tuple[int, int] | None:
         """Width and height of input.png: frames and several images stand side by side; None where
         an input is no picture."""
-        if not all(len(shape) in (4, 5) for shape in self.shapes):
+        if not all(len(shape) in (4, 5) and shape[-2:] != [1, 1] for shape in self.shapes):
             return None
         frames = [math.prod(shape[2:-2]) for shape in self.shapes]
         width = sum(n * shape[-1] for n, shape in zip(frames, self.shapes, strict=True))

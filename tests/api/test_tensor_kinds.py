@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib import colormaps
 from networks import Net
 from torch import Tensor, nn
 
@@ -50,7 +51,7 @@ DRAWN: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "negative view": (lambda x: torch.conj(x * 1j).imag, "float32"),
 }
 SKIPPED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
-    "complex": (lambda x: x * 1j, "holds complex numbers (torch.complex64)"),
+    "sparse complex": (lambda x: (x * 1j).to_sparse(), "holds complex numbers (torch.complex64)"),
     "sparse": (lambda x: x.to_sparse(), "is stored as torch.sparse_coo, not as a dense tensor"),
     "mkldnn": (lambda x: x.to_mkldnn(), "is stored as torch._mkldnn, not as a dense tensor"),
     "meta": (lambda x: x.to("meta"), "is on the device meta, where tensors have no values"),
@@ -118,6 +119,62 @@ def test_what_cannot_be_drawn_is_skipped_with_the_reason(
         assert reasons == [reason] if number == 0 else set(reasons) <= {reason}
 
 
+@pytest.mark.parametrize("dtype", [torch.complex32, torch.complex64, torch.complex128])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_complex_numbers_are_drawn_as_magnitude_and_phase(
+    dtype: torch.dtype, picture: Path, tmp_path: Path
+) -> None:
+    """Two parts of real numbers, each with its own statistics and tensor; a phase from −π to π in
+    colours that meet at its ends, whatever the run's scale and colours are, and over no image."""
+    made: list[Tensor] = []
+
+    def spectrum(x: Tensor) -> Tensor:
+        made.append(torch.fft.fft2(x.to(torch.complex64)).to(dtype))
+        return made[-1]
+
+    options = {"tensors": "npy", "cmap": "viridis", "normalize": "layer", "overlay": 0.5}
+    (image,) = drawn(_beside(spectrum), picture, tmp_path / "out", ["odd"], figure=True, **options)
+    assert not image.skipped
+    size, phase = image.captures
+    wide = made[-1].to(torch.complex64)
+    for maps, expected in ((size, wide.abs()), (phase, wide.angle())):
+        torch.testing.assert_close(maps.tensor.float(), expected)
+        np.testing.assert_allclose(
+            maps.stats["mean"], expected.mean((0, 2, 3)), rtol=1e-4, atol=1e-5
+        )
+    assert (size.key, phase.key) == ("abs", "angle")
+    assert phase.file.name == "output.angle.png" and phase.overlay is None and size.overlay == 0.5
+    assert phase.range == pytest.approx((-np.pi, np.pi)) and phase.normalize == "range"
+    assert phase.row.cmap == "twilight" and size.row.cmap is None
+    pixels = np.asarray(phase.image.convert("RGB"))
+    box = phase.row.plan.box(1)
+    factor = phase.row.plan.scale[0]
+    tile = pixels[box[1] : box[1] + box[3] : factor, box[0] : box[0] + box[2] : factor] / 255
+    colors = np.array(colormaps["twilight"]((expected[0, 1].numpy() / np.pi + 1) / 2))[..., :3]
+    assert abs(tile - colors).max() < 0.03
+
+
+def test_complex_numbers_on_the_way(picture: Path, tmp_path: Path) -> None:
+    """look shows the magnitude, a plan counts both parts, gradients have both, `--reduce` one; the
+    run is whole, has a report, and equals itself."""
+
+    def way(self: Any, x: Tensor) -> Tensor:
+        return torch.fft.ifft2(self.odd(self.conv(x))["a"]).real.square().mean((2, 3))
+
+    parts = {"conv": nn.Conv2d(3, 3, 1), "odd": Net(lambda self, x: {"a": torch.fft.fft2(x)})}
+    model = Net(way, **parts).eval()
+    out = tmp_path / "out"
+    both = {"capture": "output,grad", "target": "class:1"}
+    (image,) = drawn(model, picture, out, ["odd"], **both)
+    keys = [f"{maps.kind}.{maps.key}" for maps in image.captures]
+    assert keys == ["output.a.abs", "output.a.angle", "grad.a.abs", "grad.a.angle"]
+    (image,) = drawn(model, picture, tmp_path / "one", ["odd"], reduce="mean")
+    assert [maps.key for maps in image.captures] == ["a.abs"]
+    assert fv.look(model, picture, "odd", **AS_IT_IS).layers[0].key == "a.abs"
+    assert fv.diff(out, out).equal
+    assert fv.report(out).page.is_file()
+
+
 @pytest.mark.parametrize("kind", [*DRAWN, *SKIPPED])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_audit_counts_or_skips_tensors_of_every_kind(kind: str, picture: Path) -> None:
@@ -134,7 +191,7 @@ def test_audit_counts_or_skips_tensors_of_every_kind(kind: str, picture: Path) -
 def _ends(kind: str) -> nn.Sequential:
     """A convolution of the image, and the odd tensor as the model's output."""
     torch.manual_seed(0)
-    make = {**DRAWN, **SKIPPED}[kind][0]
+    make = (lambda x: x * 1j) if kind == "complex" else {**DRAWN, **SKIPPED}[kind][0]
     return nn.Sequential(nn.Conv2d(3, 3, 1), Net(lambda self, x: make(x))).eval()
 
 

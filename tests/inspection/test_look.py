@@ -261,8 +261,8 @@ def test_nothing_is_written_where_nothing_can_be_drawn(
     see: Callable[..., LookResult], tmp_path: Path
 ) -> None:
     """The reason is named, and there is no file."""
-    with pytest.raises(FeatvizError, match=r"no picture was drawn; skipped: 0 \(.*complex"):
-        see(fixed(torch.rand(1, 2, 4, 4) * 1j), noise(1, 4, 4), layers="Fixed")
+    with pytest.raises(FeatvizError, match=r"no picture was drawn; skipped: 0 \(.*sparse"):
+        see(fixed(torch.rand(1, 2, 4, 4).to_sparse()), noise(1, 4, 4), layers="Fixed")
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     with pytest.raises(ImageError):
         see(fixed(torch.rand(1, 2, 4, 4)), tmp_path / "broken.png", layers="Fixed")

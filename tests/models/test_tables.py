@@ -107,6 +107,12 @@ CODE = f"""{ARGUMENTS}
 def of(channels):
     return nn.Sequential(nn.Conv2d(channels, 4, 3), nn.ReLU())
 
+def Generator(): return GeneratorOfVectors()
+class GeneratorOfVectors(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.up = nn.Linear(16, 64), nn.ConvTranspose2d(4, 3, 2, 2)
+    def forward(self, z): return self.up(self.fc(z).view(-1, 4, 4, 4))
 def satellite(): return of(13)
 def four(): return of(4)
 def grey(): return of(1)
@@ -137,6 +143,7 @@ def save_arrays(root: Path) -> None:
     np.save(root / "objects.npy", np.array([{}]), allow_pickle=True)
     np.save(root / "volume.npy", random.random((24, 12, 16)).astype("f4"))
     np.save(root / "volume4.npy", random.random((4, 6, 12, 16)).astype("f4"))
+    np.save(root / "latent.npy", random.random(16))
     np.save(root / "mask.npy", np.ones((1, 1, 1, 1), "f4"))
     parts = (nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
     small = nn.Sequential(*parts).eval()
@@ -151,7 +158,7 @@ ARRAYS = "Images that are no photographs, and models that take more than an imag
 TABLES: dict[str, tuple[int, str, Callable[[Path], None]]] = {
     HUGGING_FACE: (18, "transformers", save_folders),
     ULTRALYTICS: (14, "ultralytics", save_checkpoints),
-    ARRAYS: (19, "tifffile", save_arrays),
+    ARRAYS: (21, "tifffile", save_arrays),
 }
 """How many rows a table has at least, the package that it needs, and what makes its things."""
 
