@@ -190,7 +190,7 @@ def draw(
         drawn[layer.place] = replace(one, file=name, limit=limit)
         maps = data.reshape(-1, *data.shape[2:])
         tiles = to_levels(maps, ValueLimits.fixed(-limit, limit), colors.levels, colors.nonfinite)
-        pieces = grid.strips(one.plan, tiles, colors.pad)
+        pieces = grid.strips(one.plan, tiles, colors)
         text = {
             "Software": "featviz",
             "Layer": f"{one.label} ({layer.type})",

@@ -20,7 +20,7 @@ from featviz.drawing import grid, tensorboard
 from featviz.drawing.drawer import draw_tiles
 from featviz.drawing.normalize import parse_scale
 from featviz.drawing.picture import GridPicture, to_png
-from featviz.drawing.tensorboard import Board, Post
+from featviz.drawing.tensorboard import Board
 from featviz.errors import LayoutError
 from featviz.hooks.layers import class_names, function_name, is_exported, modules_by_name
 from featviz.layout import to_floats
@@ -173,6 +173,6 @@ def post_filters(board: Board, layer: Layer, kernels: Filters, options: DrawOpti
     """Show a layer's kernels in TensorBoard, with a histogram of all weights."""
     most = min(options.max_maps or tensorboard.MOST_MAPS, tensorboard.MOST_MAPS)
     picture, _ = draw_filters(kernels, structs.replace(options, max_maps=most))
-    counts, note = tensorboard.histogram(kernels.data), tensorboard.note(picture)
-    site = Site(layer, "kernel", 0, "")
-    board.post([Post(site, partial(to_png, picture), picture.stats, counts, note)], 0)
+    site, counts = Site(layer, "kernel", 0, ""), tensorboard.histogram(kernels.data)
+    shown = picture.stats, len(picture.drawn)
+    board.post(board.values(site, partial(to_png, picture), *shown, counts))

@@ -99,17 +99,8 @@ MODES = {
 """All scales, whose arithmetic is `values.limits`; legends, help texts and messages read this."""
 
 
-@dataclass(frozen=True)
-class Scale:
-    """A scale mode and its numbers: `range` with (0, 6), `percentile` with (1, 99)."""
-
-    mode: str
-    numbers: tuple[float, ...] = ()
-
-    @property
-    def for_layer(self) -> Scale:
-        """The same scale, but with one range for all maps."""
-        return self if MODES[self.mode].shared else Scale("layer")
+Scale = tuple[str, tuple[float, ...]]
+"""The name of a mode and its numbers: `range` with (0, 6), `percentile` with (1, 99)."""
 
 
 def resolved(text: str, kind: str = "output", reduce: str | None = None) -> str:
@@ -145,7 +136,7 @@ def parse_scale(text: str) -> Scale:
             f"--normalize {text!r}: expected {mode.spelling}{rising}{bounds}",
             f"for example {mode.example}",
         )
-    return Scale(name, numbers)
+    return name, numbers
 
 
 def in_full(words: str) -> str:

@@ -26,9 +26,8 @@ import PIL
 from isal import isal_zlib
 from PIL import Image
 
-from featviz.drawing import grid
 from featviz.drawing.colormap import Palette
-from featviz.drawing.labels import CONSTANT, ZERO, Stamps
+from featviz.drawing.grid import CONSTANT, ZERO, Words, strips
 from featviz.drawing.values import MIN, ValueLimits, is_constant, overall
 from featviz.errors import UsageError
 from featviz.records import FORMATS, Bytes, Floats, GridPlan, Site, Tiles
@@ -72,7 +71,7 @@ class GridPicture:
     """Channels that share a tile, by the one that is drawn."""
     labels: bool = False
     marked: Sequence[int] = (ZERO, CONSTANT)
-    """The marks of `labels` that are drawn."""
+    """The marks of `grid` that are drawn."""
     reduce: str | None = None
     """How all channels became the one tile."""
     overlay: float | None = None
@@ -84,13 +83,8 @@ class GridPicture:
         return range(len(self.stats)) if self.channels is None else self.channels
 
     @property
-    def levels(self) -> bool:
-        """Whether tiles are levels of the palette, not colours."""
-        return len(self.tiles.shape) == 3
-
-    @property
     def marks(self) -> Bytes:
-        """The mark on each tile, of `labels`; maps of one number are constant by nature."""
+        """The mark on each tile, of `grid`; maps of one number are constant by nature."""
         whole = self.strip or self.reduce is not None or self.overlay is not None
         if whole or not self.marked or self.plan.map_size == (1, 1):
             return np.zeros(self.plan.maps, np.uint8)
@@ -100,19 +94,21 @@ class GridPicture:
         return drawn.repeat(self.slices[0])
 
     @property
-    def stamps(self) -> Stamps | None:
-        """What is written on the tiles: the channel's number on its first one, how many channels
-        share it on its last one, and marks; None where nothing is."""
+    def written(self) -> dict[int, Words]:
+        """What is written on tiles: the channel's number on its first one, how many channels share
+        it on its last one, and marks."""
         if not (self.labels or self.groups or self.marked):
-            return None
-        numbers, counts, side = dict[int, str](), dict[int, str](), self.slices[0]
-        for place, channel in enumerate(self.drawn):
+            return {}
+        marks, side = self.marks, self.slices[0]
+        found = {int(tile): ("", "", int(marks[tile])) for tile in np.flatnonzero(marks)}
+        for place, channel in enumerate(self.drawn if self.labels or self.groups else ()):
+            first, last = place * side, place * side + side - 1
             if self.labels:
-                numbers[place * side] = str(channel)
+                found[first] = (str(channel), "", int(marks[first]))
             if channel in self.groups:
-                counts[place * side + side - 1] = f"×{len(self.groups[channel])}"
-        colors = self.palette
-        return Stamps(numbers, counts, self.marks, colors.dark, colors.light, colors.levels // 2)
+                corner, _, mark = found.get(last, ("", "", int(marks[last])))
+                found[last] = (corner, f"×{len(self.groups[channel])}", mark)
+        return found
 
 
 def check_format(name: str) -> None:
@@ -129,8 +125,11 @@ def check_format(name: str) -> None:
 
 def to_image(picture: GridPicture) -> Image.Image:
     """The picture as a Pillow image of mode L, P with its palette, or RGB."""
-    colors = picture.palette
-    pixels = grid.compose(picture.plan, picture.tiles, colors.pad, picture.stamps)
+    plan, colors, top = picture.plan, picture.palette, 0
+    pixels = np.empty((plan.height, plan.width, *picture.tiles.shape[3:]), np.uint8)
+    for piece in strips(plan, picture.tiles, colors, picture.written):
+        pixels[top : top + len(piece)] = piece.reshape(len(piece), *pixels.shape[1:])
+        top += len(piece)
     image = Image.fromarray(pixels)
     if colors.colors is not None:
         image.putpalette(colors.colors)
@@ -150,7 +149,7 @@ def encode(picture: GridPicture, file: BinaryIO, format: str, text: dict[str, st
     """
     kind, plan, colors = FORMATS[format], picture.plan, picture.palette
     if kind.save is None:
-        pieces = grid.strips(plan, picture.tiles, colors.pad, picture.stamps)
+        pieces = strips(plan, picture.tiles, colors, picture.written)
         write_png(file, (plan.height, plan.width), pieces, colors=colors.colors, text=text)
         return
     image = to_image(picture)

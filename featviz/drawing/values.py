@@ -43,19 +43,11 @@ def compiled() -> Any:
 # Statistics
 
 
-def channel_stats(maps: Tensor) -> Floats:
-    """Statistics of each map of float32 maps [N, ...], as `statistics`."""
-    rows = maps.flatten(1)
-    if rows.device.type != "cpu":
-        return statistics_on_device(rows)
-    return statistics(rows.numpy())[0]
-
-
 def statistics(
-    rows: np.ndarray, low: float = math.nan, high: float = math.nan, counted: bool = False
+    maps: Tensor | np.ndarray, low: float = math.nan, high: float = math.nan, counted: bool = False
 ) -> tuple[Floats, Integers]:
-    """Statistics of each row of float32 [N, W] over its finite values, and how many values are at
-    `low` or below, or at `high` or above.
+    """Statistics of each map of float32 [N, ...] over its finite values, and on a CPU how many
+    values are at `low` or below, or at `high` or above.
 
     Args:
         low: NaN where only `high` bounds; both are rounded to float32.
@@ -63,15 +55,17 @@ def statistics(
 
     Returns:
         float32 [N, 6] in the order of `records.STAT_COLUMNS`, and int64 [N]. The standard deviation
-        is the population's (divided by the count). A row without a finite value has NaN for its
+        is the population's (divided by the count). A map without a finite value has NaN for its
         first four.
     """
     from featviz.drawing import loops
 
-    if rows.dtype != np.float32 or not rows.flags.carray:
-        rows = np.require(rows, np.float32, ["C", "W"])
+    outside = np.empty(len(maps) if counted else 0, np.int64)
+    if not isinstance(maps, np.ndarray) and maps.device.type != "cpu":
+        return statistics_on_device(maps.flatten(1)), outside
+    rows = np.require(np.asarray(maps), np.float32, ["C", "W"])
+    rows = rows.reshape(len(rows), -1)
     stats = np.empty((len(rows), len(STAT_COLUMNS)), np.float32)
-    outside = np.empty(len(rows) if counted else 0, np.int64)
     bounds = np.float32(low), np.float32(high)
     loops.statistics(rows, rows.view(np.int32), stats, stats.view(np.int32), *bounds, outside)
     return stats, outside
@@ -150,15 +144,18 @@ class ValueLimits:
         return (float(self.low[0]), float(self.high[0])) if MODES[self.mode].shared else None
 
 
-def limits(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> ValueLimits:
+def limits(
+    scale: Scale, maps: Tensor, low: Floats, high: Floats, together: bool = False
+) -> ValueLimits:
     """The limits of each map; `low` and `high` [N] are the finite extremes of each (else NaN).
 
-    Maps of one number each share the layer's scale, since by their own all would be alike.
+    Maps of one number each share the layer's scale, since by their own all would be alike; other
+    maps do where they are drawn `together`.
     """
     if np.isnan(low).all():
         return ValueLimits.fixed(0.0, 0.0, "layer")
-    mode, numbers = scale.mode, scale.numbers
-    if mode == "map" and maps[0].numel() > 1:
+    mode, numbers = scale
+    if mode == "map" and maps[0].numel() > 1 and not together:
         return ValueLimits(low, high, mode)
     if mode == "range":
         return ValueLimits.fixed(numbers[0], numbers[1], mode)
@@ -197,6 +194,8 @@ def to_levels(
     Args:
         nonfinite: the index drawn for NaN and infinite values; None where there are none.
     """
+    from featviz.drawing import loops
+
     low, high, clips = limits.low, limits.high, MODES[limits.mode].clips
     if nonfinite is not None:  # a map without any finite value has no limits
         low, high = np.nan_to_num(low), np.nan_to_num(high)
@@ -207,21 +206,24 @@ def to_levels(
         times = np.where(tiny, _LARGER, np.float32(1))
         low, span = low * times, span * times
         shape = (-1, *[1] * (maps.ndim - 1))
-        if isinstance(maps, np.ndarray):
-            rows = maps * times.reshape(shape)
-        else:
-            rows = maps * maps.new_tensor(times).reshape(shape)
+        factors = times if isinstance(maps, np.ndarray) else maps.new_tensor(times)
+        rows = maps * factors.reshape(shape)
     span = np.maximum(span, np.float32(_TINY))
     far = bool((abs(low) > _FAR * span).any())
     below = low if far else low - span * np.float32(0.5 / (levels - 1))
     factor = ((levels - 1) / span).astype(np.float32)
     top = levels - 0.5 if clips or nonfinite is not None else None
-    line = below.astype(np.float32), factor, 0.5 if far else 0.0, top
+    line = below.astype(np.float32), factor, 0.5 if far else 0.0
     if isinstance(rows, np.ndarray) or rows.device.type == "cpu":
-        array = np.asarray(rows)
-        tiles = quantise(array.reshape(len(array), -1), *line).reshape(array.shape)
+        values = np.require(np.asarray(rows), np.float32, ["C", "W"])
+        tiles, count = np.empty(values.shape, np.uint8), len(values)
+        each = (v if len(v) == count else v.repeat(count) for v in line[:2])
+        loops.quantise(
+            *(values.reshape(count, -1), *each, line[2]),
+            *(-1.0 if top is None else top, tiles.reshape(count, -1)),
+        )
     else:
-        tiles = quantise_on_device(rows, *line)
+        tiles = quantise_on_device(rows, *line, top)
     if flat.any():
         middle = np.where(low == 0, 0, (levels - 1) // 2 + 1).astype(np.uint8)
         where = flat if len(flat) == len(tiles) else flat.repeat(len(tiles))
@@ -232,31 +234,16 @@ def to_levels(
     return tiles
 
 
-def quantise(
-    rows: np.ndarray, low: Floats, factor: Floats, half: float, top: float | None
-) -> Bytes:
-    """(value - low) · factor + half of each row of float32 [N, W], cut to a whole number.
-
-    Args:
-        low: [N] or [1], as `factor`.
-        half: 0.5, or 0 where `low` has it already.
-        top: clip to 0..top first, NaN to 0; None where no value can lie outside.
-    """
-    from featviz.drawing import loops
-
-    if rows.dtype != np.float32 or not rows.flags.carray:
-        rows = np.require(rows, np.float32, ["C", "W"])
-    if len(low) != len(rows):
-        low, factor = low.repeat(len(rows)), factor.repeat(len(rows))
-    levels = np.empty(rows.shape, np.uint8)
-    loops.quantise(rows, low, factor, half, -1.0 if top is None else top, levels)
-    return levels
-
-
 def quantise_on_device(
     maps: Tensor, low: Floats, factor: Floats, half: float, top: float | None
 ) -> Bytes:
-    """The same for maps [N, ...] where they are, so that only the bytes are sent back."""
+    """(value - low) · factor + half of maps [N, ...] where they are, cut to whole numbers, so that
+    only the bytes are sent back.
+
+    Args:
+        half: 0.5, or 0 where `low` has it already.
+        top: clip to 0..top first, NaN to 0; None where no value can lie outside.
+    """
     shape = (-1, *[1] * (maps.ndim - 1))
     below, times = (maps.new_tensor(v).reshape(shape) for v in (low, factor))
     values = (maps - below).mul_(times).add_(half)

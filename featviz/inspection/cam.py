@@ -18,9 +18,9 @@ from PIL import Image
 from torch import Tensor
 
 from featviz import layout
-from featviz.drawing import class_maps, colormap, figure, normalize, overlay
+from featviz.drawing import class_maps, colormap, normalize, overlay
 from featviz.drawing.drawer import draw_maps
-from featviz.drawing.figure import FigurePage, Panel
+from featviz.drawing.page import Panel, write_figure
 from featviz.drawing.picture import to_image
 from featviz.drawing.values import compiled
 from featviz.errors import FeatvizError, UsageError
@@ -205,12 +205,12 @@ def _write(result: ImageCam, path: Path, cmap: str) -> None:
         Panel(printable(f"{one.name} ({one.site.layer.type})"), one.picture, one.limits)
         for one in result.maps
     ]
-    page = FigurePage(result.words, result.shown, panels, cmap)
     with reported(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     title = f"{result.words} at {', '.join(one.name for one in result.maps)}"
     with atomic(path) as file:
-        figure.write_figure(file, page, {"Software": "featviz cam", "Title": title})
+        text = {"Software": "featviz cam", "Title": title}
+        write_figure(file, result.words, result.shown, panels, cmap, text)
 
 
 def _explain(

@@ -19,7 +19,7 @@ from featviz.drawing.kernels import (
 )
 from featviz.drawing.picture import caption, describe, encode, warn_of_size
 from featviz.drawing.tensorboard import Board
-from featviz.drawing.values import channel_stats
+from featviz.drawing.values import statistics
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers, modules_by_name
@@ -136,7 +136,7 @@ def _draw(
     """Write a layer's picture; its row of the manifest, and the key and statistics [output
     channels, 6] of all weights of each."""
     picture, words = draw_filters(kernels, options.draw, options.all_slices)
-    numbers = channel_stats(kernels.data.flatten(1)[:, :, None])
+    numbers = statistics(kernels.data)[0]
     site = Site(layer, "kernel", 0, "")
     file = folder.file(layer, f"{site.stem}.{options.draw.format}")
     values = kernels.data[0].numel()

@@ -39,11 +39,6 @@ class Maps:
     layout: str
     data: Tensor
 
-    @property
-    def strip(self) -> bool:
-        """Whether the maps are drawn as one row without padding."""
-        return LAYOUTS[self.layout].strip
-
 
 @dataclass(frozen=True)
 class Layout:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
-from featviz.drawing import labels
+from featviz.drawing import grid
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import to_image
 from featviz.options import DrawOptions
@@ -50,7 +50,7 @@ def test_label_is_pillows_text_in_white_on_black(cmap: str) -> None:
     plain = tiles(tensor, replace(PLAIN, cmap=cmap)).astype(int)
     found = tiles(tensor, replace(LABELLED, cmap=cmap)).astype(int)
     for channel, (tile, before) in enumerate(zip(found, plain, strict=True)):
-        height, width = labels.extent(str(channel))
+        height, width = grid.glyphs(str(channel)).shape
         assert (height, width) == (9, 6 * len(str(channel)) + 1)
         box = tile[:height, :width]
         assert set(np.unique(box)) == {0, 255}

@@ -18,8 +18,9 @@ from PIL import Image
 from torch import Tensor
 from torchvision.utils import make_grid, save_image
 
-from featviz.drawing import grid, labels, order
-from featviz.drawing.drawer import Drawer
+from featviz.drawing import grid
+from featviz.drawing.colormap import Palette, plain_grey
+from featviz.drawing.drawer import Drawer, pick_maps
 from featviz.drawing.picture import GridPicture, caption, describe, encode, write_png
 from featviz.errors import LayoutError
 from featviz.options import PAD_GREY, DrawOptions
@@ -137,23 +138,24 @@ def test_pictures_in_pieces_are_tiles_enlarged_marked_and_laid(
     rng = np.random.default_rng(factor)
     tiles = rng.integers(0, 200, (8, 5, 6, colours), dtype=np.uint8)
     tiles[1], tiles[4], tiles[5], tiles[6, 2:] = 0, 100, 0, 7
-    marks = np.uint8([0, labels.ZERO, 0, 0, labels.CONSTANT, labels.ZERO, 0, 0])
+    marks = {1: grid.ZERO, 4: grid.CONSTANT, 5: grid.ZERO}
+    colors = Palette(256, 201, None, None)
     monkeypatch.setattr(grid, "PIECE_BYTES", piece)
-    shapes, high, wide = labels.shapes(plan.tile), plan.tile[0] + padding, plan.tile[1] + padding
-    for stamps in (None, labels.Stamps({}, {}, marks, 0, 255, 128)):
+    shapes, high, wide = grid.marks(plan.tile), plan.tile[0] + padding, plan.tile[1] + padding
+    for written in (None, {number: ("", "", mark) for number, mark in marks.items()}):
         expected = np.full((plan.height, plan.width, colours), 201, np.uint8)
         for number, tile in enumerate(tiles):
             grown = np.kron(tile, np.ones((factor, factor, 1), np.uint8))
-            if stamps and marks[number]:
+            if written and number in marks:
                 grown[shapes[marks[number] - 1]] = 128 + tile[0, 0, 0]
             top, left = padding + number // 3 * high, padding + number % 3 * wide
             expected[top : top + plan.tile[0], left : left + plan.tile[1]] = grown
         file, held = io.BytesIO(), tiles if colours == 3 else tiles[..., 0]
-        strips = grid.strips(plan, held, 201, stamps)
+        strips = grid.strips(plan, held, colors, written)
         write_png(file, (plan.height, plan.width), strips)
         found = np.asarray(Image.open(file)).reshape(expected.shape)
         assert np.array_equal(found, expected)
-        if stamps is None:
+        if written is None:
             data = b"".join(part for kind, part in chunks(file.getvalue()) if kind == b"IDAT")
             lines = np.frombuffer(zlib.decompress(data), np.uint8).reshape(plan.height, -1)
             filters = lines[:, 0]
@@ -165,7 +167,7 @@ def test_pictures_in_pieces_are_tiles_enlarged_marked_and_laid(
 def test_pieces_are_far_smaller_than_a_large_picture() -> None:
     """A large picture is made in pieces, never as a whole."""
     plan = grid.plan((400, 1, 60, 60), replace(PLAIN, nrow=20))
-    pieces = [p.nbytes for p in grid.strips(plan, np.zeros((400, 60, 60), np.uint8), 0)]
+    pieces = [p.nbytes for p in grid.strips(plan, np.zeros((400, 60, 60), np.uint8), plain_grey(0))]
     assert sum(pieces) == plan.pixels and max(pieces) <= 2**19
 
 
@@ -240,7 +242,7 @@ def test_pick_maps(pick: str, limit: int | None, channels: list[int] | None) -> 
     """The first, the strongest or evenly spread maps, in channel order; None means all."""
     means = [0.0, 4.0, float("nan"), 9.0, -7.0, 2.0]
     options = DrawOptions(max_maps=limit, pick=pick)  # type: ignore[arg-type]
-    assert order.pick_maps(means, options) == channels
+    assert pick_maps(means, options) == channels
 
 
 @pytest.mark.parametrize("pick", ["first", "top", "spread"])

@@ -310,7 +310,7 @@ def test_full_disk_is_named(tmp_path: Path) -> None:
     """One line with the file, not a traceback."""
     board = tensorboard.Board(Path("/dev/full").open("wb"))  # noqa: SIM115
     with pytest.raises(StoreError, match=r"/dev/full cannot be written: No space left"):
-        board.add_scalars({"a": 1.0})
+        board.post([{"tag": "a", "simple_value": 1.0}])
 
 
 def test_without_the_package_one_line_says_how_to_get_it(

@@ -334,7 +334,9 @@ def test_without_tifffile_one_line_names_the_extra(
     """What Pillow reads in part is not read at all."""
     data = tiff(numbers(4, 5, 6))
     monkeypatch.setitem(sys.modules, "tifffile", None)
-    with pytest.raises(ImageError, match=r"^scan is a damaged TIFF, or one of more channels or bits") as caught:
+    with pytest.raises(
+        ImageError, match=r"^scan is a damaged TIFF, or one of more channels or bits"
+    ) as caught:
         read(data, 6)
     assert caught.value.hint == "pip install 'featviz[tiff]'"
 
