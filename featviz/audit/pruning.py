@@ -11,8 +11,7 @@ import torch
 
 from featviz.audit.plan import AuditPlan, AuditTarget, watching_calls
 from featviz.gradients.predictions import largest_change
-from featviz.hooks.capture import tensors
-from featviz.hooks.forward import forward
+from featviz.hooks.capture import forward, tensors
 from featviz.models.load import LoadedModel
 from featviz.records import Call
 from featviz.run.batches import Batch

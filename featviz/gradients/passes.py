@@ -19,9 +19,8 @@ from featviz.gradients import interventions, predictions, targets
 from featviz.gradients.interventions import Intervention
 from featviz.gradients.targets import Target
 from featviz.hooks import selectors
-from featviz.hooks.capture import Recorder, Sink, recording, tensors
+from featviz.hooks.capture import Recorder, Sink, back, forward, recording, tensors
 from featviz.hooks.eval_mode import in_eval_mode, kept_rng
-from featviz.hooks.forward import back, forward
 from featviz.hooks.functions import FunctionMode
 from featviz.hooks.layers import is_in_place, list_layers
 from featviz.layout.hints import HintBook

@@ -33,39 +33,29 @@ Replacement = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], A
 """Computes the result of a call in the function's place; takes the function and its arguments."""
 
 
-class _UnderWay:
-    """A call of a module that has not returned."""
-
-    __slots__ = ("called", "heard", "layer")
-
-    def __init__(self, layer: Layer, heard: bool) -> None:
-        self.layer, self.heard = layer, heard
-        self.called: Counter[int] = Counter()
-        """The calls of each shared module out of this one so far, by its id."""
-
-
 class Running:
     """Knows to which layer each call of a module belongs, while `followed` lasts."""
 
     def __init__(self, model: nn.Module) -> None:
         """Read the places of the model's modules."""
-        self._model, self._places = model, read_places(model)
-        self._frames: list[_UnderWay] = []
+        self._model, (_, self._callers, self._of_module) = model, read_places(model)
+        self._frames: list[tuple[Layer, bool, Counter[int]]] = []
+        """Calls that have not returned: the layer, whether its functions are heard, and its calls
+        of each shared module so far, by id."""
         self._candidates: dict[tuple[int, int], Sequence[Layer]] = {}
 
     @property
     def heard(self) -> Layer | None:
         """The innermost layer; None outside of all, and in one whose functions are not heard."""
-        frame = self._frames[-1] if self._frames else None
-        return frame.layer if frame is not None and frame.heard else None
+        return self._frames[-1][0] if self._frames and self._frames[-1][1] else None
 
     def places(self, module: nn.Module) -> Sequence[Layer]:
         """The layers that a module is, one for each place in which it stands."""
-        return self._places.of_module[id(module)]
+        return self._of_module[id(module)]
 
     def now(self, places: Sequence[Layer]) -> Layer:
         """The layer to which a call belongs; asked from a hook of the module in these places."""
-        return places[0] if len(places) == 1 else self._frames[-1].layer
+        return places[0] if len(places) == 1 else self._frames[-1][0]
 
     @contextmanager
     def followed(
@@ -80,7 +70,7 @@ class Running:
             heard: whether somebody listens to the functions that a module calls; None where nobody
                 listens to any.
         """
-        shared = (p for p in self._places.of_module.values() if len(p) > 1)
+        shared = (p for p in self._of_module.values() if len(p) > 1)
         needed = heard is not None or any(layer.name in names for p in shared for layer in p)
 
         def pushing(module: nn.Module) -> Callable[..., None]:
@@ -88,7 +78,7 @@ class Running:
             is_heard = heard is not None and heard(module)
 
             def push(_: nn.Module, args: Any) -> None:
-                self._frames.append(_UnderWay(self._reached(module), is_heard))
+                self._frames.append((self._reached(module), is_heard, Counter()))
 
             return push
 
@@ -104,28 +94,24 @@ class Running:
             yield
 
     def _reached(self, module: nn.Module) -> Layer:
-        """The layer that a module is where it is called now."""
+        """The layer that a module is where it is called now: the places from which the caller calls
+        it, in the order of the calls. Where the caller reaches into a module that is not called
+        itself those nearest to it, and without any the first place."""
         places, key = self.places(module), id(module)
         if len(places) == 1 or not self._frames:
             return places[0]
-        frame = self._frames[-1]
-        at = (key, frame.layer.index)
-        if at not in self._candidates:
-            self._candidates[at] = self._within(frame.layer, places)
-        candidates, number = self._candidates[at], frame.called[key]
-        frame.called[key] += 1
+        caller, _, called = self._frames[-1]
+        if (key, caller.index) not in self._candidates:
+            found = [p for p in places if self._callers[p.index] == caller.index]
+            if not found:
+                prefix = f"{caller.name}." if caller.name else ""
+                inside = [place for place in places if place.name.startswith(prefix)]
+                depth = min((place.name.count(".") for place in inside), default=0)
+                found = [place for place in inside if place.name.count(".") == depth]
+            self._candidates[key, caller.index] = found or places[:1]
+        candidates, number = self._candidates[key, caller.index], called[key]
+        called[key] += 1
         return candidates[min(number, len(candidates) - 1)]
-
-    def _within(self, caller: Layer, places: Sequence[Layer]) -> Sequence[Layer]:
-        """The places from which a layer calls a module, in the order of the calls: where it reaches
-        into one that is not called itself those nearest to it, and without any the first place."""
-        direct = [p for p in places if self._places.callers[p.index] == caller.index]
-        if direct:
-            return direct
-        prefix = f"{caller.name}." if caller.name else ""
-        inside = [place for place in places if place.name.startswith(prefix)]
-        depth = min((place.name.count(".") for place in inside), default=0)
-        return [place for place in inside if place.name.count(".") == depth] or places[:1]
 
 
 class FunctionMode(TorchFunctionMode):
@@ -164,7 +150,9 @@ class FunctionMode(TorchFunctionMode):
         if module is None and not self.replacements:
             return func(*args, **kwargs)
         name = function_name(func)
-        layer = self._layer(module, name) if module is not None and name else None
+        layer = None
+        if module is not None and name and (layer := self._layers.get((module.name, name))) is None:
+            layer = self._layers[module.name, name] = function_layer(module, name)
         if layer is not None and self.enter is not None and self.wanted(layer):
             self.enter(layer, args, kwargs)
         replacement = self.replacements.get(name)
@@ -172,12 +160,6 @@ class FunctionMode(TorchFunctionMode):
         if layer is not None and gives_tensors(result) and self.wanted(layer):
             self.leave(layer, args, kwargs, result)
         return result
-
-    def _layer(self, module: Layer, function: str) -> Layer:
-        layer = self._layers.get((module.name, function))
-        if layer is None:
-            layer = self._layers[module.name, function] = function_layer(module, function)
-        return layer
 
 
 @contextmanager

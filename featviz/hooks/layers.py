@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,16 +31,10 @@ _CALL = re.compile(r"@\d+")
 """What torch.export.unflatten puts behind the name of a module at its second and later calls."""
 
 
-@dataclass(frozen=True)
-class Places:
-    """The layers of a model, and how they belong to its modules."""
-
-    layers: Sequence[Layer]
-    """In the order of their first names in `named_modules(remove_duplicate=False)`."""
-    callers: Sequence[int]
-    """For each layer the index of the layer that calls it; 0 for the model itself."""
-    of_module: Mapping[int, Sequence[Layer]]
-
+Places = tuple[Sequence[Layer], Sequence[int], Mapping[int, Sequence[Layer]]]
+"""The layers of a model, in the order of their first names in
+`named_modules(remove_duplicate=False)`; for each the index of the layer that calls it, 0 for the
+model itself; and the layers that a module is, by its id."""
 
 _known: WeakKeyDictionary[nn.Module, tuple[object, Places]] = WeakKeyDictionary()
 """For each model the names, ids and classes of its modules, and their places."""
@@ -50,14 +43,10 @@ _known: WeakKeyDictionary[nn.Module, tuple[object, Places]] = WeakKeyDictionary(
 def read_places(model: nn.Module) -> Places:
     """Find every place of every module of a model; once, until it has other modules."""
     named = modules_by_name(model)
-    modules = [(name, id(module), type(module)) for name, module in named.items()]
+    identity = [(name, id(module), type(module)) for name, module in named.items()]
     before = _known.get(model)
-    if before is None or before[0] != modules:
-        before = _known[model] = modules, _places(named)
-    return before[1]
-
-
-def _places(named: Mapping[str, nn.Module]) -> Places:
+    if before is not None and before[0] == identity:
+        return before[1]
     names: list[dict[str, None]] = []
     callers: list[int] = []
     modules: list[nn.Module] = []
@@ -85,12 +74,13 @@ def _places(named: Mapping[str, nn.Module]) -> Places:
         (first, *aliases), classes = names[index], class_names(module)
         layers.append(Layer(index, first, classes[0], classes, tuple(aliases)))
         of_module.setdefault(id(module), []).append(layers[-1])
-    return Places(layers, callers, of_module)
+    _known[model] = identity, (layers, callers, of_module)
+    return layers, callers, of_module
 
 
 def list_layers(model: nn.Module) -> list[Layer]:
     """Every module in every place from which it is called, in `named_modules()` order."""
-    return list(read_places(model).layers)
+    return list(read_places(model)[0])
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:

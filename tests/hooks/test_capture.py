@@ -15,9 +15,8 @@ from torchvision.models.feature_extraction import create_feature_extractor, get_
 
 import featviz
 from featviz.errors import ForwardError, UsageError
-from featviz.hooks.capture import hooked, leaves
+from featviz.hooks.capture import forward, hooked, leaves
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.hooks.forward import forward
 from featviz.hooks.layers import list_layers
 
 from .small_net import grab
