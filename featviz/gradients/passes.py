@@ -1,4 +1,5 @@
-"""One input's way through the model and, where gradients are wanted, back."""
+"""One input's way through the model and, where gradients are wanted, back; and its output in words:
+the most likely classes, and how far two outputs are apart."""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from featviz import layout
-from featviz.errors import UsageError
-from featviz.gradients import interventions, predictions, targets
+from featviz.errors import LayoutError, UsageError
+from featviz.gradients import interventions, targets
 from featviz.gradients.interventions import Intervention
-from featviz.gradients.targets import Target
+from featviz.gradients.targets import Target, names_of, output_at
 from featviz.hooks import selectors
 from featviz.hooks.capture import Recorder, Sink, back, forward, recording, tensors
 from featviz.hooks.eval_mode import in_eval_mode, kept_rng
 from featviz.hooks.functions import FunctionMode
 from featviz.hooks.layers import is_in_place, list_layers
+from featviz.layout import channel_axis, to_floats
 from featviz.layout.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.options import PassOptions
-from featviz.records import KINDS, Layer, Outcome, Site
+from featviz.records import KINDS, Guess, Layer, Outcome, Site
 from featviz.text import listed
 
 log = logging.getLogger(__name__)
@@ -91,10 +92,11 @@ def try_out(model: LoadedModel, plan: PassPlan, blank: Sequence[Tensor], book: H
 def watched(model: LoadedModel, plan: PassPlan, layers: Sequence[Layer]) -> Iterator[Watched]:
     """Place the hooks that capture layers, and those of interventions and of the target, for any
     number of inputs; all are removed afterwards."""
-    hooks = Watched(model, plan, layers)
-    with recording(
-        model.module, layers, plan.options.capture, changes=hooks.changes()
-    ) as hooks.recorder:
+    hooks, changed = Watched(model, plan, layers), dict.fromkeys(plan.changes)
+    if plan.options.gradients and plan.target_layer is not None:
+        changed[plan.target_layer] = None
+    changes = [(layer, partial(hooks.change, layer)) for layer in changed]
+    with recording(model.module, layers, plan.options.capture, changes=changes) as hooks.recorder:
         yield hooks
 
 
@@ -114,14 +116,8 @@ class Watched:
         self._there: list[Any] = []
         """The outputs of the target's layer."""
 
-    def changes(self) -> list[tuple[Layer, Callable[[Any], Any]]]:
-        """The layers whose outputs are changed, or kept for the target, and how."""
-        changed = dict.fromkeys(self.plan.changes)
-        if self.plan.options.gradients and self.plan.target_layer is not None:
-            changed[self.plan.target_layer] = None
-        return [(layer, partial(self._change, layer)) for layer in changed]
-
-    def _change(self, layer: Layer, output: Any) -> Any:
+    def change(self, layer: Layer, output: Any) -> Any:
+        """Change a layer's output, or keep it for the target; None where it stays as it is."""
         if self._book is None:
             return None
         if changes := self.plan.changes.get(layer):
@@ -161,17 +157,17 @@ class Watched:
             self._book, self._there = None, []
             recorder.release()
         outcome = Outcome(
-            prediction=predictions.top_classes(output, model.categories, model.scores),
+            prediction=top_classes(output, model.categories, model.scores),
             target=value,
             target_title=named,
         )
         if plan.changes or relus is not None:
             outcome = replace(outcome, idle=tuple(_idle(plan, self._ran, relus)))
         if plan.changes and plan.changes_values:
-            largest, nonfinite = predictions.largest_change(tensors(before), tensors(output))
+            largest, nonfinite = largest_change(tensors(before), tensors(output))
             outcome = replace(
                 outcome,
-                before=predictions.top_classes(before, model.categories, model.scores),
+                before=top_classes(before, model.categories, model.scores),
                 intervened=True,
                 largest_change=largest,
                 nonfinite=nonfinite,
@@ -221,7 +217,7 @@ class Watched:
 
 
 def _channel_axis(book: HintBook, layer: Layer, tensor: Tensor, what: str) -> int:
-    axis = layout.channel_axis(list(tensor.shape), book.of(layer))
+    axis = channel_axis(list(tensor.shape), book.of(layer))
     if axis is None:
         raise UsageError(
             f"{what}: it is unknown which axis of {layer.label} {list(tensor.shape)} counts "
@@ -247,7 +243,7 @@ def _idle(plan: PassPlan, ran: set[Layer], relus: Counter[str] | None) -> Iterat
 
 
 def paired(take: Callable[[Site, Tensor, Tensor], None]) -> Sink:
-    """A sink for hooks that capture `options.PAIRED`: it hands on each output with its gradient.
+    """A sink for hooks that capture `targets.PAIRED`: it hands on each output with its gradient.
 
     `take` gets the site of the output, and may raise LayoutError where nothing is to be drawn. The
     output is copied when the layer gives it, since a later in-place operation may change it,
@@ -312,3 +308,66 @@ def relu_rule(name: str) -> Iterator[Counter[str]]:
 
     with FunctionMode(replacements={"relu": relu}):
         yield met
+
+
+# A model's output in words
+
+
+def top_classes(
+    output: Any, categories: Sequence[str] | None = None, scores: str | None = "", count: int = 5
+) -> tuple[Guess, ...]:
+    """The likeliest classes of an output [1, K], K > 1; empty for any other output, and for one
+    that has no finite real scores.
+
+    Args:
+        scores: where in the output the scores of classes are, as `LoadedModel.scores` says.
+    """
+    if scores != "":
+        output = None if scores is None else output_at(output, scores)
+    if not isinstance(output, Tensor) or output.ndim != 2:
+        return ()
+    try:
+        rows = to_floats(output.detach()).cpu()
+    except LayoutError:
+        return ()
+    if rows.shape[0] != 1 or rows.shape[1] < 2 or not rows.isfinite().all():
+        return ()
+    values = rows[0]
+    names = names_of(len(values), categories)
+    shares, order = values.softmax(0), values.topk(min(count, len(values))).indices.tolist()
+    return tuple(
+        Guess(i, names[i] if names else None, float(values[i]), float(shares[i])) for i in order
+    )
+
+
+def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[float | None, int]:
+    """Compare the tensors of two outputs.
+
+    Returns:
+        The largest absolute difference of the values that are finite in both; and how many values
+        are NaN or infinite in one of the outputs and something else in the other. None and 0 where
+        there are no tensors, their shapes differ, or one is complex, sparse, nested or without
+        values.
+    """
+    if not before:
+        return None, 0
+    outputs: list[list[Tensor]] = []
+    for output in (before, after):
+        outputs.append([])
+        for tensor in output:
+            try:
+                floats = to_floats(tensor.detach())
+            except LayoutError:
+                return None, 0
+            outputs[-1].append((floats if tensor.is_quantized else tensor.detach()).cpu().double())
+    first, second = outputs
+    if [tensor.shape for tensor in first] != [tensor.shape for tensor in second]:
+        return None, 0
+    largest, unlike = 0.0, 0
+    for one, other in zip(first, second, strict=True):
+        finite = one.isfinite() & other.isfinite()
+        same = (one == other) | (one.isnan() & other.isnan())
+        if finite.any():
+            largest = max(largest, float((one - other).abs()[finite].max()))
+        unlike += int((~finite & ~same).sum())
+    return largest, unlike

@@ -24,7 +24,7 @@ from featviz.drawing.page import Panel, write_figure
 from featviz.drawing.picture import to_image
 from featviz.drawing.values import compiled
 from featviz.errors import FeatvizError, UsageError
-from featviz.gradients.options import PAIRED
+from featviz.gradients.targets import PAIRED
 from featviz.inspection.look import check_files
 from featviz.layout import Maps
 from featviz.models.load import LoadedModel
