@@ -3,15 +3,17 @@ tensor's origin, where it was followed from the image."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks import selectors
-from featviz.layout.layouts import CHOICES, LAYOUTS, Form
-from featviz.layout.tokens import (
+from featviz.layout.layouts import (
     BEFORE,
     BEHIND,
+    CHOICES,
+    LAYOUTS,
+    Form,
     TokenGrid,
     channels_of_pieces,
     find_grid,
@@ -22,8 +24,7 @@ from featviz.records import Hints, Origin
 from featviz.text import quoted
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
 _FEW_TOKENS = 16
 """The least number of channels-first tokens: boxes [1, N, 4] are no tokens."""
@@ -33,16 +34,13 @@ that make a grid, outside attention, they are taken for tokens."""
 
 
 def recognise(shape: Sequence[int], hints: Hints) -> Form:
-    """Guess the layout of a shape, unless the hints name one.
+    """Guess the layout of a shape, unless the hints name one; LayoutError where none fits.
 
     Channels-last is known by its proportions: its first two sizes behind the batch have the
     input's, as maps do, and its last two have not. A token axis is one whose length makes a grid
     of the input's proportions, with or without the model's class, distillation and register tokens.
     Where the image was followed through the model, that decides instead: whatever only looks like
     tokens or attention is a sequence.
-
-    Raises:
-        LayoutError: the shape holds no values, or no layout fits.
     """
     if hints.form is not None:
         known: Form = hints.form
@@ -51,8 +49,18 @@ def recognise(shape: Sequence[int], hints: Hints) -> Form:
         raise LayoutError(f"shape {list(shape)} holds no values")
     if hints.layout is not None:
         return _as_asked(shape, hints)
-    guess = _BY_DIMENSIONS.get(len(shape))
-    form = guess(shape, hints) if guess is not None else None
+    form = None
+    if len(shape) in (1, 2):
+        form = Form("vector")
+    elif len(shape) == 3:
+        form = _three(shape, hints)
+    elif len(shape) == 4:
+        form = _four(shape, hints)
+    elif len(shape) == 5 and shape[0] != 1:
+        form = Form("batch") if hints.channels == "first" else None
+    elif len(shape) == 5:
+        middle, last = (_has_proportions(shape[i : i + 2], hints) for i in (2, 3))
+        form = Form("nthwc" if middle and not last else "ncthw")
     if hints.origin is not None:
         form = decide(shape, hints, hints.origin, form)
     if form is None and len(shape) == 3 and hints.input_size is not None:
@@ -65,16 +73,11 @@ def recognise(shape: Sequence[int], hints: Hints) -> Form:
     return form
 
 
-def _recognised(shape: Sequence[int], hints: Hints) -> Form | None:
-    try:
-        return recognise(shape, hints)
-    except LayoutError:
-        return None
-
-
 def map_size(shape: Sequence[int], hints: Hints) -> tuple[str, int, int] | None:
     """Layout, height and width of a shape's maps; None where they are no maps of the input."""
-    if (form := _recognised(shape, hints)) is None:
+    try:
+        form = recognise(shape, hints)
+    except LayoutError:
         return None
     if form.grid is not None:
         return form.layout, form.grid.height, form.grid.width
@@ -84,7 +87,9 @@ def map_size(shape: Sequence[int], hints: Hints) -> tuple[str, int, int] | None:
 
 def channel_axis(shape: Sequence[int], hints: Hints) -> int | None:
     """The axis of a shape that counts channels; None where no axis does."""
-    if (form := _recognised(shape, hints)) is None:
+    try:
+        form = recognise(shape, hints)
+    except LayoutError:
         return None
     if form.origin is not None:
         channels = channels_of_pieces(shape, form.origin)
@@ -94,18 +99,13 @@ def channel_axis(shape: Sequence[int], hints: Hints) -> int | None:
 
 def parse_override(text: str) -> tuple[list[selectors.Selector] | None, str]:
     """Read a value of `--tensor-layout`, `LAYOUT` or `SELECTORS=LAYOUT`, into selectors, None for
-    all layers, and a layout: `nhwc`, `tokens`, `tokens:14x20+1`.
-
-    A selector must match a layer without knowing the others, so it takes no index.
-
-    Raises:
-        UsageError: there is no such layout, or a selector cannot be read.
-    """
+    all layers, and a layout: `nhwc`, `tokens`, `tokens:14x20+1`. A selector must match a layer
+    without knowing the others, so it takes no index."""
     layers, equals, asked = text.rpartition("=")
     name, colon, numbers = asked.partition(":")
     layout = LAYOUTS.get(name)
     try:
-        if layout is None or not layout.is_choice or (colon and layout.token_axis is None):
+        if layout is None or layout.of_pieces or (colon and layout.token_axis is None):
             names = ", ".join(choice.name for choice in CHOICES)
             raise LayoutError(
                 f"{quoted(repr(asked))} is no layout",
@@ -199,22 +199,6 @@ def _column(height: int, width: int, hints: Hints) -> bool:
     return narrow and height >= _MANY_TOKENS and width > 1
 
 
-def _five(shape: Sequence[int], hints: Hints) -> Form | None:
-    if shape[0] != 1:
-        return Form("batch") if hints.channels == "first" else None
-    middle, last = (_has_proportions(shape[i : i + 2], hints) for i in (2, 3))
-    return Form("nthwc" if middle and not last else "ncthw")
-
-
-_BY_DIMENSIONS: dict[int, Callable[[Sequence[int], Hints], Form | None]] = {
-    1: lambda shape, hints: Form("vector"),
-    2: lambda shape, hints: Form("vector"),
-    3: _three,
-    4: _four,
-    5: _five,
-}
-
-
 def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Form | None:
     """The first of several layouts whose token axis makes a grid; one that makes the grid of the
     patches goes before the others."""
@@ -238,11 +222,8 @@ which of them the places change."""
 
 
 def decide(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form | None) -> Form | None:
-    """The layout of a tensor whose origin is known; a guess stands where it claims nothing else.
-
-    Args:
-        guess: what the shape suggests; None where it does not.
-    """
+    """The layout of a tensor whose origin is known; what its shape suggests stands where it claims
+    nothing else."""
     if guess is not None and LAYOUTS[guess.layout].token_axis is not None and hints.tokens:
         return guess  # the model's modules say that so many tokens are mixed
     weighs_places = {len(shape) - 2, len(shape) - 1} <= {*origin.axes}  # along both axes
@@ -253,7 +234,12 @@ def decide(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form | Non
         # a square map with as many rows as there are tokens only looks like their weights
         is_map = form is not None and form.layout in ("nchw", "nhwc")
         return form if is_map else pieces or guess
-    if guess is not None and not _is_claim(shape, hints, guess):
+    is_claim = guess is None or guess.layout in ("batch", "sequence")
+    if guess is not None:  # tokens, weights averaged over heads, clips: only the origin can tell
+        is_claim |= LAYOUTS[guess.layout].token_axis is not None
+        is_claim |= guess.layout == "attention" and len(shape) == 3
+        is_claim |= guess.layout in ("ncthw", "nthwc") and hints.time is None
+    if guess is not None and not is_claim:
         return (form or pieces or guess) if _is_folded(shape, hints, origin, guess) else guess
     if (found := form or pieces) is not None:
         return found
@@ -267,14 +253,6 @@ def decides(shape: Sequence[int], hints: Hints, origin: Origin) -> bool:
     sides = tuple(shape[1:3]), tuple(shape[2:4])
     in_pieces = origin.grid is not None and (shape[0] > 1 or origin.grid[1:] not in sides)
     return len(shape) == 3 or origin.weights or in_pieces or hints.attention
-
-
-def _is_claim(shape: Sequence[int], hints: Hints, guess: Form) -> bool:
-    """Whether a guess says of a tensor what only its origin can tell."""
-    is_tokens = LAYOUTS[guess.layout].token_axis is not None
-    averaged = guess.layout == "attention" and len(shape) == 3
-    of_clip = guess.layout in ("ncthw", "nthwc") and hints.time is None
-    return is_tokens or averaged or of_clip or guess.layout in ("batch", "sequence")
 
 
 def _is_folded(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form) -> bool:
@@ -302,7 +280,7 @@ def _on_grid(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
     before, behind = int(known[0]), len(places) - 1 - int(known[-1])
     on_grid = places[known]
     gaps = len(known) != len(places) - before - behind
-    if gaps or not _in_order(on_grid):
+    if gaps or bool((on_grid[1:] <= on_grid[:-1]).any()):
         return None
     if LAYOUTS[name].token_axis is None:
         return Form(name) if time == 1 and not before + behind else None
@@ -311,17 +289,13 @@ def _on_grid(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
     return Form(name, TokenGrid(height, width, time, names, (BEHIND,) * behind))
 
 
-def _in_order(places: NDArray[np.int64]) -> bool:
-    return bool((places[1:] > places[:-1]).all())
-
-
 def _in_pieces(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
     """Pieces of a map in whatever order, with channels along one axis, heads along another; the
     model's own tokens may stand in front of each piece."""
     if origin.grid is None or origin.places is None or len(shape) < 3:
         return None
     time, height, width = origin.grid
-    if time > 1 and len(origin.axes) == 3 and _in_order(origin.places):
+    if time > 1 and len(origin.axes) == 3 and bool((origin.places[1:] > origin.places[:-1]).all()):
         return None  # a clip, or whole frames
     left = channels_of_pieces(shape, origin)
     last = len(shape) - 1

@@ -20,8 +20,7 @@ from featviz import layout
 from featviz import layout as wing
 from featviz.errors import LayoutError, UsageError
 from featviz.layout.guess import parse_override
-from featviz.layout.layouts import CHOICES, LAYOUTS, Form, Layout
-from featviz.layout.tokens import TokenGrid
+from featviz.layout.layouts import CHOICES, LAYOUTS, Form, Layout, TokenGrid
 from featviz.records import Hints, Origin
 
 
@@ -172,7 +171,7 @@ def test_arrays_are_read_as_tensors_are_drawn(layout: Layout, shape: str) -> Non
     assert maps.ndim == 4
     assert tensor.ndim in layout.dimensions
     rows, drawn = layout.channels_first(tensor.numpy(), len(maps)), maps.flatten(1).numpy()
-    if not layout.in_map_order:
+    if layout.of_pieces:
         rows, drawn = np.sort(rows, 1), np.sort(drawn, 1)
     np.testing.assert_array_equal(rows, drawn)
 

@@ -18,7 +18,7 @@ from torch import nn
 
 import featviz as fv
 from featviz.errors import LayoutError, UsageError
-from featviz.layout import tokens
+from featviz.layout import layouts
 from featviz.layout.hints import HintBook
 
 FACTORY = """
@@ -178,9 +178,9 @@ def test_layouts_of_too_many_digits_are_refused(told: str) -> None:
 
 def test_as_many_tokens_in_front_as_have_names() -> None:
     """Up to 9999."""
-    assert len(tokens.parse_grid("14x20+9999").prefix) == 9999
+    assert len(layouts.parse_grid("14x20+9999").prefix) == 9999
     with pytest.raises(LayoutError, match="'14x20\\+10000' is no grid"):
-        tokens.parse_grid("14x20+10000")
+        layouts.parse_grid("14x20+10000")
 
 
 def test_grid_takes_a_told_layout() -> None:
