@@ -82,16 +82,8 @@ def apply(
     axis_of: Callable[[Tensor, str], int],
     noise: Generator,
 ) -> Any:
-    """Make these changes to a layer's output, in their order.
-
-    Args:
-        layer: its name, for messages.
-        axis_of: which axis of a tensor counts channels; also takes the option that asks.
-        noise: where noise is drawn from, in the order in which layers run.
-
-    Raises:
-        UsageError: the layer gives no tensor of channels, or not as many.
-    """
+    """Make these changes to a layer's output, in their order; `axis_of` says for an option which
+    axis of a tensor counts channels. UsageError where there are not as many."""
     from torch import Tensor
 
     for change in changes:

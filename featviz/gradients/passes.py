@@ -75,12 +75,7 @@ def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
 
 def try_out(model: LoadedModel, plan: PassPlan, blank: Sequence[Tensor], book: HintBook) -> None:
     """Go there and back once on zeros, so that what cannot work is said before anything is
-    written; warn of options that change nothing.
-
-    Raises:
-        UsageError: the target does not fit the output, or a layer has no such channel.
-        ForwardError: the model cannot take the input, or its backward pass fails.
-    """
+    written; warn of options that change nothing."""
     if plan.options.gradients or plan.changes:
         with in_eval_mode(model.module, plan.options.gradients), watched(model, plan, []) as hooks:
             outcome, _ = hooks.show(blank, book, lambda site, tensor: None)
@@ -130,12 +125,7 @@ class Watched:
         return output if changes else None
 
     def show(self, args: Sequence[Tensor], book: HintBook, sink: Sink) -> tuple[Outcome, Recorder]:
-        """Run the model on an input, with its interventions, and back from the target.
-
-        Args:
-            args: what the model's forward takes, on any device.
-            sink: takes what the layers give.
-        """
+        """Run the model on an input, with its interventions, and back from the target."""
         model, plan, recorder = self.model, self.plan, self.recorder
         given = [arg.to(model.device) for arg in args]
         before = self._undisturbed(given, book) if plan.changes else None
@@ -316,12 +306,8 @@ def relu_rule(name: str) -> Iterator[Counter[str]]:
 def top_classes(
     output: Any, categories: Sequence[str] | None = None, scores: str | None = "", count: int = 5
 ) -> tuple[Guess, ...]:
-    """The likeliest classes of an output [1, K], K > 1; empty for any other output, and for one
-    that has no finite real scores.
-
-    Args:
-        scores: where in the output the scores of classes are, as `LoadedModel.scores` says.
-    """
+    """The likeliest classes of an output [1, K], K > 1, whose scores are where `LoadedModel.scores`
+    says; empty for any other output, and for one that has no finite real scores."""
     if scores != "":
         output = None if scores is None else output_at(output, scores)
     if not isinstance(output, Tensor) or output.ndim != 2:
@@ -341,14 +327,9 @@ def top_classes(
 
 
 def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[float | None, int]:
-    """Compare the tensors of two outputs.
-
-    Returns:
-        The largest absolute difference of the values that are finite in both; and how many values
-        are NaN or infinite in one of the outputs and something else in the other. None and 0 where
-        there are no tensors, their shapes differ, or one is complex, sparse, nested or without
-        values.
-    """
+    """The largest absolute difference of two outputs' values that are finite in both, and how many
+    are NaN or infinite in one and something else in the other. None and 0 where there are no
+    tensors, their shapes differ, or one has no real, dense values."""
     if not before:
         return None, 0
     outputs: list[list[Tensor]] = []

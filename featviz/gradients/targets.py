@@ -49,14 +49,9 @@ class Target:
     def value(
         self, output: Any, categories: Sequence[str] = (), scores: str | None = ""
     ) -> tuple[Tensor, str]:
-        """The number to differentiate, and the target for people: a class of the output by its
-        name, where it has one, else `class 281`; any other target as it was asked for.
-
-        Args:
-            output: what the model gave; for a target with a layer, what that layer gave.
-            categories: names of the classes.
-            scores: where in the output the scores of classes are, as `LoadedModel.scores` says.
-        """
+        """The number to differentiate in an output (of the target's layer, if it has one), whose
+        scores of classes are where `LoadedModel.scores` says; and the target for people: a class of
+        the output by its name, where it has one, else `class 281`, or as it was asked for."""
         of_class = self.reduction in ("top1", "class")
         if of_class and not self.keys:
             if scores is None:
@@ -136,11 +131,8 @@ def parse(text: str | None) -> Target:
 
 
 def names_of(count: int, categories: Sequence[str] | None) -> Sequence[str]:
-    """The names of the classes of an output [1, count].
-
-    Empty where there are more or fewer names: a torchvision architecture with a head of another
-    size was trained on other classes than those the names are of.
-    """
+    """The names of the classes of an output [1, count]; none where there are more or fewer, since a
+    head of another size was trained on other classes."""
     return categories if categories and len(categories) == count else ()
 
 

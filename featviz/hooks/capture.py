@@ -1,9 +1,9 @@
-"""Capturing: hooks hand every tensor that a layer takes or returns to a sink, as it happens.
+"""Capturing: hooks hand every tensor that a layer takes or returns to a sink, as it happens; and
+calling a model, with errors that name the module in which it failed.
 
 The sink must be done with the tensor when it returns, since a later in-place operation may
 overwrite it. Gradients are taken by hooks on the tensors themselves, placed while the forward pass
-runs: they belong to the value that the tensor has at that moment, so a later in-place operation
-(which full backward hooks of modules refuse) does not disturb them.
+runs: a later in-place operation, which full backward hooks refuse, does not disturb them.
 """
 
 from __future__ import annotations
@@ -58,10 +58,8 @@ def recording(
     enters `Recorder.functions`; every hook is removed, whatever happens.
 
     Args:
-        kinds: what to capture of each layer: names of `records.KINDS`. Gradients come when the
-            caller runs a backward pass.
-        wanted: asked at each call of a function, where it is not known beforehand which functions
-            there are; otherwise those among `layers` are captured.
+        kinds: what to capture of each layer: names of `records.KINDS`.
+        wanted: asked at each call of a function; else the functions among `layers` are captured.
         changes: layers, and functions that change their outputs before these are captured.
     """
     names = {layer.name for layer in layers if layer.is_function}
@@ -285,7 +283,7 @@ def _why_none(tensor: Any) -> str:
     )
 
 
-# Calling a model, with errors that name the module in which it failed
+# Calling a model
 
 
 def forward(
@@ -294,11 +292,8 @@ def forward(
     recorder: Recorder | None = None,
     call: Callable[..., Any] | None = None,
 ) -> Any:
-    """Call the model, or what calls it for the caller.
-
-    Raises:
-        ForwardError: the model raised; the message names the innermost module at fault.
-    """
+    """Call the model, or what calls it for the caller; ForwardError names the innermost module at
+    fault."""
     try:
         return (call or model)(*args)
     except FeatvizError:

@@ -61,15 +61,8 @@ class Running:
     def followed(
         self, names: Collection[str], heard: Callable[[nn.Module], bool] | None = None
     ) -> Iterator[None]:
-        """Follow the calls of modules, as far as the layers of these names need it.
-
-        Forward hooks that ask for layers are registered before: a call is over behind all hooks
-        that were there when this was entered.
-
-        Args:
-            heard: whether somebody listens to the functions that a module calls; None where nobody
-                listens to any.
-        """
+        """Follow the calls of modules, as far as the layers of these names, or those who hear the
+        functions of modules, need it. A call is over behind all hooks that were there before."""
         shared = (p for p in self._of_module.values() if len(p) > 1)
         needed = heard is not None or any(layer.name in names for p in shared for layer in p)
 
@@ -125,13 +118,9 @@ class FunctionMode(TorchFunctionMode):
         replacements: Mapping[str, Replacement] | None = None,
         running: Running | None = None,
     ) -> None:
-        """Say who hears of calls: `enter` before each, and `leave` after each that returns tensors.
-
-        Args:
-            wanted: asked at each call whether they hear of it.
-            replacements: by the name of the function; in force outside of modules as well.
-            running: knows which module calls; without it no calls are reported.
-        """
+        """Say who hears of calls that are `wanted`: `enter` before each, and `leave` after each that
+        returns tensors; without `running`, which knows the calling module, nobody does.
+        `replacements`, by the name of the function, are in force outside of modules as well."""
         super().__init__()
         self.leave, self.enter, self.wanted = leave, enter, wanted
         self.replacements = replacements or {}
@@ -188,23 +177,19 @@ def placed(
     changes: Sequence[tuple[Layer, Callable[[Any], Any]]] = (),
     first: bool = False,
 ) -> Iterator[AbstractContextManager[Any]]:
-    """Place hooks that report the calls of modules, for any number of passes; all are removed
-    afterwards. The hooks return nothing, since a value that a forward hook returns replaces the
-    output. What a function calls inside is not reported.
+    """Place hooks that report the calls of modules, for any number of passes, and remove them;
+    yields what is to be entered around each pass, so that its functions are reported.
 
     Args:
         layers: the modules whose calls are reported.
-        functions: asked at each call of a function whether it is reported; None watches none, which
-            saves some microseconds a call.
+        functions: asked at each call of a function whether it is reported; None watches none. What
+            a function calls inside is not reported.
         opaque: takes a module's name and the module, and says whether the functions that it calls
             are not reported. By default they are not where torch wrote the forward, inherited or
             not: a ReLU module is reported as a module.
         changes: layers, and functions whose results take the place of their outputs before
             these are reported; None leaves an output as it is.
         first: report before all hooks that are there already.
-
-    Yields:
-        What is to be entered around each pass, so that its functions are reported.
     """
     running, names = Running(model), {layer.name for layer in (*layers, *(at for at, _ in changes))}
     reported = {layer.name for layer in layers}

@@ -3,12 +3,8 @@
 A module that stands in several places (one activation object of a whole network, say) is a layer
 in each place from which it is called. A place is the module that calls it, and for one inside a
 plain nn.Sequential its position there, since the order of those calls is known. Several names in
-one place are one layer, as nobody can tell which of them the caller's code used.
-
-Names of modules and functions are the same in a model and in a program exported from one. A
-program's modules are torch.export's InterpreterModules, which know by name the class that they
-stand for, and its functions are operators such as `aten.relu_.default`. Whoever asks for a class or
-a function by name asks here, so that both kinds of model give the same answer.
+one place are one layer. Names of modules and functions are the same in a model and in a program
+exported from one, whose modules know by name the class that they stand for.
 """
 
 from __future__ import annotations
@@ -132,11 +128,8 @@ _ALIASES = {
 
 
 def class_names(module: nn.Module) -> tuple[str, ...]:
-    """Names of the module's class and its bases, or of those that an exported one stands for.
-
-    The class is looked up among the modules already imported, and nothing is imported for it; of
-    one that is not there, the name alone is known.
-    """
+    """Names of the module's class and its bases, or of those that an exported one stands for; of a
+    class that is not imported the name alone is known."""
     original = _class_of(module)
     if isinstance(original, str):
         return (original.rpartition(".")[2], nn.Module.__name__)
@@ -169,12 +162,8 @@ def _class_of(module: nn.Module) -> type | str:
 
 @lru_cache(maxsize=1024)
 def function_name(function: Callable[..., Any]) -> str:
-    """One name for a function, its tensor method, its in-place variant and its operator.
-
-    `torch.relu`, `torch.nn.functional.relu`, `Tensor.relu_` are all `relu`; `+`, `+=` and
-    `Tensor.add_` are `add`, and so is `aten.add.Tensor` in an exported program. A property such as
-    `Tensor.shape` has its own name.
-    """
+    """One name for a function, its tensor method, its in-place variant and its operator: `relu`,
+    and `add` for `+`, `+=`, `Tensor.add_` and `aten.add.Tensor` in an exported program."""
     raw = getattr(function, "__name__", "")
     if raw == "__get__":
         raw = getattr(getattr(function, "__self__", None), "__name__", "")
