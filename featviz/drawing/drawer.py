@@ -60,7 +60,9 @@ class Drawer:
         inputs: Sequence[Sequence[int]] = (),
         gradient: Tensor | None = None,
     ) -> dict[str, GridPicture]:
-        """Turn a tensor into tiles and statistics, on its device.
+        """Turn a tensor into tiles and statistics, on its device: the picture of its maps under the
+        empty key, tokens beside the grid under their names; of the gradient of the image SALIENCY,
+        one picture of all its channels. LayoutError where there is no picture of it.
 
         Args:
             background: what the maps may lie over, uint8 [H, W, 3]: the picture that the model saw,
@@ -68,14 +70,6 @@ class Drawer:
             window: top, left, height and width of the part of it that is no padding; None for all.
             inputs: shapes of the model's inputs: a gradient of such a shape is that of the image.
             gradient: of the target at this tensor, for class activation maps.
-
-        Returns:
-            The picture of the tensor's maps under the empty key; tokens beside the grid under
-            their names; of the gradient of the image SALIENCY, one picture of all its channels.
-
-        Raises:
-            LayoutError: no layout fits, a picture is larger than its format can hold, or there is
-                no class activation map of the tensor.
         """
         parts, weights = to_maps(tensor, hints or Hints()), None
         if gradient is not None:  # tokens beside the grid have no places
@@ -112,11 +106,7 @@ class Drawer:
 def draw_maps(
     maps: Maps, options: DrawOptions, scale: Scale, gradient: Maps | None = None
 ) -> GridPicture:
-    """Draw the maps of a tensor: a tile for each channel and slice, or one for all channels.
-
-    Args:
-        gradient: of the target at these maps, for class activation maps.
-    """
+    """Draw the maps of a tensor: a tile for each channel and slice, or one for all channels."""
     strip = LAYOUTS[maps.layout].strip and gradient is None
     if strip or options.reduce is None:
         data = maps.data[:, :, None]
@@ -226,12 +216,8 @@ def choose(
     maps: Tensor, numbers: Floats, options: DrawOptions, strip: bool
 ) -> tuple[list[int] | None, dict[int, list[int]]]:
     """The channels that are drawn, in their order (None where simply all are), and those of them
-    that stand for several: near-equal maps share a tile, then `max_maps` picks, then the tiles are
-    ordered.
-
-    Args:
-        strip: only pick.
-    """
+    that stand for several: near-equal maps share a tile, then `max_maps` picks (all that is done
+    for a strip), then the tiles are ordered."""
     if strip or (options.order == "index" and options.collapse is None):
         return pick_maps(numbers[:, MEAN], options), {}
     groups = {} if options.collapse is None else collapse(maps, numbers, options.collapse)

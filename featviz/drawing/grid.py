@@ -44,16 +44,12 @@ Words = tuple[str, str, int]
 def plan(
     shape: tuple[int, ...], options: DrawOptions, *, strip: bool = False, alone: bool = False
 ) -> GridPlan:
-    """Lay out the tiles of maps [C, S, H, W], S of them side by side for each channel.
+    """Lay out the tiles of maps [C, S, H, W], S of them side by side for each channel; LayoutError
+    where the picture is larger than its format can hold.
 
     As in make_grid, fewer maps than `nrow` make a narrower picture, and a single map gets no
-    padding. A strip is one row without padding, unless `nrow` says otherwise.
-
-    Args:
-        alone: the tile of a layer that is reduced to one, which `auto` makes as large as a picture.
-
-    Raises:
-        LayoutError: the picture is larger than its format can hold.
+    padding. A strip is one row without padding, unless `nrow` says otherwise. The tile of a layer
+    that is reduced to one stands alone, and `auto` makes it as large as a picture.
     """
     channels, slices, height, width = shape
     count = channels * slices
@@ -86,16 +82,12 @@ def plan(
 def strips(
     plan: GridPlan, tiles: Tiles, colors: Palette, written: Mapping[int, Words] | None = None
 ) -> Iterator[Bytes]:
-    """Yield the picture from top to bottom in pieces, never the whole; each is overwritten by the
-    next one.
+    """Yield the picture from top to bottom in pieces, each of which is overwritten by the next one:
+    uint8 [rows, width], or [rows, 3 · width] with the colours side by side.
 
     Args:
         tiles: uint8 [maps, h, w] or [maps, h, w, 3], not yet enlarged.
-        colors: what is between and around tiles, and where the last row has none, is its `pad`.
         written: what is written on tiles, by their numbers, once they are enlarged.
-
-    Yields:
-        uint8 [rows, width], or [rows, 3 · width] with the colours side by side.
     """
     from featviz.drawing import loops
 

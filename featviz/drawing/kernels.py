@@ -65,14 +65,9 @@ def is_convolution(module: nn.Module) -> bool:
 
 
 def read_filters(module: nn.Module) -> Filters:
-    """The effective kernels of a module in eval mode: parametrized, normalised, pruned.
-
-    Channel i is output channel i of the module's feature maps. Kernels are as torch applies them:
-    a convolution's are correlated with its input, a transposed one's are stamped on its output.
-
-    Raises:
-        LayoutError: no convolution, or one whose weight has no values, or complex ones.
-    """
+    """The effective kernels of a module in eval mode: parametrized, normalised, pruned; LayoutError
+    where it has none with real values. Channel i is output channel i of the module's feature maps.
+    A convolution's are correlated with its input, a transposed one's are stamped on its output."""
     name = class_names(module)[0]
     if not is_convolution(module):
         raise LayoutError(f"{name} has no convolution kernels")
@@ -119,13 +114,9 @@ def draw_filters(
 ) -> tuple[GridPicture, str]:
     """The picture of a layer's kernels, by output channel, and what its tiles are, in words.
 
-    A tile is RGB for three input channels, else the mean over the inputs. Kernels with a time axis
-    have a tile for each step. A channel's tiles stay in one row and are all drawn; `auto` makes few
-    kernels large enough to be seen, and no picture huge.
-
-    Args:
-        all_slices: a tile for each input of each kernel, instead of one for each kernel: a row of
-            the picture is an output channel and a column an input.
+    A tile is RGB for three input channels, else the mean over the inputs, or with `all_slices` one
+    input's: a row is then an output channel, a column an input. Kernels with a time axis have a
+    tile for each step. `auto` makes few kernels large enough to be seen, and no picture huge.
     """
     data, layout = kernels.data, "mean"
     outputs, inputs, steps, *size = data.shape

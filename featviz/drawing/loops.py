@@ -1,10 +1,10 @@
 """The loops over values and pixels, compiled by numba, without the GIL.
 
-They are written so that they compile in little time, since a fresh machine compiles them all: one
-signature, loops over indices of plain rows, no sort and no texts. They are also written so that
-LLVM takes several values at a time: extremes are those of integers that have the order of the
-floats (`min` and `max` of floats take five times as long), and sums of short blocks are float32.
-What every run needs is compiled or loaded as this module is imported, the rest at its first call.
+They compile in little time, since a fresh machine compiles them all: one signature, loops over
+indices of plain rows, no sort and no texts. LLVM takes several values at a time: extremes are those
+of integers that have the order of the floats (`min` and `max` of floats take five times as long),
+and sums of short blocks are float32. What every run needs is compiled or loaded as this module is
+imported, the rest at its first call.
 """
 
 from __future__ import annotations
@@ -60,11 +60,8 @@ _ONE_FOLDER = Lock()
 
 
 def part() -> Any:
-    """A decorator: compile a function with each loop that calls it, and not by itself.
-
-    Not for sums in any order: numba's cache holds the loop with the part in it, a process that
-    compiles both calls one from the other, and the last digits would differ.
-    """
+    """A decorator: compile a function with each loop that calls it, and not by itself. Not for sums
+    in any order: their last digits would depend on whether numba's cache was used."""
     return njit(**_PLAIN, no_cpython_wrapper=True)
 
 
@@ -115,14 +112,9 @@ def _finite(rows, n, stats):
 )
 @no_type_check
 def statistics(rows, bits, stats, ends, lower, upper, outside):
-    """Fill `stats` [N, 6] with the columns of `records.STAT_COLUMNS` of rows [N, W].
-
-    Args:
-        bits: the same memory as `rows`, as integers.
-        ends: the same memory as `stats`, as integers.
-        outside: [N], filled with how many values are at `lower` or below, or at `upper` or above;
-            empty where nobody asks.
-    """
+    """Fill `stats` [N, 6] with the columns of `records.STAT_COLUMNS` of rows [N, W], and `outside`
+    [N], unless it is empty, with how many values are at `lower` or below, or at `upper` or above;
+    `bits` and `ends` are the memory of `rows` and `stats` as integers."""
     width = rows.shape[1]
     for n in range(rows.shape[0]):
         low, high = np.int32(_LAST), np.int32(~_LAST)
@@ -168,11 +160,8 @@ def statistics(rows, bits, stats, ends, lower, upper, outside):
 @loop("void(float32[:,::1],float32[::1],float32[::1],float32,float32,uint8[:,::1])")
 @no_type_check
 def quantise(rows, low, factor, half, top, levels):
-    """Fill `levels` [N, W] with (value - low[n]) · factor[n] + half, cut to a whole number.
-
-    Args:
-        top: clip to 0..top first; below 0 where no value can lie outside.
-    """
+    """Fill `levels` [N, W] with (value - low[n]) · factor[n] + half, clipped to 0..top unless top is
+    negative, and cut to a whole number."""
     for n in range(rows.shape[0]):
         below, times = low[n], factor[n]
         if top < 0:
@@ -231,11 +220,7 @@ def lay_tiles(tiles, columns, down, across, depth, padding, piece):
 @loop("void(uint8[:,::1],uint8[::1],int64,uint8[:,::1])")
 @no_type_check
 def filter_rows(piece, above, depth, filtered):
-    """Filter rows [R, W] for PNG into [R, 1 + W]; see `png.filtered`.
-
-    Args:
-        above: [W], the row above the first; the last row takes its place.
-    """
+    """Filter rows [R, W] for PNG into [R, 1 + W]; the last one takes the place of that `above`."""
     for r in range(piece.shape[0]):
         row, left, right = piece[r], piece[r, :-depth], piece[r, depth:]
         out, behind = filtered[r, 1:], filtered[r, 1 + depth :]
@@ -262,12 +247,8 @@ def filter_rows(piece, above, depth, filtered):
 @loop()
 @no_type_check
 def blend(levels, over, ground, share, mixed):
-    """Fill `mixed` [P, 3] with over[levels] + share · ground, rounded.
-
-    Args:
-        over: [256, 3], what the colour of each level adds to the sum, 0..255.
-        ground: [P, 3].
-    """
+    """Fill `mixed` [P, 3] with over[levels] + share · ground [P, 3], rounded; `over` [256, 3] is
+    what the colour of each level adds."""
     for i in range(levels.size):
         for colour in range(3):
             total = share * ground[i, colour] + over[levels[i], colour]
@@ -277,12 +258,8 @@ def blend(levels, over, ground, share, mixed):
 @loop()
 @no_type_check
 def add_maps(stats, saturated, positions, sums):
-    """Add the statistics of maps [B, C, 6] to `Tally.sums`, one map after the other.
-
-    Args:
-        saturated: [B, C]; empty where nothing saturates.
-        positions: values of one map.
-    """
+    """Add the statistics of maps [B, C, 6] of so many positions to `Tally.sums`, one map after the
+    other; `saturated` [B, C] is empty where nothing saturates."""
     for b in range(stats.shape[0]):
         for c in range(stats.shape[1]):
             bad = np.float64(stats[b, c, 5])

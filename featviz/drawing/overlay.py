@@ -20,13 +20,8 @@ def lay_over(
     options: DrawOptions,
     window: Sequence[int] | None = None,
 ) -> GridPicture:
-    """Lay a picture's maps over what the model saw.
-
-    Args:
-        ground: uint8 [H, W, 3]: the picture, or the frames of a clip, of which each time step gets
-            the one in its middle.
-        window: top, left, height and width of the part of the picture that is drawn; None draws
-            all.
+    """Lay a picture's maps over what the model saw, the part in a window (top, left, height, width)
+    or all: a picture, or the frames of a clip, of which each time step gets the one in its middle.
     """
     side, held = picture.slices
     count, window = picture.plan.maps // side, window or (0, 0, *ground[0].shape[:2])

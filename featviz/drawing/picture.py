@@ -1,13 +1,10 @@
 """The picture of one tensor: its tiles, what is written on them, and what it says of itself; and
 the encoder of PNG, for pictures that arrive piece by piece.
 
-PNG is 8-bit grey, palette or RGB. Rows are filtered by sub or up, what is left of each byte beside
-the pixel before or the one above, whichever gives the smaller sum of differences, as the
-specification recommends under "filter selection". They are deflated by loops of our own
-(`deflate`). Measured on feature maps of resnet18, resnet50 and vgg16 (`benchmarks/encode.py`): of
-resnet50's maps at scale 1 the choice of filters saves 2 % of the bytes of sub alone; paeth as a
-third would save 3 % more, for a pass over each row that is several times as long.
-The format is the PNG specification's, third edition (https://www.w3.org/TR/png-3/).
+PNG (https://www.w3.org/TR/png-3/) is 8-bit grey, palette or RGB. Rows are filtered by sub or up,
+whichever gives the smaller sum of differences, and deflated by loops of our own (`deflate`). On
+maps of resnet50 (`benchmarks/encode.py`) the choice saves 2 % of the bytes of sub alone; paeth
+would save 3 % more, for a pass over each row that is several times as long.
 """
 
 from __future__ import annotations
@@ -65,8 +62,7 @@ class GridPicture:
     strip: bool = False
     """Numbers side by side: those of a vector, or one for each constant map."""
     constant: tuple[int, int, int] | None = None
-    """Slices, height and width of each map, where all maps are constant and `strip` has their
-    values."""
+    """Slices, height and width of each map, where all are constant and `strip` has their values."""
     groups: dict[int, list[int]] = field(default_factory=dict)
     """Channels that share a tile, by the one that is drawn."""
     labels: bool = False
@@ -244,10 +240,9 @@ def write_png(
     colors: bytes | None = None,
     text: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a PNG.
+    """Write a PNG of a height and width.
 
     Args:
-        size: height and width in pixels.
         pieces: uint8 [rows, width], or [rows, 3 · width] for RGB, from top to bottom; each is done
             with before the next one is asked for.
         colors: RGB triples of a palette; without one an index is its grey.

@@ -43,8 +43,7 @@ class Board:
     """A file of TensorBoard events.
 
     The images of a run are the steps of a tag. At a training step, each image has tags of its own,
-    and scalars: a line through them is that of one image over the training. StoreError is raised
-    where the file cannot be written.
+    and scalars: a line through them is that of one image over the training.
     """
 
     file: BinaryIO

@@ -46,18 +46,10 @@ def compiled() -> Any:
 def statistics(
     maps: Tensor | np.ndarray, low: float = math.nan, high: float = math.nan, counted: bool = False
 ) -> tuple[Floats, Integers]:
-    """Statistics of each map of float32 [N, ...] over its finite values, and on a CPU how many
-    values are at `low` or below, or at `high` or above.
-
-    Args:
-        low: NaN where only `high` bounds; both are rounded to float32.
-        counted: count them; else no counts are returned.
-
-    Returns:
-        float32 [N, 6] in the order of `records.STAT_COLUMNS`, and int64 [N]. The standard deviation
-        is the population's (divided by the count). A map without a finite value has NaN for its
-        first four.
-    """
+    """Statistics [N, 6] of each map of float32 [N, ...] over its finite values, in the order of
+    `records.STAT_COLUMNS`; and, if `counted` on a CPU, how many values are at `low` or below, or at
+    `high` or above (NaN bounds nothing). The standard deviation is the population's. A map without
+    a finite value has NaN for its first four."""
     from featviz.drawing import loops
 
     outside = np.empty(len(maps) if counted else 0, np.int64)
@@ -90,11 +82,8 @@ def statistics_on_device(rows: Tensor) -> Floats:
 
 
 def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
-    """The statistics of all maps together, from those of each.
-
-    Returns:
-        min, max, mean, std, zero_fraction, nonfinite; None where no value is finite.
-    """
+    """min, max, mean, std (None where no value is finite), zero_fraction and nonfinite of all maps
+    together, of so many values each, from the statistics of each."""
     numbers = stats.astype(np.float64)
     finite = values - numbers[:, NONFINITE]
     found: dict[str, float | int | None] = dict.fromkeys(STAT_COLUMNS[:ZEROS])
@@ -183,16 +172,12 @@ def limits(
 def to_levels(
     maps: Tensor | np.ndarray, limits: ValueLimits, levels: int, nonfinite: int | None
 ) -> Bytes:
-    """Turn float maps [N, ...] into levels 0..`levels`-1 of the same shape, rounded to the nearest.
+    """Turn float maps [N, ...] into levels 0..`levels`-1 of the same shape, rounded to the nearest;
+    NaN and infinite values into the index `nonfinite`, which is None where there are none.
 
     The arithmetic is torchvision's (`make_grid(normalize=True)`, then `save_image`) but for two
-    kinds of maps. It draws all constant ones black, whatever their value; here zero is black and
-    any other value the middle level, which no other map shows everywhere. It divides by at least
-    1e-5, so that maps of tiny values come out dark; here they are drawn like all others. Values
-    outside the limits are clipped.
-
-    Args:
-        nonfinite: the index drawn for NaN and infinite values; None where there are none.
+    kinds of maps: of constant ones only zero is black and any other value the middle level; and
+    maps of tiny values are drawn like all others.
     """
     from featviz.drawing import loops
 
@@ -237,13 +222,8 @@ def to_levels(
 def quantise_on_device(
     maps: Tensor, low: Floats, factor: Floats, half: float, top: float | None
 ) -> Bytes:
-    """(value - low) · factor + half of maps [N, ...] where they are, cut to whole numbers, so that
-    only the bytes are sent back.
-
-    Args:
-        half: 0.5, or 0 where `low` has it already.
-        top: clip to 0..top first, NaN to 0; None where no value can lie outside.
-    """
+    """(value - low) · factor + half of maps [N, ...], clipped to 0..top (unless None; NaN to 0) and
+    cut to whole numbers where the maps are, so that only the bytes are sent back."""
     shape = (-1, *[1] * (maps.ndim - 1))
     below, times = (maps.new_tensor(v).reshape(shape) for v in (low, factor))
     values = (maps - below).mul_(times).add_(half)

@@ -118,7 +118,7 @@ class FunctionMode(TorchFunctionMode):
         replacements: Mapping[str, Replacement] | None = None,
         running: Running | None = None,
     ) -> None:
-        """Say who hears of calls that are `wanted`: `enter` before each, and `leave` after each that
+        """Say who hears of calls that are `wanted`: `enter` before each, `leave` after each that
         returns tensors; without `running`, which knows the calling module, nobody does.
         `replacements`, by the name of the function, are in force outside of modules as well."""
         super().__init__()
