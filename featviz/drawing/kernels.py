@@ -79,7 +79,14 @@ def read_filters(module: nn.Module) -> Filters:
         weight = weight()
     if not isinstance(weight, Tensor):
         raise LayoutError("it has no weight that is a tensor")
-    groups = _exported_groups(module) if is_exported(module) else getattr(module, "groups", 1)
+    groups = getattr(module, "groups", 1)
+    graph: Any = getattr(module, "graph", None)
+    for node in graph.nodes if is_exported(module) else ():  # only the call has them
+        name = function_name(node.target) if node.op == "call_function" else ""
+        if name.startswith("conv"):
+            place = 8 if name == "convolution" else 6
+            groups = int(node.kwargs.get("groups", (*node.args, *[1] * 9)[place]))
+            break
     if type(groups) is not int or groups < 1:
         raise LayoutError("its number of groups is none")
     if isinstance(weight, UninitializedParameter):
@@ -99,16 +106,6 @@ def read_filters(module: nn.Module) -> Filters:
     return Filters(by_output.reshape(size), list(values.shape), groups, transposed)
 
 
-def _exported_groups(module: Any) -> int:
-    """The groups of an exported convolution, which only its call in the graph has."""
-    for node in module.graph.nodes:
-        name = function_name(node.target) if node.op == "call_function" else ""
-        if name.startswith("conv"):
-            place = 8 if name == "convolution" else 6
-            return int(node.kwargs.get("groups", (*node.args, *[1] * 9)[place]))
-    return 1
-
-
 def draw_filters(
     kernels: Filters, options: DrawOptions, all_slices: bool = False
 ) -> tuple[GridPicture, str]:
@@ -121,10 +118,8 @@ def draw_filters(
     data, layout = kernels.data, "mean"
     outputs, inputs, steps, *size = data.shape
     if inputs == 1 or all_slices:
-        layout, words = (
-            "slices",
-            "one input's kernel" + f", {inputs} inputs a channel" * (inputs > 1),
-        )
+        layout = "slices"
+        words = "one input's kernel" + f", {inputs} inputs a channel" * (inputs > 1)
         tiles = data.reshape(outputs, inputs * steps, 1, *size)
     elif inputs == 3 and kernels.groups == 1:
         layout, words, tiles = "rgb", "RGB of three inputs", data.transpose(1, 2)

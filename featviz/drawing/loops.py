@@ -39,7 +39,6 @@ _REORDER = {"reassoc", "nsz", "contract"}
 """Sums may be taken in another order, so that several values are added at once. NaN counts."""
 
 _SUB, _UP = 1, 2
-"""The numbers of PNG's filters."""
 
 
 _PLAIN: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
@@ -56,7 +55,6 @@ since numba compiles a file anew when it has changed, but not when another has, 
 calls."""
 
 _ONE_FOLDER = Lock()
-"""numba has one folder for the process."""
 
 
 def part() -> Any:
@@ -160,8 +158,8 @@ def statistics(rows, bits, stats, ends, lower, upper, outside):
 @loop("void(float32[:,::1],float32[::1],float32[::1],float32,float32,uint8[:,::1])")
 @no_type_check
 def quantise(rows, low, factor, half, top, levels):
-    """Fill `levels` [N, W] with (value - low[n]) · factor[n] + half, clipped to 0..top unless top is
-    negative, and cut to a whole number."""
+    """Fill `levels` [N, W] with (value - low[n]) · factor[n] + half, clipped to 0..top unless that
+    is negative, and cut to a whole number."""
     for n in range(rows.shape[0]):
         below, times = low[n], factor[n]
         if top < 0:

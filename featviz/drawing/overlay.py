@@ -50,7 +50,6 @@ class Overlay:
     maps: Bytes
     """Levels [N, h, w], or RGB [N, h, w, 3]."""
     colors: Bytes
-    """[256, 3]: the colours of the levels."""
     nonfinite: int | None
     """The level that is none: it is not mixed with its neighbours when a map is resized."""
     ground: Sequence[Bytes]

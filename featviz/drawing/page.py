@@ -29,7 +29,6 @@ Anchor = Literal["middle", "above", "left", "right"]
 """Where a text lies by its point: around it, centred above it, or to its left or right."""
 
 Color = tuple[int, int, int]
-"""Red, green and blue, 0..255."""
 
 _LONGEST = 300
 """Letters of a text that are measured."""
@@ -142,7 +141,6 @@ def _font(points: float, bold: bool) -> Any:
 # A figure: maps beside the input, with colour bars
 
 FIRST = 16
-"""Maps in a figure."""
 
 _CELL = 1.7
 """Inches of a panel's picture; the input has twice as much."""
@@ -151,7 +149,6 @@ _APART, _HEAD, _BAR, _TICKS = 0.15, 0.28, 0.08, 0.5
 _ABOVE, _TICK, _LINE = 0.08, 0.03, 0.1
 """Inches between a picture and its title, of a tick's length, and of the height of its number."""
 _FIRST = 2 * _CELL + 2 * _APART
-"""Inches from the left to the first panel."""
 _TITLE, _POINTS = 0.45, 115
 """Inches of the title, which with n letters fits a line of i inches at 115 · i / n points."""
 _LONG = 8
@@ -292,7 +289,6 @@ _WIDTHS, _HEIGHTS, _STRIP = (0.85, 1.55), (0.3, 1.55), 0.3
 """Inches of the narrowest and the widest tile, the lowest and the highest one (maps of other shapes
 lie in such a tile with white around them), and of the height of a strip of numbers."""
 _LETTERS, _LINES = 20, 3
-"""Letters of a line of a layer's name, and lines that the name may take."""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,6 @@ class GridPicture:
     """Channels that share a tile, by the one that is drawn."""
     labels: bool = False
     marked: Sequence[int] = (ZERO, CONSTANT)
-    """The marks of `grid` that are drawn."""
     reduce: str | None = None
     """How all channels became the one tile."""
     overlay: float | None = None

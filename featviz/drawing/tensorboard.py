@@ -35,7 +35,6 @@ MOST_MAPS = 64
 """Maps in a grid: the writer's checksums are Python, 22 ms for 100 kB of PNG."""
 
 EVENTS = "events.out.tfevents.*"
-"""Names of the files of a board."""
 
 
 @dataclass(frozen=True)

@@ -99,16 +99,11 @@ def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
     return {**found, "zero_fraction": float(zeros) / len(stats), "nonfinite": int(nonfinite)}
 
 
-def is_flat(low: Floats, high: Floats) -> np.ndarray:
-    """bool [N]: which maps are constant but for rounding; one without finite values is not."""
-    flat: np.ndarray = high - low <= FLAT * np.maximum(abs(high), abs(low))
-    return flat
-
-
 def is_constant(stats: Floats) -> np.ndarray:
     """bool [N]: which maps have one value everywhere, but for rounding, by their statistics."""
-    flat: np.ndarray = is_flat(stats[:, MIN], stats[:, MAX]) & (stats[:, NONFINITE] == 0)
-    return flat
+    low, high = stats[:, MIN], stats[:, MAX]
+    flat: np.ndarray = high - low <= FLAT * np.maximum(abs(high), abs(low))
+    return flat & (stats[:, NONFINITE] == 0)
 
 
 # Limits
@@ -121,16 +116,14 @@ class ValueLimits:
     low: Floats
     high: Floats
     mode: str
+    shared: tuple[float, float] | None = None
+    """The limits where all maps have the same."""
 
     @classmethod
     def fixed(cls, low: float, high: float, mode: str = "range") -> ValueLimits:
         """The same limits for all maps."""
-        return cls(np.array([low], np.float32), np.array([high], np.float32), mode)
-
-    @property
-    def shared(self) -> tuple[float, float] | None:
-        """The limits where all maps have the same."""
-        return (float(self.low[0]), float(self.high[0])) if MODES[self.mode].shared else None
+        ends = np.array([low], np.float32), np.array([high], np.float32)
+        return cls(*ends, mode, (float(ends[0][0]), float(ends[1][0])))
 
 
 def limits(
@@ -184,7 +177,9 @@ def to_levels(
     low, high, clips = limits.low, limits.high, MODES[limits.mode].clips
     if nonfinite is not None:  # a map without any finite value has no limits
         low, high = np.nan_to_num(low), np.nan_to_num(high)
-    flat = np.zeros(len(low), bool) if clips else is_flat(low, high)
+    flat = np.zeros(len(low), bool)
+    if not clips:
+        flat = high - low <= FLAT * np.maximum(abs(high), abs(low))
     span, rows = np.where(flat, 1, high - low).astype(np.float32), maps
     tiny = (span > 0) & (span < _TINY)
     if tiny.any():

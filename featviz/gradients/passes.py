@@ -107,7 +107,6 @@ class Watched:
         """Of the input under way; None where nothing is changed."""
         self._noise = torch.Generator()
         self._ran = set[Layer]()
-        """Layers whose output was changed."""
         self._there: list[Any] = []
         """The outputs of the target's layer."""
 

@@ -29,7 +29,6 @@ Sink = Callable[[Site, Tensor], None]
 """Takes a tensor while it is true; raises LayoutError for one that cannot be drawn."""
 
 Wanted = Callable[[Layer], bool]
-"""Whether a function is to be captured."""
 
 
 @contextmanager
@@ -136,7 +135,6 @@ class Recorder:
         self.sink = sink
         self._forward = sink is not None
         self.calls: Counter[str] = Counter()
-        """The number of calls by layer name."""
         self._entered: Counter[str] = Counter()
         self.skipped: list[Skip] = []
         self.fault: Exception | None = None

@@ -26,9 +26,7 @@ from featviz.hooks.layers import (
 from featviz.records import Layer
 
 Enter = Callable[[Layer, Sequence[Any], Mapping[str, Any]], None]
-"""Called before a module or function runs, with its arguments."""
 Leave = Callable[[Layer, Sequence[Any], Mapping[str, Any], Any], None]
-"""Called after a module or function ran, with its arguments and its result."""
 Replacement = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
 """Computes the result of a call in the function's place; takes the function and its arguments."""
 

@@ -33,7 +33,6 @@ Places = tuple[Sequence[Layer], Sequence[int], Mapping[int, Sequence[Layer]]]
 model itself; and the layers that a module is, by its id."""
 
 _known: WeakKeyDictionary[nn.Module, tuple[object, Places]] = WeakKeyDictionary()
-"""For each model the names, ids and classes of its modules, and their places."""
 
 
 def read_places(model: nn.Module) -> Places:
@@ -124,7 +123,6 @@ _ALIASES = {
     "subtract": "sub",
     "true_divide": "div",
 }
-"""Functions that torch has under two names."""
 
 
 def class_names(module: nn.Module) -> tuple[str, ...]:

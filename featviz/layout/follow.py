@@ -52,11 +52,8 @@ class Tag:
     """What is known of one tensor."""
 
     places: Tensor | None = None
-    """The place of each value, as `layout.places` has it."""
     is_weights: bool = False
-    """True for an attention's weights."""
     views: Views | None = None
-    """What each value sees."""
     step: int = 0
     """The step of the pass at which the views were known."""
     made_by: int | None = None

@@ -59,7 +59,6 @@ class Form:
     grid: TokenGrid | None = None
     """The grid that tokens or pieces make; None for other layouts."""
     origin: Origin | None = None
-    """The places of pieces of a map."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,6 @@ class Layout:
     """The axes of height and width; None for tokens and for what is no map of the input."""
     token_axis: int | None = None
     allows_many: bool = False
-    """Whether the first axis may be more than 1."""
     aligned: bool = True
     """Whether the maps are pictures of the input, so that they can be laid over it."""
     strip: bool = False
@@ -280,10 +278,8 @@ _ALL = (
 )
 
 LAYOUTS = {layout.name: layout for layout in _ALL}
-"""All layouts by name."""
 
 CHOICES = tuple(layout for layout in _ALL if not layout.of_pieces)
-"""The layouts that `--tensor-layout` takes."""
 
 
 # Tokens on a grid

@@ -279,7 +279,6 @@ MOVES: dict[str, Callable[..., Any]] = {
 """Functions that move values and change none."""
 
 JOINS: dict[str, Callable[..., Any]] = {"cat": torch.cat, "stack": torch.stack}
-"""Functions that put several tensors into one."""
 
 MAPS = frozenset(
     f"{kind}{n}d"

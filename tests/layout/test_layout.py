@@ -29,7 +29,7 @@ def test_nchw_is_the_permuted_view() -> None:
     tensor = torch.randn(1, 5, 3, 4)
     before = tensor.clone()
     maps = layout.to_maps(tensor)[""]
-    assert (maps.layout, maps.strip) == ("nchw", False)
+    assert maps.layout == "nchw"
     assert torch.equal(maps.data, tensor.permute(1, 0, 2, 3))
     assert maps.data.data_ptr() == tensor.data_ptr()
     assert torch.equal(tensor, before)
@@ -39,7 +39,7 @@ def test_nchw_is_the_permuted_view() -> None:
 def test_vector_is_a_strip_of_single_numbers(shape: tuple[int, ...]) -> None:
     """[F] and [1, F] become F maps of one number each, in order."""
     maps = layout.to_maps(torch.arange(7.0).reshape(shape))[""]
-    assert (maps.layout, maps.strip) == ("vector", True)
+    assert maps.layout == "vector"
     assert maps.data.shape == (7, 1, 1, 1)
     assert maps.data.flatten().tolist() == list(range(7))
 
