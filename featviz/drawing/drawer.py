@@ -218,16 +218,16 @@ def choose(
     """The channels that are drawn, in their order (None where simply all are), and those of them
     that stand for several: near-equal maps share a tile, then `max_maps` picks (all that is done
     for a strip), then the tiles are ordered."""
-    if strip or (options.order == "index" and options.collapse is None):
-        return pick_maps(numbers[:, MEAN], options), {}
-    groups = {} if options.collapse is None else collapse(maps, numbers, options.collapse)
+    groups = {}
+    if options.collapse is not None and not strip:
+        groups = collapse(maps, numbers, options.collapse)
     ids = list(groups) or list(range(len(maps)))
     picked = pick_maps(numbers[ids, MEAN], options)
     ids = ids if picked is None else [ids[i] for i in picked]
-    if options.order == "mean":
+    if options.order == "mean" and not strip:
         keys = np.nan_to_num(-numbers[ids, MEAN], nan=np.inf)  # without a finite value last
         ids = [ids[i] for i in np.argsort(keys, kind="stable")]
-    elif options.order == "similarity":
+    elif options.order == "similarity" and not strip:
         ids = [ids[i] for i in by_similarity(maps[ids], numbers[ids])]
     shared = {leader: group for leader in ids if len(group := groups.get(leader, [])) > 1}
     return None if ids == list(range(len(maps))) else ids, shared

@@ -78,7 +78,11 @@ class Overlay:
         top, left, height, width = self.window
         drawn = slice(top, top + height), slice(left, left + width)
         tiles = np.empty((len(maps), height, width, 3), np.uint8)
-        over = self._levels(maps, size) if maps.ndim == 3 else resized(maps, size)
+        holes = np.zeros(maps.shape, bool) if self.nonfinite is None else maps == self.nonfinite
+        over = resized(np.where(holes, 0, maps).astype(np.uint8), size)
+        for number in np.flatnonzero(holes.reshape(len(maps), -1).any(1)):
+            where = Image.fromarray(holes[number]).resize(size[::-1], Image.Resampling.NEAREST)
+            over[number, np.asarray(where)] = self.nonfinite or 0
         share, colors = 1.0 - self.alpha, self.alpha * self.colors
         for tile, frame, mine in zip(tiles, frames, over, strict=True):
             ground = np.require(self.ground[frame][drawn], requirements=["C", "W"])
@@ -88,17 +92,6 @@ class Overlay:
                 pixels, mixed = ground.reshape(-1, 3), tile.reshape(-1, 3)
                 loops.blend(mine[drawn].reshape(-1), colors, pixels, share, mixed)
         return tiles
-
-    def _levels(self, maps: Bytes, size: tuple[int, int]) -> Bytes:
-        """The maps' levels, resized to a size (height, width)."""
-        if self.nonfinite is None:
-            return resized(maps, size)
-        holes = maps == self.nonfinite
-        levels = resized(np.where(holes, 0, maps).astype(np.uint8), size)
-        for number in np.flatnonzero(holes.any((1, 2))):
-            where = Image.fromarray(holes[number]).resize(size[::-1], Image.Resampling.NEAREST)
-            levels[number, np.asarray(where)] = self.nonfinite
-        return levels
 
 
 def resized(tiles: Bytes, size: tuple[int, int]) -> Bytes:

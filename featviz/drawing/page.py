@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
@@ -109,10 +110,10 @@ class Canvas:
         """
         if room is not None:
             text = words = cut(printable(text), _LONGEST)
-            length = len(words)
-            while length > 1 and self.width(text, points, bold) > room:
-                length -= 1
-                text = cut(words, length)
+            if self.width(words, points, bold) > room:
+                lengths = range(1, len(words))
+                fits = bisect(lengths, room, key=lambda n: self.width(cut(words, n), points, bold))
+                text = cut(words, max(1, fits))
         font = _font(points, bold)
         with _fonts:
             width, _, _ = self._renderer.get_text_width_height_descent(text, font, False)

@@ -103,7 +103,8 @@ def is_constant(stats: Floats) -> np.ndarray:
     """bool [N]: which maps have one value everywhere, but for rounding, by their statistics."""
     low, high = stats[:, MIN], stats[:, MAX]
     flat: np.ndarray = high - low <= FLAT * np.maximum(abs(high), abs(low))
-    return flat & (stats[:, NONFINITE] == 0)
+    flat &= stats[:, NONFINITE] == 0
+    return flat
 
 
 # Limits

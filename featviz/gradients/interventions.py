@@ -5,6 +5,7 @@ Reading them needs no torch: what cannot be read is refused before torch is impo
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -84,6 +85,7 @@ def apply(
 ) -> Any:
     """Make these changes to a layer's output, in their order; `axis_of` says for an option which
     axis of a tensor counts channels. UsageError where there are not as many."""
+    import torch
     from torch import Tensor
 
     for change in changes:
@@ -97,29 +99,21 @@ def apply(
         if wrong := [channel for channel in change.channels if channel > last]:
             named = ", ".join(map(str, wrong[:3])) + (", ..." if wrong[3:] else "")
             raise UsageError(f"{asked} has channels 0 to {last}, not {named}")
-        output = _changed(change, output, axis, noise)
+        if change.kind == "clamp":
+            output = output.clamp(*change.numbers)
+        elif change.kind == "noise":
+            drawn = torch.randn(output.shape, generator=noise)
+            output = output + change.numbers[0] * drawn.to(output)
+        elif change.kind == "grad" and output.requires_grad:
+            output, factor = output.clone(), change.numbers[0]
+            output.register_hook(partial(operator.mul, factor))
+        elif change.channels:
+            places = torch.tensor(change.channels, device=output.device)
+            if change.kind == "ablate":  # zero, also where the channel held NaN
+                output = output.index_fill(axis, places, 0)
+            else:
+                shape = [1] * output.ndim
+                shape[axis] = -1
+                ones = output.new_ones(output.shape[axis])
+                output = output * ones.index_fill(0, places, change.numbers[0]).view(shape)
     return output
-
-
-def _changed(change: Intervention, tensor: Tensor, axis: int, noise: Generator) -> Tensor:
-    """A changed copy of a tensor; of one without a gradient that is to be scaled, itself."""
-    import torch
-
-    if change.kind == "clamp":
-        return tensor.clamp(*change.numbers)
-    if change.kind == "noise":
-        drawn = torch.randn(tensor.shape, generator=noise)
-        return tensor + change.numbers[0] * drawn.to(tensor)
-    if change.kind == "grad":
-        if not tensor.requires_grad:
-            return tensor
-        copy, factor = tensor.clone(), change.numbers[0]
-        copy.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call]
-        return copy
-    places = torch.tensor(change.channels, device=tensor.device)
-    if change.kind == "ablate":  # zero, also where the channel held NaN
-        return tensor.index_fill(axis, places, 0)
-    shape = [1] * tensor.ndim
-    shape[axis] = -1
-    factors = tensor.new_ones(tensor.shape[axis]).index_fill(0, places, change.numbers[0])
-    return tensor * factors.view(shape)
