@@ -111,8 +111,8 @@ def test_panels_have_the_pixels_of_their_maps() -> None:
         assert np.array_equal(found, panel.pixels)
 
 
-@pytest.mark.parametrize(("normalize", "count"), [("map", 4), ("layer", 4), ("layer", 1)])
-@pytest.mark.parametrize("size", [(4, 28), (12, 20), (20, 12), (16, 16)])
+@pytest.mark.parametrize(("normalize", "count"), [("map", 4), ("layer", 1)])
+@pytest.mark.parametrize("size", [(4, 28), (20, 12)])
 def test_bars_are_no_taller_than_their_maps(
     size: tuple[int, int], normalize: str, count: int
 ) -> None:

@@ -44,8 +44,8 @@ def assert_same_greys(found: np.ndarray, expected: np.ndarray) -> None:
     assert (difference == 0).mean() >= 0.999
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("shape", [(64, 56, 56), (500, 7, 7), (3, 224, 223), (2, 300, 400)])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("shape", [(64, 56, 56), (500, 7, 7), (3, 224, 223)])
 def test_map_scale_is_torchvisions_scale_each(seed: int, shape: tuple[int, int, int]) -> None:
     """`map` is normalize=True, scale_each=True."""
     maps = random_maps(seed, *shape)
@@ -61,7 +61,7 @@ def test_map_scale_far_from_zero(offset: float) -> None:
     assert_same_greys(drawn("map", maps), torchvision_levels(maps, normalize=True))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_layer_and_range_scales_are_torchvisions_value_range(seed: int) -> None:
     """`layer` shares the extremes of all maps; `range` clips to the numbers given."""
     maps = random_maps(seed, 30, 33, 31)

@@ -68,7 +68,7 @@ def test_all_tiles_have_one_size() -> None:
     assert np.diff([left for _, left, _, _ in boxes]).tolist() == [128, 128]
 
 
-@pytest.mark.parametrize("shape", [(20, 60), (20, 30), (30, 20), (60, 20), (2, 200), (200, 2)])
+@pytest.mark.parametrize("shape", [(20, 60), (30, 20), (2, 200)])
 def test_a_map_keeps_its_proportions(shape: tuple[int, int]) -> None:
     """Wide and tall ones, too, within a pixel, and no tile is larger than 155 pixels a side."""
     _, _, height, width = box(page(solid(*shape, COLOURS[0])).draw(), COLOURS[0])

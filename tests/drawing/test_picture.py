@@ -126,9 +126,9 @@ def test_auto_nrow_makes_the_longer_side_shortest(
 
 
 @pytest.mark.parametrize("piece", [1, 700, 2**18], ids=["rows", "few", "whole"])
-@pytest.mark.parametrize("padding", [0, 1, 2])
+@pytest.mark.parametrize("padding", [0, 2])
 @pytest.mark.parametrize("colours", [1, 3])
-@pytest.mark.parametrize("factor", [1, 2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("factor", [1, 2, 3, 4, 5, 7])
 def test_pictures_in_pieces_are_tiles_enlarged_marked_and_laid(
     factor: int, colours: int, padding: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import Outcome
 from gradient_models import SPHERES
 from networks import Net
 from oracle import inputs
@@ -93,42 +90,3 @@ def test_a_model_that_undoes_its_graph_in_place_is_told_by_torchs_words(tmp_path
     )
     assert "\n" not in caught.value.message
     assert not (tmp_path / "out").exists()
-
-
-def test_dry_run_lists_what_is_captured(
-    tiny_file: Path, tmp_path: Path, featviz: Callable[..., Outcome]
-) -> None:
-    """All kinds, with the files that a run then writes; skipped ones with their reasons."""
-    fixed = ("--size", "16x16", "--mean", "0,0,0", "--std", "1,1,1", "--out", tmp_path / "out",
-             "--capture", "input,output,grad,grad-input", "--target", "layer:1",
-             "--layers", "Conv2d,ReLU,Linear", "--json")  # fmt: skip
-    planned = json.loads(featviz("run", tiny_file, SPHERES, "--dry-run", *fixed).out)
-    assert not (tmp_path / "out").exists()
-    done = json.loads(featviz("run", tiny_file, SPHERES, *fixed).out)
-    names = sorted(f"{row['layer']}/{row['file']}" for row in planned["per_image"])
-    assert names == sorted(file.split("_", 1)[1] for file in done["files"])
-    assert {name.split("/")[1] for name in names if name.startswith("0/")} == {
-        "input.png", "output.png", "grad.png", "grad-input.png", "grad-input.saliency.png",
-    }  # fmt: skip
-    reason = "has no gradient: the target does not depend on it, or it was changed in place"
-    assert planned["skipped"] == [{"layer": "4", "reason": reason}] * 2
-    assert done["skipped"] == 2
-
-
-def test_options_come_from_a_config_file(
-    tiny_file: Path, tmp_path: Path, featviz: Callable[..., Outcome]
-) -> None:
-    """Lists for what may be several, and for --capture."""
-    (tmp_path / "c.toml").write_text(
-        'capture = ["output", "grad"]\ntarget = "class:2"\nablate = ["0:1", "0:2"]\n'
-        'grad-rule = "guided"\nsize = 16\n'
-    )
-    done = featviz(
-        "run", "--config", tmp_path / "c.toml", tiny_file, SPHERES, "--out", tmp_path / "out"
-    )
-    assert done.code == 0
-    manifest = read_json(tmp_path / "out" / "spheres.jpg" / "manifest.json")
-    assert manifest["target"]["of"] == "class:2"
-    assert manifest["target"]["grad_rule"] == "guided"
-    assert [row["what"] for row in manifest["interventions"]] == ["0:1", "0:2"]
-    assert {row["kind"] for row in manifest["captures"]} == {"output", "grad"}

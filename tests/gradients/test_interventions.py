@@ -398,12 +398,3 @@ def test_interventions_that_cannot_be_made_are_refused(
         changed(tmp_path / "out", odd(), layers="a", **{kind: text})
     assert caught.value.message == f"{kind}={text!r}: {words}"
     assert not (tmp_path / "out").exists()
-
-
-def test_api_takes_one_or_several_and_refuses_the_rest(tmp_path: Path) -> None:
-    """A string is one intervention; a needless seed is an error."""
-    one, _ = changed(tmp_path / "one", ablate="a:1", layers="a")
-    several, _ = changed(tmp_path / "several", ablate=("a:1",), layers="a")
-    assert torch.equal(one["a", "output"], several["a", "output"])
-    with pytest.raises(UsageError, match="seed is for a MODEL string"):
-        changed(tmp_path / "x", seed=3)

@@ -192,22 +192,6 @@ class TestSelectors:
 class TestListing:
     """featviz layers --functions."""
 
-    def test_table(self, net_file: Path, featviz: Callable[..., Outcome]) -> None:
-        """Functions stand behind their modules, with shape and calls; without the option they
-        are not listed."""
-        line = ["layers", f"{net_file}:Net", "--size", "12x16"]
-        got = featviz(*line, "--functions")
-        assert got.code == 0
-        table = [row.split() for row in got.out.splitlines()]
-        names = [row[row[0] == "*"] for row in table[1:-1] if row]
-        assert names.index("layer1.0/fn:add") < names.index("layer1.1")
-        (row,) = [row for row in table if "layer2.0/fn:add" in row]
-        assert row[-4:] == ["fn:add", "1×3×24×32", "0", "1"]
-        (row,) = [row for row in table if row[:2] == ["fn:relu", "fn:relu"]]
-        assert row[-1] == "3"
-        assert "12 modules, 8 functions" in got.out.splitlines()[-1]
-        assert "fn:" not in featviz(*line).out
-
     def test_json_and_selectors(self, net_file: Path, featviz: Callable[..., Outcome]) -> None:
         """A selector of functions lists them without being asked, and marks what it takes."""
         line = ["layers", f"{net_file}:Net", "--size", "12x16", "--json"]

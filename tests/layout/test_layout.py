@@ -17,7 +17,6 @@ from torch import Tensor
 
 import featviz as fv
 from featviz import layout
-from featviz import layout as wing
 from featviz.errors import LayoutError, UsageError
 from featviz.layout.guess import parse_override
 from featviz.layout.layouts import CHOICES, LAYOUTS, Form, Layout, TokenGrid
@@ -188,15 +187,6 @@ def test_axes_are_those_of_the_maps(layout: Layout) -> None:
     if layout.token_axis is not None:
         assert tensor.shape[layout.token_axis] == maps.shape[2] * maps.shape[3]
     assert layout.allows_many == (not layout.shape.startswith("[1"))
-
-
-@pytest.mark.parametrize("layout", CHOICES, ids=lambda layout: layout.name)
-def test_each_choice_can_be_asked_for(layout: Layout) -> None:
-    """`--tensor-layout` takes the name, and draws the tensor so."""
-    hints = Hints(layout=layout.name + (":4x6" if layout.token_axis is not None else ""))
-    assert parse_override(str(hints.layout)) == (None, hints.layout)
-    maps = wing.to_maps(example(layout.shape), hints)[""]
-    assert (maps.layout, maps.strip) == (layout.name, layout.strip)
 
 
 @pytest.mark.parametrize("layout", CHOICES, ids=lambda layout: layout.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -232,18 +231,6 @@ def test_interventions_leave_layouts_as_they_are(
     assert kinds == want
 
 
-def test_the_dry_run_plans_what_the_run_draws(
-    line: list[object], featviz: Callable[..., Outcome], tmp_path: Path
-) -> None:
-    """Widths and heights of rows and maps are those of the files."""
-    planned = json.loads(featviz(*line, "encoder,head", "--dry-run", "--json").out)["per_image"]
-    assert featviz(*line, "encoder,head").code == 0
-    sizes = {file["layer"]: (file["width"], file["height"]) for file in planned}
-    for (name, *_), row in rows(tmp_path / "o" / "ramps.png").items():
-        assert Image.open(tmp_path / "o" / "ramps.png" / row["file"]).size == sizes[name]
-    assert sizes["head"] == (4, 16)
-
-
 def test_each_shape_is_followed_once_and_only_where_it_matters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,10 +318,3 @@ def test_tokens_of_several_maps_are_rows() -> None:
     fine, coarse = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 2, 2)
     model = Net(pyramid, fine=fine, coarse=coarse, last=nn.ReLU())
     assert followed(model, 64, 64)["last", ""].layout == "sequence"
-
-
-def test_images_of_another_shape_are_followed_where_places_decide() -> None:
-    """An unfolded map is put back in the second size, too."""
-    images = [torch.rand(3, 12, 20), torch.rand(3, 20, 12)]
-    run = fv.run(UnfoldedAttention(), images, "folded", preset="none")
-    assert [maps.row.layout for maps in run.captures] == ["windows", "windows"]
