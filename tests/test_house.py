@@ -49,7 +49,7 @@ def _inside(*wings: str) -> list[str]:
 
 TORCHLESS = [
     *_inside("rundir", "report", "diff", *FLOORS[GROUND].split()),
-    *(f"featviz.drawing.{name}" for name in ("grid", "colormap", "overlay")),
+    *(f"featviz.drawing.{name}" for name in ("grid", "colormap")),
     *(f"featviz.drawing.{name}" for name in ("normalize", "picture", "page")),
     "featviz.audit.findings",
     "featviz.hooks.selectors",

@@ -11,9 +11,9 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from featviz.drawing import class_maps, colormap, grid, normalize, overlay
+from featviz.drawing import class_maps, colormap, grid, normalize
 from featviz.drawing.normalize import Scale
-from featviz.drawing.picture import GridPicture
+from featviz.drawing.picture import GridPicture, lay_over
 from featviz.drawing.values import (
     MAX,
     MEAN,
@@ -87,7 +87,7 @@ class Drawer:
             if picture.marked and is_gradient(kind):  # behind a pooling it is constant by nature
                 picture = replace(picture, marked=(grid.ZERO,))
             if over and picture.constant is None:
-                picture = overlay.lay_over(picture, background, options, window)
+                picture = lay_over(picture, background, options, window)
             pictures[key] = picture
         return pictures
 

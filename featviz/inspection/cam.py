@@ -18,10 +18,10 @@ from PIL import Image
 from torch import Tensor
 
 from featviz import layout
-from featviz.drawing import class_maps, colormap, normalize, overlay
+from featviz.drawing import class_maps, colormap, normalize
 from featviz.drawing.drawer import draw_maps
 from featviz.drawing.page import Panel, write_figure
-from featviz.drawing.picture import to_image
+from featviz.drawing.picture import lay_over, to_image
 from featviz.drawing.values import compiled
 from featviz.errors import FeatvizError, UsageError
 from featviz.gradients.targets import PAIRED
@@ -233,7 +233,7 @@ def _explain(
         output, weights = (layout.to_maps(x, known)[""] for x in (tensor, gradient))
         evidence = class_maps.class_map(method, output, weights)
         picture = draw_maps(Maps(output.layout, evidence), draw, scale)
-        laid = to_image(overlay.lay_over(picture, background, draw, image.window))
+        laid = to_image(lay_over(picture, background, draw, image.window))
         values = evidence[0].cpu().numpy()
         values = values[0] if len(values) == 1 else values
         limits = picture.limits.shared or (0.0, 0.0)

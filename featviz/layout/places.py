@@ -196,28 +196,31 @@ def _map(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
     return None if coarser is None else coarser[..., 0].expand(shape)
 
 
-def _einsum(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
-    """A sum of products has the axes of its first factor that it does not sum over."""
+def still(table: Tensor, *axes: int) -> Tensor:
+    """The places along the other axes; ValueError where they change along these."""
+    for axis in axes:
+        if varies(table, axis):
+            raise ValueError("places are mixed")
+        table = table.narrow(axis, 0, 1)
+    return table
+
+
+def einsum_factors(
+    call: FollowedCall, tables: Sequence[Tensor | None], mixed: Callable[..., Tensor]
+) -> list[Tensor]:
+    """The tables of the factors of torch.einsum, `mixed` along the axes that are summed over; an
+    axis of the output that a factor lacks has one value."""
     inputs, _, output = call.args[0].replace(" ", "").partition("->")
-    letters = inputs.partition(",")[0]
-    if not output or not letters.isalpha() or len(letters) != table.ndim:
-        return None
-    for axis, letter in enumerate(letters):
-        if letter not in output:
-            if varies(table, axis):
-                return None
-            table = table.narrow(axis, 0, 1)
-    return renamed_axes(table, letters, output).expand(call.result.shape)
-
-
-def renamed_axes(table: Tensor, letters: str, output: str) -> Tensor:
-    """A factor of torch.einsum whose axes, one for each letter, stand as those of the output; an
-    axis that is summed over has one value, and one that the factor lacks gets one."""
-    kept = [letter for letter in letters if letter in output]
-    table = table.reshape([n for n, x in zip(table.shape, letters, strict=True) if x in output])
-    order = [kept.index(letter) for letter in output if letter in kept]
-    place = tuple(slice(None) if letter in kept else None for letter in output)
-    return table.permute(order)[place]
+    factors = []
+    for table, letters in zip(tables, inputs.split(","), strict=True):
+        if table is not None:
+            table = mixed(table, *[axis for axis, x in enumerate(letters) if x not in output])
+            sides = zip(table.shape, letters, strict=True)
+            table = table.reshape([n for n, letter in sides if letter in output])
+            kept = [letter for letter in letters if letter in output]
+            table = table.permute([kept.index(letter) for letter in output if letter in kept])
+            factors.append(table[tuple(slice(None) if x in kept else None for x in output)])
+    return factors
 
 
 def _reduced(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
@@ -304,13 +307,10 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("scaled_dot_product_attention", MULTI_HEAD), _kept_rows),
     **dict.fromkeys(("mean", "sum", "amax", "amin", "argmax"), _reduced),
     # a product of matrices has the rows of its first factor
-    **dict.fromkeys(
-        PRODUCTS,
-        lambda maps, table, call: (
-            None if varies(table, table.ndim - 1) else table[..., :1].expand(call.result.shape)
-        ),
-    ),
-    "einsum": _einsum,
+    **dict.fromkeys(PRODUCTS, lambda maps, table, call: still(table, -1).expand(call.result.shape)),
+    "einsum": lambda maps, table, call: einsum_factors(
+        call, [table, *[None] * (len(call.given) - 1)], still
+    )[0].expand(call.result.shape),
 }
 """What functions that do not only move values do to places, by the name of the function."""
 
