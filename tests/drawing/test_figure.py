@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -153,13 +152,6 @@ def test_ticks_are_those_of_matplotlibs_colour_bar(low: float, high: float) -> N
     assert [words for _, words in found] == [words for _, words in wanted]
     assert [value for value, _ in found] == pytest.approx([value for value, _ in wanted])
     assert factor == axes.yaxis.get_offset_text().get_text()
-
-
-def test_figures_from_threads_are_the_same() -> None:
-    """Encoders are threads: figures made side by side have the bytes of one made alone."""
-    alone = [example(1), example(2)]
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(example, [1, 2] * 2)) == alone * 2
 
 
 @pytest.mark.filterwarnings("error")

@@ -42,13 +42,6 @@ def test_correlations_are_numpys() -> None:
     assert np.abs(found[4]).max() < 1e-3 and np.abs(found[:, 4]).max() < 1e-3
 
 
-def test_by_mean_is_descending_and_without_a_mean_last() -> None:
-    """Largest first, equal ones by index, NaN at the end."""
-    means = torch.tensor([1.0, 5.0, NAN, -3.0, 5.0])
-    channels = channels_of(means[:, None, None].expand(-1, 4, 4).clone())
-    assert drawer.choose(*channels, replace(PLAIN, order="mean"), False)[0] == [1, 4, 0, 3, 2]
-
-
 def test_similarity_restores_a_sequence() -> None:
     """A blob that wanders: shuffled, but for the first, its steps come back in their order."""
     x = torch.arange(60.0)

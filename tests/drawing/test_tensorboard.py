@@ -175,22 +175,6 @@ def test_training_steps_make_lines_of_each_image(
             assert inactive[step] == int((output[0].flatten(1).amax(1) <= 0).sum())
 
 
-def test_gradients_have_tags_of_their_own(
-    featviz: Callable[..., Outcome], tmp_path: Path, tiny_file: Path, picture: Path
-) -> None:
-    """At outputs and at inputs, as pictures and as histograms of what `--tensors npy` keeps."""
-    capture = ("--capture", "output,grad,grad-input", "--tensors", "npy", "--size", "20")
-    base = ("run", tiny_file, picture, "--layers", "0,1", *capture, "--out", tmp_path / "out")
-    assert featviz(*base, "--tensorboard", tmp_path / "tb").code == 0
-    events = Events(tmp_path / "tb" / "out")
-    assert {"grad/0", "grad/1", "grad-input/1", "output/0"} <= events.tags("images")
-    for tag, file in (("grad/0", "001_0/grad"), ("grad-input/1", "002_1/grad-input")):
-        array = np.load(tmp_path / "out" / "picture.png" / f"{file}.npy")
-        value = events.histogram(f"histogram-{tag}")
-        assert value.num == array.size
-        assert value.sum_squares == pytest.approx(np.square(array).sum(), rel=1e-4)
-
-
 def test_a_grid_shows_64_maps_and_says_of_how_many(pictures: Path, ran: Ran) -> None:
     """The first 64, as make_grid draws them; the histogram counts all."""
     net = nn.Sequential(nn.Conv2d(3, 70, 3)).eval()

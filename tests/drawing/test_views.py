@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import featviz as fv
-from featviz.drawing import class_maps, colormap
+from featviz.drawing import class_maps
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import caption, describe, encode, to_image
 from featviz.errors import UsageError
@@ -76,24 +76,6 @@ def test_overlay_is_input_and_coloured_map(shape: tuple[int, ...], cmap: str) ->
         assert (found[1.0][channel] == over).mean() > 0.95
         mixed = np.floor(0.7 * ground + 0.3 * found[1.0][channel] + 0.5)
         assert np.array_equal(found[0.3][channel], mixed)
-
-
-def test_overlay_is_viridis_unless_told() -> None:
-    """`auto` colours what lies over a picture; grey can be asked for."""
-    tensor, image = noise(1, 1, 6, 6), photo(36, 36)
-    auto = fv.grid(tensor, overlay=1.0, image=image, scale=1)
-    assert np.array_equal(auto, fv.grid(tensor, overlay=1.0, image=image, scale=1, cmap="viridis"))
-    grey = np.asarray(fv.grid(tensor, overlay=1.0, image=image, scale=1, cmap="grey"))
-    assert (grey[..., 0] == grey[..., 1]).all() and (grey[..., 0] == grey[..., 2]).all()
-
-
-@pytest.mark.parametrize("grey", [0, 128, 255])
-def test_hot_places_of_a_class_map_stand_out_of_a_photograph(grey: int) -> None:
-    """In the default colours, half and half over any grey: hot is warm, cold is no warmer than the
-    photograph."""
-    colors = colormap.ramp(colormap.resolved("auto", over=True, reduce="gradcam")).astype(int)
-    cold, hot = (colors[[10, 230]] + grey) // 2
-    assert hot[0] - hot[2] > 60 and cold[0] - cold[2] <= 0
 
 
 def test_nonfinite_values_stay_magenta_and_sharp() -> None:
@@ -273,15 +255,6 @@ def test_reduced_picture_lies_over_the_input() -> None:
     assert np.array_equal(over, alone.resize((48, 48), Image.Resampling.BILINEAR))
     nothing = fv.grid(tensor, reduce="l2", overlay=0.0, image=image, scale=1)
     assert np.array_equal(nothing, image)
-
-
-@pytest.fixture
-def several(tmp_path: Path) -> Path:
-    """Five pictures in a folder."""
-    (tmp_path / "in").mkdir()
-    for seed in range(5):
-        photo(12 + seed, 16, seed).save(tmp_path / "in" / f"{seed}.png")
-    return tmp_path / "in"
 
 
 @pytest.mark.parametrize(

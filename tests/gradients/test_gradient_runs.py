@@ -68,16 +68,6 @@ def test_a_failing_image_leaves_nothing_and_the_others_go_on(
     assert read_json(out / "run.json")["failures"] == [{"image": "b.png", "error": error}]
 
 
-def test_what_is_no_tensor_is_skipped_for_each_kind(tmp_path: Path) -> None:
-    """Also where only gradients are captured, nothing is lost without a word."""
-    options = {"capture": "output,grad", "target": "output[0]", **inputs(8)}
-    wordy = Net(lambda self, x: (x.mean((2, 3)), "word"))
-    result = fv.run(wordy, SPHERES, "*", tmp_path / "out", **options)
-    found = [(skip.kind, skip.key, skip.reason) for skip in result.images[0].skipped]
-    assert found == [(kind, "1", "is a str, not a tensor") for kind in ("output", "grad")]
-    assert [row.kind for row in result.images[0].captures] == ["output", "grad"]
-
-
 def test_a_model_that_undoes_its_graph_in_place_is_told_by_torchs_words(tmp_path: Path) -> None:
     """torch refuses x.sigmoid_().mul_(x), and so do we, in one line."""
 

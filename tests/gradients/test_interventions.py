@@ -182,17 +182,6 @@ def test_noise_is_seeded(tmp_path: Path) -> None:
         assert abs(float(torch.corrcoef(pair)[0, 1])) < 0.2
 
 
-def test_random_numbers_of_a_model_do_not_count_as_a_change(tmp_path: Path) -> None:
-    """With and without the interventions it draws the same ones."""
-
-    class Drawing(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) + torch.rand(1, 6)
-
-    _, result = changed(tmp_path / "out", Drawing(), edit="a:clamp=-1e9,1e9")
-    assert result.images[0].outcome.largest_change == 0
-
-
 def test_a_model_that_changes_its_input_is_not_fed_twice(tmp_path: Path) -> None:
     """The pass without interventions works on a copy."""
     model = nn.Sequential(networks.Net(lambda self, x: x.add_(1)), nn.Conv2d(3, 2, 1))
@@ -288,20 +277,6 @@ def shown(featviz: Callable[..., Outcome], tmp_path: Path) -> Callable[..., Outc
         return featviz("run", tmp_path / f"changed_nets.py:{name}", SPHERES, *fixed, *arguments)
 
     return invoke
-
-
-def test_stderr_says_before_after_and_the_change(shown: Callable[..., Outcome]) -> None:
-    """The five likeliest of either, and the largest change; --json has the same."""
-    done = shown("net", "--layers", "0", "--ablate", "1:0-3", "--json")
-    assert done.code == 0
-    before, after, change, _ = done.err.splitlines()
-    line = json.loads(done.out)
-    effect = line["effect"]
-    assert before.startswith(f"spheres.jpg before: class {effect['before'][0]['index']} ")
-    assert after.startswith(f"spheres.jpg after: class {line['prediction'][0]['index']} ")
-    assert before.count("%") == after.count("%") == 3
-    assert change == (f"spheres.jpg: the output changed by at most {effect['largest_change']:.4g}")
-    assert effect["largest_change"] > 0
 
 
 @pytest.mark.parametrize(

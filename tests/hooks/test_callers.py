@@ -114,14 +114,6 @@ def test_selectors_match_the_name_of_the_place(text: str, taken: list[str]) -> N
     assert names(Yolo(), text) == taken
 
 
-def test_places_stand_where_their_names_stand() -> None:
-    """Indices are those of named_modules() with each place counted."""
-    model = Yolo()
-    every = [name for name, _ in model.named_modules(remove_duplicate=False)]
-    assert [(x.index, x.name) for x in list_layers(model)] == list(enumerate(every))
-    assert all(layer.aliases == () for layer in list_layers(model))
-
-
 def test_two_names_in_one_caller_are_one_layer() -> None:
     """Nobody can tell which of its names a caller's code used: it has both, calls count on."""
     relu = nn.ReLU()

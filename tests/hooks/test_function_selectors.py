@@ -179,26 +179,3 @@ class TestSelectors:
         assert got.code == 2
         assert got.err.startswith(f"error: no layer matches --layers {asked!r}\n")
         assert len(got.err.splitlines()) == 2 and all(word in got.err for word in words)
-
-    def test_an_idle_selector_beside_others_is_warned_of(
-        self, net_file: Path, picture: Path, featviz: Callable[..., Outcome], tmp_path: Path
-    ) -> None:
-        """fn:gelu matches nothing, fn:add does: drawn, with a warning."""
-        line = ["run", f"{net_file}:Net", picture, "--layers", "fn:gelu,fn:add", *LINE]
-        got = featviz(*line, "--out", tmp_path / "o")
-        assert got.code == 0 and "selector 'fn:gelu' matches no layer" in got.err
-
-
-class TestListing:
-    """featviz layers --functions."""
-
-    def test_json_and_selectors(self, net_file: Path, featviz: Callable[..., Outcome]) -> None:
-        """A selector of functions lists them without being asked, and marks what it takes."""
-        line = ["layers", f"{net_file}:Net", "--size", "12x16", "--json"]
-        listed = json.loads(featviz(*line, "--layers", "fn:add@layer1.*").out)["layers"]
-        assert [row["name"] for row in listed if row["selected"]] == SUMS[:2]
-        (row,) = [row for row in listed if row["name"] == SUMS[2]]
-        assert row["output_shape"] == [1, 3, 24, 32] and row["index"] == 9
-        assert (row["calls"], row["parameters"], row["type"]) == (1, 0, "fn:add")
-        plain = json.loads(featviz(*line, "--layers", "Conv2d").out)["layers"]
-        assert not [row for row in plain if row["type"].startswith("fn:")]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from frames import AS_IS, animation, folder_of, numbers, still
 from PIL import Image
-from tiles import assert_drawn, levels, manifest, raw, rows, tiles
+from tiles import assert_drawn, manifest, raw, rows, tiles
 from torch import Tensor, nn
 from torchvision.models import video
 from torchvision.transforms import functional as F
@@ -95,19 +95,6 @@ class TestGrouping:
         assert clip.name == "one.png"
         assert numbers(decode.decode(clip, frames=4).images) == [3, 3, 3, 3]
 
-    def test_a_broken_file_fails_its_clip_alone(self, tmp_path: Path) -> None:
-        """What cannot be read is named; the other clip is complete."""
-        folder_of(tmp_path / "all" / "good", 2)
-        bad = folder_of(tmp_path / "all" / "poor", 2)
-        (bad / "frame1.png").write_bytes(b"no picture")
-        options = {"frames": 2, "size": (6, 8), **AS_IS}
-        result = fv.run(Clip(), tmp_path / "all", "conv", tmp_path / "out", **options)
-        assert result.exit_code == 3
-        (failure,) = result.failures
-        assert failure.name == "poor" and "frame1.png" in str(failure.error)
-        assert (tmp_path / "out" / "good" / "manifest.json").is_file()
-        assert not (tmp_path / "out" / "poor").exists()
-
     @pytest.mark.parametrize(("held", "asked"), [(12, 5), (3, 8), (7, 1)])
     @pytest.mark.parametrize("kind", ["folder", ".gif"])
     def test_frames_are_evenly_spread(
@@ -191,16 +178,6 @@ class TestClips:
         assert "size HxW" in str(result.failures[0].hint)
         options = {"frames": 3, "size": (6, 8), "overwrite": True, **AS_IS}
         assert fv.run(Clip(), folder, "conv", tmp_path / "o", **options).exit_code == 0
-
-    def test_grid_draws_a_clip(self) -> None:
-        """featviz.grid gives the picture that a run writes for [1, C, T, H, W]."""
-        clip = torch.randn(1, 4, 3, 5, 7)
-        got = np.asarray(fv.grid(clip, scale=1, nrow=3, padding=0))
-        pixels = got.reshape(4, 5, 3, 7).swapaxes(1, 2).astype(int)
-        assert np.abs(pixels - levels(clip[0])).max() <= 1
-        last = clip.permute(0, 2, 3, 4, 1)
-        told = fv.grid(last, scale=1, nrow=3, padding=0, tensor_layout="nthwc")
-        assert np.array_equal(told, got)
 
 
 VIDEO_ENTRIES = [

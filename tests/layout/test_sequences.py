@@ -125,17 +125,6 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Expected]] = {
             ("blocks.3", "1"): ("tokens", grid(14, 14)),
         },
     ),
-    "yolos": (
-        lambda: of_transformers(
-            "Yolos Model",
-            **{**SMALL, "num_hidden_layers": 1},
-            hidden_size=32,
-            image_size=[64, 96],
-            num_detection_tokens=10,
-        ),
-        (64, 96),
-        {("layernorm", ""): ("tokens", lambda x: x[0, 1:25].T.reshape(-1, 4, 6))},
-    ),
 }
 
 
