@@ -216,20 +216,15 @@ def test_maps_without_a_finite_value(text: str) -> None:
         ("maps", "--normalize 'maps' is no normalization mode"),
         ("map:1,2", "'map:1,2' is no normalization mode"),
         ("range", "'range' is no normalization mode"),
-        ("range:", "'range:' is no normalization mode"),
         *(
             (f"range:{numbers}", "expected range:LO,HI with LO below HI")
-            for numbers in ("1", "a,b", "1,2,3", "2,2", "nan,1", "0,inf")
+            for numbers in ("1", "a,b", "2,2", "0,inf")
         ),
         *(
             (f"percentile:{numbers}", "expected percentile:LO,HI with LO below HI from 0 to 100")
-            for numbers in ("99,1", "-1,50", "1,101", "1")
+            for numbers in ("99,1", "1,101")
         ),
-        ("symmetric-percentile", "is no normalization mode"),
-        *(
-            (f"symmetric-percentile:{number}", "expected symmetric-percentile:P from 0 to 100")
-            for number in ("1,99", "x", "101")
-        ),
+        ("symmetric-percentile:101", "expected symmetric-percentile:P from 0 to 100"),
     ],
 )
 def test_no_scale_is_a_usage_error(text: str, message: str) -> None:

@@ -16,7 +16,6 @@ import torch
 from conftest import Outcome
 from networks import Net
 from PIL import Image
-from runs import tree
 from torch import Tensor, nn
 from torchvision.utils import make_grid
 
@@ -184,20 +183,6 @@ def test_a_grid_shows_64_maps_and_says_of_how_many(pictures: Path, ran: Ran) -> 
     for tag in ("output/0", "kernel/0"):
         assert events.held.SummaryMetadata(tag).summary_description == "64 of 70 maps"
     assert events.histogram("histogram/0").num == output.numel()
-
-
-@pytest.mark.parametrize("told", [{"nrow": 4, "padding": 1, "scale": 2, "cmap": "viridis"}])
-def test_what_is_told_holds_for_the_board_too(
-    net: nn.Module, pictures: Path, tmp_path: Path, told: dict[str, Any], ran: Ran
-) -> None:
-    """Options change the board's grid as they change the file's; the files are those of a run
-    without a board."""
-    told = {"nrow": 2, "scale": 1, **told}
-    events = ran(net, pictures / "0.png", "conv", **told)
-    fv.run(net, pictures / "0.png", "conv", tmp_path / "plain", **RAW, **told)
-    assert tree(tmp_path / "plain") == tree(tmp_path / "out")
-    wanted = Image.open(tmp_path / "plain" / "0.png" / "001_conv" / "output.png").convert("RGB")
-    assert np.array_equal(events.images("output/conv")[0], wanted)
 
 
 def test_failed_image_keeps_its_step_and_posts_nothing(

@@ -72,9 +72,7 @@ def factors(*numbers: float) -> Tensor:
 
 CHANGES: list[tuple[dict[str, Any], dict[str, Callable[[Tensor], Tensor]]]] = [
     ({"ablate": "a:1,3"}, {"a": zero(1, 3)}),
-    ({"ablate": "b:0-2"}, {"b": zero(0, 1, 2)}),
     ({"ablate": ["a:0", "relu:2"]}, {"a": zero(0), "relu": zero(2)}),
-    ({"ablate": "fc:5"}, {"fc": zero(5)}),
     ({"ablate": "Conv2d:1"}, {"a": zero(1), "b": zero(1)}),
     ({"edit": "a:channel 3*2.5"}, {"a": lambda t: t * factors(1, 1, 1, 2.5)[:, None, None]}),
     ({"edit": "fc:channel 0,1*-1e1"}, {"fc": lambda t: t * factors(-10, -10, 1, 1, 1, 1)}),
@@ -144,16 +142,6 @@ def test_channels_of_tokens_and_channels_last(name: str, tmp_path: Path) -> None
     (got,), (plain,) = (saved(tmp_path / n / "spheres.jpg").values() for n in ("out", "plain"))
     assert plain.ndim == axes and plain[..., 1].any()
     assert torch.equal(got, plain * (torch.arange(plain.shape[-1]) != 1))
-
-
-def test_layout_that_was_told_decides_the_channels(tmp_path: Path) -> None:
-    """--tensor-layout holds for interventions as for drawing, already in the trial."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 1))
-    got, _ = changed(
-        tmp_path / "out", model, layers="0", ablate="0:11", tensor_layout=["nhwc"],
-    )  # fmt: skip
-    assert not got["0", "output"][..., 11].any()
-    assert got["0", "output"][..., 10].any()
 
 
 def test_noise_is_seeded(tmp_path: Path) -> None:
@@ -311,11 +299,9 @@ FORMS = {
     "'layer4:grad*0.5'",
 }
 UNREADABLE = {
-    "ablate": "conv|:3|conv:|conv:x|conv:-1|conv:3-1| :1|conv:1,|conv:0-99999999999|conv:²|"
-    "conv:1.5",
-    "edit": "conv:channel 3|conv:channel*2|conv:channel 3*|conv:channel 3*x|conv:channel 3*nan|"
-    "relu:clamp=6|relu:clamp=0,6,7|relu:clamp=a,b|relu:clamp=0,|conv1:noise=-0.1|conv1:noise=x|"
-    "conv1:noise=1,2|conv1:0.1|noise=1|layer4|layer4:grad|layer4:grad*|layer4:grad*x",
+    "ablate": "conv|:3|conv:|conv:x|conv:-1|conv:3-1|conv:0-99999999999|conv:²|conv:1.5",
+    "edit": "conv:channel 3|conv:channel*2|conv:channel 3*nan|relu:clamp=6|relu:clamp=0,6,7|"
+    "conv1:noise=-0.1|conv1:noise=x|noise=1|layer4:grad|layer4:grad*x",
 }
 
 

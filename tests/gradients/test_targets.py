@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import namedtuple
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,6 @@ from torch import Tensor, nn
 import featviz as fv
 from featviz.errors import UsageError
 from featviz.gradients import targets
-from featviz.inspection.cam import cam
-from featviz.models.load import adopt
-from featviz.options import CamOptions, InputOptions
 from featviz.rundir.read import read_json
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -266,17 +263,6 @@ def test_nan_scores_have_a_gradient_and_a_manifest(tmp_path: Path) -> None:
     manifest = read_json(tmp_path / "out/spheres.jpg/manifest.json")
     assert manifest["captures"][0]["nonfinite"] == got.isnan().sum()
     assert "prediction" not in manifest
-
-
-def test_weights_names_reach_the_target() -> None:
-    """The loaded model's categories are what class:NAME is looked up in."""
-    model, options = Heads(plain).eval(), InputOptions(**inputs(8))
-    loaded = replace(adopt(model, options), categories=tuple("abcde"))
-    asked = CamOptions("conv", inputs=options, target="class:D")
-    (found,) = cam(loaded, [str(SPHERES)], asked)
-    assert found.target == "d"
-    assert found.outcome.target == pytest.approx(float(layers_of(model)[2][0, 3].detach()))
-    assert {guess.name for guess in found.prediction} == set("abcde")
 
 
 def test_scores_of_classes_stand_where_the_model_says() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exported import export
 from networks import Net
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -19,8 +18,6 @@ from featviz.hooks.capture import hooked
 from featviz.hooks.functions import list_functions
 from featviz.hooks.layers import list_layers
 from featviz.hooks.selectors import parse, select
-from featviz.models.load import load_model
-from featviz.options import InputOptions, ModelOptions
 
 from .small_net import AS_IS, Unit, grab
 
@@ -213,20 +210,6 @@ def _run(model: nn.Module, out: Path, **more: object) -> dict[str, np.ndarray]:
     fv.run(model, PICTURE, "SiLU", out, size="6x8", **AS_IS, **more)  # type: ignore[arg-type]
     with np.load(next(out.glob("*/stats.npz"))) as stats:
         return dict(stats)
-
-
-def test_an_exported_program_has_the_same_names(tmp_path: Path) -> None:
-    """torch.export names every place itself; a selector takes the same of both."""
-    model = Yolo().eval()
-    program = load_model(
-        ModelOptions(str(export(model, tmp_path / "m.pt2", 1, 3, 6, 8)), device="cpu", trust=True),
-        InputOptions(),
-    ).module
-    eager, found = grab(model, "SiLU", IMAGE), grab(program, "SiLU", IMAGE)
-    assert {n: len(calls) for n, calls in found.items()} == {n: len(c) for n, c in eager.items()}
-    for name, calls in eager.items():
-        for mine, other in zip(calls, found[name], strict=True):
-            torch.testing.assert_close(mine, other)
 
 
 @pytest.mark.parametrize(

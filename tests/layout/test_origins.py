@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from conftest import Outcome
@@ -13,7 +12,7 @@ from followed import followed
 from networks import Net
 from PIL import Image
 from ramps import look, save
-from tiles import assert_drawn, manifest, raw, rows
+from tiles import assert_drawn, manifest, raw
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -198,21 +197,6 @@ def line(tmp_path: Path) -> list[object]:
     told = ["--mean", "0,0,0", "--std", "1,1,1", "--size", "16x16", "--scale", "1"]
     told += ["--tensors", "npy", "--out", tmp_path / "o", "--overwrite"]
     return ["run", f"{path}:Decoder", save(tmp_path, 16, 16), *told, "--layers"]
-
-
-def test_any_tokens_can_be_told_to_be_a_sequence(
-    line: list[object], featviz: Callable[..., Outcome], tmp_path: Path
-) -> None:
-    """--tensor-layout sequence draws tokens of the image as rows."""
-    got = featviz(*line, "encoder.q", "--tensor-layout", "sequence", "--seed", "1")
-    assert got.code == 0
-    (row,) = rows(tmp_path / "o" / "ramps.png").values()
-    assert (row["layout"], row["maps"], row["grid"]["tile"]) == ("sequence", 16, [16, 1])
-    values = raw(tmp_path / "o" / "ramps.png", row)[0].double()
-    want = ((values - values.min()) / (values.max() - values.min()) * 255 + 0.5).floor().numpy()
-    pixels = np.asarray(Image.open(tmp_path / "o" / "ramps.png" / row["file"])).astype(int)
-    assert pixels.shape == (16, 16)
-    assert np.abs(pixels - want).max() <= 1
 
 
 @pytest.mark.parametrize("change", ["--ablate", "--edit"])
