@@ -30,12 +30,12 @@ def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
     values, hints = to_floats(tensor), hints or Hints()
     form: Form = hints.form or recognise(list(values.shape), hints)
     found = {"": Maps(form.layout, LAYOUTS[form.layout].to_maps(values, form))}
-    if form.grid is None or not form.grid.prefix + form.grid.suffix:
+    if not form.prefix + form.suffix:
         return found
     places = defaultdict[str, list[int]](list)
-    for place, name in enumerate(form.grid.prefix):
+    for place, name in enumerate(form.prefix):
         places[name].append(place)
-    for place, name in enumerate(form.grid.suffix, -len(form.grid.suffix)):
+    for place, name in enumerate(form.suffix, -len(form.suffix)):
         places[name].append(place)
     if form.origin is not None:  # in front of each piece
         *pieces, axis = form.origin.axes

@@ -14,10 +14,8 @@ from featviz.layout.layouts import (
     CHOICES,
     LAYOUTS,
     Form,
-    TokenGrid,
     channels_of_pieces,
     find_grid,
-    is_of_patches,
     parse_grid,
 )
 from featviz.records import Hints, Origin
@@ -79,8 +77,8 @@ def map_size(shape: Sequence[int], hints: Hints) -> tuple[str, int, int] | None:
         form = recognise(shape, hints)
     except LayoutError:
         return None
-    if form.grid is not None:
-        return form.layout, form.grid.height, form.grid.width
+    if form.height:
+        return form.layout, form.height, form.width
     axes = LAYOUTS[form.layout].spatial_axes
     return None if axes is None else (form.layout, shape[axes[0]], shape[axes[1]])
 
@@ -138,12 +136,13 @@ def _as_asked(shape: Sequence[int], hints: Hints) -> Form:
     if layout.token_axis is None:
         return Form(name)
     length = shape[layout.token_axis]
-    grid = parse_grid(numbers) if numbers else find_grid(length, hints)
-    if grid is None or grid.tokens != length:
+    form = parse_grid(numbers, name) if numbers else find_grid(length, hints, name)
+    beside = 0 if form is None else len(form.prefix) + len(form.suffix)
+    if form is None or beside + form.time * form.height * form.width != length:
         raise LayoutError(
             f"shape {list(shape)}: {length} tokens are no grid of --tensor-layout {hints.layout}"
         )
-    return Form(name, grid)
+    return form
 
 
 def _three(shape: Sequence[int], hints: Hints) -> Form | None:
@@ -202,9 +201,11 @@ def _column(height: int, width: int, hints: Hints) -> bool:
 def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Form | None:
     """The first of several layouts whose token axis makes a grid; one that makes the grid of the
     patches goes before the others."""
-    found = {name: find_grid(shape[LAYOUTS[name].token_axis or 0], hints) for name in names}
-    forms = [Form(name, grid) for name, grid in found.items() if grid is not None]
-    of_patches = [one for one in forms if one.grid and is_of_patches(one.grid, hints)]
+    found = [find_grid(shape[LAYOUTS[name].token_axis or 0], hints, name) for name in names]
+    forms, patches = [form for form in found if form is not None], None
+    if hints.input_size is not None and hints.patch is not None:
+        patches = tuple(n // p for n, p in zip(hints.input_size, hints.patch, strict=True))
+    of_patches = [form for form in forms if (form.height, form.width) == patches]
     return next(iter(of_patches + forms), None)
 
 
@@ -286,7 +287,7 @@ def _on_grid(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
         return Form(name) if time == 1 and not before + behind else None
     names = hints.prefix[:before]
     names = (BEFORE,) * (before - len(names)) + names  # others are put in front of the model's own
-    return Form(name, TokenGrid(height, width, time, names, (BEHIND,) * behind))
+    return Form(name, height, width, time, names, (BEHIND,) * behind)
 
 
 def _in_pieces(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
@@ -307,4 +308,4 @@ def _in_pieces(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | Non
     before = len(hints.prefix) if beside[: len(hints.prefix)].all() else 0
     if len(origin.axes) == 1 and beside[before:].any():
         return None
-    return Form("windows", TokenGrid(height, width, time, hints.prefix[:before]), origin)
+    return Form("windows", height, width, time, hints.prefix[:before], origin=origin)

@@ -36,28 +36,16 @@ STRIDES = (*_USUAL_STRIDES, *(p for p in range(1, 64) if p not in _USUAL_STRIDES
 
 
 @dataclass(frozen=True)
-class TokenGrid:
-    """Tokens in rows and columns, of one or several time steps, between others that have names."""
+class Form:
+    """The layout of one tensor, with all that turning the tensor into maps takes: of tokens and
+    pieces the grid that they make, between others that have names, and the places of pieces."""
 
-    height: int
-    width: int
+    layout: str
+    height: int = 0
+    width: int = 0
     time: int = 1
     prefix: tuple[str, ...] = ()
     suffix: tuple[str, ...] = ()
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens there are, those beside the grid included."""
-        return len(self.prefix) + self.time * self.height * self.width + len(self.suffix)
-
-
-@dataclass(frozen=True)
-class Form:
-    """The layout of one tensor, with all that turning the tensor into maps takes."""
-
-    layout: str
-    grid: TokenGrid | None = None
-    """The grid that tokens or pieces make; None for other layouts."""
     origin: Origin | None = None
 
 
@@ -119,10 +107,8 @@ def _axis_first(array: np.ndarray, axis: int) -> np.ndarray:
 
 def _on_grid(channels: Tensor, form: Form) -> Tensor:
     """[D, T] to maps, without the tokens beside the grid."""
-    grid = form.grid
-    assert grid is not None
-    tokens = channels[:, len(grid.prefix) : channels.shape[1] - len(grid.suffix)].contiguous()
-    return tokens.view(len(tokens), grid.time, grid.height, grid.width)
+    tokens = channels[:, len(form.prefix) : channels.shape[1] - len(form.suffix)].contiguous()
+    return tokens.view(len(tokens), form.time, form.height, form.width)
 
 
 def _rows_of_windows(array: np.ndarray, channels: int) -> np.ndarray:
@@ -285,7 +271,7 @@ CHOICES = tuple(layout for layout in _ALL if not layout.of_pieces)
 # Tokens on a grid
 
 
-def parse_grid(text: str) -> TokenGrid:
+def parse_grid(text: str, layout: str = "tokens") -> Form:
     """Read `14x20`, `14x20+1` with the number of tokens in front of the grid, or `14x20+1,10` with
     that of tokens behind it, too; 9999 at most."""
     sides = _GRID.fullmatch(text)
@@ -296,10 +282,10 @@ def parse_grid(text: str) -> TokenGrid:
             "9999) in front, or 14x20+1,10 with ten behind",
         )
     height, width, before, behind = (int(number or 0) for number in sides.groups())
-    return TokenGrid(height, width, 1, (BEFORE,) * before, (BEHIND,) * behind)
+    return Form(layout, height, width, 1, (BEFORE,) * before, (BEHIND,) * behind)
 
 
-def find_grid(length: int, hints: Hints) -> TokenGrid | None:
+def find_grid(length: int, hints: Hints, layout: str = "tokens") -> Form | None:
     """Find the grid into which `length` tokens divide the input; None where there is no such grid.
 
     The tokens may have the model's prefix in front of the grid, the first part of it, or nothing;
@@ -314,16 +300,8 @@ def find_grid(length: int, hints: Hints) -> TokenGrid | None:
         if rest == 0 and count > 1 and hints.tokens in (None, count, length):
             for height, width in map_sizes(hints.input_size):
                 if height * width == count:
-                    return TokenGrid(height, width, hints.time or 1, prefix)
+                    return Form(layout, height, width, hints.time or 1, prefix)
     return None
-
-
-def is_of_patches(grid: TokenGrid, hints: Hints) -> bool:
-    """Whether a grid has one token for each patch of the input."""
-    if hints.input_size is None or hints.patch is None:
-        return False
-    sides = zip((grid.height, grid.width), hints.input_size, hints.patch, strict=True)
-    return all(count == side // patch for count, side, patch in sides)
 
 
 @cache

@@ -19,7 +19,7 @@ import featviz as fv
 from featviz import layout
 from featviz.errors import LayoutError, UsageError
 from featviz.layout.guess import parse_override
-from featviz.layout.layouts import CHOICES, LAYOUTS, Form, Layout, TokenGrid
+from featviz.layout.layouts import CHOICES, LAYOUTS, Form, Layout
 from featviz.records import Hints, Origin
 
 
@@ -157,7 +157,7 @@ def form(layout: Layout, shape: str) -> Form:
     """All that any layout may need to know of the example; windows are 2 × 2."""
     places = np.arange(24).reshape(2, 2, 3, 2).swapaxes(1, 2).flatten()
     axes = tuple(i for i, axis in enumerate(shape.strip("[]").split(", ")) if axis != "C")
-    return Form(layout.name, TokenGrid(4, 6), Origin(grid=(1, 4, 6), axes=axes, places=places))
+    return Form(layout.name, 4, 6, origin=Origin(grid=(1, 4, 6), axes=axes, places=places))
 
 
 @pytest.mark.parametrize(
