@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -50,23 +51,19 @@ class SourceMaps:
         at = self._maps[bisect_right(self._maps, int(numbers.min()), key=lambda m: m[0]) - 1]
         return at if int(numbers.max()) < at[0] + prod(at[1:]) else None
 
-    def coarser(self, table: Tensor) -> Tensor | None:
-        """Places of patches that a layer merges, along the last axis: those of a new map whose
-        rows and columns are the patches' means; None where the patches make no rows and columns.
-
-        Args:
-            table: [..., P] with P places in each patch; the result is [..., 1].
-        """
+    def coarser(self, table: Tensor) -> Tensor:
+        """Places [..., 1] of patches that a layer merges, of places [..., P]: those of a new map
+        whose rows and columns are the patches' means; ValueError where they make none."""
         source, known = self.only(table.flatten()), (table > 0).double()
         if source is None or source[1] > 1:
-            return None
+            raise ValueError("no patches of one image")
         places, count = table - source[0], known.sum(-1).clamp(min=1)
         rows, columns = places // source[3], places % source[3]
         mean = [((side * known).sum(-1) / count).mul(1024).round() for side in (rows, columns)]
         (high, row), (wide, column) = map(_ranked, mean)
         cells = row * len(wide) + column
         if len(high) * len(wide) != cells.numel() or len(_ranked(cells)[0]) != cells.numel():
-            return None
+            raise ValueError("no rows and columns of patches")
         return self.add((len(high), len(wide))).flatten()[cells][..., None]
 
     def origin(self, table: Tensor) -> Origin:
@@ -79,8 +76,8 @@ class SourceMaps:
         found = self._spread(table[first].flatten(), free)
         if found.grid is None and len(free) == 2 and table.ndim == 3:
             for axis in free:
-                coarser = self.coarser(table.movedim(axis, 0).flatten(1))
-                if coarser is not None:
+                with suppress(ValueError):
+                    coarser = self.coarser(table.movedim(axis, 0).flatten(1))
                     return self._spread(coarser.flatten(), (axis,))
             return Origin()
         return found
@@ -160,15 +157,14 @@ Rule = Callable[[SourceMaps, Tensor, FollowedCall], Any]
 first tensor; None where nothing is known."""
 
 
-def _kept_rows(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
+def _kept_rows(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor:
     """What mixes the last axis (a linear layer, an attention's queries) keeps the others."""
     last, shape = table.ndim - 1, call.result.shape
     if not varies(table, last):
         return table[..., :1].expand(shape)
     if table.shape == shape and not any(varies(table, i) for i in range(last)):
         return table  # the tokens themselves are mixed, and each is given back
-    coarser = maps.coarser(table)
-    return None if coarser is None else coarser.expand(shape)
+    return maps.coarser(table).expand(shape)
 
 
 def _map(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
@@ -192,8 +188,7 @@ def _map(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
     if height % high or width % wide or varies(table, 1):
         return None
     blocks = table[:, :1].reshape(count, 1, high, height // high, wide, width // wide)
-    coarser = maps.coarser(blocks.transpose(3, 4).flatten(4))
-    return None if coarser is None else coarser[..., 0].expand(shape)
+    return maps.coarser(blocks.transpose(3, 4).flatten(4))[..., 0].expand(shape)
 
 
 def still(table: Tensor, *axes: int) -> Tensor:
@@ -231,14 +226,11 @@ def _reduced(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | No
         return None
     keep = table.ndim == call.result.ndim
     if any(varies(table, dim) for dim in dims):
-        still = [axis for axis in range(table.ndim) if not varies(table, axis)]
-        for axis in still:
+        for axis in (axis for axis in range(table.ndim) if not varies(table, axis)):
             table = table.narrow(axis, 0, 1)
-        coarser = maps.coarser(table.movedim(dims[0], -1)) if len(dims) == 1 else None
-        if coarser is None:
-            return None
-        coarser = coarser.movedim(-1, dims[0])
-        return (coarser if keep else coarser.squeeze(dims[0])).expand(call.result.shape)
+        (dim,) = dims  # ValueError where there are several
+        coarser = maps.coarser(table.movedim(dim, -1)).movedim(-1, dim)
+        return (coarser if keep else coarser.squeeze(dim)).expand(call.result.shape)
     return table.amax(list(dims), keepdim=keep)
 
 
