@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +12,11 @@ from PIL import Image
 from tiles import assert_drawn, manifest, raw, rows, tiles
 from torch import Tensor, nn
 from torchvision.models import video
-from torchvision.transforms import functional as F
 
 import featviz as fv
 from featviz.drawing.drawer import Drawer
 from featviz.images import decode, find
-from featviz.models.presets import choose_preprocess
-from featviz.options import DrawOptions, InputOptions
+from featviz.options import DrawOptions
 from featviz.records import Layer, Site
 
 RGB3D = nn.Conv3d(3, 2, 1)
@@ -178,24 +175,6 @@ class TestClips:
         assert "size HxW" in str(result.failures[0].hint)
         options = {"frames": 3, "size": (6, 8), "overwrite": True, **AS_IS}
         assert fv.run(Clip(), folder, "conv", tmp_path / "o", **options).exit_code == 0
-
-
-VIDEO_ENTRIES = [
-    video.R3D_18_Weights.KINETICS400_V1,
-    video.MViT_V2_S_Weights.KINETICS400_V1,
-    video.S3D_Weights.KINETICS400_V1,
-]
-
-
-@pytest.mark.parametrize("entry", VIDEO_ENTRIES, ids=str)
-@pytest.mark.parametrize("size", [(131, 202)], ids=str)
-def test_clips_are_prepared_as_by_their_own_transforms(entry: Any, size: tuple[int, int]) -> None:
-    """The tensor equals weights.transforms() of the same frames, bit for bit."""
-    generator = np.random.default_rng(1)
-    frames = [Image.fromarray(generator.integers(0, 256, (*size, 3), np.uint8)) for _ in range(3)]
-    (ours,) = choose_preprocess(RGB3D, entry, InputOptions())(frames)
-    theirs = entry.transforms()(torch.stack([F.pil_to_tensor(frame) for frame in frames]))
-    assert torch.equal(ours, theirs[None])
 
 
 @pytest.mark.slow

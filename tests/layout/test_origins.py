@@ -142,8 +142,6 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "in an order of its own": lambda x: x.gather(
         1, torch.randperm(96)[None, :, None].expand(1, 96, 5)
     ),
-    "sorted": lambda x: x.sort(1)[0],
-    "a quarter": lambda x: x[:, :24],
     "twice": lambda x: torch.cat([x, x], 1),
     "a mean": lambda x: x.mean(1, keepdim=True).repeat(1, 96, 1),
     "queries": lambda x: torch.zeros(1, 96, 96).softmax(-1) @ x,
