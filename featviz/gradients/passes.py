@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from featviz.errors import LayoutError, UsageError
-from featviz.gradients import interventions, targets
-from featviz.gradients.interventions import Intervention
-from featviz.gradients.targets import Target, names_of, output_at
+from featviz.gradients import targets
+from featviz.gradients.targets import Intervention, Target, names_of, output_at
 from featviz.hooks import selectors
 from featviz.hooks.capture import Recorder, Sink, back, forward, recording, tensors
 from featviz.hooks.eval_mode import in_eval_mode, kept_rng
@@ -52,7 +51,7 @@ class PassPlan:
 def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
     """Match the options with a model's layers."""
     layers, changes = list_layers(model.module), dict[Layer, list[Intervention]]()
-    for change in (interventions.parse(*change) for change in options.interventions):
+    for change in (targets.parse_intervention(*change) for change in options.interventions):
         wanted = selectors.parse(change.selectors)
         if selectors.wants_functions(wanted):
             raise UsageError(f"{change.option}: functions cannot be changed, only modules")
@@ -116,7 +115,7 @@ class Watched:
             return None
         if changes := self.plan.changes.get(layer):
             axis_of = partial(_channel_axis, self._book, layer)
-            output = interventions.apply(changes, layer.label, output, axis_of, self._noise)
+            output = targets.intervene(changes, layer.label, output, axis_of, self._noise)
             self._ran.add(layer)
         if layer == self.plan.target_layer:
             # a copy, since a later in-place operation would change what the target is

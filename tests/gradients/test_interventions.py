@@ -18,7 +18,7 @@ from torchvision import models
 
 import featviz as fv
 from featviz.errors import UsageError
-from featviz.gradients import interventions
+from featviz.gradients import targets
 from featviz.records import RunResult
 from featviz.rundir.read import read_json
 
@@ -312,14 +312,14 @@ UNREADABLE = {
 def test_unreadable_interventions_are_refused(kind: str, text: str) -> None:
     """With an example."""
     with pytest.raises(UsageError) as caught:
-        interventions.parse(kind, text)
+        targets.parse_intervention(kind, text)
     assert caught.value.message == f"{kind}={text!r} cannot be read"
     assert caught.value.hint == FORMS[kind]
 
 
 def test_forms_that_can_be_read() -> None:
     """Selectors of every kind in front, spaces, ranges and exponents behind."""
-    parse = interventions.parse
+    parse = targets.parse_intervention
     assert parse("ablate", "re:^layer[34]:x:1 , 3-5,4").channels == (1, 3, 4, 5)
     assert parse("ablate", "re:^layer[34]:x:1").selectors == "re:^layer[34]:x"
     assert parse("edit", "a,b:channel 1*-1.5E-2").numbers == (-0.015,)

@@ -19,7 +19,6 @@ from featviz.images import decode, find
 from featviz.options import DrawOptions
 from featviz.records import Layer, Site
 
-RGB3D = nn.Conv3d(3, 2, 1)
 
 
 SITE = Site(Layer(1, "conv", "Conv3d"), "output", 0, "")
