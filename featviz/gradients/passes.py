@@ -16,7 +16,7 @@ from torch import Tensor
 
 from featviz.errors import LayoutError, UsageError
 from featviz.gradients import targets
-from featviz.gradients.targets import Intervention, Target, names_of, output_at
+from featviz.gradients.targets import Intervention, Target, output_at
 from featviz.hooks import selectors
 from featviz.hooks.capture import Recorder, Sink, back, forward, recording, tensors
 from featviz.hooks.eval_mode import in_eval_mode, kept_rng
@@ -132,7 +132,7 @@ class Watched:
         value, named, rule = None, "", plan.options.grad_rule
         try:
             with (
-                book.traced(model.module, self.layers),
+                nullcontext() if book.is_traced else book.traced(model.module, self.layers),
                 nullcontext() if rule == "plain" else relu_rule(rule) as relus,
                 recorder.functions,
             ):
@@ -317,7 +317,7 @@ def top_classes(
     if rows.shape[0] != 1 or rows.shape[1] < 2 or not rows.isfinite().all():
         return ()
     values = rows[0]
-    names = names_of(len(values), categories)
+    names = categories if categories and len(categories) == len(values) else None
     shares, order = values.softmax(0), values.topk(min(count, len(values))).indices.tolist()
     return tuple(
         Guess(i, names[i] if names else None, float(values[i]), float(shares[i])) for i in order
