@@ -145,6 +145,11 @@ def encode(picture: GridPicture, file: BinaryIO, format: str, text: dict[str, st
     through Pillow.
     """
     kind, plan, colors = FORMATS[format], picture.plan, picture.palette
+    if plan.pixels > MAX_PIXELS:
+        log.warning(
+            "the picture of %s has %d megapixels, more than Pillow opens; --max-maps, --scale 1",
+            *(text.get("Layer", "a layer"), plan.pixels // 1_000_000),
+        )
     if kind.save is None:
         pieces = strips(plan, picture.tiles, colors, picture.written)
         write_png(file, (plan.height, plan.width), pieces, colors=colors.colors, text=text)
@@ -221,16 +226,6 @@ def caption(capture: Capture) -> dict[str, str]:
         text["Overlay"] = f"{capture.overlay:g} over the input"
     ends = "each map its own" if capture.range is None else "{} to {}".format(*capture.range)
     return {**text, "Range": f"{capture.normalize}: {ends}"}
-
-
-def warn_of_size(what: str, pixels: int) -> None:
-    """Say so where a picture has more pixels than Pillow opens."""
-    if pixels > MAX_PIXELS:
-        log.warning(
-            "%s makes a picture of %d megapixels, more than Pillow opens; --max-maps, --scale 1",
-            what,
-            pixels // 1_000_000,
-        )
 
 
 # Over what the model saw

@@ -17,7 +17,7 @@ from featviz.drawing.kernels import (
     post_filters,
     read_filters,
 )
-from featviz.drawing.picture import caption, describe, encode, warn_of_size
+from featviz.drawing.picture import caption, describe, encode
 from featviz.drawing.tensorboard import Board
 from featviz.drawing.values import statistics
 from featviz.errors import LayoutError, UsageError
@@ -144,7 +144,6 @@ def _draw(
     if row.nonfinite:
         message = "%s holds %d NaN or infinite weights, shown in magenta"
         log.warning(message, layer.label, row.nonfinite)
-    warn_of_size(layer.label, picture.plan.pixels)
     with folder.writing(file) as opened:
         encode(picture, opened, options.draw.format, {**caption(row), "Tile": words})
     if board is not None:

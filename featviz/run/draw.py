@@ -24,7 +24,6 @@ from featviz.drawing.picture import (
     describe,
     encode,
     to_png,
-    warn_of_size,
     write_png,
 )
 from featviz.drawing.tensorboard import Board, as_make_grid, histogram
@@ -304,7 +303,6 @@ class ImageWriter:
         if raw is not None:
             row = replace(row, tensor=raw)
         name = self.sample.name
-        warn_of_size(f"{site.layer.label} {site.stem} of {name}", picture.plan.pixels)
         with self.folder.writing(file) as opened:
             encode(picture, opened, self.options.format, caption(row))
         if not self.options.figure:

@@ -314,3 +314,14 @@ def test_drawing_keeps_nothing_of_the_tensor() -> None:
     tiles, numbers = picture.tiles.copy(), picture.stats.copy()
     tensor.fill_(5)
     assert np.array_equal(picture.tiles, tiles) and np.array_equal(picture.stats, numbers)
+
+
+def test_a_picture_larger_than_pillow_opens_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the layer's name; the picture is written all the same."""
+    written(torch.rand(1, 4, 3, 3))
+    assert not caplog.messages
+    monkeypatch.setattr("featviz.drawing.picture.MAX_PIXELS", 20)
+    assert written(torch.rand(1, 4, 3, 3)).size == (12, 12)
+    assert "the picture of layer1.0.conv1 (Conv2d) has 0 megapixels" in caplog.text
