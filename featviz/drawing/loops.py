@@ -82,28 +82,6 @@ def loop(*signature: str, **options: Any) -> Any:
     return compiled
 
 
-@part()
-@no_type_check
-def _finite(rows, n, stats):
-    """Minimum, maximum, mean and standard deviation of a row's finite values, in float64."""
-    low, high, total, count = math.inf, -math.inf, 0.0, 0
-    for i in range(rows.shape[1]):
-        value = np.float64(rows[n, i])
-        if math.isfinite(value):
-            low, high = value if value < low else low, value if value > high else high
-            total, count = total + value, count + 1
-    mean = total / count if count > 0 else math.nan
-    squares = 0.0
-    for i in range(rows.shape[1]):
-        value = np.float64(rows[n, i])
-        if math.isfinite(value):
-            squares += (value - mean) * (value - mean)
-    stats[n, 0] = low if count > 0 else math.nan
-    stats[n, 1] = high if count > 0 else math.nan
-    stats[n, 2] = mean
-    stats[n, 3] = math.sqrt(squares / count) if count > 0 else math.nan
-
-
 @loop(
     "void(float32[:,::1],int32[:,::1],float32[:,::1],int32[:,::1],float32,float32,int64[::1])",
     fastmath=_REORDER,
@@ -112,7 +90,8 @@ def _finite(rows, n, stats):
 def statistics(rows, bits, stats, ends, lower, upper, outside):
     """Fill `stats` [N, 6] with the columns of `records.STAT_COLUMNS` of rows [N, W], and `outside`
     [N], unless it is empty, with how many values are at `lower` or below, or at `upper` or above;
-    `bits` and `ends` are the memory of `rows` and `stats` as integers."""
+    `bits` and `ends` are the memory of `rows` and `stats` as integers. A deviation of -1 stands
+    for a row whose first four numbers need float64 or have to leave out values."""
     width = rows.shape[1]
     for n in range(rows.shape[0]):
         low, high = np.int32(_LAST), np.int32(~_LAST)
@@ -147,7 +126,7 @@ def statistics(rows, bits, stats, ends, lower, upper, outside):
         if nonfinite == 0 and least == most:
             stats[n, 2], stats[n, 3] = least, 0
         elif nonfinite > 0 or not (_TINY < variance < math.inf):
-            _finite(rows, n, stats)
+            stats[n, 3] = -1
         if outside.size > 0:
             reached = np.int32(0)
             for i in range(row.size):

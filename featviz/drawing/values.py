@@ -60,6 +60,10 @@ def statistics(
     stats = np.empty((len(rows), len(STAT_COLUMNS)), np.float32)
     bounds = np.float32(low), np.float32(high)
     loops.statistics(rows, rows.view(np.int32), stats, stats.view(np.int32), *bounds, outside)
+    for n in np.flatnonzero(stats[:, STD] < 0):
+        known = rows[n][np.isfinite(rows[n])].astype(np.float64)
+        numbers = (known.min(), known.max(), known.mean(), known.std()) if len(known) else math.nan
+        stats[n, :ZEROS] = numbers
     return stats, outside
 
 
