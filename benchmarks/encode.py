@@ -25,6 +25,7 @@ from torchvision import models
 from featviz.drawing import grid
 from featviz.drawing.deflate import Stream
 from featviz.drawing.drawer import Drawer
+from featviz.drawing.picture import to_image
 from featviz.hooks import selectors
 from featviz.hooks.capture import hooked
 from featviz.hooks.layers import list_layers
@@ -74,7 +75,7 @@ def grids(name: str, file: Path) -> list[Bytes]:
     def sink(site: Site, maps: torch.Tensor) -> None:
         if maps.dim() == 4:
             picture = drawer.draw(site, maps)[""]
-            found.append(grid.compose(picture.plan, picture.tiles, 0))
+            found.append(np.asarray(to_image(picture)))
 
     layers = selectors.select(list_layers(module), selectors.parse("Conv2d,ReLU"))
     with torch.inference_mode(), hooked(module, layers, sink):

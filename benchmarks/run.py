@@ -34,7 +34,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import torch
 from isal import isal_zlib
 from torch import Tensor, nn
@@ -148,9 +147,9 @@ class Bench:
             handle.remove()
 
     def _scale(self) -> None:
-        low, factor = np.zeros(1, np.float32), np.ones(1, np.float32)
+        limits = values.ValueLimits.fixed(0, 1)
         for maps in self.outputs:
-            values.quantise(maps.flatten(1).numpy(), low, factor, 0.5, 255.5)
+            values.to_levels(maps, limits, 256, None)
 
     def _command(self, count: int) -> float:
         """Seconds of `featviz run` over so many images, into a folder of its own; the one before is

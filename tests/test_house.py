@@ -49,13 +49,10 @@ def _inside(*wings: str) -> list[str]:
 
 TORCHLESS = [
     *_inside("rundir", "report", "diff", *FLOORS[GROUND].split()),
-    *(f"featviz.drawing.{name}" for name in ("grid", "colormap", "overlay", "labels")),
+    *(f"featviz.drawing.{name}" for name in ("grid", "colormap")),
     *(f"featviz.drawing.{name}" for name in ("normalize", "picture", "page")),
     "featviz.audit.findings",
-    *(
-        "featviz.drawing.figure",
-        "featviz.hooks.selectors",
-    ),
+    "featviz.hooks.selectors",
     *(f"featviz.images.{name}" for name in ("decode", "find", "archives", "arrays")),
 ]
 COMMANDS = [f"featviz.cli.{name}" for name in ("run", "inspect", "report")]

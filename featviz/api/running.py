@@ -22,7 +22,7 @@ from featviz.diff import diff as diff_runs
 from featviz.diff.output import as_json, diff_table
 from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url, is_url
-from featviz.gradients.options import for_drawing
+from featviz.gradients.targets import for_drawing
 from featviz.options import (
     DiffFiles,
     DiffThresholds,

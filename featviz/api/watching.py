@@ -256,12 +256,11 @@ class Watcher:
         if self._health is not None:
             document = self._health.write(prepared.model, folder)
             if at is not None:
-                found = {
-                    f"{finding}_channels/{row['label']}": float(len(channels))
+                at.post(
+                    {"tag": f"{finding}_channels/{row['label']}", "simple_value": len(channels)}
                     for row in document["layers"]
                     for finding, channels in row["findings"].items()
-                }
-                at.add_scalars(found)
+                )
 
     @contextmanager
     def _lent(self) -> Iterator[LoadedModel]:

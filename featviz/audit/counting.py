@@ -61,13 +61,13 @@ def statistics(rows: Tensor, activation: Activation) -> tuple[Floats, Integers |
     high = bounds[-1] - margin if bounds else math.nan
     reached = None
     if not on_cpu:
-        numbers = values.channel_stats(flat)
+        numbers = values.statistics(flat)[0]
         if bounds:
             reached = ((flat <= low) | (flat >= high)).sum(1).cpu().numpy()
     elif bounds:
-        numbers, reached = values.statistics(flat.numpy(), low, high, counted=True)
+        numbers, reached = values.statistics(flat, low, high, counted=True)
     else:
-        numbers = values.statistics(flat.numpy())[0]
+        numbers = values.statistics(flat)[0]
     saturated = None if reached is None else reached.reshape(count, channels)
     return numbers.reshape(count, channels, -1), saturated
 

@@ -24,8 +24,8 @@ from featviz.drawing.picture import write_png
 from featviz.drawing.values import ValueLimits, to_levels, to_pixels
 from featviz.errors import FileError, UsageError
 from featviz.files import read_json
+from featviz.hooks.capture import forward
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
 from featviz.options import InputOptions
 from featviz.records import Bytes, Call, Sample, TextTable

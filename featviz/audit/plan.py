@@ -24,9 +24,8 @@ from torch import Tensor, nn
 
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks import selectors
-from featviz.hooks.capture import never_ran, tensors
+from featviz.hooks.capture import forward, never_ran, tensors
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.hooks.forward import forward
 from featviz.hooks.functions import unwatched, watching
 from featviz.hooks.layers import (
     class_names,

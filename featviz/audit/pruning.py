@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from featviz.audit.plan import AuditPlan, AuditTarget, watching_calls
-from featviz.gradients.predictions import largest_change
-from featviz.hooks.capture import tensors
-from featviz.hooks.forward import forward
+from featviz.gradients.passes import largest_change
+from featviz.hooks.capture import forward, tensors
 from featviz.models.load import LoadedModel
 from featviz.records import Call
 from featviz.run.batches import Batch

@@ -247,8 +247,8 @@ _CHECKS = {
     "background": "featviz.images.decode:check_background",
     "target": "featviz.gradients.targets:parse",
     "tensor_layout": "featviz.layout.guess:parse_override",
-    "ablate": "featviz.gradients.interventions:parse_ablate",
-    "edit": "featviz.gradients.interventions:parse_edit",
+    "ablate": "featviz.gradients.targets:parse_ablate",
+    "edit": "featviz.gradients.targets:parse_edit",
     "fail_on": "featviz.records.findings:parse_gate",
 }
 """What refuses values that have a grammar of their own while the command line is read: before torch

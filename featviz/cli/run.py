@@ -13,7 +13,7 @@ from featviz.cli import output
 from featviz.cli.options import IMAGES, MODEL, Given, command, flag, open_flag
 from featviz.errors import UsageError
 from featviz.files.urls import Url
-from featviz.gradients.options import check_options, for_drawing
+from featviz.gradients.targets import check_options, for_drawing
 from featviz.options import (
     OUTPUT,
     DrawOptions,

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from featviz.drawing import colormap
-from featviz.layout.layouts import LAYOUTS
-from featviz.layout.tokens import BEHIND
+from featviz.layout.layouts import BEHIND, LAYOUTS
 from featviz.records import STAT_COLUMNS, Bytes, Floats, Place
 from featviz.rundir.image import ReadImage, same_content
 from featviz.rundir.schema import Capture
@@ -116,7 +115,7 @@ def is_part(row: Capture) -> bool:
 
 def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> Values | None:
     """Read the values of each channel from a kept tensor, in the order of the maps where
-    `Layout.in_map_order` says so; None where the layout does not make the manifest's channels of
+    unless they are pieces of a map; None where the layout does not make the manifest's channels of
     this shape. Tokens beside a grid are left out, `behind` of them behind it: they have rows of
     their own."""
     layout = LAYOUTS.get(row.layout)

@@ -190,7 +190,7 @@ def draw(
         drawn[layer.place] = replace(one, file=name, limit=limit)
         maps = data.reshape(-1, *data.shape[2:])
         tiles = to_levels(maps, ValueLimits.fixed(-limit, limit), colors.levels, colors.nonfinite)
-        pieces = grid.strips(one.plan, tiles, colors.pad)
+        pieces = grid.strips(one.plan, tiles, colors)
         text = {
             "Software": "featviz",
             "Layer": f"{one.label} ({layer.type})",
@@ -214,7 +214,7 @@ def _differences(
     pair = next(pair for pair in images if pair.place == layer.place)
     row = pair.rows[0]
     layout = LAYOUTS.get(row.layout)
-    values = pair.tensors() if layout is not None and layout.in_map_order else None
+    values = pair.tensors() if layout is not None and not layout.of_pieces else None
     source, (slices, height, width) = "kept tensors", map_shape(row)
     if values is None:
         source, values, slices = "pixels", pair.pixels(), row.side

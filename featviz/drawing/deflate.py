@@ -54,23 +54,21 @@ def _mirrored(bits: int) -> np.ndarray:
     return mirrored
 
 
-def _lengths() -> np.ndarray:
-    """[3, 259]: the symbol of each length, its extra bits, and how many they are with the one of
-    the distance, which is 1; none for lengths that there are not."""
-    table, first = np.zeros((3, _LONGEST + 1), np.uint64), _SHORTEST
-    for symbol in range(257, _SYMBOLS - 1):
-        bits = max(0, (symbol - 261) // 4)
-        for length in range(first, min(first + (1 << bits), _LONGEST)):
-            table[:, length] = symbol, length - first, bits + 1
-        first += 1 << bits
-    table[:, _LONGEST] = _SYMBOLS - 1, 0, 1
-    return table
-
-
 _MIRRORED, _MIRRORED_LENGTHS = _mirrored(_MOST_BITS), _mirrored(4).astype(np.uint8)
 _ONE_DISTANCE = bytes([_MIRRORED_LENGTHS[1]])
-_OF_LENGTH, _EXTRA, _EXTRA_BITS = _lengths()
 _NUMBERS, _NODES = np.arange(_SYMBOLS) | 1 << 9, (2, 2 * _SYMBOLS)
+
+_OF_LENGTH, _EXTRA, _EXTRA_BITS = np.zeros((3, _LONGEST + 1), np.uint64)
+"""The symbol of each length, its extra bits, and how many they are with the one of the distance,
+which is 1; none for lengths that there are not."""
+_first = _SHORTEST
+for _symbol in range(257, _SYMBOLS - 1):
+    _more = max(0, (_symbol - 261) // 4)
+    for _length in range(_first, min(_first + (1 << _more), _LONGEST)):
+        _OF_LENGTH[_length], _EXTRA[_length] = _symbol, _length - _first
+        _EXTRA_BITS[_length] = _more + 1
+    _first += 1 << _more
+_OF_LENGTH[_LONGEST], _EXTRA_BITS[_LONGEST] = _SYMBOLS - 1, 1
 
 
 @dataclass
@@ -86,12 +84,8 @@ class Stream:
     out: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
 
     def deflated(self, data: Bytes, last: bool) -> bytes:
-        """What this piece adds to the stream.
-
-        Args:
-            data: uint8 [N], whose memory begins at a multiple of eight bytes.
-            last: end the stream behind it.
-        """
+        """What this piece, whose memory begins at a multiple of eight bytes, adds to the stream;
+        the last one ends it."""
         self.checksum = isal_zlib.adler32(data.data, self.checksum)
         parts, self.head = [self.head], b""
         if len(self.out) < 2 * min(len(data), _BLOCK) + 256:
@@ -175,15 +169,10 @@ def count(words, rest, step, symbols, counts):
 @loop("void(int64[::1],int64[:,::1],uint64[::1],uint64[::1])")
 @no_type_check
 def find_codes(keys, nodes, mirrored, entries):
-    """The codes of symbols by Huffman's method, but none longer than it may be, and from their
-    lengths by RFC 1951 (3.2.2), their first bit lowest.
-
-    Args:
-        keys: for each symbol 512 times how often it occurs, and its number; sorted.
-        nodes: [2, 2 · symbols] of zeros, for the weights of nodes, and the node above each.
-        mirrored: each number of `_MOST_BITS` bits with its first bit last.
-        entries: [symbols], filled.
-    """
+    """Fill `entries` with the codes of symbols, by Huffman's method but none longer than it may be,
+    and from their lengths by RFC 1951 (3.2.2), their first bit lowest. `keys` are for each symbol
+    512 times how often it occurs and its number, sorted; `nodes` are [2, 2 · symbols] zeros, for
+    the weights of nodes and the node above each."""
     size, leaf, node = keys.size, 0, keys.size
     for symbol in range(size):
         nodes[0, symbol] = keys[symbol] >> 9
@@ -247,16 +236,9 @@ def _put(out, at, held, bits, code, length):
 @loop("uint64(uint64[::1],uint8[::1],uint64[::1],uint64[::1],uint64[::1],uint8[::1])")
 @no_type_check
 def put(words, rest, entries, matches, left, out):
-    """Write a block's words of eight bytes, the bytes of the rest, and its end.
-
-    Args:
-        entries: [symbols]; matches: [259], by their lengths.
-        left: [2], what the head has left of an unfinished byte, and how many bits that are; the
-            block's take their place.
-        out: for twice the bytes of the block and 256 more.
-
-    Returns:
-        How many bytes of `out` are whole.
+    """Write a block's words of eight bytes, the bytes of the rest, and its end into `out`, which is
+    for twice the bytes of the block and 256 more; gives how many of its bytes are whole. `left` has
+    what the head left of an unfinished byte and how many bits that are, then what the block does.
     """
     at, held, bits, place = _U(0), left[0], left[1], _U(0)
     many = _U(words.size)

@@ -1,13 +1,15 @@
-"""From tiles to one picture, in make_grid's arrangement, row of tiles by row of tiles."""
+"""From tiles to one picture, in make_grid's arrangement, row of tiles by row of tiles, and what is
+written on it: channel numbers, how many share a tile, marks on constant maps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 import numpy as np
+from PIL import ImageFont
 
-from featviz.drawing.labels import Stamps
+from featviz.drawing.colormap import Palette
 from featviz.errors import LayoutError
 from featviz.options import DrawOptions
 from featviz.records import FORMATS, Bytes, GridPlan, Tiles
@@ -25,34 +27,48 @@ STRIP_RATIO = 8
 ALONE = 224
 """Pixels that the longer side of a tile without neighbours should have."""
 
+NONE, ZERO, CONSTANT = range(3)
+"""Marks: a cross on a map of nothing but zeros, a stroke on a map of another single value."""
+
+SMALLEST = 5
+"""Pixels below which a tile has no room for a mark."""
+
+_STROKE = 48
+"""A mark's line is a pixel wide for every so many pixels of the tile's longer side, at least 1."""
+
+Words = tuple[str, str, int]
+"""What is written on a tile: at its upper left, at its lower right, and its mark."""
+
 
 @lru_cache(1024)
 def plan(
     shape: tuple[int, ...], options: DrawOptions, *, strip: bool = False, alone: bool = False
 ) -> GridPlan:
-    """Lay out the tiles of maps [C, S, H, W], S of them side by side for each channel.
+    """Lay out the tiles of maps [C, S, H, W], S of them side by side for each channel; LayoutError
+    where the picture is larger than its format can hold.
 
     As in make_grid, fewer maps than `nrow` make a narrower picture, and a single map gets no
-    padding. A strip is one row without padding, unless `nrow` says otherwise.
-
-    Args:
-        alone: the tile of a layer that is reduced to one, which `auto` makes as large as a picture.
-
-    Raises:
-        LayoutError: the picture is larger than its format can hold.
+    padding. A strip is one row without padding, unless `nrow` says otherwise. The tile of a layer
+    that is reduced to one stands alone, and `auto` makes it as large as a picture.
     """
     channels, slices, height, width = shape
     count = channels * slices
-    across = min(options.nrow or count, count)
+    columns, padding = min(options.nrow or count, count), options.gap
     least = max(options.min_tile, ALONE if alone else 0)
     factor = options.scale or max(1, -(-least // max(height, width)))
-    scale = _strip_scale(across, height, options) if strip else (factor, factor)
-    padding = 0 if strip or count == 1 else options.gap
-    if options.nrow is not None or strip:
-        columns = across
-    else:
-        tile = (height * scale[0] + padding, width * scale[1] + padding)
-        columns = _square(channels, tile[0], tile[1] * slices) * slices
+    scale = factor, factor
+    if strip:
+        padding = 0
+        if not options.scale:  # not too wide, and not so low that it is a line
+            across = min(options.min_tile, max(1, STRIP_WIDTH // columns))
+            down = max(options.min_tile, min(columns * across, STRIP_WIDTH) // STRIP_RATIO)
+            scale = -(-down // height), across
+    elif options.nrow is None:  # of equals, the wider picture
+        high, wide = height * factor + padding, (width * factor + padding) * slices
+        sides = ((max(n * wide, -(-channels // n) * high), -n) for n in range(1, channels + 1))
+        columns = -min(sides)[1] * slices
+    if count == 1:
+        padding = 0
     made = GridPlan(count, columns, -(-count // columns), (height, width), scale, padding)
     most = FORMATS[options.format].largest
     if max(made.height, made.width) > most:
@@ -63,68 +79,77 @@ def plan(
     return made
 
 
-def strips(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None) -> Iterator[Bytes]:
-    """Yield the picture from top to bottom in pieces, never the whole; each is overwritten by the
-    next one.
+def strips(
+    plan: GridPlan, tiles: Tiles, colors: Palette, written: Mapping[int, Words] | None = None
+) -> Iterator[Bytes]:
+    """Yield the picture from top to bottom in pieces, each of which is overwritten by the next one:
+    uint8 [rows, width], or [rows, 3 · width] with the colours side by side.
 
     Args:
         tiles: uint8 [maps, h, w] or [maps, h, w, 3], not yet enlarged.
-        pad: the index (or the grey) between and around tiles, and where the last row has none.
-        stamps: what is written on the tiles once they are enlarged.
-
-    Yields:
-        uint8 [rows, width], or [rows, 3 · width] with the colours side by side.
+        written: what is written on tiles, by their numbers, once they are enlarged.
     """
     from featviz.drawing import loops
 
     depth = 3 if len(tiles.shape) == 4 else 1
     columns, high, top = plan.columns, plan.tile[0] + plan.padding, plan.padding
     at_a_time = min(plan.rows, max(1, PIECE_BYTES // (plan.width * depth * high)))
-    whole = np.full((top + at_a_time * high, plan.width * depth), pad, np.uint8)
+    whole = np.full((top + at_a_time * high, plan.width * depth), colors.pad, np.uint8)
     piece = whole[top:]
     for first in range(0, plan.maps, at_a_time * columns):
         last = min(plan.maps, first + at_a_time * columns)
         if last - first < at_a_time * columns:
-            piece[:] = pad
+            piece[:] = colors.pad
         part = np.require(tiles[first:last], requirements=["C", "W"])
         part = part.reshape(*part.shape[:2], -1)
         loops.lay_tiles(part, columns, *plan.scale, depth, plan.padding, piece)
-        if stamps is not None:
-            pixels = piece.reshape(len(piece), -1, depth)
-            for number in stamps.within(first, last):
+        pixels = piece.reshape(len(piece), -1, depth)
+        for number in range(first, last) if written else ():
+            if words := written.get(number) if written else None:
                 row, column = divmod(number - first, columns)
                 left = plan.padding + column * (plan.tile[1] + plan.padding)
                 here = pixels[row * high :, left : left + plan.tile[1]]
-                stamps.write(number, here[: plan.tile[0]])
+                write(here[: plan.tile[0]], words, colors)
         rows = -(-(last - first) // columns) * high
         yield piece[:rows] if first else whole[: top + rows]  # the first has the padding above
 
 
-def compose(plan: GridPlan, tiles: Tiles, pad: int, stamps: Stamps | None = None) -> Bytes:
-    """The whole picture at once, uint8 [height, width] or [height, width, 3]."""
-    whole = np.empty((plan.height, plan.width, *tiles.shape[3:]), np.uint8)
-    top = 0
-    for piece in strips(plan, tiles, pad, stamps):
-        whole[top : top + len(piece)] = piece.reshape(len(piece), *whole.shape[1:])
-        top += len(piece)
-    return whole
+def write(tile: Bytes, words: Words, colors: Palette) -> None:
+    """Write on one tile, uint8 [h, w, depth]; the mark is half of all levels from what it is drawn
+    on, which is the tile's first pixel."""
+    size, (corner, count, mark) = (tile.shape[0], tile.shape[1]), words
+    if mark:
+        ground, half = int(tile[0, 0, 0]), colors.levels // 2
+        tile[marks(size)[mark - 1]] = ground + half if ground < half else ground - half
+    taken = (0, 0)
+    for text in filter(None, (corner, count)):
+        ink = glyphs(text)
+        high, wide = ink.shape
+        meet = taken[0] + high > size[0] and taken[1] + wide > size[1]
+        if high <= size[0] and wide <= size[1] and not (taken[0] and meet):
+            top, left = (0, 0) if text is corner else (size[0] - high, size[1] - wide)
+            tile[top : top + high, left : left + wide] = np.where(ink, colors.light, colors.dark)[
+                ..., None
+            ]
+            taken = high, wide
 
 
-def _strip_scale(columns: int, rows: int, options: DrawOptions) -> tuple[int, int]:
-    """The cells of a strip are as wide as `min_tile`, or narrower where it would get too wide; the
-    strip is as high as `min_tile`, or higher where it would be a line."""
-    if options.scale:
-        return options.scale, options.scale
-    across = min(options.min_tile, max(1, STRIP_WIDTH // columns))
-    height = max(options.min_tile, min(columns * across, STRIP_WIDTH) // STRIP_RATIO)
-    return -(-height // rows), across
+@lru_cache(4096)
+def glyphs(text: str) -> np.ndarray:
+    """bool [height, width]: the ink of a text in Pillow's bitmap font, one pixel of ground around
+    (its digits fill rows 2 to 8 of 11, and the last column of a letter is empty)."""
+    mask = ImageFont.load_default_imagefont().getmask(text, mode="1")
+    ink = np.asarray(mask, np.uint8).reshape(mask.size[::-1]) > 0
+    return np.pad(ink[1:10], ((0, 0), (1, 0)))
 
 
-@lru_cache(1024)
-def _square(count: int, tile_height: int, tile_width: int) -> int:
-    """Columns for which the picture's longer side is shortest; of equals, the wider picture."""
-
-    def side(columns: int) -> tuple[int, int]:
-        return max(columns * tile_width, -(-count // columns) * tile_height), -columns
-
-    return min(range(1, count + 1), key=side)
+@lru_cache(64)
+def marks(size: tuple[int, int]) -> np.ndarray:
+    """bool [2, height, width]: the pixels of the marks ZERO, both diagonals, and CONSTANT, the one
+    that rises; none where a tile has no room for a mark."""
+    height, width = size
+    y, x = np.mgrid[0:height, 0:width]
+    reach = max(1, max(size) // _STROKE) * max(size) / 2
+    rising = abs((height - 1 - y) * (width - 1) - x * (height - 1)) < reach
+    rising &= min(size) >= SMALLEST
+    return np.stack([rising | rising[:, ::-1], rising])

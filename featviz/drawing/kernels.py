@@ -20,7 +20,7 @@ from featviz.drawing import grid, tensorboard
 from featviz.drawing.drawer import draw_tiles
 from featviz.drawing.normalize import parse_scale
 from featviz.drawing.picture import GridPicture, to_png
-from featviz.drawing.tensorboard import Board, Post
+from featviz.drawing.tensorboard import Board
 from featviz.errors import LayoutError
 from featviz.hooks.layers import class_names, function_name, is_exported, modules_by_name
 from featviz.layout import to_floats
@@ -65,14 +65,9 @@ def is_convolution(module: nn.Module) -> bool:
 
 
 def read_filters(module: nn.Module) -> Filters:
-    """The effective kernels of a module in eval mode: parametrized, normalised, pruned.
-
-    Channel i is output channel i of the module's feature maps. Kernels are as torch applies them:
-    a convolution's are correlated with its input, a transposed one's are stamped on its output.
-
-    Raises:
-        LayoutError: no convolution, or one whose weight has no values, or complex ones.
-    """
+    """The effective kernels of a module in eval mode: parametrized, normalised, pruned; LayoutError
+    where it has none with real values. Channel i is output channel i of the module's feature maps.
+    A convolution's are correlated with its input, a transposed one's are stamped on its output."""
     name = class_names(module)[0]
     if not is_convolution(module):
         raise LayoutError(f"{name} has no convolution kernels")
@@ -84,7 +79,14 @@ def read_filters(module: nn.Module) -> Filters:
         weight = weight()
     if not isinstance(weight, Tensor):
         raise LayoutError("it has no weight that is a tensor")
-    groups = _exported_groups(module) if is_exported(module) else getattr(module, "groups", 1)
+    groups = getattr(module, "groups", 1)
+    graph: Any = getattr(module, "graph", None)
+    for node in graph.nodes if is_exported(module) else ():  # only the call has them
+        name = function_name(node.target) if node.op == "call_function" else ""
+        if name.startswith("conv"):
+            place = 8 if name == "convolution" else 6
+            groups = int(node.kwargs.get("groups", (*node.args, *[1] * 9)[place]))
+            break
     if type(groups) is not int or groups < 1:
         raise LayoutError("its number of groups is none")
     if isinstance(weight, UninitializedParameter):
@@ -104,36 +106,20 @@ def read_filters(module: nn.Module) -> Filters:
     return Filters(by_output.reshape(size), list(values.shape), groups, transposed)
 
 
-def _exported_groups(module: Any) -> int:
-    """The groups of an exported convolution, which only its call in the graph has."""
-    for node in module.graph.nodes:
-        name = function_name(node.target) if node.op == "call_function" else ""
-        if name.startswith("conv"):
-            place = 8 if name == "convolution" else 6
-            return int(node.kwargs.get("groups", (*node.args, *[1] * 9)[place]))
-    return 1
-
-
 def draw_filters(
     kernels: Filters, options: DrawOptions, all_slices: bool = False
 ) -> tuple[GridPicture, str]:
     """The picture of a layer's kernels, by output channel, and what its tiles are, in words.
 
-    A tile is RGB for three input channels, else the mean over the inputs. Kernels with a time axis
-    have a tile for each step. A channel's tiles stay in one row and are all drawn; `auto` makes few
-    kernels large enough to be seen, and no picture huge.
-
-    Args:
-        all_slices: a tile for each input of each kernel, instead of one for each kernel: a row of
-            the picture is an output channel and a column an input.
+    A tile is RGB for three input channels, else the mean over the inputs, or with `all_slices` one
+    input's: a row is then an output channel, a column an input. Kernels with a time axis have a
+    tile for each step. `auto` makes few kernels large enough to be seen, and no picture huge.
     """
     data, layout = kernels.data, "mean"
     outputs, inputs, steps, *size = data.shape
     if inputs == 1 or all_slices:
-        layout, words = (
-            "slices",
-            "one input's kernel" + f", {inputs} inputs a channel" * (inputs > 1),
-        )
+        layout = "slices"
+        words = "one input's kernel" + f", {inputs} inputs a channel" * (inputs > 1)
         tiles = data.reshape(outputs, inputs * steps, 1, *size)
     elif inputs == 3 and kernels.groups == 1:
         layout, words, tiles = "rgb", "RGB of three inputs", data.transpose(1, 2)
@@ -173,6 +159,6 @@ def post_filters(board: Board, layer: Layer, kernels: Filters, options: DrawOpti
     """Show a layer's kernels in TensorBoard, with a histogram of all weights."""
     most = min(options.max_maps or tensorboard.MOST_MAPS, tensorboard.MOST_MAPS)
     picture, _ = draw_filters(kernels, structs.replace(options, max_maps=most))
-    counts, note = tensorboard.histogram(kernels.data), tensorboard.note(picture)
-    site = Site(layer, "kernel", 0, "")
-    board.post([Post(site, partial(to_png, picture), picture.stats, counts, note)], 0)
+    site, counts = Site(layer, "kernel", 0, ""), tensorboard.histogram(kernels.data)
+    shown = picture.stats, len(picture.drawn)
+    board.post(board.values(site, partial(to_png, picture), *shown, counts))

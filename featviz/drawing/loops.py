@@ -1,10 +1,10 @@
 """The loops over values and pixels, compiled by numba, without the GIL.
 
-They are written so that they compile in little time, since a fresh machine compiles them all: one
-signature, loops over indices of plain rows, no sort and no texts. They are also written so that
-LLVM takes several values at a time: extremes are those of integers that have the order of the
-floats (`min` and `max` of floats take five times as long), and sums of short blocks are float32.
-What every run needs is compiled or loaded as this module is imported, the rest at its first call.
+They compile in little time, since a fresh machine compiles them all: one signature, loops over
+indices of plain rows, no sort and no texts. LLVM takes several values at a time: extremes are those
+of integers that have the order of the floats (`min` and `max` of floats take five times as long),
+and sums of short blocks are float32. What every run needs is compiled or loaded as this module is
+imported, the rest at its first call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ _REORDER = {"reassoc", "nsz", "contract"}
 """Sums may be taken in another order, so that several values are added at once. NaN counts."""
 
 _SUB, _UP = 1, 2
-"""The numbers of PNG's filters."""
 
 
 _PLAIN: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
@@ -56,15 +55,11 @@ since numba compiles a file anew when it has changed, but not when another has, 
 calls."""
 
 _ONE_FOLDER = Lock()
-"""numba has one folder for the process."""
 
 
 def part() -> Any:
-    """A decorator: compile a function with each loop that calls it, and not by itself.
-
-    Not for sums in any order: numba's cache holds the loop with the part in it, a process that
-    compiles both calls one from the other, and the last digits would differ.
-    """
+    """A decorator: compile a function with each loop that calls it, and not by itself. Not for sums
+    in any order: their last digits would depend on whether numba's cache was used."""
     return njit(**_PLAIN, no_cpython_wrapper=True)
 
 
@@ -87,42 +82,16 @@ def loop(*signature: str, **options: Any) -> Any:
     return compiled
 
 
-@part()
-@no_type_check
-def _finite(rows, n, stats):
-    """Minimum, maximum, mean and standard deviation of a row's finite values, in float64."""
-    low, high, total, count = math.inf, -math.inf, 0.0, 0
-    for i in range(rows.shape[1]):
-        value = np.float64(rows[n, i])
-        if math.isfinite(value):
-            low, high = value if value < low else low, value if value > high else high
-            total, count = total + value, count + 1
-    mean = total / count if count > 0 else math.nan
-    squares = 0.0
-    for i in range(rows.shape[1]):
-        value = np.float64(rows[n, i])
-        if math.isfinite(value):
-            squares += (value - mean) * (value - mean)
-    stats[n, 0] = low if count > 0 else math.nan
-    stats[n, 1] = high if count > 0 else math.nan
-    stats[n, 2] = mean
-    stats[n, 3] = math.sqrt(squares / count) if count > 0 else math.nan
-
-
 @loop(
     "void(float32[:,::1],int32[:,::1],float32[:,::1],int32[:,::1],float32,float32,int64[::1])",
     fastmath=_REORDER,
 )
 @no_type_check
 def statistics(rows, bits, stats, ends, lower, upper, outside):
-    """Fill `stats` [N, 6] with the columns of `records.STAT_COLUMNS` of rows [N, W].
-
-    Args:
-        bits: the same memory as `rows`, as integers.
-        ends: the same memory as `stats`, as integers.
-        outside: [N], filled with how many values are at `lower` or below, or at `upper` or above;
-            empty where nobody asks.
-    """
+    """Fill `stats` [N, 6] with the columns of `records.STAT_COLUMNS` of rows [N, W], and `outside`
+    [N], unless it is empty, with how many values are at `lower` or below, or at `upper` or above;
+    `bits` and `ends` are the memory of `rows` and `stats` as integers. A deviation of -1 stands
+    for a row whose first four numbers need float64 or have to leave out values."""
     width = rows.shape[1]
     for n in range(rows.shape[0]):
         low, high = np.int32(_LAST), np.int32(~_LAST)
@@ -157,7 +126,7 @@ def statistics(rows, bits, stats, ends, lower, upper, outside):
         if nonfinite == 0 and least == most:
             stats[n, 2], stats[n, 3] = least, 0
         elif nonfinite > 0 or not (_TINY < variance < math.inf):
-            _finite(rows, n, stats)
+            stats[n, 3] = -1
         if outside.size > 0:
             reached = np.int32(0)
             for i in range(row.size):
@@ -168,11 +137,8 @@ def statistics(rows, bits, stats, ends, lower, upper, outside):
 @loop("void(float32[:,::1],float32[::1],float32[::1],float32,float32,uint8[:,::1])")
 @no_type_check
 def quantise(rows, low, factor, half, top, levels):
-    """Fill `levels` [N, W] with (value - low[n]) · factor[n] + half, cut to a whole number.
-
-    Args:
-        top: clip to 0..top first; below 0 where no value can lie outside.
-    """
+    """Fill `levels` [N, W] with (value - low[n]) · factor[n] + half, clipped to 0..top unless that
+    is negative, and cut to a whole number."""
     for n in range(rows.shape[0]):
         below, times = low[n], factor[n]
         if top < 0:
@@ -231,11 +197,7 @@ def lay_tiles(tiles, columns, down, across, depth, padding, piece):
 @loop("void(uint8[:,::1],uint8[::1],int64,uint8[:,::1])")
 @no_type_check
 def filter_rows(piece, above, depth, filtered):
-    """Filter rows [R, W] for PNG into [R, 1 + W]; see `png.filtered`.
-
-    Args:
-        above: [W], the row above the first; the last row takes its place.
-    """
+    """Filter rows [R, W] for PNG into [R, 1 + W]; the last one takes the place of that `above`."""
     for r in range(piece.shape[0]):
         row, left, right = piece[r], piece[r, :-depth], piece[r, depth:]
         out, behind = filtered[r, 1:], filtered[r, 1 + depth :]
@@ -262,12 +224,8 @@ def filter_rows(piece, above, depth, filtered):
 @loop()
 @no_type_check
 def blend(levels, over, ground, share, mixed):
-    """Fill `mixed` [P, 3] with over[levels] + share · ground, rounded.
-
-    Args:
-        over: [256, 3], what the colour of each level adds to the sum, 0..255.
-        ground: [P, 3].
-    """
+    """Fill `mixed` [P, 3] with over[levels] + share · ground [P, 3], rounded; `over` [256, 3] is
+    what the colour of each level adds."""
     for i in range(levels.size):
         for colour in range(3):
             total = share * ground[i, colour] + over[levels[i], colour]
@@ -277,12 +235,8 @@ def blend(levels, over, ground, share, mixed):
 @loop()
 @no_type_check
 def add_maps(stats, saturated, positions, sums):
-    """Add the statistics of maps [B, C, 6] to `Tally.sums`, one map after the other.
-
-    Args:
-        saturated: [B, C]; empty where nothing saturates.
-        positions: values of one map.
-    """
+    """Add the statistics of maps [B, C, 6] of so many positions to `Tally.sums`, one map after the
+    other; `saturated` [B, C] is empty where nothing saturates."""
     for b in range(stats.shape[0]):
         for c in range(stats.shape[1]):
             bad = np.float64(stats[b, c, 5])

@@ -44,7 +44,7 @@ MODES = {
         ScaleMode(
             "map",
             "each map from its smallest to its largest value",
-            legend=((0, "crossed out: zero everywhere"), (128, "one line across: constant")),
+            ((0, "crossed out: zero everywhere"), (128, "one line across: constant")),
             over=((0, "over the input: min of each map"), (255, "over the input: max of each map")),
             shared=False,
             clips=False,
@@ -52,19 +52,16 @@ MODES = {
         ScaleMode(
             "layer",
             "all maps of a layer from their smallest to their largest value",
-            legend=((0, "one scale for all maps of an image: min"), (255, "max")),
+            ((0, "one scale for all maps of an image: min"), (255, "max")),
             clips=False,
         ),
         ScaleMode(
-            "none",
-            "values are taken as 0..1",
-            legend=((0, "0 or less"), (255, "1 or more")),
-            fixed=True,
+            "none", "values are taken as 0..1", ((0, "0 or less"), (255, "1 or more")), fixed=True
         ),
         ScaleMode(
             "range",
             "from LO to HI",
-            legend=((0, "the lower limit or less"), (255, "the upper limit or more")),
+            ((0, "the lower limit or less"), (255, "the upper limit or more")),
             takes="LO,HI",
             example="range:0,6",
             fixed=True,
@@ -72,12 +69,12 @@ MODES = {
         ScaleMode(
             "symmetric",
             "zero in the middle",
-            legend=((0, "most negative"), (128, "zero"), (255, "most positive")),
+            ((0, "most negative"), (128, "zero"), (255, "most positive")),
         ),
         ScaleMode(
             "percentile",
             "from one percentile of a layer's values to another",
-            legend=((0, "the lower percentile or less"), (255, "the upper percentile or more")),
+            ((0, "the lower percentile or less"), (255, "the upper percentile or more")),
             takes="LO,HI",
             example="percentile:1,99",
             within=(0, 100),
@@ -85,7 +82,7 @@ MODES = {
         ScaleMode(
             "symmetric-percentile",
             "zero in the middle, the ends at a percentile of the absolute values but zeros",
-            legend=(
+            (
                 (0, "most negative, from the percentile on"),
                 (128, "zero"),
                 (255, "most positive, from the percentile on"),
@@ -99,17 +96,8 @@ MODES = {
 """All scales, whose arithmetic is `values.limits`; legends, help texts and messages read this."""
 
 
-@dataclass(frozen=True)
-class Scale:
-    """A scale mode and its numbers: `range` with (0, 6), `percentile` with (1, 99)."""
-
-    mode: str
-    numbers: tuple[float, ...] = ()
-
-    @property
-    def for_layer(self) -> Scale:
-        """The same scale, but with one range for all maps."""
-        return self if MODES[self.mode].shared else Scale("layer")
+Scale = tuple[str, tuple[float, ...]]
+"""The name of a mode and its numbers: `range` with (0, 6), `percentile` with (1, 99)."""
 
 
 def resolved(text: str, kind: str = "output", reduce: str | None = None) -> str:
@@ -145,7 +133,7 @@ def parse_scale(text: str) -> Scale:
             f"--normalize {text!r}: expected {mode.spelling}{rising}{bounds}",
             f"for example {mode.example}",
         )
-    return Scale(name, numbers)
+    return name, numbers
 
 
 def in_full(words: str) -> str:

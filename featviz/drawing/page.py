@@ -1,25 +1,27 @@
-"""White paper in inches for pictures, lines and letters, and the page of `look` on it: the image,
-the prediction, a row for each layer.
+"""White paper in inches for pictures, lines and letters, and what is drawn on it: figures of some
+maps beside the input, with colour bars, and the page of `look`.
 
-matplotlib draws the letters, in its own font; its artists and axes are not used. Nothing here needs
-torch.
+matplotlib draws the letters, in its own font, and chooses the ticks of colour bars; its axes, of
+which a figure has 33, would take twenty times as long. Nothing here needs torch.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from PIL import Image
 
-from featviz.drawing import colormap
-from featviz.records import Bytes
+from featviz.drawing import colormap, grid
+from featviz.drawing.picture import GridPicture, write_png
+from featviz.records import REDUCTIONS, Bytes
 from featviz.text import cut, percent, printable
 
 DPI = 100
@@ -28,10 +30,24 @@ Anchor = Literal["middle", "above", "left", "right"]
 """Where a text lies by its point: around it, centred above it, or to its left or right."""
 
 Color = tuple[int, int, int]
-"""Red, green and blue, 0..255."""
 
-drawing = Lock()
+_LONGEST = 300
+"""Letters of a text that are measured."""
+
+_fonts = Lock()
 """matplotlib's font cache is not safe in several threads."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A map of a figure or of a page."""
+
+    title: str
+    pixels: Bytes
+    """uint8 [h, w, 3]."""
+    limits: tuple[float, float] | None = None
+    """The values drawn darkest and brightest, for a colour bar; None for colours of no value."""
+    note: str = ""
 
 
 class Canvas:
@@ -50,6 +66,12 @@ class Canvas:
         """The pixels, uint8 [height, 3 · width]."""
         return self._pixels[..., :3].reshape(len(self._pixels), -1)
 
+    def spot(self, left: float, top: float, width: float, height: float) -> Bytes:
+        """The pixels [h, w, 3] of a rectangle, at least one, to be painted."""
+        x, y = round(left * DPI), round(top * DPI)
+        right, bottom = round((left + width) * DPI), round((top + height) * DPI)
+        return self._pixels[y : max(y + 1, bottom), x : max(x + 1, right), :3]
+
     def paste(
         self,
         pixels: Bytes,
@@ -60,18 +82,14 @@ class Canvas:
         smooth: bool = False,
     ) -> None:
         """Draw a picture [h, w, 3] over a rectangle, its pixels as they are unless `smooth`."""
-        spot = self._spot(left, top, width, height)
+        spot = self.spot(left, top, width, height)
         how = Image.Resampling.HAMMING if smooth else Image.Resampling.NEAREST
         image = Image.fromarray(np.ascontiguousarray(pixels))
         spot[:] = np.asarray(image.resize(spot.shape[1::-1], how))
 
-    def fill(self, color: Color, left: float, top: float, width: float, height: float) -> None:
-        """Paint a rectangle."""
-        self._spot(left, top, width, height)[:] = color
-
     def frame(self, left: float, top: float, width: float, height: float) -> None:
         """Draw the black edge of a rectangle, inside it."""
-        spot = self._spot(left, top, width, height)
+        spot = self.spot(left, top, width, height)
         spot[[0, -1]] = spot[:, [0, -1]] = 0
 
     def write(
@@ -92,38 +110,26 @@ class Canvas:
         """
         if room is not None:
             text = words = cut(printable(text), _LONGEST)
-            length = len(words)
-            while length > 1 and self.width(text, points, bold) > room:
-                length -= 1
-                text = cut(words, length)
-        with drawing:
-            font = _font(points, bold)
-            width, _, _ = self._extent(text, font)
-            _, height, descent = self._extent("lp", font)
+            if self.width(words, points, bold) > room:
+                lengths = range(1, len(words))
+                fits = bisect(lengths, room, key=lambda n: self.width(cut(words, n), points, bold))
+                text = cut(words, max(1, fits))
+        font = _font(points, bold)
+        with _fonts:
+            width, _, _ = self._renderer.get_text_width_height_descent(text, font, False)
+            _, height, descent = self._renderer.get_text_width_height_descent("lp", font, False)
             before = {"left": width, "right": 0}.get(anchor, width / 2)
             down = 0 if anchor == "above" else height / 2 - descent
             pen = self._renderer.new_gc()
             pen.set_foreground(tuple(part / 255 for part in ink))
             self._renderer.draw_text(pen, x * DPI - before, y * DPI + down, text, font, 0)
-        return width / DPI
+        return float(width / DPI)
 
     def width(self, text: str, points: float, bold: bool = False) -> float:
         """Inches that a line of text takes."""
-        with drawing:
-            return self._extent(text, _font(points, bold))[0] / DPI
-
-    def _extent(self, text: str, font: Any) -> tuple[float, float, float]:
-        """Width, height and descent of a line of text in pixels."""
-        extent: tuple[float, float, float] = self._renderer.get_text_width_height_descent(
-            text, font, False
-        )
-        return extent
-
-    def _spot(self, left: float, top: float, width: float, height: float) -> Bytes:
-        """The pixels [h, w, 3] of a rectangle, at least one."""
-        x, y = round(left * DPI), round(top * DPI)
-        right, bottom = round((left + width) * DPI), round((top + height) * DPI)
-        return self._pixels[y : max(y + 1, bottom), x : max(x + 1, right), :3]
+        font = _font(points, bold)
+        with _fonts:
+            return float(self._renderer.get_text_width_height_descent(text, font, False)[0] / DPI)
 
 
 def _font(points: float, bold: bool) -> Any:
@@ -131,6 +137,138 @@ def _font(points: float, bold: bool) -> Any:
 
     warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
     return FontProperties(size=points, weight="bold" if bold else "normal")
+
+
+# A figure: maps beside the input, with colour bars
+
+FIRST = 16
+
+_CELL = 1.7
+"""Inches of a panel's picture; the input has twice as much."""
+_APART, _HEAD, _BAR, _TICKS = 0.15, 0.28, 0.08, 0.5
+"""Inches between panels, above one for its title, of a colour bar, and of the numbers beside it."""
+_ABOVE, _TICK, _LINE = 0.08, 0.03, 0.1
+"""Inches between a picture and its title, of a tick's length, and of the height of its number."""
+_FIRST = 2 * _CELL + 2 * _APART
+_TITLE, _POINTS = 0.45, 115
+"""Inches of the title, which with n letters fits a line of i inches at 115 · i / n points."""
+_LONG = 8
+"""A panel that is so many times as long as it is wide is stretched to fill its cell."""
+_MARKED = {grid.NONE: "", grid.ZERO: " (all zero)", grid.CONSTANT: " (constant)"}
+
+
+def figure_panels(picture: GridPicture, cmap: str) -> list[Panel]:
+    """The first maps of a picture, a channel's slices side by side, in the colours of a figure."""
+    colors, side = colormap.ramp(cmap), picture.slices[0]
+    if picture.strip:
+        what = "numbers" if picture.constant is None else "constant maps, a value each"
+        titles, side = [f"{len(picture.drawn)} {what}"], picture.plan.maps
+    elif picture.reduce is not None:
+        titles = [f"{REDUCTIONS[picture.reduce].words} of {len(picture.stats)} channels"]
+    else:
+        titles, marks = [], picture.marks
+        for place, channel in enumerate(picture.drawn[:FIRST]):
+            group = picture.groups.get(channel)
+            shared_by = f" ×{len(group)}" if group else ""
+            titles.append(f"channel {channel}{shared_by}{_MARKED[int(marks[place * side])]}")
+    panels, palette = [], picture.palette
+    for place, words in enumerate(titles):
+        at = place * side if len(picture.limits.low) > 1 else 0
+        low, high = np.nan_to_num([picture.limits.low[at], picture.limits.high[at]])
+        tiles = picture.tiles[place * side : (place + 1) * side]
+        limits = None if picture.reduce == "pca" else (float(low), float(high))
+        if tiles.ndim == 3:  # levels; a constant has the colour in the middle of its scale
+            shades = tiles.astype(np.int64) * 256 // (palette.levels - 1) if high > low else 128
+            painted = colors[np.broadcast_to(np.minimum(shades, 255), tiles.shape)]
+            if palette.nonfinite is not None:
+                painted[tiles == palette.nonfinite] = colormap.MAGENTA
+            tiles = painted
+        panels.append(Panel(words, np.concatenate(list(tiles), axis=1), limits))
+    return panels
+
+
+def figure_geometry(panels: int) -> tuple[tuple[int, int], float, list[tuple[float, float]]]:
+    """Of a figure of so many panels: height and width in pixels; inches of the longer side of a
+    picture (one alone is large), and left and top of each panel."""
+    columns, side = ceil(sqrt(panels)), 2 * _CELL if panels == 1 else _CELL
+    across, down = side + _APART + _BAR + _TICKS, side + _HEAD + _APART
+    height = _TITLE + max(-(-panels // columns) * down, 2 * _CELL + _HEAD + _APART)
+    size = round(height * DPI), round((_FIRST + columns * across + _APART) * DPI)
+    places = (divmod(place, columns) for place in range(panels))
+    return (
+        size,
+        side,
+        [(_FIRST + column * across, _TITLE + _HEAD + row * down) for row, column in places],
+    )
+
+
+def write_figure(
+    file: BinaryIO,
+    title: str,
+    shown: Bytes,
+    panels: Sequence[Panel],
+    cmap: str,
+    text: Mapping[str, str],
+) -> None:
+    """Write a figure as PNG to an open file.
+
+    Args:
+        shown: what the model saw, uint8 [H, W, 1] or [H, W, 3].
+        text: what the file says of itself, by keyword.
+    """
+    size, side, corners = figure_geometry(len(panels))
+    canvas, colors, width = Canvas(size), colormap.ramp(cmap), size[1] / DPI
+    title = printable(title)
+    points = min(10.0, _POINTS * width / max(len(title), 1))
+    canvas.write(title, width / 2, _TITLE / 2, points, "middle")
+    seen = Panel("input", np.broadcast_to(shown, (*shown.shape[:2], 3)))
+    _draw_panel(canvas, seen, _APART, _TITLE + _HEAD, 2 * _CELL, colors)
+    for panel, corner in zip(panels, corners, strict=True):
+        _draw_panel(canvas, panel, *corner, side, colors)
+    write_png(file, size, [canvas.rows()], text=text)
+
+
+def _draw_panel(
+    canvas: Canvas, panel: Panel, left: float, top: float, side: float, colors: Bytes
+) -> None:
+    """Draw a picture in the middle of a square cell, its title above it, and on its right a colour
+    bar with ticks; a constant is in the middle of its scale. Pixels are squares where they are
+    large enough to be seen."""
+    long, short = max(panel.pixels.shape[:2]), min(panel.pixels.shape[:2])
+    height, width = (side * pixels / long for pixels in panel.pixels.shape[:2])
+    if long >= _LONG * short:
+        height = width = side
+    left, top = left + (side - width) / 2, top + (side - height) / 2
+    canvas.paste(panel.pixels, left, top, width, height, smooth=long * 3 > side * DPI)
+    canvas.write(panel.title, left + width / 2, top - _ABOVE, 8, "above")
+    if panel.limits is None:
+        return
+    (low, high), left = panel.limits, left + width + 0.05
+    if not high > low:
+        low, high = low - 0.5, low + 0.5
+    canvas.paste(colors[::-1, None], left, top, _BAR, height)
+    canvas.frame(left, top, _BAR, height)
+    numbers, factor = ticks(low, high)
+    apart = height / max(1, len(numbers) - 1)
+    for value, words in numbers[:: max(1, ceil(_LINE / apart))]:
+        y = top + height * (high - value) / (high - low)
+        canvas.spot(left + _BAR, y - 0.5 / DPI, _TICK, 1 / DPI)[:] = 0
+        canvas.write(words, left + _BAR + _TICK + 0.02, y, 6, "right")
+    if factor:
+        canvas.write(factor, left + _BAR / 2, top - 0.04, 6, "above")
+
+
+def ticks(low: float, high: float) -> tuple[list[tuple[float, str]], str]:
+    """Round values between two ends with what is written at them, and what all of it is to be
+    multiplied by or added to, if anything."""
+    from matplotlib.ticker import AutoLocator, ScalarFormatter
+
+    words: Any = ScalarFormatter(useMathText=False)
+    with _fonts:
+        words.create_dummy_axis()
+        values = [v for v in AutoLocator().tick_values(low, high) if low <= v <= high]
+        words.axis.set_view_interval(low, high)
+        return list(zip(values, words.format_ticks(values), strict=True)), words.get_offset()
 
 
 # The page of `look`
@@ -141,35 +279,17 @@ _MARGIN, _NAMES, _TILE, _GAP = 0.3, 1.8, 1.2, 0.08
 """Inches around the page, of the column of names, of a square tile's side, between tiles."""
 _NUMBERS, _BETWEEN = 0.2, 0.14
 """Inches below a tile for its numbers, and between two rows."""
-_TITLE, _CAPTION, _KEY = 0.45, 0.25, 0.4
-"""Inches of the title, of a caption, of the key below."""
-_PICTURE, _ALONE = 2.2, 3.0
-"""Inches of the height of the input's picture, beside a prediction and without one."""
-_LEADING = 0.18
-"""Inches from a line of text to the next."""
+_CAPTION, _KEY, _LEADING = 0.25, 0.4, 0.18
+"""Inches of a caption, of the key below, and from a line of text to the next."""
+_PICTURE, _ALONE, _WIDEST = 2.2, 3.0, 4.2
+"""Inches of the height of the input's picture, beside a prediction and without one; of its width.
+"""
 _NARROWEST = 8.0
 """Inches that a page is wide at least, so that the prediction has room."""
-_WIDTHS, _HEIGHTS = (0.85, 1.55), (0.3, 1.55)
-"""Inches of the narrowest and the widest tile, the lowest and the highest one; maps of other shapes
-lie in such a tile with white around them."""
-_STRIP = 0.3
-"""Inches of the height of a strip of numbers."""
-_LONGEST_SIDE = 4.2
-"""Inches of the width of the input's picture."""
-_LONGEST = 300
-"""Letters of a text that are measured."""
+_WIDTHS, _HEIGHTS, _STRIP = (0.85, 1.55), (0.3, 1.55), 0.3
+"""Inches of the narrowest and the widest tile, the lowest and the highest one (maps of other shapes
+lie in such a tile with white around them), and of the height of a strip of numbers."""
 _LETTERS, _LINES = 20, 3
-"""Letters of a line of a layer's name, and lines that the name may take."""
-
-
-@dataclass(frozen=True)
-class OverviewTile:
-    """One map."""
-
-    title: str
-    note: str
-    pixels: Bytes
-    """uint8 [h, w, 3]."""
 
 
 @dataclass(frozen=True)
@@ -178,14 +298,24 @@ class OverviewRow:
 
     name: str
     lines: Sequence[str]
-    tiles: Sequence[OverviewTile]
+    tiles: Sequence[Panel]
     strip: bool = False
     """Whether its one tile is a strip of numbers, as wide as the row."""
 
+    @property
+    def words(self) -> list[str]:
+        """The layer's name, broken behind dots and underscores, a very long one shortened."""
+        lines = [""]
+        for part in re.findall(r"[^./_]*[./_]|[^./_]+", printable(self.name)):
+            if lines[-1] and len(lines[-1] + part) > _LETTERS:
+                lines.append("")
+            lines[-1] += part
+        return [lines[0], "…", lines[-1]] if len(lines) > _LINES else lines
 
-@dataclass(frozen=True)
+
+@dataclass
 class Overview:
-    """All that the page shows."""
+    """All that the page shows, and where."""
 
     title: str
     subtitle: str
@@ -199,158 +329,105 @@ class Overview:
     """What the tiles and the numbers below them are."""
     cmap: str
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of the page in pixels."""
-        at = _Geometry.of(self)
-        return round(at.height * DPI), round(at.width * DPI)
-
-    def draw(self) -> Bytes:
-        """The page, uint8 [H, W, 3]."""
-        at, canvas = _Geometry.of(self), Canvas(self.size)
-        colors = colormap.ramp(self.cmap)
-        red, green, blue = (int(part) for part in colors[len(colors) * 2 // 5])  # seen on white
-        _write_head(canvas, self, at, (red, green, blue))
-        for row, top in zip(self.rows, at.tops, strict=True):
-            _draw_row(canvas, row, at, top)
-        _draw_key(canvas, self, at, colors)
-        return canvas.rows().reshape(*self.size, 3)
-
-
-@dataclass(frozen=True)
-class _Geometry:
-    """Where things stand, in inches."""
-
-    width: float
-    height: float
-    tile: tuple[float, float]
-    """Width and height of each tile."""
-    tops: Sequence[float]
-    """Upper edges of the rows' tiles."""
-    room: float
-    """Most of the width of each picture of the input and the output."""
-    picture: float
-    """Height of these pictures."""
-
-    @classmethod
-    def of(cls, page: Overview) -> _Geometry:
-        """By the number of the maps and the shape of most of the first ones."""
-        sides = [row.tiles[0].pixels.shape for row in page.rows if not row.strip]
+    def __post_init__(self) -> None:
+        """Find places in inches, by the number of maps and the shape of most of the first ones."""
+        sides = [row.tiles[0].pixels.shape for row in self.rows if not row.strip]
         aspect = float(np.median([width / height for height, width, _ in sides] or [1.0]))
         across = min(max(_TILE * sqrt(aspect), _WIDTHS[0]), _WIDTHS[1])
         down = min(max(across / aspect, _HEIGHTS[0]), _HEIGHTS[1])
-        most = max(len(row.tiles) for row in page.rows)
-        width = max(2 * _MARGIN + _NAMES + most * (across + _GAP) - _GAP, _NARROWEST)
-        share = 0.45 if page.bars else 0.65  # a prediction takes more room than remarks
-        room = min(_LONGEST_SIDE, (width - 2 * _MARGIN) * share / len(page.pictures))
-        heights = [_fitted(pixels, room, _ALONE)[1] for _, pixels in page.pictures]
-        remarks = len(page.remarks) * _LEADING - _CAPTION
-        picture = _PICTURE if page.bars else max(remarks, *heights)
-        top = _MARGIN + _TITLE + _CAPTION + picture + 2 * _BETWEEN
-        words = [(len(_name_lines(row.name)) + len(row.lines)) * _LEADING for row in page.rows]
-        tall = max([down, *(w for w, row in zip(words, page.rows, strict=True) if not row.strip)])
-        tops = []
-        for high, row in zip(words, page.rows, strict=True):
-            tops.append(top)
+        most = max(len(row.tiles) for row in self.rows)
+        self._width = max(2 * _MARGIN + _NAMES + most * (across + _GAP) - _GAP, _NARROWEST)
+        share = 0.45 if self.bars else 0.65  # a prediction takes more room than remarks
+        self._room = min(_WIDEST, (self._width - 2 * _MARGIN) * share / len(self.pictures))
+        heights = [_fitted(pixels, self._room, _ALONE)[1] for _, pixels in self.pictures]
+        remarks = len(self.remarks) * _LEADING - _CAPTION
+        self._picture = _PICTURE if self.bars else max(remarks, *heights)
+        top = _MARGIN + _TITLE + _CAPTION + self._picture + 2 * _BETWEEN
+        words = [(len(row.words) + len(row.lines)) * _LEADING for row in self.rows]
+        tall = max([down, *(w for w, row in zip(words, self.rows, strict=True) if not row.strip)])
+        self._tops: list[float] = []
+        for high, row in zip(words, self.rows, strict=True):
+            self._tops.append(top)
             top += (max(_STRIP, high) if row.strip else tall) + _NUMBERS + _BETWEEN
-        return cls(width, top + _KEY + _MARGIN / 2, (across, down), tops, room, picture)
+        self._height, self._tile = top + _KEY + _MARGIN / 2, (across, down)
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the page in pixels."""
+        return round(self._height * DPI), round(self._width * DPI)
 
-def _write_head(canvas: Canvas, page: Overview, at: _Geometry, accent: Color) -> None:
-    y = _MARGIN + 0.1
-    title = canvas.write(page.title, _MARGIN, y, 15, "right", _INK, True, at.width * 0.6)
-    left = _MARGIN + title + 0.2
-    room = at.width - _MARGIN - left
-    canvas.write(page.subtitle, left, y + 0.02, 10, "right", _SOFT, room=room)
-    left, top = _MARGIN, _MARGIN + _TITLE
-    for caption, pixels in page.pictures:
-        width, height = _fitted(pixels, at.room, at.picture)
-        canvas.write(caption, left, top + 0.08, 9, "right", _SOFT)
-        _paste(canvas, pixels, left, top + _CAPTION, width, height)
-        left += width + 0.3
-    left = max(left, _MARGIN + _NAMES)
-    _write_prediction(canvas, page, (left, top), at.width - _MARGIN - left, accent)
-    rule = top + _CAPTION + at.picture + _BETWEEN
-    canvas.fill(_RULE, _MARGIN, rule, at.width - 2 * _MARGIN, 1 / DPI)
+    def draw(self) -> Bytes:
+        """The page, uint8 [H, W, 3]."""
+        canvas, colors = Canvas(self.size), colormap.ramp(self.cmap)
+        y, end = _MARGIN + 0.1, self._width - _MARGIN
+        title = canvas.write(self.title, _MARGIN, y, 15, "right", _INK, True, self._width * 0.6)
+        left = _MARGIN + title + 0.2
+        canvas.write(self.subtitle, left, y + 0.02, 10, "right", _SOFT, room=end - left)
+        left, top = _MARGIN, _MARGIN + _TITLE
+        for caption, pixels in self.pictures:
+            width, height = _fitted(pixels, self._room, self._picture)
+            canvas.write(caption, left, top + 0.08, 9, "right", _SOFT)
+            _paste(canvas, pixels, left, top + _CAPTION, width, height)
+            left += width + 0.3
+        accent = colors[len(colors) * 2 // 5]  # seen on white
+        self._draw_prediction(canvas, max(left, _MARGIN + _NAMES), top, accent)
+        rule = top + _CAPTION + self._picture + _BETWEEN
+        canvas.spot(_MARGIN, rule, end - _MARGIN, 1 / DPI)[:] = _RULE
+        for row, top in zip(self.rows, self._tops, strict=True):
+            self._draw_row(canvas, row, top)
+        y, left = self._height - _MARGIN, _MARGIN
+        left += canvas.write("min", left, y, 8, "right", _SOFT) + 0.08
+        canvas.paste(colors[None], left, y - 0.06, 1.2, 0.12)
+        left += 1.28
+        left += canvas.write("max, scaled per map", left, y, 8, "right", _SOFT) + 0.4
+        canvas.write(self.key, end, y, 8, "left", _SOFT, room=end - left)
+        return canvas.rows().reshape(*self.size, 3)
 
-
-def _write_prediction(
-    canvas: Canvas, page: Overview, corner: tuple[float, float], width: float, accent: Color
-) -> None:
-    """A bar for each class, whose full length is a share of 1; or the remarks."""
-    left, top = corner
-    if not page.bars:
-        for place, line in enumerate(page.remarks):
+    def _draw_prediction(self, canvas: Canvas, left: float, top: float, accent: Bytes) -> None:
+        """A bar for each class, whose full length is a share of 1; or the remarks."""
+        width = self._width - _MARGIN - left
+        for place, line in enumerate(() if self.bars else self.remarks):
             y = top + 0.08 + place * _LEADING
             canvas.write(line, left, y, 9, "right", _SOFT, room=width)
-        return
-    canvas.write("prediction", left, top + 0.08, 9, "right", _SOFT)
-    names = [printable(name) for name, _ in page.bars]
-    widest = max(canvas.width(name, 10, bold=True) for name in names)
-    column = min(widest, width * 0.45) + 0.15
-    bar, step = width - column - 0.7, _PICTURE / len(page.bars)
-    for place, (name, (_, share)) in enumerate(zip(names, page.bars, strict=True)):
-        y, first = top + _CAPTION + step * (place + 0.5), place == 0
-        canvas.write(name, left, y, 10, "right", _INK if first else _SOFT, first, column - 0.1)
-        canvas.fill(_RULE, left + column, y - 0.09, bar, 0.18)
-        if share * bar * DPI >= 1:
-            canvas.fill(accent, left + column, y - 0.09, bar * share, 0.18)
-        canvas.write(percent(share), left + column + bar + 0.08, y, 10, "right", _INK, first)
+        if not self.bars:
+            return
+        canvas.write("prediction", left, top + 0.08, 9, "right", _SOFT)
+        names = [printable(name) for name, _ in self.bars]
+        widest = max(canvas.width(name, 10, bold=True) for name in names)
+        column = min(widest, width * 0.45) + 0.15
+        bar, step = width - column - 0.7, _PICTURE / len(self.bars)
+        for place, (name, (_, share)) in enumerate(zip(names, self.bars, strict=True)):
+            y, first = top + _CAPTION + step * (place + 0.5), place == 0
+            ink = _INK if first else _SOFT
+            canvas.write(name, left, y, 10, "right", ink, first, column - 0.1)
+            canvas.spot(left + column, y - 0.09, bar, 0.18)[:] = _RULE
+            if share * bar * DPI >= 1:
+                canvas.spot(left + column, y - 0.09, bar * share, 0.18)[:] = accent
+            canvas.write(percent(share), left + column + bar + 0.08, y, 10, "right", _INK, first)
 
-
-def _draw_row(canvas: Canvas, row: OverviewRow, at: _Geometry, top: float) -> None:
-    across, down = at.tile
-    middle = top + (_STRIP if row.strip else down) / 2
-    words = [(line, 10.0, _INK) for line in _name_lines(row.name)]
-    words += [(line, 8.5, _SOFT) for line in row.lines]
-    y = max(top, middle - len(words) * _LEADING / 2) + _LEADING / 2
-    for line, points, ink in words:
-        canvas.write(line, _MARGIN, y, points, "right", ink, ink == _INK, _NAMES - 0.1)
-        y += _LEADING
-    left = _MARGIN + _NAMES
-    if row.strip:
-        width = at.width - _MARGIN - left
-        pixels = row.tiles[0].pixels
-        canvas.paste(pixels, left, top, width, _STRIP, smooth=pixels.shape[1] > width * DPI)
-        _write_numbers(canvas, row.tiles[0], left, top + _STRIP, width)
-        return
-    for tile in row.tiles:
-        width, height = _fitted(tile.pixels, across, down)
-        x, y = left + (across - width) / 2, top + (down - height) / 2
-        _paste(canvas, tile.pixels, x, y, width, height)
-        _write_numbers(canvas, tile, left, top + down, across)
-        left += across + _GAP
-
-
-def _write_numbers(
-    canvas: Canvas, tile: OverviewTile, left: float, top: float, width: float
-) -> None:
-    y = top + 0.09
-    room = width - canvas.write(tile.title, left, y, 8, "right", _INK, bold=True) - 0.08
-    if canvas.width(tile.note, 7) <= room:
-        canvas.write(tile.note, left + width, y, 7, "left", _FAINT)
-
-
-def _name_lines(name: str) -> list[str]:
-    """A layer's name in lines, broken behind dots and underscores; a very long one is shortened."""
-    lines = [""]
-    for part in re.findall(r"[^./_]*[./_]|[^./_]+", printable(name)):
-        if lines[-1] and len(lines[-1] + part) > _LETTERS:
-            lines.append("")
-        lines[-1] += part
-    if len(lines) > _LINES:
-        lines = [lines[0], "…", lines[-1]]
-    return lines
-
-
-def _draw_key(canvas: Canvas, page: Overview, at: _Geometry, colors: Bytes) -> None:
-    y, left = at.height - _MARGIN, _MARGIN
-    left += canvas.write("min", left, y, 8, "right", _SOFT) + 0.08
-    canvas.paste(colors[None], left, y - 0.06, 1.2, 0.12)
-    left += 1.28
-    left += canvas.write("max, scaled per map", left, y, 8, "right", _SOFT) + 0.4
-    right = at.width - _MARGIN
-    canvas.write(page.key, right, y, 8, "left", _SOFT, room=right - left)
+    def _draw_row(self, canvas: Canvas, row: OverviewRow, top: float) -> None:
+        across, down = self._tile
+        if row.strip:
+            across, down = self._width - 2 * _MARGIN - _NAMES, _STRIP
+        words = [(line, 10.0, _INK) for line in row.words]
+        words += [(line, 8.5, _SOFT) for line in row.lines]
+        y = max(top, top + down / 2 - len(words) * _LEADING / 2) + _LEADING / 2
+        for line, points, ink in words:
+            canvas.write(line, _MARGIN, y, points, "right", ink, ink == _INK, _NAMES - 0.1)
+            y += _LEADING
+        left, below = _MARGIN + _NAMES, top + down + 0.09
+        for tile in row.tiles:
+            if row.strip:
+                smooth = tile.pixels.shape[1] > across * DPI
+                canvas.paste(tile.pixels, left, top, across, down, smooth=smooth)
+            else:
+                width, height = _fitted(tile.pixels, across, down)
+                x, y = left + (across - width) / 2, top + (down - height) / 2
+                _paste(canvas, tile.pixels, x, y, width, height)
+            title = canvas.write(tile.title, left, below, 8, "right", _INK, bold=True)
+            if canvas.width(tile.note, 7) <= across - title - 0.08:
+                canvas.write(tile.note, left + across, below, 7, "left", _FAINT)
+            left += across + _GAP
 
 
 def _fitted(pixels: Bytes, width: float, height: float) -> tuple[float, float]:

@@ -1,13 +1,10 @@
-"""The picture of one tensor: its tiles, what is written on them, and what it says of itself; and
-the encoder of PNG, for pictures that arrive piece by piece.
+"""The picture of one tensor: its tiles, what is written on them, what lies under them, and what it
+says of itself; and the encoder of PNG, for pictures that arrive piece by piece.
 
-PNG is 8-bit grey, palette or RGB. Rows are filtered by sub or up, what is left of each byte beside
-the pixel before or the one above, whichever gives the smaller sum of differences, as the
-specification recommends under "filter selection". They are deflated by loops of our own
-(`deflate`). Measured on feature maps of resnet18, resnet50 and vgg16 (`benchmarks/encode.py`): of
-resnet50's maps at scale 1 the choice of filters saves 2 % of the bytes of sub alone; paeth as a
-third would save 3 % more, for a pass over each row that is several times as long.
-The format is the PNG specification's, third edition (https://www.w3.org/TR/png-3/).
+PNG (https://www.w3.org/TR/png-3/) is 8-bit grey, palette or RGB. Rows are filtered by sub or up,
+whichever gives the smaller sum of differences, and deflated by loops of our own (`deflate`). On
+maps of resnet50 (`benchmarks/encode.py`) the choice saves 2 % of the bytes of sub alone; paeth
+would save 3 % more, for a pass over each row that is several times as long.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import io
 import logging
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any, BinaryIO
@@ -26,11 +23,12 @@ import PIL
 from isal import isal_zlib
 from PIL import Image
 
-from featviz.drawing import grid
-from featviz.drawing.colormap import Palette
-from featviz.drawing.labels import CONSTANT, ZERO, Stamps
+from featviz.drawing.colormap import Palette, plain_grey, table
+from featviz.drawing.grid import CONSTANT, ZERO, Words, strips
+from featviz.drawing.grid import plan as plan_grid
 from featviz.drawing.values import MIN, ValueLimits, is_constant, overall
 from featviz.errors import UsageError
+from featviz.options import DrawOptions
 from featviz.records import FORMATS, Bytes, Floats, GridPlan, Site, Tiles
 from featviz.rundir.schema import Capture
 from featviz.text import by, ranges
@@ -66,13 +64,11 @@ class GridPicture:
     strip: bool = False
     """Numbers side by side: those of a vector, or one for each constant map."""
     constant: tuple[int, int, int] | None = None
-    """Slices, height and width of each map, where all maps are constant and `strip` has their
-    values."""
+    """Slices, height and width of each map, where all are constant and `strip` has their values."""
     groups: dict[int, list[int]] = field(default_factory=dict)
     """Channels that share a tile, by the one that is drawn."""
     labels: bool = False
     marked: Sequence[int] = (ZERO, CONSTANT)
-    """The marks of `labels` that are drawn."""
     reduce: str | None = None
     """How all channels became the one tile."""
     overlay: float | None = None
@@ -86,13 +82,8 @@ class GridPicture:
         return range(len(self.stats)) if self.channels is None else self.channels
 
     @property
-    def levels(self) -> bool:
-        """Whether tiles are levels of the palette, not colours."""
-        return len(self.tiles.shape) == 3
-
-    @property
     def marks(self) -> Bytes:
-        """The mark on each tile, of `labels`; maps of one number are constant by nature."""
+        """The mark on each tile, of `grid`; maps of one number are constant by nature."""
         whole = self.strip or self.reduce is not None or self.overlay is not None
         if whole or not self.marked or self.plan.map_size == (1, 1):
             return np.zeros(self.plan.maps, np.uint8)
@@ -102,19 +93,21 @@ class GridPicture:
         return drawn.repeat(self.slices[0])
 
     @property
-    def stamps(self) -> Stamps | None:
-        """What is written on the tiles: the channel's number on its first one, how many channels
-        share it on its last one, and marks; None where nothing is."""
+    def written(self) -> dict[int, Words]:
+        """What is written on tiles: the channel's number on its first one, how many channels share
+        it on its last one, and marks."""
         if not (self.labels or self.groups or self.marked):
-            return None
-        numbers, counts, side = dict[int, str](), dict[int, str](), self.slices[0]
-        for place, channel in enumerate(self.drawn):
+            return {}
+        marks, side = self.marks, self.slices[0]
+        found = {int(tile): ("", "", int(marks[tile])) for tile in np.flatnonzero(marks)}
+        for place, channel in enumerate(self.drawn if self.labels or self.groups else ()):
+            first, last = place * side, place * side + side - 1
             if self.labels:
-                numbers[place * side] = str(channel)
+                found[first] = (str(channel), "", int(marks[first]))
             if channel in self.groups:
-                counts[place * side + side - 1] = f"×{len(self.groups[channel])}"
-        colors = self.palette
-        return Stamps(numbers, counts, self.marks, colors.dark, colors.light, colors.levels // 2)
+                corner, _, mark = found.get(last, ("", "", int(marks[last])))
+                found[last] = (corner, f"×{len(self.groups[channel])}", mark)
+        return found
 
 
 def check_format(name: str) -> None:
@@ -131,8 +124,11 @@ def check_format(name: str) -> None:
 
 def to_image(picture: GridPicture) -> Image.Image:
     """The picture as a Pillow image of mode L, P with its palette, or RGB."""
-    colors = picture.palette
-    pixels = grid.compose(picture.plan, picture.tiles, colors.pad, picture.stamps)
+    plan, colors, top = picture.plan, picture.palette, 0
+    pixels = np.empty((plan.height, plan.width, *picture.tiles.shape[3:]), np.uint8)
+    for piece in strips(plan, picture.tiles, colors, picture.written):
+        pixels[top : top + len(piece)] = piece.reshape(len(piece), *pixels.shape[1:])
+        top += len(piece)
     image = Image.fromarray(pixels)
     if colors.colors is not None:
         image.putpalette(colors.colors)
@@ -151,8 +147,13 @@ def encode(picture: GridPicture, file: BinaryIO, format: str, text: dict[str, st
     through Pillow.
     """
     kind, plan, colors = FORMATS[format], picture.plan, picture.palette
+    if plan.pixels > MAX_PIXELS:
+        log.warning(
+            "the picture of %s has %d megapixels, more than Pillow opens; --max-maps, --scale 1",
+            *(text.get("Layer", "a layer"), plan.pixels // 1_000_000),
+        )
     if kind.save is None:
-        pieces = grid.strips(plan, picture.tiles, colors.pad, picture.stamps)
+        pieces = strips(plan, picture.tiles, colors, picture.written)
         write_png(file, (plan.height, plan.width), pieces, colors=colors.colors, text=text)
         return
     image = to_image(picture)
@@ -230,14 +231,96 @@ def caption(capture: Capture) -> dict[str, str]:
     return {**text, "Range": f"{capture.normalize}: {ends}"}
 
 
-def warn_of_size(what: str, pixels: int) -> None:
-    """Say so where a picture has more pixels than Pillow opens."""
-    if pixels > MAX_PIXELS:
-        log.warning(
-            "%s makes a picture of %d megapixels, more than Pillow opens; --max-maps, --scale 1",
-            what,
-            pixels // 1_000_000,
-        )
+# Over what the model saw
+
+
+def lay_over(
+    picture: GridPicture,
+    ground: Sequence[Bytes],
+    options: DrawOptions,
+    window: Sequence[int] | None = None,
+) -> GridPicture:
+    """Lay a picture's maps over what the model saw, the part in a window (top, left, height, width)
+    or all: a picture, or the frames of a clip, of which each time step gets the one in its middle.
+    """
+    side, held = picture.slices
+    count, window = picture.plan.maps // side, window or (0, 0, *ground[0].shape[:2])
+    steps = np.arange(held)[picture.steps]
+    frames = ((steps + 0.5) * len(ground) / held).astype(int).tolist() * count
+    shape, alone = (count, side, *window[2:]), picture.reduce is not None
+    colors, alpha = picture.palette, float(options.overlay or 0)
+    over = (picture.tiles[:], table(colors), colors.nonfinite)
+    return replace(
+        picture,
+        plan=plan_grid(shape, options, alone=alone),
+        tiles=Overlay(*over, ground, frames, alpha, window),
+        palette=plain_grey(options.gap_grey),
+        overlay=options.overlay,
+    )
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """RGB tiles [N, H, W, 3] of the input's size, or of the part of it that is drawn.
+
+    A map covers the whole input: it is resized bilinearly (as Pillow does, for which pixels are
+    areas, not points), coloured, and mixed in by `alpha`: 0 is the input, 1 the map.
+    """
+
+    maps: Bytes
+    """Levels [N, h, w], or RGB [N, h, w, 3]."""
+    colors: Bytes
+    nonfinite: int | None
+    """The level that is none: it is not mixed with its neighbours when a map is resized."""
+    ground: Sequence[Bytes]
+    """What the model saw, [H, W, 3]: one picture, or the frames of a clip."""
+    frames: Sequence[int]
+    alpha: float
+    window: Sequence[int]
+    """Top, left, height and width of the part of the input that is drawn."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[N, H, W, 3]"""
+        return (len(self.maps), *self.window[2:], 3)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the maps, and of the input under them."""
+        return self.maps.nbytes + sum(picture.nbytes for picture in self.ground)
+
+    def __getitem__(self, part: slice) -> Bytes:
+        """Some of the tiles, uint8 [n, H, W, 3]."""
+        from featviz.drawing import loops
+
+        maps, frames = self.maps[part], self.frames[part]
+        size = (self.ground[0].shape[0], self.ground[0].shape[1])
+        top, left, height, width = self.window
+        drawn = slice(top, top + height), slice(left, left + width)
+        tiles = np.empty((len(maps), height, width, 3), np.uint8)
+        holes = np.zeros(maps.shape, bool) if self.nonfinite is None else maps == self.nonfinite
+        over = resized(np.where(holes, 0, maps).astype(np.uint8), size)
+        for number in np.flatnonzero(holes.reshape(len(maps), -1).any(1)):
+            where = Image.fromarray(holes[number]).resize(size[::-1], Image.Resampling.NEAREST)
+            over[number, np.asarray(where)] = self.nonfinite or 0
+        share, colors = 1.0 - self.alpha, self.alpha * self.colors
+        for tile, frame, mine in zip(tiles, frames, over, strict=True):
+            ground = np.require(self.ground[frame][drawn], requirements=["C", "W"])
+            if mine.ndim == 3:
+                tile[:] = share * ground + self.alpha * mine[drawn] + 0.5
+            else:
+                pixels, mixed = ground.reshape(-1, 3), tile.reshape(-1, 3)
+                loops.blend(mine[drawn].reshape(-1), colors, pixels, share, mixed)
+        return tiles
+
+
+def resized(tiles: Bytes, size: tuple[int, int]) -> Bytes:
+    """Resize tiles [N, h, w] or [N, h, w, 3] bilinearly to a size (height, width)."""
+    how = Image.Resampling.BILINEAR
+    return np.stack([np.asarray(Image.fromarray(t).resize(size[::-1], how)) for t in tiles])
+
+
+# The encoder of PNG
 
 
 def write_png(
@@ -248,10 +331,9 @@ def write_png(
     colors: bytes | None = None,
     text: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a PNG.
+    """Write a PNG of a height and width.
 
     Args:
-        size: height and width in pixels.
         pieces: uint8 [rows, width], or [rows, 3 · width] for RGB, from top to bottom; each is done
             with before the next one is asked for.
         colors: RGB triples of a palette; without one an index is its grey.

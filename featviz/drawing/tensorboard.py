@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isqrt
@@ -35,47 +35,6 @@ MOST_MAPS = 64
 """Maps in a grid: the writer's checksums are Python, 22 ms for 100 kB of PNG."""
 
 EVENTS = "events.out.tfevents.*"
-"""Names of the files of a board."""
-
-
-@dataclass(frozen=True)
-class Post:
-    """One captured tensor as a board shows it."""
-
-    site: Site
-    picture: Callable[[], bytes]
-    """Gives the PNG."""
-    stats: Floats
-    """[channels, 6]"""
-    histogram: Mapping[str, Any] | None
-    note: str = ""
-    """How many maps are shown, where they are not all."""
-    image: str = ""
-    """The name of the image; empty for kernels."""
-
-    def tag(self, what: str, named: bool) -> str:
-        """`what/layer1.0.conv1`; what is not of an output says so: `what-input/...`."""
-        site = self.site
-        kind = "" if site.kind in ("output", "grad", what) else f"-{site.kind.split('-')[-1]}"
-        image = f"/{printable(self.image)}" if named and self.image else ""
-        return f"{what}{kind}/{site.layer.label}{site.stem.removeprefix(site.kind)}{image}"
-
-    def values(self, training: bool) -> Iterator[dict[str, Any]]:
-        """The fields of TensorBoard's messages `Summary.Value`: a picture, a histogram and, in a
-        training, the share of zeros and the number of channels that are nowhere above zero."""
-        kind, data = self.site.kind, self.picture()
-        width, height = struct.unpack(">II", data[16:24])  # of a PNG
-        image = {"height": height, "width": width, "colorspace": 3, "encoded_image_string": data}
-        note = {"summary_description": self.note}
-        yield {"tag": self.tag(kind, training), "image": image, "metadata": note}
-        if self.histogram is not None:
-            group = "histogram-grad" if is_gradient(kind) else "histogram"
-            yield {"tag": self.tag(group, training), "histo": self.histogram}
-        if training:
-            zeros = float(self.stats[:, ZEROS].astype(np.float64).mean())
-            inactive = float((self.stats[:, MAX] <= 0).sum())
-            yield {"tag": self.tag("zero_fraction", True), "simple_value": zeros}
-            yield {"tag": self.tag("inactive_channels", True), "simple_value": inactive}
 
 
 @dataclass(frozen=True)
@@ -83,33 +42,63 @@ class Board:
     """A file of TensorBoard events.
 
     The images of a run are the steps of a tag. At a training step, each image has tags of its own,
-    and scalars: a line through them is that of one image over the training. StoreError is raised
-    where the file cannot be written.
+    and scalars: a line through them is that of one image over the training.
     """
 
     file: BinaryIO
     step: int | None = None
     """The training step that is shown; None for a run of its own."""
 
-    def post(self, posts: Sequence[Post], position: int) -> None:
-        """Write what was captured of an image as one event: all of it, or nothing."""
-        values = [value for post in posts for value in post.values(self.step is not None)]
-        self._write(values, position)
+    def values(
+        self,
+        site: Site,
+        picture: Callable[[], bytes],
+        stats: Floats,
+        shown: int,
+        histogram: Mapping[str, Any] | None,
+        image: str = "",
+    ) -> Iterator[dict[str, Any]]:
+        """One captured tensor as the fields of TensorBoard's messages `Summary.Value`: a picture, a
+        histogram and, in a training, the share of zeros and the number of channels that are nowhere
+        above zero. Tags are `what/layer1.0.conv1`; what is not of an output says so
+        (`what-input/...`).
 
-    def add_scalars(self, values: Mapping[str, float]) -> None:
-        """Write numbers of a training step by their tags, as one event."""
-        self._write([{"tag": tag, "simple_value": value} for tag, value in values.items()])
+        Args:
+            picture: gives the PNG.
+            stats: [channels, 6].
+            shown: how many channels the picture has.
+            image: the name of the image; empty for kernels.
+        """
 
-    def _write(self, values: Sequence[Mapping[str, Any]], position: int = 0, **more: Any) -> None:
-        """Add an event. (SummaryWriter does so in a thread, whose errors come as tracebacks.)"""
+        def tag(what: str) -> str:
+            kind = "" if site.kind in ("output", "grad", what) else f"-{site.kind.split('-')[-1]}"
+            named = f"/{printable(image)}" if self.step is not None and image else ""
+            return f"{what}{kind}/{site.layer.label}{site.stem.removeprefix(site.kind)}{named}"
+
+        data, note = picture(), "" if shown == len(stats) else f"{shown} of {len(stats)} maps"
+        width, height = struct.unpack(">II", data[16:24])  # of a PNG
+        pixels = {"height": height, "width": width, "colorspace": 3, "encoded_image_string": data}
+        about = {"summary_description": note}
+        yield {"tag": tag(site.kind), "image": pixels, "metadata": about}
+        if histogram is not None:
+            group = "histogram-grad" if is_gradient(site.kind) else "histogram"
+            yield {"tag": tag(group), "histo": histogram}
+        if self.step is not None:
+            zeros = float(stats[:, ZEROS].astype(np.float64).mean())
+            inactive = float((stats[:, MAX] <= 0).sum())
+            yield {"tag": tag("zero_fraction"), "simple_value": zeros}
+            yield {"tag": tag("inactive_channels"), "simple_value": inactive}
+
+    def post(self, values: Iterable[Mapping[str, Any]], position: int = 0, **more: Any) -> None:
+        """Write values as one event: all of them, or nothing. (SummaryWriter does so in a thread,
+        whose errors come as tracebacks.)"""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        if values:
+        if found := [Summary.Value(**value) for value in values]:
             step = position if self.step is None else self.step
-            summary = Summary(value=[Summary.Value(**value) for value in values])
-            more |= {"step": step, "summary": summary}
+            more |= {"step": step, "summary": Summary(value=found)}
         event = Event(wall_time=time.time(), **more)
         with atomic.reported(self.file.name, "name another folder"):
             RecordWriter(self.file).write(event.SerializeToString())
@@ -160,12 +149,6 @@ def as_make_grid(picture: GridPicture, options: DrawOptions) -> GridPicture:
     return replace(picture, plan=plan, tiles=tiles, channels=channels)
 
 
-def note(picture: GridPicture) -> str:
-    """How many maps are shown, where they are not all."""
-    shown, total = len(picture.drawn), len(picture.stats)
-    return "" if shown == total else f"{shown} of {total} maps"
-
-
 def require() -> None:
     """Say early that events cannot be written."""
     try:
@@ -196,5 +179,5 @@ def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | N
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / name).open("xb") as file:
             board = Board(file)
-            board._write((), file_version="brain.Event:2")
+            board.post((), file_version="brain.Event:2")
             yield board

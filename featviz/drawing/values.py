@@ -43,37 +43,27 @@ def compiled() -> Any:
 # Statistics
 
 
-def channel_stats(maps: Tensor) -> Floats:
-    """Statistics of each map of float32 maps [N, ...], as `statistics`."""
-    rows = maps.flatten(1)
-    if rows.device.type != "cpu":
-        return statistics_on_device(rows)
-    return statistics(rows.numpy())[0]
-
-
 def statistics(
-    rows: np.ndarray, low: float = math.nan, high: float = math.nan, counted: bool = False
+    maps: Tensor | np.ndarray, low: float = math.nan, high: float = math.nan, counted: bool = False
 ) -> tuple[Floats, Integers]:
-    """Statistics of each row of float32 [N, W] over its finite values, and how many values are at
-    `low` or below, or at `high` or above.
-
-    Args:
-        low: NaN where only `high` bounds; both are rounded to float32.
-        counted: count them; else no counts are returned.
-
-    Returns:
-        float32 [N, 6] in the order of `records.STAT_COLUMNS`, and int64 [N]. The standard deviation
-        is the population's (divided by the count). A row without a finite value has NaN for its
-        first four.
-    """
+    """Statistics [N, 6] of each map of float32 [N, ...] over its finite values, in the order of
+    `records.STAT_COLUMNS`; and, if `counted` on a CPU, how many values are at `low` or below, or at
+    `high` or above (NaN bounds nothing). The standard deviation is the population's. A map without
+    a finite value has NaN for its first four."""
     from featviz.drawing import loops
 
-    if rows.dtype != np.float32 or not rows.flags.carray:
-        rows = np.require(rows, np.float32, ["C", "W"])
+    outside = np.empty(len(maps) if counted else 0, np.int64)
+    if not isinstance(maps, np.ndarray) and maps.device.type != "cpu":
+        return statistics_on_device(maps.flatten(1)), outside
+    rows = np.require(np.asarray(maps), np.float32, ["C", "W"])
+    rows = rows.reshape(len(rows), -1)
     stats = np.empty((len(rows), len(STAT_COLUMNS)), np.float32)
-    outside = np.empty(len(rows) if counted else 0, np.int64)
     bounds = np.float32(low), np.float32(high)
     loops.statistics(rows, rows.view(np.int32), stats, stats.view(np.int32), *bounds, outside)
+    for n in np.flatnonzero(stats[:, STD] < 0):
+        known = rows[n][np.isfinite(rows[n])].astype(np.float64)
+        numbers = (known.min(), known.max(), known.mean(), known.std()) if len(known) else math.nan
+        stats[n, :ZEROS] = numbers
     return stats, outside
 
 
@@ -96,11 +86,8 @@ def statistics_on_device(rows: Tensor) -> Floats:
 
 
 def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
-    """The statistics of all maps together, from those of each.
-
-    Returns:
-        min, max, mean, std, zero_fraction, nonfinite; None where no value is finite.
-    """
+    """min, max, mean, std (None where no value is finite), zero_fraction and nonfinite of all maps
+    together, of so many values each, from the statistics of each."""
     numbers = stats.astype(np.float64)
     finite = values - numbers[:, NONFINITE]
     found: dict[str, float | int | None] = dict.fromkeys(STAT_COLUMNS[:ZEROS])
@@ -116,15 +103,11 @@ def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
     return {**found, "zero_fraction": float(zeros) / len(stats), "nonfinite": int(nonfinite)}
 
 
-def is_flat(low: Floats, high: Floats) -> np.ndarray:
-    """bool [N]: which maps are constant but for rounding; one without finite values is not."""
-    flat: np.ndarray = high - low <= FLAT * np.maximum(abs(high), abs(low))
-    return flat
-
-
 def is_constant(stats: Floats) -> np.ndarray:
     """bool [N]: which maps have one value everywhere, but for rounding, by their statistics."""
-    flat: np.ndarray = is_flat(stats[:, MIN], stats[:, MAX]) & (stats[:, NONFINITE] == 0)
+    low, high = stats[:, MIN], stats[:, MAX]
+    flat: np.ndarray = high - low <= FLAT * np.maximum(abs(high), abs(low))
+    flat &= stats[:, NONFINITE] == 0
     return flat
 
 
@@ -138,27 +121,28 @@ class ValueLimits:
     low: Floats
     high: Floats
     mode: str
+    shared: tuple[float, float] | None = None
+    """The limits where all maps have the same."""
 
     @classmethod
     def fixed(cls, low: float, high: float, mode: str = "range") -> ValueLimits:
         """The same limits for all maps."""
-        return cls(np.array([low], np.float32), np.array([high], np.float32), mode)
-
-    @property
-    def shared(self) -> tuple[float, float] | None:
-        """The limits where all maps have the same."""
-        return (float(self.low[0]), float(self.high[0])) if MODES[self.mode].shared else None
+        ends = np.array([low], np.float32), np.array([high], np.float32)
+        return cls(*ends, mode, (float(ends[0][0]), float(ends[1][0])))
 
 
-def limits(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> ValueLimits:
+def limits(
+    scale: Scale, maps: Tensor, low: Floats, high: Floats, together: bool = False
+) -> ValueLimits:
     """The limits of each map; `low` and `high` [N] are the finite extremes of each (else NaN).
 
-    Maps of one number each share the layer's scale, since by their own all would be alike.
+    Maps of one number each share the layer's scale, since by their own all would be alike; other
+    maps do where they are drawn `together`.
     """
     if np.isnan(low).all():
         return ValueLimits.fixed(0.0, 0.0, "layer")
-    mode, numbers = scale.mode, scale.numbers
-    if mode == "map" and maps[0].numel() > 1:
+    mode, numbers = scale
+    if mode == "map" and maps[0].numel() > 1 and not together:
         return ValueLimits(low, high, mode)
     if mode == "range":
         return ValueLimits.fixed(numbers[0], numbers[1], mode)
@@ -186,42 +170,45 @@ def limits(scale: Scale, maps: Tensor, low: Floats, high: Floats) -> ValueLimits
 def to_levels(
     maps: Tensor | np.ndarray, limits: ValueLimits, levels: int, nonfinite: int | None
 ) -> Bytes:
-    """Turn float maps [N, ...] into levels 0..`levels`-1 of the same shape, rounded to the nearest.
+    """Turn float maps [N, ...] into levels 0..`levels`-1 of the same shape, rounded to the nearest;
+    NaN and infinite values into the index `nonfinite`, which is None where there are none.
 
     The arithmetic is torchvision's (`make_grid(normalize=True)`, then `save_image`) but for two
-    kinds of maps. It draws all constant ones black, whatever their value; here zero is black and
-    any other value the middle level, which no other map shows everywhere. It divides by at least
-    1e-5, so that maps of tiny values come out dark; here they are drawn like all others. Values
-    outside the limits are clipped.
-
-    Args:
-        nonfinite: the index drawn for NaN and infinite values; None where there are none.
+    kinds of maps: of constant ones only zero is black and any other value the middle level; and
+    maps of tiny values are drawn like all others.
     """
+    from featviz.drawing import loops
+
     low, high, clips = limits.low, limits.high, MODES[limits.mode].clips
     if nonfinite is not None:  # a map without any finite value has no limits
         low, high = np.nan_to_num(low), np.nan_to_num(high)
-    flat = np.zeros(len(low), bool) if clips else is_flat(low, high)
+    flat = np.zeros(len(low), bool)
+    if not clips:
+        flat = high - low <= FLAT * np.maximum(abs(high), abs(low))
     span, rows = np.where(flat, 1, high - low).astype(np.float32), maps
     tiny = (span > 0) & (span < _TINY)
     if tiny.any():
         times = np.where(tiny, _LARGER, np.float32(1))
         low, span = low * times, span * times
         shape = (-1, *[1] * (maps.ndim - 1))
-        if isinstance(maps, np.ndarray):
-            rows = maps * times.reshape(shape)
-        else:
-            rows = maps * maps.new_tensor(times).reshape(shape)
+        factors = times if isinstance(maps, np.ndarray) else maps.new_tensor(times)
+        rows = maps * factors.reshape(shape)
     span = np.maximum(span, np.float32(_TINY))
     far = bool((abs(low) > _FAR * span).any())
     below = low if far else low - span * np.float32(0.5 / (levels - 1))
     factor = ((levels - 1) / span).astype(np.float32)
     top = levels - 0.5 if clips or nonfinite is not None else None
-    line = below.astype(np.float32), factor, 0.5 if far else 0.0, top
+    line = below.astype(np.float32), factor, 0.5 if far else 0.0
     if isinstance(rows, np.ndarray) or rows.device.type == "cpu":
-        array = np.asarray(rows)
-        tiles = quantise(array.reshape(len(array), -1), *line).reshape(array.shape)
+        values = np.require(np.asarray(rows), np.float32, ["C", "W"])
+        tiles, count = np.empty(values.shape, np.uint8), len(values)
+        each = (v if len(v) == count else v.repeat(count) for v in line[:2])
+        loops.quantise(
+            *(values.reshape(count, -1), *each, line[2]),
+            *(-1.0 if top is None else top, tiles.reshape(count, -1)),
+        )
     else:
-        tiles = quantise_on_device(rows, *line)
+        tiles = quantise_on_device(rows, *line, top)
     if flat.any():
         middle = np.where(low == 0, 0, (levels - 1) // 2 + 1).astype(np.uint8)
         where = flat if len(flat) == len(tiles) else flat.repeat(len(tiles))
@@ -232,31 +219,11 @@ def to_levels(
     return tiles
 
 
-def quantise(
-    rows: np.ndarray, low: Floats, factor: Floats, half: float, top: float | None
-) -> Bytes:
-    """(value - low) · factor + half of each row of float32 [N, W], cut to a whole number.
-
-    Args:
-        low: [N] or [1], as `factor`.
-        half: 0.5, or 0 where `low` has it already.
-        top: clip to 0..top first, NaN to 0; None where no value can lie outside.
-    """
-    from featviz.drawing import loops
-
-    if rows.dtype != np.float32 or not rows.flags.carray:
-        rows = np.require(rows, np.float32, ["C", "W"])
-    if len(low) != len(rows):
-        low, factor = low.repeat(len(rows)), factor.repeat(len(rows))
-    levels = np.empty(rows.shape, np.uint8)
-    loops.quantise(rows, low, factor, half, -1.0 if top is None else top, levels)
-    return levels
-
-
 def quantise_on_device(
     maps: Tensor, low: Floats, factor: Floats, half: float, top: float | None
 ) -> Bytes:
-    """The same for maps [N, ...] where they are, so that only the bytes are sent back."""
+    """(value - low) · factor + half of maps [N, ...], clipped to 0..top (unless None; NaN to 0) and
+    cut to whole numbers where the maps are, so that only the bytes are sent back."""
     shape = (-1, *[1] * (maps.ndim - 1))
     below, times = (maps.new_tensor(v).reshape(shape) for v in (low, factor))
     values = (maps - below).mul_(times).add_(half)

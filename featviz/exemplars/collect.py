@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from featviz.errors import LayoutError
-from featviz.hooks.capture import Recorder, hooked
+from featviz.hooks.capture import Recorder, forward, hooked
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.hooks.forward import forward
 from featviz.layout import Maps, to_maps
 from featviz.layout.hints import HintBook
 from featviz.layout.layouts import LAYOUTS

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from featviz.exemplars.collect import ExemplarSource
+from featviz.hooks.capture import forward
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.hooks.forward import forward
 from featviz.layout import channel_axis, recognise
 from featviz.layout.hints import HintBook
 from featviz.layout.layouts import LAYOUTS

@@ -1,4 +1,5 @@
-"""One input's way through the model and, where gradients are wanted, back."""
+"""One input's way through the model and, where gradients are wanted, back; and its output in words:
+the most likely classes, and how far two outputs are apart."""
 
 from __future__ import annotations
 
@@ -13,21 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from featviz import layout
-from featviz.errors import UsageError
-from featviz.gradients import interventions, predictions, targets
-from featviz.gradients.interventions import Intervention
-from featviz.gradients.targets import Target
+from featviz.errors import LayoutError, UsageError
+from featviz.gradients import targets
+from featviz.gradients.targets import Intervention, Target, output_at
 from featviz.hooks import selectors
-from featviz.hooks.capture import Recorder, Sink, recording, tensors
+from featviz.hooks.capture import Recorder, Sink, back, forward, recording, tensors
 from featviz.hooks.eval_mode import in_eval_mode, kept_rng
-from featviz.hooks.forward import back, forward
 from featviz.hooks.functions import FunctionMode
 from featviz.hooks.layers import is_in_place, list_layers
+from featviz.layout import channel_axis, to_floats
 from featviz.layout.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.options import PassOptions
-from featviz.records import KINDS, Layer, Outcome, Site
+from featviz.records import KINDS, Guess, Layer, Outcome, Site
 from featviz.text import listed
 
 log = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ class PassPlan:
 def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
     """Match the options with a model's layers."""
     layers, changes = list_layers(model.module), dict[Layer, list[Intervention]]()
-    for change in (interventions.parse(*change) for change in options.interventions):
+    for change in (targets.parse_intervention(*change) for change in options.interventions):
         wanted = selectors.parse(change.selectors)
         if selectors.wants_functions(wanted):
             raise UsageError(f"{change.option}: functions cannot be changed, only modules")
@@ -75,12 +74,7 @@ def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
 
 def try_out(model: LoadedModel, plan: PassPlan, blank: Sequence[Tensor], book: HintBook) -> None:
     """Go there and back once on zeros, so that what cannot work is said before anything is
-    written; warn of options that change nothing.
-
-    Raises:
-        UsageError: the target does not fit the output, or a layer has no such channel.
-        ForwardError: the model cannot take the input, or its backward pass fails.
-    """
+    written; warn of options that change nothing."""
     if plan.options.gradients or plan.changes:
         with in_eval_mode(model.module, plan.options.gradients), watched(model, plan, []) as hooks:
             outcome, _ = hooks.show(blank, book, lambda site, tensor: None)
@@ -92,10 +86,11 @@ def try_out(model: LoadedModel, plan: PassPlan, blank: Sequence[Tensor], book: H
 def watched(model: LoadedModel, plan: PassPlan, layers: Sequence[Layer]) -> Iterator[Watched]:
     """Place the hooks that capture layers, and those of interventions and of the target, for any
     number of inputs; all are removed afterwards."""
-    hooks = Watched(model, plan, layers)
-    with recording(
-        model.module, layers, plan.options.capture, changes=hooks.changes()
-    ) as hooks.recorder:
+    hooks, changed = Watched(model, plan, layers), dict.fromkeys(plan.changes)
+    if plan.options.gradients and plan.target_layer is not None:
+        changed[plan.target_layer] = None
+    changes = [(layer, partial(hooks.change, layer)) for layer in changed]
+    with recording(model.module, layers, plan.options.capture, changes=changes) as hooks.recorder:
         yield hooks
 
 
@@ -111,23 +106,16 @@ class Watched:
         """Of the input under way; None where nothing is changed."""
         self._noise = torch.Generator()
         self._ran = set[Layer]()
-        """Layers whose output was changed."""
         self._there: list[Any] = []
         """The outputs of the target's layer."""
 
-    def changes(self) -> list[tuple[Layer, Callable[[Any], Any]]]:
-        """The layers whose outputs are changed, or kept for the target, and how."""
-        changed = dict.fromkeys(self.plan.changes)
-        if self.plan.options.gradients and self.plan.target_layer is not None:
-            changed[self.plan.target_layer] = None
-        return [(layer, partial(self._change, layer)) for layer in changed]
-
-    def _change(self, layer: Layer, output: Any) -> Any:
+    def change(self, layer: Layer, output: Any) -> Any:
+        """Change a layer's output, or keep it for the target; None where it stays as it is."""
         if self._book is None:
             return None
         if changes := self.plan.changes.get(layer):
             axis_of = partial(_channel_axis, self._book, layer)
-            output = interventions.apply(changes, layer.label, output, axis_of, self._noise)
+            output = targets.intervene(changes, layer.label, output, axis_of, self._noise)
             self._ran.add(layer)
         if layer == self.plan.target_layer:
             # a copy, since a later in-place operation would change what the target is
@@ -135,12 +123,7 @@ class Watched:
         return output if changes else None
 
     def show(self, args: Sequence[Tensor], book: HintBook, sink: Sink) -> tuple[Outcome, Recorder]:
-        """Run the model on an input, with its interventions, and back from the target.
-
-        Args:
-            args: what the model's forward takes, on any device.
-            sink: takes what the layers give.
-        """
+        """Run the model on an input, with its interventions, and back from the target."""
         model, plan, recorder = self.model, self.plan, self.recorder
         given = [arg.to(model.device) for arg in args]
         before = self._undisturbed(given, book) if plan.changes else None
@@ -149,7 +132,7 @@ class Watched:
         value, named, rule = None, "", plan.options.grad_rule
         try:
             with (
-                book.traced(model.module, self.layers),
+                nullcontext() if book.is_traced else book.traced(model.module, self.layers),
                 nullcontext() if rule == "plain" else relu_rule(rule) as relus,
                 recorder.functions,
             ):
@@ -162,17 +145,17 @@ class Watched:
             self._book, self._there = None, []
             recorder.release()
         outcome = Outcome(
-            prediction=predictions.top_classes(output, model.categories, model.scores),
+            prediction=top_classes(output, model.categories, model.scores),
             target=value,
             target_title=named,
         )
         if plan.changes or relus is not None:
             outcome = replace(outcome, idle=tuple(_idle(plan, self._ran, relus)))
         if plan.changes and plan.changes_values:
-            largest, nonfinite = predictions.largest_change(tensors(before), tensors(output))
+            largest, nonfinite = largest_change(tensors(before), tensors(output))
             outcome = replace(
                 outcome,
-                before=predictions.top_classes(before, model.categories, model.scores),
+                before=top_classes(before, model.categories, model.scores),
                 intervened=True,
                 largest_change=largest,
                 nonfinite=nonfinite,
@@ -222,7 +205,7 @@ class Watched:
 
 
 def _channel_axis(book: HintBook, layer: Layer, tensor: Tensor, what: str) -> int:
-    axis = layout.channel_axis(list(tensor.shape), book.of(layer))
+    axis = channel_axis(list(tensor.shape), book.of(layer))
     if axis is None:
         raise UsageError(
             f"{what}: it is unknown which axis of {layer.label} {list(tensor.shape)} counts "
@@ -248,7 +231,7 @@ def _idle(plan: PassPlan, ran: set[Layer], relus: Counter[str] | None) -> Iterat
 
 
 def paired(take: Callable[[Site, Tensor, Tensor], None]) -> Sink:
-    """A sink for hooks that capture `options.PAIRED`: it hands on each output with its gradient.
+    """A sink for hooks that capture `targets.PAIRED`: it hands on each output with its gradient.
 
     `take` gets the site of the output, and may raise LayoutError where nothing is to be drawn. The
     output is copied when the layer gives it, since a later in-place operation may change it,
@@ -313,3 +296,57 @@ def relu_rule(name: str) -> Iterator[Counter[str]]:
 
     with FunctionMode(replacements={"relu": relu}):
         yield met
+
+
+# A model's output in words
+
+
+def top_classes(
+    output: Any, categories: Sequence[str] | None = None, scores: str | None = "", count: int = 5
+) -> tuple[Guess, ...]:
+    """The likeliest classes of an output [1, K], K > 1, whose scores are where `LoadedModel.scores`
+    says; empty for any other output, and for one that has no finite real scores."""
+    if scores != "":
+        output = None if scores is None else output_at(output, scores)
+    if not isinstance(output, Tensor) or output.ndim != 2:
+        return ()
+    try:
+        rows = to_floats(output.detach()).cpu()
+    except LayoutError:
+        return ()
+    if rows.shape[0] != 1 or rows.shape[1] < 2 or not rows.isfinite().all():
+        return ()
+    values = rows[0]
+    names = categories if categories and len(categories) == len(values) else None
+    shares, order = values.softmax(0), values.topk(min(count, len(values))).indices.tolist()
+    return tuple(
+        Guess(i, names[i] if names else None, float(values[i]), float(shares[i])) for i in order
+    )
+
+
+def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[float | None, int]:
+    """The largest absolute difference of two outputs' values that are finite in both, and how many
+    are NaN or infinite in one and something else in the other. None and 0 where there are no
+    tensors, their shapes differ, or one has no real, dense values."""
+    if not before:
+        return None, 0
+    outputs: list[list[Tensor]] = []
+    for output in (before, after):
+        outputs.append([])
+        for tensor in output:
+            try:
+                floats = to_floats(tensor.detach())
+            except LayoutError:
+                return None, 0
+            outputs[-1].append((floats if tensor.is_quantized else tensor.detach()).cpu().double())
+    first, second = outputs
+    if [tensor.shape for tensor in first] != [tensor.shape for tensor in second]:
+        return None, 0
+    largest, unlike = 0.0, 0
+    for one, other in zip(first, second, strict=True):
+        finite = one.isfinite() & other.isfinite()
+        same = (one == other) | (one.isnan() & other.isnan())
+        if finite.any():
+            largest = max(largest, float((one - other).abs()[finite].max()))
+        unlike += int((~finite & ~same).sum())
+    return largest, unlike

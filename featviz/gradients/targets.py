@@ -1,4 +1,5 @@
-"""Targets of gradients: the number to differentiate, from the output of a model or a layer.
+"""What is asked of a pass: the target of gradients, a number from the output of a model or a layer;
+interventions; and what the options of a pass mean together.
 
 Reading them needs no torch: what cannot be read is refused before torch is imported.
 """
@@ -6,17 +7,22 @@ Reading them needs no torch: what cannot be read is refused before torch is impo
 from __future__ import annotations
 
 import difflib
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from featviz.errors import LayoutError, UsageError
 from featviz.layout import to_floats
-from featviz.text import is_number, listed, quoted
+from featviz.options import DrawOptions, PassOptions
+from featviz.text import is_number, listed, quoted, read_ranges
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
 
 _EXAMPLES = "for example class:281, mean, 'output[out]:mean' or layer:layer4.1:17"
 _LAYER = re.compile(r"layer:([^:]+)(?::(\d{1,18}))?", re.ASCII)
@@ -44,14 +50,9 @@ class Target:
     def value(
         self, output: Any, categories: Sequence[str] = (), scores: str | None = ""
     ) -> tuple[Tensor, str]:
-        """The number to differentiate, and the target for people: a class of the output by its
-        name, where it has one, else `class 281`; any other target as it was asked for.
-
-        Args:
-            output: what the model gave; for a target with a layer, what that layer gave.
-            categories: names of the classes.
-            scores: where in the output the scores of classes are, as `LoadedModel.scores` says.
-        """
+        """The number to differentiate in an output (of the target's layer, if it has one), whose
+        scores of classes are where `LoadedModel.scores` says; and the target for people: a class of
+        the output by its name, where it has one, else `class 281`, or as it was asked for."""
         of_class = self.reduction in ("top1", "class")
         if of_class and not self.keys:
             if scores is None:
@@ -131,11 +132,8 @@ def parse(text: str | None) -> Target:
 
 
 def names_of(count: int, categories: Sequence[str] | None) -> Sequence[str]:
-    """The names of the classes of an output [1, count].
-
-    Empty where there are more or fewer names: a torchvision architecture with a head of another
-    size was trained on other classes than those the names are of.
-    """
+    """The names of the classes of an output [1, count]; none where there are more or fewer, since a
+    head of another size was trained on other classes."""
     return categories if categories and len(categories) == count else ()
 
 
@@ -166,3 +164,143 @@ def outline(output: Any) -> str:
         if isinstance(item, Tensor)
     ]
     return listed(parts, _NAMED) or f"a {type(output).__name__} without tensors"
+
+
+# Interventions: changes to a layer's output before it is captured
+
+_CHANNELS = r"(?P<channels>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)"
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
+
+_FORMS = {
+    "ablate": (_CHANNELS, "'layer3.*.relu:5,17' or 'conv1:0-3'"),
+    "channel": (rf"channels?{_CHANNELS}\*(?P<numbers>{_NUMBER})", "'conv1:channel 3*2.0'"),
+    "clamp": (rf"clamp=(?P<numbers>{_NUMBER},{_NUMBER})", "'relu:clamp=0,6'"),
+    "noise": (rf"noise=(?!-)(?P<numbers>{_NUMBER})", "'conv1:noise=0.1'"),
+    "grad": (rf"grad\*(?P<numbers>{_NUMBER})", "'layer4:grad*0.5'"),
+}
+"""The text behind the selectors, without spaces, and an example, by the kind of change. `--ablate`
+takes the first, `--edit` the others."""
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """A change as it was asked for."""
+
+    option: str
+    """For messages: `ablate='conv1:5'`."""
+    kind: str
+    """A key of _FORMS."""
+    selectors: str
+    channels: tuple[int, ...] = ()
+    numbers: tuple[float, ...] = ()
+
+
+def parse_intervention(option: str, text: str) -> Intervention:
+    """Read `SELECTORS:5,17` of `ablate`, or `SELECTORS:WHAT` of `edit`: `channel 5,17*2`,
+    `clamp=0,6`, `noise=0.1` or `grad*0.5`.
+    """
+    selectors, _, what = text.rpartition(":")
+    named, what = f"{option}={quoted(text)!r}", re.sub(r"\s", "", what)
+    forms = {
+        kind: form for kind, form in _FORMS.items() if (kind == "ablate") == (option == "ablate")
+    }
+    wrong = UsageError(
+        f"{named} cannot be read",
+        f"for example {', '.join(example for _, example in forms.values())}",
+    )
+    for kind, (form, _) in forms.items():
+        if selectors.strip() and (found := re.fullmatch(form, what, re.ASCII | re.IGNORECASE)):
+            parts = found.groupdict()
+            try:
+                channels = tuple(read_ranges(parts["channels"])) if parts.get("channels") else ()
+            except ValueError:
+                raise wrong from None
+            numbers = tuple(map(float, parts["numbers"].split(","))) if "numbers" in parts else ()
+            if kind == "clamp" and numbers[0] > numbers[1]:
+                words = f"{named}: {numbers[0]:g} is above {numbers[1]:g}"
+                raise UsageError(words, "clamp=LOW,HIGH")
+            return Intervention(named, kind, selectors, channels, numbers)
+    raise wrong
+
+
+parse_ablate, parse_edit = (partial(parse_intervention, option) for option in ("ablate", "edit"))
+
+
+def intervene(
+    changes: Sequence[Intervention],
+    layer: str,
+    output: Any,
+    axis_of: Callable[[Tensor, str], int],
+    noise: Generator,
+) -> Any:
+    """Make these changes to a layer's output, in their order; `axis_of` says for an option which
+    axis of a tensor counts channels. UsageError where there are not as many."""
+    import torch
+    from torch import Tensor
+
+    for change in changes:
+        asked = f"{change.option}: {layer}"
+        if not isinstance(output, Tensor):
+            raise UsageError(f"{asked} gives a {type(output).__name__}, not a tensor")
+        if output.is_quantized:
+            raise UsageError(f"{asked} gives a quantized tensor")
+        axis = axis_of(output, change.option) if change.channels else -1
+        last = output.shape[axis] - 1 if change.channels else 0
+        if wrong := [channel for channel in change.channels if channel > last]:
+            named = ", ".join(map(str, wrong[:3])) + (", ..." if wrong[3:] else "")
+            raise UsageError(f"{asked} has channels 0 to {last}, not {named}")
+        if change.kind == "clamp":
+            output = output.clamp(*change.numbers)
+        elif change.kind == "noise":
+            drawn = torch.randn(output.shape, generator=noise)
+            output = output + change.numbers[0] * drawn.to(output)
+        elif change.kind == "grad" and output.requires_grad:
+            output, factor = output.clone(), change.numbers[0]
+            output.register_hook(partial(operator.mul, factor))
+        elif change.channels:
+            places = torch.tensor(change.channels, device=output.device)
+            if change.kind == "ablate":  # zero, also where the channel held NaN
+                output = output.index_fill(axis, places, 0)
+            else:
+                shape = [1] * output.ndim
+                shape[axis] = -1
+                ones = output.new_ones(output.shape[axis])
+                output = output * ones.index_fill(0, places, change.numbers[0]).view(shape)
+    return output
+
+
+# What the options of a pass mean together
+
+PAIRED = ("output", "grad")
+"""What is captured for pairs of an output and its gradient."""
+
+
+def for_drawing(passes: PassOptions, draw: DrawOptions, seed: int) -> PassOptions:
+    """What is captured for these pictures: a class activation map is made of an output and its
+    gradient, so it captures both in place of the output."""
+    if draw.weighs and passes.capture == ("output",):
+        passes = structs.replace(passes, capture=PAIRED)
+    return structs.replace(passes, seed=seed)
+
+
+def check_options(options: PassOptions, draw: DrawOptions) -> None:
+    """Refuse bad values, and those that would do nothing beside the others, before any work."""
+    if draw.weighs and options.capture != PAIRED:
+        raise UsageError(
+            f"reduce={draw.reduce} is made of a layer's output and its gradient, and capture says "
+            f"{','.join(options.capture)}",
+            "leave capture out",
+        )
+    parse(options.target)
+    changes = [parse_intervention(*change) for change in options.interventions]
+    asked = {
+        "target": options.target is not None,
+        "grad_rule": options.grad_rule != "plain",
+        "edit=grad": any(change.kind == "grad" for change in changes),
+    }
+    for name, given in asked.items():
+        if given and not options.gradients:
+            raise UsageError(
+                f"{name} does nothing without gradients",
+                "add --capture output,grad, or --reduce gradcam",
+            )

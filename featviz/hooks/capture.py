@@ -1,9 +1,9 @@
-"""Capturing: hooks hand every tensor that a layer takes or returns to a sink, as it happens.
+"""Capturing: hooks hand every tensor that a layer takes or returns to a sink, as it happens; and
+calling a model, with errors that name the module in which it failed.
 
 The sink must be done with the tensor when it returns, since a later in-place operation may
 overwrite it. Gradients are taken by hooks on the tensors themselves, placed while the forward pass
-runs: they belong to the value that the tensor has at that moment, so a later in-place operation
-(which full backward hooks of modules refuse) does not disturb them.
+runs: a later in-place operation, which full backward hooks refuse, does not disturb them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from featviz.errors import LayoutError
+from featviz.errors import FeatvizError, ForwardError, LayoutError
 from featviz.hooks.functions import placed, unwatched
-from featviz.hooks.layers import modules_by_name
+from featviz.hooks.layers import class_names, modules_by_name
 from featviz.records import KINDS, Layer, Site, Skip
 
 Sink = Callable[[Site, Tensor], None]
 """Takes a tensor while it is true; raises LayoutError for one that cannot be drawn."""
 
 Wanted = Callable[[Layer], bool]
-"""Whether a function is to be captured."""
 
 
 @contextmanager
@@ -58,10 +57,8 @@ def recording(
     enters `Recorder.functions`; every hook is removed, whatever happens.
 
     Args:
-        kinds: what to capture of each layer: names of `records.KINDS`. Gradients come when the
-            caller runs a backward pass.
-        wanted: asked at each call of a function, where it is not known beforehand which functions
-            there are; otherwise those among `layers` are captured.
+        kinds: what to capture of each layer: names of `records.KINDS`.
+        wanted: asked at each call of a function; else the functions among `layers` are captured.
         changes: layers, and functions that change their outputs before these are captured.
     """
     names = {layer.name for layer in layers if layer.is_function}
@@ -75,9 +72,17 @@ def recording(
         recorder.functions = stack.enter_context(
             placed(model, recorder.leave, enter, chosen, functions, changes=changes)
         )
+
+        def ask_for_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+            """[1, heads, T, T], where its caller says `need_weights=False`; the other result is the
+            same but for rounding."""
+            if kwargs.get("need_weights") is False:
+                return args, {**kwargs, "need_weights": True, "average_attn_weights": False}
+            return None
+
         for layer in chosen:
             if isinstance(module := modules[layer.name], nn.MultiheadAttention):
-                ask = module.register_forward_pre_hook(_ask_for_weights, with_kwargs=True)
+                ask = module.register_forward_pre_hook(ask_for_weights, with_kwargs=True)
                 stack.callback(ask.remove)
         yield recorder
 
@@ -106,14 +111,6 @@ def never_ran(
     return news
 
 
-def _ask_for_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Let a hooked nn.MultiheadAttention return its weights [1, heads, T, T], where its caller says
-    `need_weights=False`; its other result is the same but for rounding."""
-    if kwargs.get("need_weights") is False:
-        return args, {**kwargs, "need_weights": True, "average_attn_weights": False}
-    return None
-
-
 class Recorder:
     """Counts the calls of hooked layers, and hands what they take and return to a sink."""
 
@@ -138,7 +135,6 @@ class Recorder:
         self.sink = sink
         self._forward = sink is not None
         self.calls: Counter[str] = Counter()
-        """The number of calls by layer name."""
         self._entered: Counter[str] = Counter()
         self.skipped: list[Skip] = []
         self.fault: Exception | None = None
@@ -207,17 +203,16 @@ class Recorder:
         """Take a layer's output or input, and await its gradient, as far as they are wanted."""
         with unwatched():
             for kind in self._kinds[of]:
-                take = self._await if kind.backward else self._take
-                take(Site(layer, kind.name, call, key), value)
-
-    def _await(self, site: Site, tensor: Any) -> None:
-        if not isinstance(tensor, Tensor) or not tensor.requires_grad:
-            self._skip(site, _why_none(tensor))
-            return
-        self._awaited[site] = get_gradient_edge(tensor)
-        if not tensor.is_leaf:  # parameters stay without hooks
-            hook = partial(self._arrived, site)
-            self._handles.append(tensor.register_hook(hook))  # type: ignore[no-untyped-call]
+                site = Site(layer, kind.name, call, key)
+                if not kind.backward:
+                    self._take(site, value)
+                elif not isinstance(value, Tensor) or not value.requires_grad:
+                    self._skip(site, _why_none(value))
+                else:
+                    self._awaited[site] = get_gradient_edge(value)
+                    if not value.is_leaf:  # parameters stay without hooks
+                        hook = partial(self._arrived, site)
+                        self._handles.append(value.register_hook(hook))  # type: ignore[no-untyped-call]
 
     def _arrived(self, site: Site, gradient: Tensor | None) -> None:
         if gradient is not None and self._awaited.pop(site, None) is not None:
@@ -284,3 +279,61 @@ def _why_none(tensor: Any) -> str:
     return (
         "has no gradient: it does not depend on the input, or is cut off from it (detach, no_grad)"
     )
+
+
+# Calling a model
+
+
+def forward(
+    model: nn.Module,
+    args: Sequence[Any],
+    recorder: Recorder | None = None,
+    call: Callable[..., Any] | None = None,
+) -> Any:
+    """Call the model, or what calls it for the caller; ForwardError names the innermost module at
+    fault."""
+    try:
+        return (call or model)(*args)
+    except FeatvizError:
+        raise
+    except Exception as error:
+        if recorder is not None and recorder.fault is error:
+            raise
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors(list(args)))
+        raise ForwardError(
+            f"the model failed in {_where(model, error)}: {_first_line(error)}",
+            f"the input was {shapes}; --size, --crop and --channels change it, "
+            "-v shows the traceback",
+        ) from error
+
+
+def back(target: Tensor, inputs: Sequence[Tensor], recorder: Recorder) -> None:
+    """Go back from a target to the inputs, as `Recorder.back`."""
+    try:
+        recorder.back(target, inputs)
+    except Exception as error:
+        if recorder.fault is error:
+            raise
+        raise ForwardError(
+            f"the backward pass failed: {_first_line(error)}",
+            "without grad and grad-input in --capture none is needed; -v shows the traceback",
+        ) from error
+
+
+def _where(model: nn.Module, error: BaseException) -> str:
+    """Name the innermost module on the traceback; costs nothing as long as nothing fails."""
+    names: dict[int, list[str]] = {}
+    for name, module in modules_by_name(model).items():
+        names.setdefault(id(module), []).append(name)
+    at, place, trace = "", class_names(model)[0], error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and any(known := names.get(id(owner), [])):
+            at = next((name for name in known if name.startswith(f"{at}.")), known[0])
+            place = f"{at} ({class_names(owner)[0]})"
+        trace = trace.tb_next
+    return place
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

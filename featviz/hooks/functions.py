@@ -26,22 +26,9 @@ from featviz.hooks.layers import (
 from featviz.records import Layer
 
 Enter = Callable[[Layer, Sequence[Any], Mapping[str, Any]], None]
-"""Called before a module or function runs, with its arguments."""
 Leave = Callable[[Layer, Sequence[Any], Mapping[str, Any], Any], None]
-"""Called after a module or function ran, with its arguments and its result."""
 Replacement = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
 """Computes the result of a call in the function's place; takes the function and its arguments."""
-
-
-class _UnderWay:
-    """A call of a module that has not returned."""
-
-    __slots__ = ("called", "heard", "layer")
-
-    def __init__(self, layer: Layer, heard: bool) -> None:
-        self.layer, self.heard = layer, heard
-        self.called: Counter[int] = Counter()
-        """The calls of each shared module out of this one so far, by its id."""
 
 
 class Running:
@@ -49,38 +36,32 @@ class Running:
 
     def __init__(self, model: nn.Module) -> None:
         """Read the places of the model's modules."""
-        self._model, self._places = model, read_places(model)
-        self._frames: list[_UnderWay] = []
+        self._model, (_, self._callers, self._of_module) = model, read_places(model)
+        self._frames: list[tuple[Layer, bool, Counter[int]]] = []
+        """Calls that have not returned: the layer, whether its functions are heard, and its calls
+        of each shared module so far, by id."""
         self._candidates: dict[tuple[int, int], Sequence[Layer]] = {}
 
     @property
     def heard(self) -> Layer | None:
         """The innermost layer; None outside of all, and in one whose functions are not heard."""
-        frame = self._frames[-1] if self._frames else None
-        return frame.layer if frame is not None and frame.heard else None
+        return self._frames[-1][0] if self._frames and self._frames[-1][1] else None
 
     def places(self, module: nn.Module) -> Sequence[Layer]:
         """The layers that a module is, one for each place in which it stands."""
-        return self._places.of_module[id(module)]
+        return self._of_module[id(module)]
 
     def now(self, places: Sequence[Layer]) -> Layer:
         """The layer to which a call belongs; asked from a hook of the module in these places."""
-        return places[0] if len(places) == 1 else self._frames[-1].layer
+        return places[0] if len(places) == 1 else self._frames[-1][0]
 
     @contextmanager
     def followed(
         self, names: Collection[str], heard: Callable[[nn.Module], bool] | None = None
     ) -> Iterator[None]:
-        """Follow the calls of modules, as far as the layers of these names need it.
-
-        Forward hooks that ask for layers are registered before: a call is over behind all hooks
-        that were there when this was entered.
-
-        Args:
-            heard: whether somebody listens to the functions that a module calls; None where nobody
-                listens to any.
-        """
-        shared = (p for p in self._places.of_module.values() if len(p) > 1)
+        """Follow the calls of modules, as far as the layers of these names, or those who hear the
+        functions of modules, need it. A call is over behind all hooks that were there before."""
+        shared = (p for p in self._of_module.values() if len(p) > 1)
         needed = heard is not None or any(layer.name in names for p in shared for layer in p)
 
         def pushing(module: nn.Module) -> Callable[..., None]:
@@ -88,7 +69,7 @@ class Running:
             is_heard = heard is not None and heard(module)
 
             def push(_: nn.Module, args: Any) -> None:
-                self._frames.append(_UnderWay(self._reached(module), is_heard))
+                self._frames.append((self._reached(module), is_heard, Counter()))
 
             return push
 
@@ -104,28 +85,24 @@ class Running:
             yield
 
     def _reached(self, module: nn.Module) -> Layer:
-        """The layer that a module is where it is called now."""
+        """The layer that a module is where it is called now: the places from which the caller calls
+        it, in the order of the calls. Where the caller reaches into a module that is not called
+        itself those nearest to it, and without any the first place."""
         places, key = self.places(module), id(module)
         if len(places) == 1 or not self._frames:
             return places[0]
-        frame = self._frames[-1]
-        at = (key, frame.layer.index)
-        if at not in self._candidates:
-            self._candidates[at] = self._within(frame.layer, places)
-        candidates, number = self._candidates[at], frame.called[key]
-        frame.called[key] += 1
+        caller, _, called = self._frames[-1]
+        if (key, caller.index) not in self._candidates:
+            found = [p for p in places if self._callers[p.index] == caller.index]
+            if not found:
+                prefix = f"{caller.name}." if caller.name else ""
+                inside = [place for place in places if place.name.startswith(prefix)]
+                depth = min((place.name.count(".") for place in inside), default=0)
+                found = [place for place in inside if place.name.count(".") == depth]
+            self._candidates[key, caller.index] = found or places[:1]
+        candidates, number = self._candidates[key, caller.index], called[key]
+        called[key] += 1
         return candidates[min(number, len(candidates) - 1)]
-
-    def _within(self, caller: Layer, places: Sequence[Layer]) -> Sequence[Layer]:
-        """The places from which a layer calls a module, in the order of the calls: where it reaches
-        into one that is not called itself those nearest to it, and without any the first place."""
-        direct = [p for p in places if self._places.callers[p.index] == caller.index]
-        if direct:
-            return direct
-        prefix = f"{caller.name}." if caller.name else ""
-        inside = [place for place in places if place.name.startswith(prefix)]
-        depth = min((place.name.count(".") for place in inside), default=0)
-        return [place for place in inside if place.name.count(".") == depth] or places[:1]
 
 
 class FunctionMode(TorchFunctionMode):
@@ -139,13 +116,9 @@ class FunctionMode(TorchFunctionMode):
         replacements: Mapping[str, Replacement] | None = None,
         running: Running | None = None,
     ) -> None:
-        """Say who hears of calls: `enter` before each, and `leave` after each that returns tensors.
-
-        Args:
-            wanted: asked at each call whether they hear of it.
-            replacements: by the name of the function; in force outside of modules as well.
-            running: knows which module calls; without it no calls are reported.
-        """
+        """Say who hears of calls that are `wanted`: `enter` before each, `leave` after each that
+        returns tensors; without `running`, which knows the calling module, nobody does.
+        `replacements`, by the name of the function, are in force outside of modules as well."""
         super().__init__()
         self.leave, self.enter, self.wanted = leave, enter, wanted
         self.replacements = replacements or {}
@@ -164,7 +137,9 @@ class FunctionMode(TorchFunctionMode):
         if module is None and not self.replacements:
             return func(*args, **kwargs)
         name = function_name(func)
-        layer = self._layer(module, name) if module is not None and name else None
+        layer = None
+        if module is not None and name and (layer := self._layers.get((module.name, name))) is None:
+            layer = self._layers[module.name, name] = function_layer(module, name)
         if layer is not None and self.enter is not None and self.wanted(layer):
             self.enter(layer, args, kwargs)
         replacement = self.replacements.get(name)
@@ -172,12 +147,6 @@ class FunctionMode(TorchFunctionMode):
         if layer is not None and gives_tensors(result) and self.wanted(layer):
             self.leave(layer, args, kwargs, result)
         return result
-
-    def _layer(self, module: Layer, function: str) -> Layer:
-        layer = self._layers.get((module.name, function))
-        if layer is None:
-            layer = self._layers[module.name, function] = function_layer(module, function)
-        return layer
 
 
 @contextmanager
@@ -206,23 +175,19 @@ def placed(
     changes: Sequence[tuple[Layer, Callable[[Any], Any]]] = (),
     first: bool = False,
 ) -> Iterator[AbstractContextManager[Any]]:
-    """Place hooks that report the calls of modules, for any number of passes; all are removed
-    afterwards. The hooks return nothing, since a value that a forward hook returns replaces the
-    output. What a function calls inside is not reported.
+    """Place hooks that report the calls of modules, for any number of passes, and remove them;
+    yields what is to be entered around each pass, so that its functions are reported.
 
     Args:
         layers: the modules whose calls are reported.
-        functions: asked at each call of a function whether it is reported; None watches none, which
-            saves some microseconds a call.
+        functions: asked at each call of a function whether it is reported; None watches none. What
+            a function calls inside is not reported.
         opaque: takes a module's name and the module, and says whether the functions that it calls
             are not reported. By default they are not where torch wrote the forward, inherited or
             not: a ReLU module is reported as a module.
         changes: layers, and functions whose results take the place of their outputs before
             these are reported; None leaves an output as it is.
         first: report before all hooks that are there already.
-
-    Yields:
-        What is to be entered around each pass, so that its functions are reported.
     """
     running, names = Running(model), {layer.name for layer in (*layers, *(at for at, _ in changes))}
     reported = {layer.name for layer in layers}

@@ -3,12 +3,8 @@
 A module that stands in several places (one activation object of a whole network, say) is a layer
 in each place from which it is called. A place is the module that calls it, and for one inside a
 plain nn.Sequential its position there, since the order of those calls is known. Several names in
-one place are one layer, as nobody can tell which of them the caller's code used.
-
-Names of modules and functions are the same in a model and in a program exported from one. A
-program's modules are torch.export's InterpreterModules, which know by name the class that they
-stand for, and its functions are operators such as `aten.relu_.default`. Whoever asks for a class or
-a function by name asks here, so that both kinds of model give the same answer.
+one place are one layer. Names of modules and functions are the same in a model and in a program
+exported from one, whose modules know by name the class that they stand for.
 """
 
 from __future__ import annotations
@@ -16,7 +12,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,32 +27,21 @@ _CALL = re.compile(r"@\d+")
 """What torch.export.unflatten puts behind the name of a module at its second and later calls."""
 
 
-@dataclass(frozen=True)
-class Places:
-    """The layers of a model, and how they belong to its modules."""
-
-    layers: Sequence[Layer]
-    """In the order of their first names in `named_modules(remove_duplicate=False)`."""
-    callers: Sequence[int]
-    """For each layer the index of the layer that calls it; 0 for the model itself."""
-    of_module: Mapping[int, Sequence[Layer]]
-
+Places = tuple[Sequence[Layer], Sequence[int], Mapping[int, Sequence[Layer]]]
+"""The layers of a model, in the order of their first names in
+`named_modules(remove_duplicate=False)`; for each the index of the layer that calls it, 0 for the
+model itself; and the layers that a module is, by its id."""
 
 _known: WeakKeyDictionary[nn.Module, tuple[object, Places]] = WeakKeyDictionary()
-"""For each model the names, ids and classes of its modules, and their places."""
 
 
 def read_places(model: nn.Module) -> Places:
     """Find every place of every module of a model; once, until it has other modules."""
     named = modules_by_name(model)
-    modules = [(name, id(module), type(module)) for name, module in named.items()]
+    identity = [(name, id(module), type(module)) for name, module in named.items()]
     before = _known.get(model)
-    if before is None or before[0] != modules:
-        before = _known[model] = modules, _places(named)
-    return before[1]
-
-
-def _places(named: Mapping[str, nn.Module]) -> Places:
+    if before is not None and before[0] == identity:
+        return before[1]
     names: list[dict[str, None]] = []
     callers: list[int] = []
     modules: list[nn.Module] = []
@@ -85,12 +69,13 @@ def _places(named: Mapping[str, nn.Module]) -> Places:
         (first, *aliases), classes = names[index], class_names(module)
         layers.append(Layer(index, first, classes[0], classes, tuple(aliases)))
         of_module.setdefault(id(module), []).append(layers[-1])
-    return Places(layers, callers, of_module)
+    _known[model] = identity, (layers, callers, of_module)
+    return layers, callers, of_module
 
 
 def list_layers(model: nn.Module) -> list[Layer]:
     """Every module in every place from which it is called, in `named_modules()` order."""
-    return list(read_places(model).layers)
+    return list(read_places(model)[0])
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
@@ -138,15 +123,11 @@ _ALIASES = {
     "subtract": "sub",
     "true_divide": "div",
 }
-"""Functions that torch has under two names."""
 
 
 def class_names(module: nn.Module) -> tuple[str, ...]:
-    """Names of the module's class and its bases, or of those that an exported one stands for.
-
-    The class is looked up among the modules already imported, and nothing is imported for it; of
-    one that is not there, the name alone is known.
-    """
+    """Names of the module's class and its bases, or of those that an exported one stands for; of a
+    class that is not imported the name alone is known."""
     original = _class_of(module)
     if isinstance(original, str):
         return (original.rpartition(".")[2], nn.Module.__name__)
@@ -179,12 +160,8 @@ def _class_of(module: nn.Module) -> type | str:
 
 @lru_cache(maxsize=1024)
 def function_name(function: Callable[..., Any]) -> str:
-    """One name for a function, its tensor method, its in-place variant and its operator.
-
-    `torch.relu`, `torch.nn.functional.relu`, `Tensor.relu_` are all `relu`; `+`, `+=` and
-    `Tensor.add_` are `add`, and so is `aten.add.Tensor` in an exported program. A property such as
-    `Tensor.shape` has its own name.
-    """
+    """One name for a function, its tensor method, its in-place variant and its operator: `relu`,
+    and `add` for `+`, `+=`, `Tensor.add_` and `aten.add.Tensor` in an exported program."""
     raw = getattr(function, "__name__", "")
     if raw == "__get__":
         raw = getattr(getattr(function, "__self__", None), "__name__", "")

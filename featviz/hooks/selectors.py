@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from featviz.errors import UsageError
 from featviz.records import Layer
@@ -49,7 +49,16 @@ class Selector:
 
 def parse(text: str) -> list[Selector]:
     """Read selectors separated by commas; commas inside brackets belong to a regular expression."""
-    selectors = [_parse_one(part.strip()) for part in _split(text) if part.strip()]
+    parts, depth, escaped = [""], 0, False
+    for char in text:
+        if not escaped:
+            depth += (char in _OPENING) - (char in _CLOSING)
+        escaped = char == "\\" and not escaped
+        if char == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    selectors = [_parse_one(part.strip()) for part in parts if part.strip()]
     if not selectors:
         raise UsageError(
             f"the list {text!r} holds no selector", "for example Conv2d,ReLU or layer1.*"
@@ -116,19 +125,6 @@ def remedy(layers: Sequence[Layer], selectors: Iterable[Selector] = (), *further
     return words + between + "; ".join((*further, f"types here: {types_present(modules)}"))
 
 
-def _split(text: str) -> list[str]:
-    parts, depth, escaped = [""], 0, False
-    for char in text:
-        if not escaped:
-            depth += (char in _OPENING) - (char in _CLOSING)
-        escaped = char == "\\" and not escaped
-        if char == "," and depth <= 0:
-            parts.append("")
-        else:
-            parts[-1] += char
-    return parts
-
-
 def _parse_one(text: str) -> Selector:
     body = text.removeprefix("!").strip()
     index: int | slice | None = None
@@ -144,32 +140,28 @@ def _parse_one(text: str) -> Selector:
         raise UsageError(
             f"selector {text!r} names no layer", "for example Conv2d, layer1.* or re:^layer[34]"
         )
-    return Selector(text, _matcher(body, text), index, negative=text.startswith("!"))
-
-
-def _matcher(body: str, text: str) -> Callable[[Layer], bool]:
-    if body.startswith("re:"):
-        named = _regex(body.removeprefix("re:"), text)
-        return lambda layer: not layer.is_function and named(layer)
     class_name, at, pattern = body.partition("@")
-    if at:
-        by_name = _regex(pattern[3:], text) if pattern.startswith("re:") else _glob(pattern)
-        return lambda layer: class_name in layer.classes and by_name(layer)
-    if body.startswith("fn:"):
-        return lambda layer: body in layer.classes
-    by_name = _glob(body)
-    return lambda layer: not layer.is_function and (body in layer.classes or by_name(layer))
+    of_both = at and not body.startswith("re:")
+    named = _named(pattern if of_both else body, text)
+
+    def matches(layer: Layer) -> bool:
+        if of_both:
+            return class_name in layer.classes and named(layer)
+        if layer.is_function or body in layer.classes:
+            return body in layer.classes
+        return named(layer)
+
+    return Selector(text, matches, index, negative=text.startswith("!"))
 
 
-def _glob(pattern: str) -> Callable[[Layer], bool]:
-    return lambda layer: any(fnmatchcase(name, pattern) for name in (layer.owner, *layer.aliases))
-
-
-def _regex(pattern: str, text: str) -> Callable[[Layer], bool]:
+def _named(pattern: str, text: str) -> Callable[[Layer], bool]:
+    """Whether one of a layer's names fits a pattern, or holds a regular expression."""
     try:
-        compiled = re.compile(pattern)
+        fits = re.compile(fnmatch.translate(pattern)).match
+        if pattern.startswith("re:"):
+            fits = re.compile(pattern.removeprefix("re:")).search
     except re.error as error:
         raise UsageError(
             f"selector {text!r} is no regular expression: {error}", "for example re:^layer[34]"
         ) from error
-    return lambda layer: any(compiled.search(name) for name in (layer.owner, *layer.aliases))
+    return lambda layer: any(fits(name) for name in (layer.owner, *layer.aliases))

@@ -18,13 +18,13 @@ from PIL import Image
 from torch import Tensor
 
 from featviz import layout
-from featviz.drawing import class_maps, colormap, figure, normalize, overlay
+from featviz.drawing import class_maps, colormap, normalize
 from featviz.drawing.drawer import draw_maps
-from featviz.drawing.figure import FigurePage, Panel
-from featviz.drawing.picture import to_image
+from featviz.drawing.page import Panel, write_figure
+from featviz.drawing.picture import lay_over, to_image
 from featviz.drawing.values import compiled
 from featviz.errors import FeatvizError, UsageError
-from featviz.gradients.options import PAIRED
+from featviz.gradients.targets import PAIRED
 from featviz.inspection.look import check_files
 from featviz.layout import Maps
 from featviz.models.load import LoadedModel
@@ -205,12 +205,12 @@ def _write(result: ImageCam, path: Path, cmap: str) -> None:
         Panel(printable(f"{one.name} ({one.site.layer.type})"), one.picture, one.limits)
         for one in result.maps
     ]
-    page = FigurePage(result.words, result.shown, panels, cmap)
     with reported(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     title = f"{result.words} at {', '.join(one.name for one in result.maps)}"
     with atomic(path) as file:
-        figure.write_figure(file, page, {"Software": "featviz cam", "Title": title})
+        text = {"Software": "featviz cam", "Title": title}
+        write_figure(file, result.words, result.shown, panels, cmap, text)
 
 
 def _explain(
@@ -233,7 +233,7 @@ def _explain(
         output, weights = (layout.to_maps(x, known)[""] for x in (tensor, gradient))
         evidence = class_maps.class_map(method, output, weights)
         picture = draw_maps(Maps(output.layout, evidence), draw, scale)
-        laid = to_image(overlay.lay_over(picture, background, draw, image.window))
+        laid = to_image(lay_over(picture, background, draw, image.window))
         values = evidence[0].cpu().numpy()
         values = values[0] if len(values) == 1 else values
         limits = picture.limits.shared or (0.0, 0.0)

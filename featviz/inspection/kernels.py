@@ -17,9 +17,9 @@ from featviz.drawing.kernels import (
     post_filters,
     read_filters,
 )
-from featviz.drawing.picture import caption, describe, encode, warn_of_size
+from featviz.drawing.picture import caption, describe, encode
 from featviz.drawing.tensorboard import Board
-from featviz.drawing.values import channel_stats
+from featviz.drawing.values import statistics
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers, modules_by_name
@@ -136,7 +136,7 @@ def _draw(
     """Write a layer's picture; its row of the manifest, and the key and statistics [output
     channels, 6] of all weights of each."""
     picture, words = draw_filters(kernels, options.draw, options.all_slices)
-    numbers = channel_stats(kernels.data.flatten(1)[:, :, None])
+    numbers = statistics(kernels.data)[0]
     site = Site(layer, "kernel", 0, "")
     file = folder.file(layer, f"{site.stem}.{options.draw.format}")
     values = kernels.data[0].numel()
@@ -144,7 +144,6 @@ def _draw(
     if row.nonfinite:
         message = "%s holds %d NaN or infinite weights, shown in magenta"
         log.warning(message, layer.label, row.nonfinite)
-    warn_of_size(layer.label, picture.plan.pixels)
     with folder.writing(file) as opened:
         encode(picture, opened, options.draw.format, {**caption(row), "Tile": words})
     if board is not None:

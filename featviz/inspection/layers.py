@@ -22,9 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from featviz.errors import ForwardError
-from featviz.hooks.capture import tensors
+from featviz.hooks.capture import forward, tensors
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.hooks.forward import forward
 from featviz.hooks.functions import Running
 from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import parse, wants_functions

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from featviz.drawing import colormap, values
 from featviz.drawing.drawer import Drawer, magnitude_and_phase
-from featviz.drawing.page import Overview, OverviewRow, OverviewTile
+from featviz.drawing.page import Overview, OverviewRow, Panel
 from featviz.drawing.picture import MAX_PIXELS, GridPicture, write_png
 from featviz.drawing.values import compiled, to_pixels
 from featviz.errors import FeatvizError, LayoutError, UsageError
@@ -384,10 +384,10 @@ def words_on(row: ShownLayer) -> OverviewRow:
         low, high = row.ranges[0]
         words = "all equal" if low == high else f"largest at {', '.join(map(str, row.channels))}"
         numbers = f"{counted(row.maps, 'number')}, {words}"
-        tiles = [OverviewTile(numbers, _span(row.ranges[0]), row.tiles[0])]
+        tiles = [Panel(numbers, row.tiles[0], note=_span(row.ranges[0]))]
     else:
         tiles = [
-            OverviewTile(str(channel), _span(ends), tile)
+            Panel(str(channel), tile, note=_span(ends))
             for channel, ends, tile in zip(row.channels, row.ranges, row.tiles, strict=True)
         ]
     return OverviewRow(row.layer or row.type, lines, tiles, row.strip)

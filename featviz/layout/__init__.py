@@ -21,51 +21,39 @@ __all__ = ["Maps", "channel_axis", "map_size", "recognise", "to_floats", "to_map
 
 
 def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
-    """Find the layout of a tensor and turn it into maps.
+    """Find the layout of a tensor and turn it into maps, under the empty key.
 
-    Returns:
-        The maps under the empty key; tokens that are not part of the grid, drawn as vectors,
-        under their names (`class_token`).
-
-    Raises:
-        LayoutError: the tensor has no real, dense values, or no layout fits its shape.
+    Tokens before and behind the grid are under their names (`class_token`): each is a vector,
+    several of a name its rows. LayoutError says that the tensor has no real, dense values, or that
+    no layout fits its shape.
     """
     values, hints = to_floats(tensor), hints or Hints()
     form: Form = hints.form or recognise(list(values.shape), hints)
-    maps = Maps(form.layout, LAYOUTS[form.layout].to_maps(values, form))
-    return {"": maps, **_tokens_beside_grid(values, form)}
-
-
-def _tokens_beside_grid(tensor: Tensor, form: Form) -> dict[str, Maps]:
-    """The tokens before and behind the grid by name: each is a vector, several of a name its
-    rows."""
-    if form.grid is None or not form.grid.prefix + form.grid.suffix:
-        return {}
-    places, vectors = defaultdict[str, list[int]](list), {}
-    for place, name in enumerate(form.grid.prefix):
+    found = {"": Maps(form.layout, LAYOUTS[form.layout].to_maps(values, form))}
+    if not form.prefix + form.suffix:
+        return found
+    places = defaultdict[str, list[int]](list)
+    for place, name in enumerate(form.prefix):
         places[name].append(place)
-    for place, name in enumerate(form.grid.suffix, -len(form.grid.suffix)):
+    for place, name in enumerate(form.suffix, -len(form.suffix)):
         places[name].append(place)
     if form.origin is not None:  # in front of each piece
         *pieces, axis = form.origin.axes
-        channels = [i for i in range(tensor.ndim) if i not in form.origin.axes]
-        tokens = tensor.permute(axis, *pieces, *channels)
+        channels = [i for i in range(values.ndim) if i not in form.origin.axes]
+        tokens = values.permute(axis, *pieces, *channels)
         tokens = tokens.reshape(*tokens.shape[: 1 + len(pieces)], -1)
     else:
         axis = LAYOUTS[form.layout].token_axis or 0
-        tokens = tensor.movedim(axis, 1)[0].flatten(1)
+        tokens = values.movedim(axis, 1)[0].flatten(1)
     for name, at in places.items():
         rows = tokens[at].flatten(0, -2)
-        vectors[name] = Maps("vector", LAYOUTS["vector"].to_maps(rows, Form("vector")))
-    return vectors
+        found[name] = Maps("vector", LAYOUTS["vector"].to_maps(rows, Form("vector")))
+    return found
 
 
 def to_floats(tensor: Tensor) -> Tensor:
-    """The values of a tensor of any kind as float32, in its shape; dequantised.
-
-    Raises:
-        LayoutError: complex numbers, or a tensor that is not dense or has no values.
-    """
+    """The values of a tensor of any kind as float32, in its shape, dequantised; LayoutError for
+    complex numbers, and for a tensor that is not dense or has no values."""
     if tensor.is_complex():
         raise LayoutError(f"holds complex numbers ({tensor.dtype})")
     if tensor.is_quantized:

@@ -52,11 +52,8 @@ class Tag:
     """What is known of one tensor."""
 
     places: Tensor | None = None
-    """The place of each value, as `layout.places` has it."""
     is_weights: bool = False
-    """True for an attention's weights."""
     views: Views | None = None
-    """What each value sees."""
     step: int = 0
     """The step of the pass at which the views were known."""
     made_by: int | None = None
@@ -77,12 +74,11 @@ class Follower:
         """Begin before the model is called.
 
         Args:
-            wanted: names of the layers whose tensors will be asked for.
+            wanted: names of the layers whose tensors will be asked for; all with a listener.
             mixers: names of the layers that mix tokens, and give as many back.
             in_attention: whether a layer is an attention, or inside one.
             channel_axis: the axis of the input that counts channels.
             model: the model, where views are asked for; they take as long as its layers.
-            listener: takes all calls; every layer and function is wanted then.
         """
         self.origins: dict[tuple[str, tuple[int, ...]], dict[tuple[str, str], Origin]] = {}
         """By name of the layer and shape, then by side (`input` or `output`) and key."""
@@ -165,14 +161,26 @@ class Follower:
         """Tag the results of a function."""
         made: Any = None
         if call.name in JOINS:
-            made = self._joined(call)
-        elif call.name in RULES:
+            parts = call.argument(0, "tensors") or ()
+            tables = [self._tag(part).places for part in parts]
+            nothing = torch.zeros(1, dtype=torch.float64)
+            if any(table is not None for table in tables):
+                pairs = zip(tables, parts, strict=True)
+                joined = [nothing.expand(p.shape) if t is None else t for t, p in pairs]
+                made = call.on(JOINS[call.name], joined)
+        elif call.name in MOVES or call.name in RULES:
             made = self._by_rule(call)
         elif call.name not in LOST:
             made = [self._alike(call.given, result) for result in call.results]
         places = [made] if made is None or isinstance(made, Tensor) else list(made)
         places += [None] * len(call.results)
-        weights = self._gives_weights(layer, call)
+        kept = call.name not in RULES and bool(call.given) and self._tag(call.given[0]).is_weights
+        weights = [kept and x.numel() == call.given[0].numel() for x in call.results]
+        if call.name == MULTI_HEAD:
+            weights = [place == 1 for place in range(len(call.results))]
+        elif call.name == "softmax":
+            attends, dim = self._in_attention(layer), call.argument(1, "dim")
+            weights = [attends and dim in (-1, x.ndim - 1) for x in call.results]
         seen: Sequence[Views | None] = [None] * len(call.results)
         if self._sees:
             given = [self._views(tensor) for tensor in call.given]
@@ -186,16 +194,6 @@ class Follower:
             tag.made_by = self._tag(result).made_by  # it may be changed in place
             self._tags[result] = tag
 
-    def _joined(self, call: FollowedCall) -> Tensor | None:
-        parts = call.argument(0, "tensors") or ()
-        tables = [self._tag(part).places for part in parts]
-        if all(table is None for table in tables):
-            return None
-        zeros = (torch.zeros(1, dtype=torch.float64).expand(part.shape) for part in parts)
-        filled = [z if table is None else table for z, table in zip(zeros, tables, strict=True)]
-        joined: Tensor = call.on(JOINS[call.name], filled)
-        return joined
-
     def _by_rule(self, call: FollowedCall) -> Any:
         tables = [self._tag(tensor).places for tensor in call.given[:2]]
         if not tables or not call.results:
@@ -203,7 +201,10 @@ class Follower:
         made, shape, factor = None, call.result.shape, tables[-1]
         if tables[0] is not None:
             with suppress(RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
-                made = RULES[call.name](self._maps, tables[0], call)  # else in a way unknown to it
+                if call.name in MOVES:  # else in a way unknown to it
+                    made = call.on(MOVES[call.name], tables[0])
+                else:
+                    made = RULES[call.name](self._maps, tables[0], call)
         elif call.name in MAPS and len(shape) in (4, 5) and shape[0] == 1:
             made = self._maps.table(shape)
         if made is None and call.name in PRODUCTS and factor is not None:
@@ -220,20 +221,13 @@ class Follower:
         """A function that keeps a shape keeps places; a smaller operand is spread out."""
         tables = (self._tag(tensor).places for tensor in given)
         known = [table for table in tables if table is not None]
-        same = [table for table in known if table.shape == result.shape]
-        smaller = [table for table in known if _spreads(table.shape, result.shape)]
-        return next(iter([*same, *(table.expand(result.shape) for table in smaller)]), None)
-
-    def _gives_weights(self, layer: Layer, call: FollowedCall) -> list[bool]:
-        """Whether each result is an attention's weights."""
-        if call.name == MULTI_HEAD:
-            return [place == 1 for place in range(len(call.results))]
-        if call.name == "softmax":
-            dim, attends = call.argument(1, "dim"), self._in_attention(layer)
-            return [attends and dim in (-1, result.ndim - 1) for result in call.results]
-        kept = call.name not in RULES or call.name in MOVES
-        weights = kept and bool(call.given) and self._tag(call.given[0]).is_weights
-        return [weights and result.numel() == call.given[0].numel() for result in call.results]
+        for table in known:
+            if table.shape == result.shape:
+                return table
+        for table in known:
+            with suppress(RuntimeError):
+                return table.expand(result.shape)
+        return None
 
     def _views(self, tensor: Tensor) -> Views | None:
         """What a tensor's values see now; nothing, if it is a parameter."""
@@ -252,11 +246,3 @@ class Follower:
 
 def _dense(value: Any) -> list[Tensor]:
     return [tensor for tensor in tensors(value) if not tensor.is_nested]
-
-
-def _spreads(shape: Sequence[int], target: Sequence[int]) -> bool:
-    """Whether a shape can be broadcast to another one."""
-    if len(shape) > len(target):
-        return False
-    ends = zip(reversed(shape), reversed(target), strict=False)
-    return all(side in (1, other) for side, other in ends)

@@ -3,27 +3,26 @@ tensor's origin, where it was followed from the image."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks import selectors
-from featviz.layout.layouts import CHOICES, LAYOUTS, Form
-from featviz.layout.tokens import (
+from featviz.layout.layouts import (
     BEFORE,
     BEHIND,
-    TokenGrid,
+    CHOICES,
+    LAYOUTS,
+    Form,
     channels_of_pieces,
     find_grid,
-    is_of_patches,
     parse_grid,
 )
 from featviz.records import Hints, Origin
 from featviz.text import quoted
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
 _FEW_TOKENS = 16
 """The least number of channels-first tokens: boxes [1, N, 4] are no tokens."""
@@ -33,16 +32,13 @@ that make a grid, outside attention, they are taken for tokens."""
 
 
 def recognise(shape: Sequence[int], hints: Hints) -> Form:
-    """Guess the layout of a shape, unless the hints name one.
+    """Guess the layout of a shape, unless the hints name one; LayoutError where none fits.
 
     Channels-last is known by its proportions: its first two sizes behind the batch have the
     input's, as maps do, and its last two have not. A token axis is one whose length makes a grid
     of the input's proportions, with or without the model's class, distillation and register tokens.
     Where the image was followed through the model, that decides instead: whatever only looks like
     tokens or attention is a sequence.
-
-    Raises:
-        LayoutError: the shape holds no values, or no layout fits.
     """
     if hints.form is not None:
         known: Form = hints.form
@@ -51,8 +47,18 @@ def recognise(shape: Sequence[int], hints: Hints) -> Form:
         raise LayoutError(f"shape {list(shape)} holds no values")
     if hints.layout is not None:
         return _as_asked(shape, hints)
-    guess = _BY_DIMENSIONS.get(len(shape))
-    form = guess(shape, hints) if guess is not None else None
+    form = None
+    if len(shape) in (1, 2):
+        form = Form("vector")
+    elif len(shape) == 3:
+        form = _three(shape, hints)
+    elif len(shape) == 4:
+        form = _four(shape, hints)
+    elif len(shape) == 5 and shape[0] != 1:
+        form = Form("batch") if hints.channels == "first" else None
+    elif len(shape) == 5:
+        middle, last = (_has_proportions(shape[i : i + 2], hints) for i in (2, 3))
+        form = Form("nthwc" if middle and not last else "ncthw")
     if hints.origin is not None:
         form = decide(shape, hints, hints.origin, form)
     if form is None and len(shape) == 3 and hints.input_size is not None:
@@ -65,26 +71,23 @@ def recognise(shape: Sequence[int], hints: Hints) -> Form:
     return form
 
 
-def _recognised(shape: Sequence[int], hints: Hints) -> Form | None:
-    try:
-        return recognise(shape, hints)
-    except LayoutError:
-        return None
-
-
 def map_size(shape: Sequence[int], hints: Hints) -> tuple[str, int, int] | None:
     """Layout, height and width of a shape's maps; None where they are no maps of the input."""
-    if (form := _recognised(shape, hints)) is None:
+    try:
+        form = recognise(shape, hints)
+    except LayoutError:
         return None
-    if form.grid is not None:
-        return form.layout, form.grid.height, form.grid.width
+    if form.height:
+        return form.layout, form.height, form.width
     axes = LAYOUTS[form.layout].spatial_axes
     return None if axes is None else (form.layout, shape[axes[0]], shape[axes[1]])
 
 
 def channel_axis(shape: Sequence[int], hints: Hints) -> int | None:
     """The axis of a shape that counts channels; None where no axis does."""
-    if (form := _recognised(shape, hints)) is None:
+    try:
+        form = recognise(shape, hints)
+    except LayoutError:
         return None
     if form.origin is not None:
         channels = channels_of_pieces(shape, form.origin)
@@ -94,18 +97,13 @@ def channel_axis(shape: Sequence[int], hints: Hints) -> int | None:
 
 def parse_override(text: str) -> tuple[list[selectors.Selector] | None, str]:
     """Read a value of `--tensor-layout`, `LAYOUT` or `SELECTORS=LAYOUT`, into selectors, None for
-    all layers, and a layout: `nhwc`, `tokens`, `tokens:14x20+1`.
-
-    A selector must match a layer without knowing the others, so it takes no index.
-
-    Raises:
-        UsageError: there is no such layout, or a selector cannot be read.
-    """
+    all layers, and a layout: `nhwc`, `tokens`, `tokens:14x20+1`. A selector must match a layer
+    without knowing the others, so it takes no index."""
     layers, equals, asked = text.rpartition("=")
     name, colon, numbers = asked.partition(":")
     layout = LAYOUTS.get(name)
     try:
-        if layout is None or not layout.is_choice or (colon and layout.token_axis is None):
+        if layout is None or layout.of_pieces or (colon and layout.token_axis is None):
             names = ", ".join(choice.name for choice in CHOICES)
             raise LayoutError(
                 f"{quoted(repr(asked))} is no layout",
@@ -138,12 +136,13 @@ def _as_asked(shape: Sequence[int], hints: Hints) -> Form:
     if layout.token_axis is None:
         return Form(name)
     length = shape[layout.token_axis]
-    grid = parse_grid(numbers) if numbers else find_grid(length, hints)
-    if grid is None or grid.tokens != length:
+    form = parse_grid(numbers, name) if numbers else find_grid(length, hints, name)
+    beside = 0 if form is None else len(form.prefix) + len(form.suffix)
+    if form is None or beside + form.time * form.height * form.width != length:
         raise LayoutError(
             f"shape {list(shape)}: {length} tokens are no grid of --tensor-layout {hints.layout}"
         )
-    return Form(name, grid)
+    return form
 
 
 def _three(shape: Sequence[int], hints: Hints) -> Form | None:
@@ -199,28 +198,14 @@ def _column(height: int, width: int, hints: Hints) -> bool:
     return narrow and height >= _MANY_TOKENS and width > 1
 
 
-def _five(shape: Sequence[int], hints: Hints) -> Form | None:
-    if shape[0] != 1:
-        return Form("batch") if hints.channels == "first" else None
-    middle, last = (_has_proportions(shape[i : i + 2], hints) for i in (2, 3))
-    return Form("nthwc" if middle and not last else "ncthw")
-
-
-_BY_DIMENSIONS: dict[int, Callable[[Sequence[int], Hints], Form | None]] = {
-    1: lambda shape, hints: Form("vector"),
-    2: lambda shape, hints: Form("vector"),
-    3: _three,
-    4: _four,
-    5: _five,
-}
-
-
 def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Form | None:
     """The first of several layouts whose token axis makes a grid; one that makes the grid of the
     patches goes before the others."""
-    found = {name: find_grid(shape[LAYOUTS[name].token_axis or 0], hints) for name in names}
-    forms = [Form(name, grid) for name, grid in found.items() if grid is not None]
-    of_patches = [one for one in forms if one.grid and is_of_patches(one.grid, hints)]
+    found = [find_grid(shape[LAYOUTS[name].token_axis or 0], hints, name) for name in names]
+    forms, patches = [form for form in found if form is not None], None
+    if hints.input_size is not None and hints.patch is not None:
+        patches = tuple(n // p for n, p in zip(hints.input_size, hints.patch, strict=True))
+    of_patches = [form for form in forms if (form.height, form.width) == patches]
     return next(iter(of_patches + forms), None)
 
 
@@ -238,11 +223,8 @@ which of them the places change."""
 
 
 def decide(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form | None) -> Form | None:
-    """The layout of a tensor whose origin is known; a guess stands where it claims nothing else.
-
-    Args:
-        guess: what the shape suggests; None where it does not.
-    """
+    """The layout of a tensor whose origin is known; what its shape suggests stands where it claims
+    nothing else."""
     if guess is not None and LAYOUTS[guess.layout].token_axis is not None and hints.tokens:
         return guess  # the model's modules say that so many tokens are mixed
     weighs_places = {len(shape) - 2, len(shape) - 1} <= {*origin.axes}  # along both axes
@@ -253,7 +235,12 @@ def decide(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form | Non
         # a square map with as many rows as there are tokens only looks like their weights
         is_map = form is not None and form.layout in ("nchw", "nhwc")
         return form if is_map else pieces or guess
-    if guess is not None and not _is_claim(shape, hints, guess):
+    is_claim = guess is None or guess.layout in ("batch", "sequence")
+    if guess is not None:  # tokens, weights averaged over heads, clips: only the origin can tell
+        is_claim |= LAYOUTS[guess.layout].token_axis is not None
+        is_claim |= guess.layout == "attention" and len(shape) == 3
+        is_claim |= guess.layout in ("ncthw", "nthwc") and hints.time is None
+    if guess is not None and not is_claim:
         return (form or pieces or guess) if _is_folded(shape, hints, origin, guess) else guess
     if (found := form or pieces) is not None:
         return found
@@ -267,14 +254,6 @@ def decides(shape: Sequence[int], hints: Hints, origin: Origin) -> bool:
     sides = tuple(shape[1:3]), tuple(shape[2:4])
     in_pieces = origin.grid is not None and (shape[0] > 1 or origin.grid[1:] not in sides)
     return len(shape) == 3 or origin.weights or in_pieces or hints.attention
-
-
-def _is_claim(shape: Sequence[int], hints: Hints, guess: Form) -> bool:
-    """Whether a guess says of a tensor what only its origin can tell."""
-    is_tokens = LAYOUTS[guess.layout].token_axis is not None
-    averaged = guess.layout == "attention" and len(shape) == 3
-    of_clip = guess.layout in ("ncthw", "nthwc") and hints.time is None
-    return is_tokens or averaged or of_clip or guess.layout in ("batch", "sequence")
 
 
 def _is_folded(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form) -> bool:
@@ -302,17 +281,13 @@ def _on_grid(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
     before, behind = int(known[0]), len(places) - 1 - int(known[-1])
     on_grid = places[known]
     gaps = len(known) != len(places) - before - behind
-    if gaps or not _in_order(on_grid):
+    if gaps or bool((on_grid[1:] <= on_grid[:-1]).any()):
         return None
     if LAYOUTS[name].token_axis is None:
         return Form(name) if time == 1 and not before + behind else None
     names = hints.prefix[:before]
     names = (BEFORE,) * (before - len(names)) + names  # others are put in front of the model's own
-    return Form(name, TokenGrid(height, width, time, names, (BEHIND,) * behind))
-
-
-def _in_order(places: NDArray[np.int64]) -> bool:
-    return bool((places[1:] > places[:-1]).all())
+    return Form(name, height, width, time, names, (BEHIND,) * behind)
 
 
 def _in_pieces(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
@@ -321,7 +296,7 @@ def _in_pieces(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | Non
     if origin.grid is None or origin.places is None or len(shape) < 3:
         return None
     time, height, width = origin.grid
-    if time > 1 and len(origin.axes) == 3 and _in_order(origin.places):
+    if time > 1 and len(origin.axes) == 3 and bool((origin.places[1:] > origin.places[:-1]).all()):
         return None  # a clip, or whole frames
     left = channels_of_pieces(shape, origin)
     last = len(shape) - 1
@@ -333,4 +308,4 @@ def _in_pieces(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | Non
     before = len(hints.prefix) if beside[: len(hints.prefix)].all() else 0
     if len(origin.axes) == 1 and beside[before:].any():
         return None
-    return Form("windows", TokenGrid(height, width, time, hints.prefix[:before]), origin)
+    return Form("windows", height, width, time, hints.prefix[:before], origin=origin)

@@ -65,9 +65,6 @@ class HintBook:
             input_shape: [1, C, H, W]; for a clip [1, C, T, H, W], or [1, T, C, H, W] where the
                 model's first convolution says so.
             overrides: `--tensor-layout` values: `LAYOUT` or `SELECTORS=LAYOUT`.
-
-        Raises:
-            UsageError: there is no such layout, or a selector cannot be read.
         """
         self.input_shape = tuple(input_shape)
         self._by_module = read_hints(model, self.input_shape)
@@ -83,7 +80,7 @@ class HintBook:
     def of(self, layer: Layer) -> Hints:
         """The hints for a layer's tensors, as far as its module gives them."""
         if layer.name not in self._by_layer:
-            hints = self._module_hints(layer)
+            hints = self._by_module.get(layer.owner, Hints())
             if layer.is_function:
                 hints = replace(hints, channels=None, features_last=False)
             for chosen, name in self._overrides:
@@ -135,15 +132,9 @@ class HintBook:
         views: bool = False,
         listener: Listener | None = None,
     ) -> Iterator[None]:
-        """Follow the image through the forward pass in this block, once for all passes.
-
-        Hooks that ask for hints are placed inside the block, so that they are called later.
-
-        Args:
-            layers: those whose tensors will be asked for.
-            views: whether `views` will be asked for.
-            listener: takes the calls of the pass.
-        """
+        """Follow the image through the forward pass in this block, once for all passes, as far as
+        tensors of these layers (and `views`, of what they see) will be asked for. Hooks that ask
+        are placed inside the block, so that they are called later; `listener` takes all calls."""
         if self.is_traced:
             yield
             return
@@ -152,7 +143,7 @@ class HintBook:
         self._follower = follower = Follower(
             wanted,
             mixers,
-            lambda layer: self._module_hints(layer).attention,
+            lambda layer: self._by_module.get(layer.owner, Hints()).attention,
             _channel_axis(_first_convolution(model), self.input_shape),
             model if views else None,
             listener,
@@ -170,19 +161,12 @@ class HintBook:
         known = {} if self._follower is None else self._follower.origins
         return known.get((layer.name, tuple(shape)), {})
 
-    def _module_hints(self, layer: Layer) -> Hints:
-        return self._by_module.get(layer.owner, Hints())
-
 
 # From modules
 
 
 def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hints]:
-    """Read the hints for every module of a model, by qualified name.
-
-    Args:
-        input_shape: [1, C, H, W], or [1, C, T, H, W] for a clip.
-    """
+    """Read the hints for every module of a model, by qualified name."""
     first = _first_convolution(model)
     stride = first.stride[0] if isinstance(first, nn.Conv3d) else 1
     frames = input_shape[3 - _channel_axis(first, input_shape)] if len(input_shape) == 5 else None
@@ -206,10 +190,14 @@ def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hint
         above, kind = by_name.get(parent, base) if name else base, type(module).__name__
         channels: Literal["first", "last"] | None = "last" if _OFFSETS.search(name) else None
         is_attention = "Attention" in kind or any(word in child for word in _ATTENTION)
+        tokens = None if name == "backbone" else above.tokens
+        if name.endswith("_tokens"):  # mlp_tokens and linear_tokens of MLP-Mixers
+            linear = next((m for m in module.modules() if isinstance(m, nn.Linear)), None)
+            tokens = tokens if linear is None else linear.in_features
         by_name[name] = replace(
             above,
             attention=above.attention or is_attention,
-            tokens=None if name == "backbone" else _mixed(name, module) or above.tokens,
+            tokens=tokens,
             channels="first" if isinstance(module, _CHANNELS_FIRST) else channels,
             features_last=kind.endswith(_FEATURES_LAST),
         )
@@ -250,11 +238,3 @@ def _prefix(model: nn.Module) -> tuple[str, ...]:
         if (first := next(found, None)) is not None:  # [D], [K, D] or [1, K, D]
             names += [token] * (first.shape[-2] if first.ndim > 1 else 1)
     return tuple(names)
-
-
-def _mixed(name: str, module: nn.Module) -> int | None:
-    """How many tokens a module mixes (`mlp_tokens`, `linear_tokens` in the MLP-Mixers)."""
-    if not name.endswith("_tokens"):
-        return None
-    first = next((m for m in module.modules() if isinstance(m, nn.Linear)), None)
-    return None if first is None else first.in_features

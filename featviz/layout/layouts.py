@@ -1,32 +1,52 @@
-"""The layouts: how the axes of a tensor stand, and how they become feature maps; a record for each.
+"""The layouts: how the axes of a tensor stand, and how they become feature maps, a record for each;
+which grid so many tokens make, and where pieces of a map belong.
 
-Nothing here imports torch or numpy, so that what reads a run directory and what prints help can
-read the table too.
+Nothing here imports torch or numpy: what reads a run directory and what prints help read this, too.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING
 
-from featviz.layout.tokens import TokenGrid, join_pieces
-from featviz.records import Origin
+from featviz.errors import LayoutError
+from featviz.records import Hints, Origin
+from featviz.text import quoted
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
 
+Size = tuple[int, int]
+
+BEFORE, BEHIND = "extra_token", "token_behind"
+"""Names of tokens beside a grid that the model does not name."""
+
+_USUAL_STRIDES = (1, 2, 4, 8, 16, 32, 64)
+_GRID = re.compile(r"([1-9]\d{,17})x([1-9]\d{,17})(?:\+(\d{1,4})(?:,(\d{1,4}))?)?")
+"""Few enough digits for int(), and for a name for each token beside the grid."""
+
+STRIDES = (*_USUAL_STRIDES, *(p for p in range(1, 64) if p not in _USUAL_STRIDES))
+"""Pixels of the input from one place of a map to the next, the usual ones first."""
+
+
 @dataclass(frozen=True)
 class Form:
-    """The layout of one tensor, with all that turning the tensor into maps takes."""
+    """The layout of one tensor, with all that turning the tensor into maps takes: of tokens and
+    pieces the grid that they make, between others that have names, and the places of pieces."""
 
     layout: str
-    grid: TokenGrid | None = None
-    """The grid that tokens or pieces make; None for other layouts."""
+    height: int = 0
+    width: int = 0
+    time: int = 1
+    prefix: tuple[str, ...] = ()
+    suffix: tuple[str, ...] = ()
     origin: Origin | None = None
-    """The places of pieces of a map."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +58,6 @@ class Maps:
 
     layout: str
     data: Tensor
-
-    @property
-    def strip(self) -> bool:
-        """Whether the maps are drawn as one row without padding."""
-        return LAYOUTS[self.layout].strip
 
 
 @dataclass(frozen=True)
@@ -65,28 +80,18 @@ class Layout:
     """The axes of height and width; None for tokens and for what is no map of the input."""
     token_axis: int | None = None
     allows_many: bool = False
-    """Whether the first axis may be more than 1."""
     aligned: bool = True
     """Whether the maps are pictures of the input, so that they can be laid over it."""
     strip: bool = False
     """Whether the maps are drawn as one row without padding: the numbers of a vector."""
-    in_map_order: bool = True
-    """Whether `channels_first` gives the values in the order of the maps."""
-    is_choice: bool = True
-    """Whether `--tensor-layout` takes the name: the shape alone says how to draw it."""
+    of_pieces: bool = False
+    """Whether the shape alone does not say how to draw it: `--tensor-layout` does not take the
+    name, and `channels_first` gives the values in another order than that of the maps."""
 
     def channels_first(self, array: np.ndarray, channels: int) -> np.ndarray:
-        """Turn an array of this layout into [channels, N], without knowing the model.
-
-        N counts the values of each channel in the order of `to_maps`; those of tokens beside
-        a grid lie where they lie.
-
-        Args:
-            array: a tensor as the layer gave it, with as many axes as `dimensions` says.
-            channels: how many maps the tensor holds; only windows need it.
-
-        Raises:
-            ValueError, IndexError: the array holds no values.
+        """Turn an array of this layout into [channels, N] without knowing the model, the values of
+        each channel in the order of `to_maps`; tokens beside a grid lie where they lie. Only pieces
+        need to know how many maps there are; ValueError or IndexError for an array without values.
         """
         if self.rows is not None:
             return self.rows(array, channels)
@@ -102,10 +107,8 @@ def _axis_first(array: np.ndarray, axis: int) -> np.ndarray:
 
 def _on_grid(channels: Tensor, form: Form) -> Tensor:
     """[D, T] to maps, without the tokens beside the grid."""
-    grid = form.grid
-    assert grid is not None
-    tokens = channels[:, len(grid.prefix) : channels.shape[1] - len(grid.suffix)].contiguous()
-    return tokens.view(len(tokens), grid.time, grid.height, grid.width)
+    tokens = channels[:, len(form.prefix) : channels.shape[1] - len(form.suffix)].contiguous()
+    return tokens.view(len(tokens), form.time, form.height, form.width)
 
 
 def _rows_of_windows(array: np.ndarray, channels: int) -> np.ndarray:
@@ -138,6 +141,23 @@ def _vector(tensor: Tensor, form: Form) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1]).T.contiguous()[:, None, :, None]
 
 
+def channels_of_pieces(shape: Sequence[int], origin: Origin) -> list[int]:
+    """The axes of pieces of a map that count channels: one, or heads and what each of them has."""
+    return [i for i in range(len(shape)) if i not in origin.axes and shape[i] > 1]
+
+
+def join_pieces(tensor: Tensor, origin: Origin | None) -> Tensor:
+    """Put each value of a tensor back into its place in the map: [C, T, H, W]; padding goes."""
+    assert origin is not None and origin.grid is not None and origin.places is not None
+    channels = channels_of_pieces(tensor.shape, origin)
+    rest = [i for i in range(tensor.ndim) if i not in (*origin.axes, *channels)]
+    known = origin.places >= 0
+    rows = tensor.permute(*channels, *rest, *origin.axes).reshape(-1, len(known))
+    joined = tensor.new_empty(len(rows), int(known.sum()))
+    joined[:, origin.places[known]] = rows[:, known]
+    return joined.reshape(-1, *origin.grid)
+
+
 _EACH_CHANNEL = "a map for each channel"
 _TIME_STEPS = "for each channel the time steps side by side"
 
@@ -145,56 +165,38 @@ _ON_GRID = "a map for each channel, on the grid of the tokens"
 
 _ALL = (
     Layout(
-        "nchw",
-        "[1, C, H, W]",
-        _EACH_CHANNEL,
-        (4,),
+        *("nchw", "[1, C, H, W]", _EACH_CHANNEL, (4,)),
         lambda tensor, form: tensor[0][:, None],  # torchvision's [C, 1, H, W]
         channel_axis=1,
         spatial_axes=(2, 3),
     ),
     Layout(
-        "nhw",
-        "[1, H, W]",
-        "one map",
-        (3,),
+        *("nhw", "[1, H, W]", "one map", (3,)),
         lambda tensor, form: tensor[:, None],
         lambda array, channels: array.reshape(1, -1),
         spatial_axes=(1, 2),
     ),
     Layout(
-        "nhwc",
-        "[1, H, W, C]",
-        _EACH_CHANNEL,
-        (4,),
+        *("nhwc", "[1, H, W, C]", _EACH_CHANNEL, (4,)),
         lambda tensor, form: tensor[0].permute(2, 0, 1).contiguous()[:, None],
         channel_axis=3,
         spatial_axes=(1, 2),
     ),
     Layout(
-        "tokens",
-        "[1, T, D]",
-        _ON_GRID,
-        (3, 4),
+        *("tokens", "[1, T, D]", _ON_GRID, (3, 4)),
         lambda tensor, form: _on_grid(tensor[0].flatten(1).T, form),  # or [1, T, heads, D]
         lambda array, channels: _axis_first(array.reshape(array.shape[1], -1), 1),
         channel_axis=-1,
         token_axis=1,
     ),
     Layout(
-        "ncl",
-        "[1, D, T]",
-        _ON_GRID,
-        (3,),
+        *("ncl", "[1, D, T]", _ON_GRID, (3,)),
         lambda tensor, form: _on_grid(tensor[0], form),
         channel_axis=1,
         token_axis=2,
     ),
     Layout(
-        "heads",
-        "[1, heads, T, D]",
-        f"{_ON_GRID}; one head after another",
-        (4,),
+        *("heads", "[1, heads, T, D]", f"{_ON_GRID}; one head after another", (4,)),
         lambda tensor, form: _on_grid(tensor[0].permute(0, 2, 1).flatten(0, 1), form),
         lambda array, channels: array[0].swapaxes(1, 2).reshape(-1, array.shape[2]),
         token_axis=2,
@@ -210,10 +212,7 @@ _ALL = (
         aligned=False,
     ),
     Layout(
-        "vector",
-        "[N, F]",
-        "rows of numbers: a column for each channel",
-        (1, 2, 3),
+        *("vector", "[N, F]", "rows of numbers: a column for each channel", (1, 2, 3)),
         _vector,
         channel_axis=-1,
         allows_many=True,
@@ -232,48 +231,94 @@ _ALL = (
         strip=True,
     ),
     Layout(
-        "batch",
-        "[N, C, H, W]",
-        "for each channel the items side by side",
-        (4, 5),
+        *("batch", "[N, C, H, W]", "for each channel the items side by side", (4, 5)),
         lambda tensor, form: tensor.transpose(0, 1).flatten(1, -3).contiguous(),
         channel_axis=1,
         allows_many=True,
         aligned=False,
     ),
     Layout(
-        "ncthw",
-        "[1, C, T, H, W]",
-        _TIME_STEPS,
-        (5,),
+        *("ncthw", "[1, C, T, H, W]", _TIME_STEPS, (5,)),
         lambda tensor, form: tensor[0],
         channel_axis=1,
         spatial_axes=(3, 4),
     ),
     Layout(
-        "nthwc",
-        "[1, T, H, W, C]",
-        _TIME_STEPS,
-        (5,),
+        *("nthwc", "[1, T, H, W, C]", _TIME_STEPS, (5,)),
         lambda tensor, form: tensor[0].permute(3, 0, 1, 2).contiguous(),
         channel_axis=4,
         spatial_axes=(2, 3),
     ),
     Layout(
-        "windows",
-        "[windows, places, C]",
-        "pieces of a map for each channel, put back into their places",
-        (3, 4, 5, 6),
+        *(
+            "windows",
+            "[windows, places, C]",
+            "pieces of a map for each channel, put back into their places",
+            (3, 4, 5, 6),
+        ),
         lambda tensor, form: join_pieces(tensor, form.origin),  # [n, C, a, b], or channels last
         _rows_of_windows,
         allows_many=True,
-        in_map_order=False,
-        is_choice=False,
+        of_pieces=True,
     ),
 )
 
 LAYOUTS = {layout.name: layout for layout in _ALL}
-"""All layouts by name."""
 
-CHOICES = tuple(layout for layout in _ALL if layout.is_choice)
-"""The layouts that `--tensor-layout` takes."""
+CHOICES = tuple(layout for layout in _ALL if not layout.of_pieces)
+
+
+# Tokens on a grid
+
+
+def parse_grid(text: str, layout: str = "tokens") -> Form:
+    """Read `14x20`, `14x20+1` with the number of tokens in front of the grid, or `14x20+1,10` with
+    that of tokens behind it, too; 9999 at most."""
+    sides = _GRID.fullmatch(text)
+    if sides is None:
+        raise LayoutError(
+            f"{quoted(repr(text))} is no grid",
+            "rows and columns of tokens, for example 14x20, 14x20+1 with one token (of at most "
+            "9999) in front, or 14x20+1,10 with ten behind",
+        )
+    height, width, before, behind = (int(number or 0) for number in sides.groups())
+    return Form(layout, height, width, 1, (BEFORE,) * before, (BEHIND,) * behind)
+
+
+def find_grid(length: int, hints: Hints, layout: str = "tokens") -> Form | None:
+    """Find the grid into which `length` tokens divide the input; None where there is no such grid.
+
+    The tokens may have the model's prefix in front of the grid, the first part of it, or nothing;
+    one token where the model names none.
+    """
+    if hints.input_size is None:
+        return None
+    known = hints.prefix
+    prefixes = [known[:count] for count in range(len(known), -1, -1)]
+    for prefix in prefixes if known else [(), (BEFORE,)]:
+        count, rest = divmod(length - len(prefix), hints.time or 1)
+        if rest == 0 and count > 1 and hints.tokens in (None, count, length):
+            for height, width in map_sizes(hints.input_size):
+                if height * width == count:
+                    return Form(layout, height, width, hints.time or 1, prefix)
+    return None
+
+
+@cache
+def map_sizes(size: Size) -> tuple[Size, ...]:
+    """Sizes of the maps that strides of whole pixels make of an input, the likelier ones first.
+
+    With a stride p, H pixels give ceil(H / p) rows where the border is padded, floor(H / p) where
+    it is not, and one less where the kernel is larger than the stride; several strides of 2 in a
+    row may round rows up and columns down. A square input gives square maps only.
+    """
+    sizes: dict[Size, None] = {}
+    for stride in STRIDES:
+        rows, columns = (  # rounded up, rounded down, and one less
+            (-(-side // stride), side // stride, side // stride - 1) for side in size
+        )
+        mixed = product(rows[:2], columns[:2]) if stride in _USUAL_STRIDES else ()
+        for pair in (*zip(rows, columns, strict=True), *mixed):
+            if min(pair) > 0 and (size[0] != size[1] or pair[0] == pair[1]):
+                sizes[pair] = None
+    return tuple(sizes)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -22,66 +22,49 @@ from torch.nn import functional
 from featviz.records import Origin
 
 
-@dataclass(frozen=True)
-class SourceMap:
-    """A map of the image: its places are numbered row by row, time step by time step."""
-
-    first: int
-    after: int
-    """The number behind that of its last place."""
-    time: int
-    height: int
-    width: int
-
-
 class SourceMaps:
-    """The maps that a forward pass has made so far."""
+    """The maps that a forward pass has made so far: the number of the first place, time steps,
+    height and width of each. Places are numbered row by row, time step by time step."""
 
     def __init__(self) -> None:
-        self._maps: list[SourceMap] = []
+        self._maps: list[tuple[int, int, int, int]] = []
+        self._next = 1
 
-    def add(self, sides: Sequence[int]) -> SourceMap:
-        """Begin a map of these sides: [height, width], or [time, height, width]."""
-        first = self._maps[-1].after if self._maps else 1
-        one = [1] * (3 - len(sides))
-        self._maps.append(SourceMap(first, first + prod(sides), *one, *sides))
-        return self._maps[-1]
+    def add(self, sides: Sequence[int]) -> Tensor:
+        """Begin a map of these sides, [height, width] or [time, height, width]; its places."""
+        first, self._next = self._next, self._next + prod(sides)
+        time, height, width = [*[1] * (3 - len(sides)), *sides]
+        self._maps.append((first, time, height, width))
+        return torch.arange(first, self._next, dtype=torch.float64).reshape(*sides)
 
     def table(self, shape: Sequence[int], channel_axis: int = 1) -> Tensor:
         """Places of a new map for a tensor [N, C, H, W] or [N, C, T, H, W]; [N, T, C, H, W] where
         that says the axis of channels."""
-        sides = [*shape[1:channel_axis], *shape[channel_axis + 1 :]]
-        new = self.add(sides)
-        numbers = torch.arange(new.first, new.after, dtype=torch.float64)
-        return numbers.reshape(sides).unsqueeze(channel_axis - 1).expand(*shape)
+        new = self.add([*shape[1:channel_axis], *shape[channel_axis + 1 :]])
+        return new.unsqueeze(channel_axis - 1).expand(*shape)
 
-    def only(self, numbers: Tensor) -> SourceMap | None:
+    def only(self, numbers: Tensor) -> tuple[int, int, int, int] | None:
         """The one map to which all numbers but 0 belong; None where there are none or several."""
         numbers = numbers[numbers > 0]
         if numbers.numel() == 0:
             return None
-        at = self._maps[bisect_right(self._maps, int(numbers.min()), key=lambda m: m.first) - 1]
-        return at if int(numbers.max()) < at.after else None
+        at = self._maps[bisect_right(self._maps, int(numbers.min()), key=lambda m: m[0]) - 1]
+        return at if int(numbers.max()) < at[0] + prod(at[1:]) else None
 
-    def coarser(self, table: Tensor) -> Tensor | None:
-        """Places of patches that a layer merges, along the last axis: those of a new map whose
-        rows and columns are the patches' means; None where the patches make no rows and columns.
-
-        Args:
-            table: [..., P] with P places in each patch; the result is [..., 1].
-        """
+    def coarser(self, table: Tensor) -> Tensor:
+        """Places [..., 1] of patches that a layer merges, of places [..., P]: those of a new map
+        whose rows and columns are the patches' means; ValueError where they make none."""
         source, known = self.only(table.flatten()), (table > 0).double()
-        if source is None or source.time > 1:
-            return None
-        places, count = table - source.first, known.sum(-1).clamp(min=1)
-        rows, columns = (places // source.width), (places % source.width)
+        if source is None or source[1] > 1:
+            raise ValueError("no patches of one image")
+        places, count = table - source[0], known.sum(-1).clamp(min=1)
+        rows, columns = places // source[3], places % source[3]
         mean = [((side * known).sum(-1) / count).mul(1024).round() for side in (rows, columns)]
         (high, row), (wide, column) = map(_ranked, mean)
         cells = row * len(wide) + column
         if len(high) * len(wide) != cells.numel() or len(_ranked(cells)[0]) != cells.numel():
-            return None
-        first = self.add((len(high), len(wide))).first
-        return cells.add(first).double()[..., None]
+            raise ValueError("no rows and columns of patches")
+        return self.add((len(high), len(wide))).flatten()[cells][..., None]
 
     def origin(self, table: Tensor) -> Origin:
         """Sum up a table whose values, or rows of values that lie near to each other (patches that
@@ -93,8 +76,8 @@ class SourceMaps:
         found = self._spread(table[first].flatten(), free)
         if found.grid is None and len(free) == 2 and table.ndim == 3:
             for axis in free:
-                coarser = self.coarser(table.movedim(axis, 0).flatten(1))
-                if coarser is not None:
+                with suppress(ValueError):
+                    coarser = self.coarser(table.movedim(axis, 0).flatten(1))
                     return self._spread(coarser.flatten(), (axis,))
             return Origin()
         return found
@@ -104,9 +87,8 @@ class SourceMaps:
         source = self.only(numbers)
         if source is None:
             return Origin()
-        known = numbers > 0
-        places = (numbers[known] - source.first).long()
-        time, height, width = source.time, source.height, source.width
+        known, (first, time, height, width) = numbers > 0, source
+        places = (numbers[known] - first).long()
         if len(places) < time * height * width and time == 1:
             (rows, row), (columns, column) = _ranked(places // width), _ranked(places % width)
             if not (_is_even(rows, height) and _is_even(columns, width)):
@@ -175,15 +157,14 @@ Rule = Callable[[SourceMaps, Tensor, FollowedCall], Any]
 first tensor; None where nothing is known."""
 
 
-def _kept_rows(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
+def _kept_rows(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor:
     """What mixes the last axis (a linear layer, an attention's queries) keeps the others."""
     last, shape = table.ndim - 1, call.result.shape
     if not varies(table, last):
         return table[..., :1].expand(shape)
     if table.shape == shape and not any(varies(table, i) for i in range(last)):
         return table  # the tokens themselves are mixed, and each is given back
-    coarser = maps.coarser(table)
-    return None if coarser is None else coarser.expand(shape)
+    return maps.coarser(table).expand(shape)
 
 
 def _map(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
@@ -198,46 +179,43 @@ def _map(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
     if not varies(table, 0):  # one image, or heads of it
         return maps.table(shape)
     source = maps.only(table)
-    if source is not None and source.time == len(table):
-        frames = (table.movedim(0, -1) - source.first) // (source.height * source.width)
-        if torch.equal(frames, torch.arange(source.time).expand_as(frames)):
+    if source is not None and source[1] == len(table):
+        frames = (table.movedim(0, -1) - source[0]) // (source[2] * source[3])
+        if torch.equal(frames, torch.arange(len(table)).expand_as(frames)):
             return maps.table([1, *shape], 2)[0]
     # pieces of a map, each of which became smaller by a whole factor
     (count, _, height, width), (high, wide) = table.shape, shape[2:]
     if height % high or width % wide or varies(table, 1):
         return None
     blocks = table[:, :1].reshape(count, 1, high, height // high, wide, width // wide)
-    coarser = maps.coarser(blocks.transpose(3, 4).flatten(4))
-    return None if coarser is None else coarser[..., 0].expand(shape)
+    return maps.coarser(blocks.transpose(3, 4).flatten(4))[..., 0].expand(shape)
 
 
-def _product(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
-    """A product of matrices has the rows of its first factor."""
-    return None if varies(table, table.ndim - 1) else table[..., :1].expand(call.result.shape)
+def still(table: Tensor, *axes: int) -> Tensor:
+    """The places along the other axes; ValueError where they change along these."""
+    for axis in axes:
+        if varies(table, axis):
+            raise ValueError("places are mixed")
+        table = table.narrow(axis, 0, 1)
+    return table
 
 
-def _einsum(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
-    """A sum of products has the axes of its first factor that it does not sum over."""
+def einsum_factors(
+    call: FollowedCall, tables: Sequence[Tensor | None], mixed: Callable[..., Tensor]
+) -> list[Tensor]:
+    """The tables of the factors of torch.einsum, `mixed` along the axes that are summed over; an
+    axis of the output that a factor lacks has one value."""
     inputs, _, output = call.args[0].replace(" ", "").partition("->")
-    letters = inputs.partition(",")[0]
-    if not output or not letters.isalpha() or len(letters) != table.ndim:
-        return None
-    for axis, letter in enumerate(letters):
-        if letter not in output:
-            if varies(table, axis):
-                return None
-            table = table.narrow(axis, 0, 1)
-    return renamed_axes(table, letters, output).expand(call.result.shape)
-
-
-def renamed_axes(table: Tensor, letters: str, output: str) -> Tensor:
-    """A factor of torch.einsum whose axes, one for each letter, stand as those of the output; an
-    axis that is summed over has one value, and one that the factor lacks gets one."""
-    kept = [letter for letter in letters if letter in output]
-    table = table.reshape([n for n, x in zip(table.shape, letters, strict=True) if x in output])
-    order = [kept.index(letter) for letter in output if letter in kept]
-    place = tuple(slice(None) if letter in kept else None for letter in output)
-    return table.permute(order)[place]
+    factors = []
+    for table, letters in zip(tables, inputs.split(","), strict=True):
+        if table is not None:
+            table = mixed(table, *[axis for axis, x in enumerate(letters) if x not in output])
+            sides = zip(table.shape, letters, strict=True)
+            table = table.reshape([n for n, letter in sides if letter in output])
+            kept = [letter for letter in letters if letter in output]
+            table = table.permute([kept.index(letter) for letter in output if letter in kept])
+            factors.append(table[tuple(slice(None) if x in kept else None for x in output)])
+    return factors
 
 
 def _reduced(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
@@ -248,20 +226,12 @@ def _reduced(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | No
         return None
     keep = table.ndim == call.result.ndim
     if any(varies(table, dim) for dim in dims):
-        still = [axis for axis in range(table.ndim) if not varies(table, axis)]
-        for axis in still:
+        for axis in (axis for axis in range(table.ndim) if not varies(table, axis)):
             table = table.narrow(axis, 0, 1)
-        coarser = maps.coarser(table.movedim(dims[0], -1)) if len(dims) == 1 else None
-        if coarser is None:
-            return None
-        coarser = coarser.movedim(-1, dims[0])
-        return (coarser if keep else coarser.squeeze(dims[0])).expand(call.result.shape)
+        (dim,) = dims  # ValueError where there are several
+        coarser = maps.coarser(table.movedim(dim, -1)).movedim(-1, dim)
+        return (coarser if keep else coarser.squeeze(dim)).expand(call.result.shape)
     return table.amax(list(dims), keepdim=keep)
-
-
-def _moved(move: Callable[..., Any], maps: SourceMaps, table: Tensor, call: FollowedCall) -> Any:
-    """What only moves values is done to the places as well."""
-    return call.on(move, table)
 
 
 def _item(table: Tensor, index: Any) -> Tensor:
@@ -304,7 +274,6 @@ MOVES: dict[str, Callable[..., Any]] = {
 """Functions that move values and change none."""
 
 JOINS: dict[str, Callable[..., Any]] = {"cat": torch.cat, "stack": torch.stack}
-"""Functions that put several tensors into one."""
 
 MAPS = frozenset(
     f"{kind}{n}d"
@@ -325,15 +294,17 @@ MULTI_HEAD = "multi_head_attention_forward"
 """The function whose second result is an attention's weights."""
 
 RULES: Mapping[str, Rule] = {
-    **{name: partial(_moved, function) for name, function in MOVES.items()},
     **dict.fromkeys(MAPS | {"interpolate", "pixel_shuffle", "pixel_unshuffle"}, _map),
     **dict.fromkeys(("linear", "lstm", "gru"), _kept_rows),
     **dict.fromkeys(("scaled_dot_product_attention", MULTI_HEAD), _kept_rows),
     **dict.fromkeys(("mean", "sum", "amax", "amin", "argmax"), _reduced),
-    **dict.fromkeys(PRODUCTS, _product),
-    "einsum": _einsum,
+    # a product of matrices has the rows of its first factor
+    **dict.fromkeys(PRODUCTS, lambda maps, table, call: still(table, -1).expand(call.result.shape)),
+    "einsum": lambda maps, table, call: einsum_factors(
+        call, [table, *[None] * (len(call.given) - 1)], still
+    )[0].expand(call.result.shape),
 }
-"""What functions do to places, by the name of the function."""
+"""What functions that do not only move values do to places, by the name of the function."""
 
 LOST = frozenset(
     (

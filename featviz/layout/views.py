@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from featviz.layout.places import JOINS, MOVES, FollowedCall, renamed_axes, varies
+from featviz.layout.places import JOINS, MOVES, FollowedCall, einsum_factors, varies
 
 _FAR = 2.0**20
 """Beyond every pixel; float32 counts so far."""
@@ -129,26 +129,15 @@ def _attended(call: FollowedCall, tables: Sequence[Tensor | None]) -> list[Tenso
     return mixed if query is None else [_mixed(query, -1), *mixed]
 
 
-def _multiplied(call: FollowedCall, tables: Sequence[Tensor | None]) -> list[Tensor]:
-    """A product of matrices: rows of the first, columns of the second."""
-    pairs = zip(tables, (-1, -2), strict=True)
-    return [_mixed(table, axis) for table, axis in pairs if table is not None]
-
-
-def _einsum(call: FollowedCall, tables: Sequence[Tensor | None]) -> list[Tensor]:
-    inputs, _, output = call.args[0].replace(" ", "").partition("->")
-    factors = []
-    for table, letters in zip(tables, inputs.split(","), strict=True):
-        if table is not None:
-            summed = [axis for axis, letter in enumerate(letters) if letter not in output]
-            factors.append(renamed_axes(_mixed(table, *summed), letters, output))
-    return factors
-
-
 _MIXERS: Mapping[str, Callable[[FollowedCall, Sequence[Tensor | None]], list[Tensor]]] = {
     **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward"), _attended),
-    **dict.fromkeys(("matmul", "bmm", "mm"), _multiplied),
-    "einsum": _einsum,
+    **dict.fromkeys(  # rows of the first matrix, columns of the second
+        ("matmul", "bmm", "mm"),
+        lambda call, tables: [
+            _mixed(t, axis) for t, axis in zip(tables, (-1, -2), strict=True) if t is not None
+        ],
+    ),
+    "einsum": lambda call, tables: einsum_factors(call, tables, _mixed),
 }
 
 # Functions of one tensor

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from featviz.errors import FeatvizError, ForwardError
-from featviz.hooks.forward import forward
+from featviz.hooks.capture import forward
 from featviz.images import find
 from featviz.images.decode import check_background
 from featviz.models.load import LoadedModel, load_model

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from featviz.errors import ForwardError, UsageError
 from featviz.hooks import selectors
-from featviz.hooks.capture import hooked
+from featviz.hooks.capture import forward, hooked
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.hooks.forward import forward
 from featviz.hooks.functions import list_functions
 from featviz.hooks.layers import like_module, list_layers, modules_by_name
 from featviz.hooks.selectors import Selector

@@ -3,11 +3,12 @@ files of the one before."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from threading import Event
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from featviz import layout
-from featviz.drawing import colormap, figure
+from featviz.drawing import colormap, page
 from featviz.drawing.drawer import Drawer, magnitude_and_phase
 from featviz.drawing.picture import (
     GridPicture,
@@ -23,10 +24,9 @@ from featviz.drawing.picture import (
     describe,
     encode,
     to_png,
-    warn_of_size,
     write_png,
 )
-from featviz.drawing.tensorboard import Board, Post, as_make_grid, histogram, note
+from featviz.drawing.tensorboard import Board, as_make_grid, histogram
 from featviz.errors import LayoutError, StoreError, UploadError
 from featviz.records import Floats, Hints, ImageResult, Sample, Site, finite
 from featviz.run.encoders import Background, shared_cores
@@ -132,7 +132,7 @@ class Drawing:
                     if self.prepared.options.max_output_size is not None:
                         self._count(writer.folder, writer)
                     if self.board is not None:
-                        self.board.post(writer.posts, self._steps[drawn.sample.name])
+                        self.board.post(chain(*writer.posts), self._steps[drawn.sample.name])
                 except UploadError as lost:
                     self._lost, result, error = self._lost + 1, None, lost
                     if self._lost == MOST_LOST:
@@ -175,7 +175,7 @@ class ImageWriter:
         self.hints = run.prepared.hints(image)
         self.tasks: list[Future[Any]] = []
         """All that encoders do for this image before they write its manifest."""
-        self.posts: list[Post] = []
+        self.posts: list[Iterator[dict[str, Any]]] = []
         """For TensorBoard, in the order in which the layers ran."""
         self._rows: list[Future[Capture]] = []
         self._stats: dict[str, Floats] = {}
@@ -231,8 +231,10 @@ class ImageWriter:
                 plain = as_make_grid(picture, self.options)
                 counts = None if key else histogram(layout.to_floats(tensor))
                 drawn = self._later(plain.tiles.nbytes, partial(to_png, plain))
-                about = note(plain), self.sample.name
-                self.posts.append(Post(at, drawn.result, picture.stats, counts, *about))
+                shown = picture.stats, len(plain.drawn)
+                self.posts.append(
+                    self.run.board.values(at, drawn.result, *shown, counts, self.sample.name)
+                )
 
     def abandon(self) -> None:
         """Remove the folder once encoders have let go of it."""
@@ -308,7 +310,6 @@ class ImageWriter:
         if raw is not None:
             row = replace(row, tensor=raw)
         name = self.sample.name
-        warn_of_size(f"{site.layer.label} {site.stem} of {name}", picture.plan.pixels)
         with self.folder.writing(file) as opened:
             encode(picture, opened, self.options.format, caption(row))
         if not self.options.figure:
@@ -316,10 +317,10 @@ class ImageWriter:
         title = f"{name}   {site.layer.label} ({site.layer.type})   {site.stem}"
         cmap = colormap.resolved(self.options.cmap, site.kind, True, self.options.reduce)
         cmap = picture.cmap or cmap
-        page = figure.page(picture, cmap, title, self._shown)
+        panels = page.figure_panels(picture, cmap)
         file = self._file(site.layer, f"{site.stem}.figure.png")
         with self.folder.writing(file) as opened:
-            figure.write_figure(opened, page, caption(row))
+            page.write_figure(opened, title, self._shown, panels, cmap, caption(row))
         return replace(row, figure=file)
 
 

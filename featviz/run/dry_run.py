@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import structs
 from torch import Tensor
 
-from featviz.drawing import figure, grid
+from featviz.drawing import grid, page
 from featviz.drawing.class_maps import check_places
 from featviz.drawing.drawer import is_saliency, magnitude_and_phase
 from featviz.errors import UsageError
@@ -127,19 +127,20 @@ def _planned(
 ) -> list[dict[str, Any]]:
     """The picture of some maps, and its figure; near-equal maps are not known yet, and counted."""
     channels, slices, *size = maps.data.shape
-    reduced = draw.reduce is not None and not maps.strip
+    strip = LAYOUTS[maps.layout].strip
+    reduced = draw.reduce is not None and not strip
     count = 1 if reduced else min(channels, draw.max_maps or channels)
     laid_over = draw.overlay is not None and LAYOUTS[maps.layout].aligned
     shape = (count, min(slices, draw.max_slices), *(shown if laid_over else size))
-    plan = grid.plan(shape, draw, strip=maps.strip, alone=reduced)
+    plan = grid.plan(shape, draw, strip=strip, alone=reduced)
     share = 3 * BLENDED if laid_over else 3 if reduced and draw.reduce == "pca" else 1
     drawn = plan.maps * plan.map_size[0] * plan.map_size[1] * share
     bytes = int(drawn * BYTES_PER_VALUE * (ENLARGED if plan.scale > (1, 1) else 1))
     picture = f"{site.stem}.{draw.format}", plan.maps, plan.width, plan.height, bytes
     files = [picture]
     if draw.figure:
-        panels = 1 if maps.strip else min(figure.FIRST, count)
-        height, width = figure.FigureGeometry(panels).pixels
+        panels = 1 if strip else min(page.FIRST, count)
+        height, width = page.figure_geometry(panels)[0]
         pixels = int(width * height * FIGURE)
         files.append((f"{site.stem}.figure.png", panels, width, height, pixels))
     names = ("file", "maps", "width", "height", "bytes")

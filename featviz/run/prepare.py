@@ -17,8 +17,8 @@ from featviz.drawing import colormap, normalize, tensorboard, values
 from featviz.drawing.picture import check_format
 from featviz.errors import ImageError, UsageError
 from featviz.files.urls import Url
-from featviz.gradients import options as gradients
 from featviz.gradients import passes
+from featviz.gradients import targets as gradients
 from featviz.gradients.passes import PassPlan
 from featviz.hooks.capture import Recorder
 from featviz.hooks.eval_mode import in_eval_mode

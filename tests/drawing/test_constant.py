@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import Outcome
 from drawn_maps import SITE
 from msgspec import structs
-from tiles import manifest
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.utils import make_grid
 
 import featviz as fv
@@ -92,28 +88,3 @@ def test_constant_gradient_is_not_struck_through(kind: str, struck: bool) -> Non
     plain = pixels(drawn(maps, kind, nrow=1, marks=False, padding=0)).reshape(3, 81)
     found = pixels(drawn(maps, kind, nrow=1, padding=0)).reshape(3, 81)
     assert [(a != b).any() for a, b in zip(found, plain, strict=True)] == [struck, True, False]
-
-
-def test_diff_reads_a_strip_as_its_maps(
-    featviz: Callable[..., Outcome], tmp_path: Path, picture: Path
-) -> None:
-    """A run is equal to itself, and to a run of grids only where their numbers are equal."""
-    torch.manual_seed(0)
-    conv = nn.Conv2d(3, 4, 1)
-    nn.init.zeros_(conv.weight)
-    torch.save(nn.Sequential(conv), tmp_path / "net.pth")
-    nn.init.constant_(conv.weight, 0.1)
-    torch.save(nn.Sequential(conv), tmp_path / "other.pth")
-    for name, model, extra in (
-        ("strip", "net", ()),
-        ("grid", "net", ("--no-marks",)),
-        ("varied", "other", ()),
-    ):
-        words = ("run", tmp_path / f"{model}.pth", picture, "--layers", "Conv2d", *extra)
-        assert featviz(*words, "--out", tmp_path / name).code == 0
-    assert "constant" in manifest(tmp_path / "strip" / "picture.png")["captures"][0]
-    codes = [
-        featviz("diff", tmp_path / "strip", tmp_path / name, "--html", tmp_path / f"{name}-d").code
-        for name in ("strip", "grid", "varied")
-    ]
-    assert codes == [0, 0, 4]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from featviz.drawing import figure
+from featviz.drawing import page
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import GridPicture
 from featviz.options import DrawOptions
@@ -28,8 +26,8 @@ from featviz.options import DrawOptions
 SHOWN = np.zeros((4, 4, 3), np.uint8)
 
 
-def panels_of(picture: GridPicture) -> list[figure.Panel]:
-    return list(figure.page(picture, "viridis", "title", SHOWN).panels)
+def panels_of(picture: GridPicture) -> list[page.Panel]:
+    return page.figure_panels(picture, "viridis")
 
 
 def drawn(tensor: Tensor, **options: Any) -> GridPicture:
@@ -70,24 +68,22 @@ def test_panels_name_channels_and_hide_nothing() -> None:
     assert np.abs(panel.pixels.astype(int) - wanted).max() <= 4
 
 
-def written(sheet: figure.FigurePage) -> bytes:
+def written(panels: Sequence[page.Panel], title: str = "t", shown: np.ndarray = SHOWN) -> bytes:
     file = io.BytesIO()
-    figure.write_figure(file, sheet, {"Software": "featviz"})
+    page.write_figure(file, title, shown, panels, "viridis", {"Software": "featviz"})
     return file.getvalue()
 
 
-def example(count: int = 4) -> figure.FigurePage:
+def example(count: int = 4, title: str = "a $title$ of 猫") -> bytes:
     tensor = torch.linspace(-1, 1, 64).reshape(1, 1, 8, 8).expand(1, count, 8, 8)
-    picture = drawn(tensor)
     shown = np.full((8, 8, 3), (10, 200, 30), np.uint8)
-    return figure.page(picture, "viridis", "a $title$ of 猫", shown)
+    return written(panels_of(drawn(tensor)), title, shown)
 
 
 def test_figure_shows_input_maps_and_bars() -> None:
     """The input's colour, viridis from end to end, a title and ticks, in the size foretold."""
-    sheet = example()
-    image = Image.open(io.BytesIO(written(sheet)))
-    assert image.size == figure.FigureGeometry(4).pixels[::-1]
+    image = Image.open(io.BytesIO(example()))
+    assert image.size == page.figure_geometry(4)[0][::-1]
     assert image.info["Software"] == "featviz"
     pixels = np.asarray(image.convert("RGB"))
     shown = (pixels == (10, 200, 30)).all(-1)
@@ -106,17 +102,16 @@ def test_panels_have_the_pixels_of_their_maps() -> None:
     """Each map in its place, enlarged to squares."""
     tensor = noise(1, 4, 17, 10)
     tensor[0, 3, 2:9] = NAN
-    sheet = figure.page(drawn(tensor), "viridis", "t", SHOWN)
-    pixels = np.asarray(Image.open(io.BytesIO(written(sheet))))
-    at = figure.FigureGeometry(4)
-    for place, panel in enumerate(sheet.panels):
-        left, top = (round(100 * inches) for inches in at.corner(place))
+    panels = panels_of(drawn(tensor))
+    pixels = np.asarray(Image.open(io.BytesIO(written(panels))))
+    for panel, corner in zip(panels, page.figure_geometry(4)[2], strict=True):
+        left, top = (round(100 * inches) for inches in corner)
         found = pixels[top : top + 170, left + 35 : left + 135][5::10, 5::10]
         assert np.array_equal(found, panel.pixels)
 
 
-@pytest.mark.parametrize(("normalize", "count"), [("map", 4), ("layer", 4), ("layer", 1)])
-@pytest.mark.parametrize("size", [(4, 28), (12, 20), (20, 12), (16, 16)])
+@pytest.mark.parametrize(("normalize", "count"), [("map", 4), ("layer", 1)])
+@pytest.mark.parametrize("size", [(4, 28), (20, 12)])
 def test_bars_are_no_taller_than_their_maps(
     size: tuple[int, int], normalize: str, count: int
 ) -> None:
@@ -124,13 +119,12 @@ def test_bars_are_no_taller_than_their_maps(
     above or below."""
     tensor = torch.full((1, count, *size), 0.5)
     tensor[..., 0, 0], tensor[..., -1, -1] = 0, 1
-    sheet = figure.page(drawn(tensor, normalize=normalize), "viridis", "", SHOWN)
-    pixels = np.asarray(Image.open(io.BytesIO(written(sheet))).convert("RGB"))
-    at = figure.FigureGeometry(count)
-    side = 100 * at.side
-    down = side * min(1, size[0] / size[1])
-    tops = sorted({at.corner(place)[1] * 100 + (side - down) / 2 for place in range(count)})
-    left = round(at.corner(0)[0] * 100) - 1
+    data = written(panels_of(drawn(tensor, normalize=normalize)), "")
+    pixels = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    _, side, corners = page.figure_geometry(count)
+    down = 100 * side * min(1, size[0] / size[1])
+    tops = sorted({100 * top + (100 * side - down) / 2 for _, top in corners})
+    left = round(corners[0][0] * 100) - 1
     coloured = np.ptp(pixels[:, left:].astype(int), axis=2).max(1) > 40
     edges = np.flatnonzero(np.diff(coloured.astype(int), prepend=0, append=0))
     wanted = [edge for top in tops for edge in (top, top + down)]
@@ -154,26 +148,17 @@ def test_ticks_are_those_of_matplotlibs_colour_bar(low: float, high: float) -> N
         for value, label in zip(bar.get_ticks(), axes.get_yticklabels(), strict=True)
         if low <= value <= high
     ]
-    found, factor = figure.ticks(low, high)
+    found, factor = page.ticks(low, high)
     assert [words for _, words in found] == [words for _, words in wanted]
     assert [value for value, _ in found] == pytest.approx([value for value, _ in wanted])
     assert factor == axes.yaxis.get_offset_text().get_text()
-
-
-def test_figures_from_threads_are_the_same() -> None:
-    """Encoders are threads: figures made side by side have the bytes of one made alone."""
-    sheets = [example(1), example(2)]
-    alone = [written(sheet) for sheet in sheets]
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(written, sheets * 2)) == alone * 2
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("title", ["a\udcff.png", "a\nb\x07.png", "x" * 5000, "🙂"])
 def test_any_name_of_an_image_can_be_a_title(title: str) -> None:
     """Bytes that are no UTF-8, line breaks, thousands of letters and those of no font."""
-    sheet = replace(example(), title=title)
-    pixels = np.asarray(Image.open(io.BytesIO(written(sheet))))
+    pixels = np.asarray(Image.open(io.BytesIO(example(title=title))))
     assert (pixels[:40] < 255).any() and (pixels[:2] == 255).all()
 
 
@@ -184,9 +169,8 @@ def test_figure_of_extremes() -> None:
     tensor[0, 0], tensor[0, 1], tensor[0, 2] = NAN, 0, -7.5
     tensor[0, 3] *= 1e36
     for normalize in ("map", "layer"):
-        picture = drawn(tensor, normalize=normalize)
-        sheet = figure.page(picture, "viridis", "t", SHOWN[..., :1])
-        pixels = np.asarray(Image.open(io.BytesIO(written(sheet))).convert("RGB"))
+        data = written(panels_of(drawn(tensor, normalize=normalize)), shown=SHOWN[..., :1])
+        pixels = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
         assert (pixels == (255, 0, 255)).all(-1).sum() > 100 * 100
 
 
@@ -214,9 +198,7 @@ def test_a_fine_overlay_is_reduced_smoothly() -> None:
     for side, levels in ((1360, range(110, 146)), (17, (0, 255))):
         y, x = np.mgrid[:side, :side]
         board = np.repeat(((y + x) % 2 * 255).astype(np.uint8)[..., None], 3, axis=2)
-        sheet = figure.FigurePage("", board, [figure.Panel("", board, (0, 1))], "viridis")
-        file = io.BytesIO()
-        figure.write_figure(file, sheet, {})
-        left, top = (round(inches * 100) for inches in figure.FigureGeometry(1).corner(0))
+        file = io.BytesIO(written([page.Panel("", board, (0, 1))], "", board))
+        left, top = (round(inches * 100) for inches in page.figure_geometry(1)[2][0])
         inside = np.asarray(Image.open(file))[top + 20 : top + 300, left + 20 : left + 300]
         assert np.isin(inside, list(levels)).all()

@@ -12,8 +12,6 @@ import pytest
 from conftest import Outcome
 from PIL import Image
 
-import featviz as fv
-from featviz.errors import UsageError
 from featviz.records import FORMATS, PictureFormat
 
 CLI = Callable[..., Outcome]
@@ -56,14 +54,6 @@ def test_every_command_takes_every_format(
     (layer,) = json.loads(done.out)["layers"]
     assert layer["by"] == (["statistics and pixels"] if format.levels else ["statistics"])
     assert featviz(*command, "--overwrite").code == 0
-
-
-def test_help_and_messages_name_every_format(featviz: CLI) -> None:
-    """The table is what --format takes, and what a wrong one is told."""
-    shown = " ".join(featviz("run", "--help-all").out.split())
-    assert all(f"{format.name}, {format.words}" in shown for format in FORMATS.values())
-    with pytest.raises(UsageError, match="format=gif: expected one of " + ", ".join(FORMATS)):
-        fv.run(None, [], "*", "out", format="gif")
 
 
 def test_a_pillow_without_a_format_is_told_before_anything_is_written(

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from conftest import Outcome
 from drawn_maps import SITE, noise
 from matplotlib import colormaps
 from msgspec.structs import replace
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor, nn
+from torch import Tensor
 
-from featviz.drawing import labels
+from featviz.drawing import grid
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import to_image
 from featviz.options import DrawOptions
@@ -50,7 +46,7 @@ def test_label_is_pillows_text_in_white_on_black(cmap: str) -> None:
     plain = tiles(tensor, replace(PLAIN, cmap=cmap)).astype(int)
     found = tiles(tensor, replace(LABELLED, cmap=cmap)).astype(int)
     for channel, (tile, before) in enumerate(zip(found, plain, strict=True)):
-        height, width = labels.extent(str(channel))
+        height, width = grid.glyphs(str(channel)).shape
         assert (height, width) == (9, 6 * len(str(channel)) + 1)
         box = tile[:height, :width]
         assert set(np.unique(box)) == {0, 255}
@@ -72,39 +68,11 @@ def test_labelled_colormap_is_still_matplotlibs() -> None:
     assert np.array_equal(found, colormaps["viridis"](np.linspace(0, 1, 252), bytes=True)[:, :3])
 
 
-def test_label_names_the_channel_not_the_place() -> None:
-    """Where max_maps left some out, labels are the channels that are drawn."""
-    tensor = noise(1, 30, 20, 20)
-    found = tiles(tensor, replace(LABELLED, max_maps=3, pick="spread"))
-    every = tiles(tensor, LABELLED)
-    for tile, channel in zip(found, (0, 14, 29), strict=True):
-        assert np.array_equal(tile, every[channel])
-
-
 def test_clip_is_labelled_once_for_each_channel() -> None:
     """Of tiles side by side the first has the label."""
     tensor = noise(1, 2, 3, 20, 20)
     changed = (tiles(tensor, LABELLED) != tiles(tensor, PLAIN)).any(axis=(1, 2, 3))
     assert changed.tolist() == [True, False, False, True, False, False]
-
-
-def test_rgb_tiles_are_labelled(tmp_path: Path, featviz: Callable[..., Outcome]) -> None:
-    """Kernels in colour have black and white labels."""
-    torch.manual_seed(0)
-    torch.save(nn.Sequential(nn.Conv2d(3, 4, 5)), tmp_path / "net.pth")
-    base = ("kernels", tmp_path / "net.pth", "--nrow", 4, "--padding", 0, "-q")
-    for name, extra in (("plain", ()), ("labelled", ("--labels",))):
-        assert featviz(*base, "--out", tmp_path / name, *extra).code == 0
-    plain, labelled = (
-        np.asarray(Image.open(tmp_path / name / "001_0" / "kernel.png"))
-        for name in ("plain", "labelled")
-    )
-    assert labelled.shape == plain.shape and labelled.ndim == 3
-    side = labelled.shape[1] // 4
-    for channel in range(4):
-        box = labelled[:9, channel * side : channel * side + 7]
-        assert set(np.unique(box)) == {0, 255}
-    assert np.array_equal(labelled[9:], plain[9:])
 
 
 def test_label_larger_than_its_tile_is_left_out() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from torch import Tensor
 
-from featviz.drawing import order, values
+from featviz.drawing import drawer, values
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import GridPicture, caption, describe, to_image
 from featviz.options import DrawOptions
@@ -21,7 +21,7 @@ PLAIN = DrawOptions(scale=1)
 
 def channels_of(maps: Tensor) -> tuple[Tensor, np.ndarray]:
     """Maps [N, H, W] as they are compared."""
-    return maps.flatten(1), values.channel_stats(maps)
+    return maps.flatten(1), values.statistics(maps)[0]
 
 
 def drawn(tensor: Tensor, options: DrawOptions) -> GridPicture:
@@ -36,17 +36,10 @@ def tiles(picture: GridPicture) -> list[np.ndarray]:
 def test_correlations_are_numpys() -> None:
     """Pearson's coefficients, with 0 for a constant map."""
     maps = noise(9, 50) * 3 + 7
-    assert np.abs(order.correlations(maps) - np.corrcoef(maps.numpy())).max() < 1e-5
+    assert np.abs(drawer.correlations(maps) - np.corrcoef(maps.numpy())).max() < 1e-5
     maps[4] = 2.5
-    found = order.correlations(maps)
+    found = drawer.correlations(maps)
     assert np.abs(found[4]).max() < 1e-3 and np.abs(found[:, 4]).max() < 1e-3
-
-
-def test_by_mean_is_descending_and_without_a_mean_last() -> None:
-    """Largest first, equal ones by index, NaN at the end."""
-    means = torch.tensor([1.0, 5.0, NAN, -3.0, 5.0])
-    found = order.by_mean(values.channel_stats(means[:, None, None].expand(-1, 4, 4).clone()))
-    assert found == [1, 4, 0, 3, 2]
 
 
 def test_similarity_restores_a_sequence() -> None:
@@ -54,7 +47,7 @@ def test_similarity_restores_a_sequence() -> None:
     x = torch.arange(60.0)
     steps = torch.stack([torch.exp(-(((x - at) / 4) ** 2)) for at in range(5, 55, 3)])
     shuffle = [0, *(1 + torch.randperm(16, generator=torch.Generator().manual_seed(3))).tolist()]
-    found = order.by_similarity(*channels_of(steps[shuffle].reshape(17, 6, 10)))
+    found = drawer.by_similarity(*channels_of(steps[shuffle].reshape(17, 6, 10)))
     assert [shuffle[place] for place in found] == list(range(17))
 
 
@@ -63,7 +56,7 @@ def test_similarity_puts_constants_and_nonfinite_maps_last() -> None:
     maps = noise(7, 5, 5)
     maps[0], maps[2], maps[4] = -1.0, 3.0, 0.0
     maps[1, 2, 2] = NAN
-    found = order.by_similarity(*channels_of(maps))
+    found = drawer.by_similarity(*channels_of(maps))
     assert found[0] == 3 and set(found[:3]) == {3, 5, 6} and found[3:] == [2, 4, 0, 1]
 
 
@@ -77,9 +70,8 @@ def test_orders_and_groups_are_partitions(
     if seed % 3 == 0:
         maps[seed % count, 0, 0] = NAN
     channels = channels_of(maps)
-    for places in (order.by_mean(channels[1]), order.by_similarity(*channels)):
-        assert sorted(places) == list(range(count))
-    groups = order.collapse(*channels, threshold)
+    assert sorted(drawer.by_similarity(*channels)) == list(range(count))
+    groups = drawer.collapse(*channels, threshold)
     assert sorted(c for group in groups.values() for c in group) == list(range(count))
     assert all(leader == group[0] == min(group) for leader, group in groups.items())
     assert list(groups) == sorted(groups)
@@ -92,15 +84,15 @@ def test_collapse_joins_copies_and_near_copies() -> None:
     maps = torch.stack([base, noise(16, 16, seed=2), 3 * base + 5, -base, near])
     wanted = float(np.corrcoef(base.flatten(), near.flatten())[0, 1])
     channels = channels_of(maps)
-    assert order.collapse(*channels, 1.0) == {0: [0, 2], 1: [1], 3: [3], 4: [4]}
-    assert order.collapse(*channels, wanted - 1e-3) == {0: [0, 2, 4], 1: [1], 3: [3]}
-    assert order.collapse(*channels, wanted + 1e-3)[0] == [0, 2]
+    assert drawer.collapse(*channels, 1.0) == {0: [0, 2], 1: [1], 3: [3], 4: [4]}
+    assert drawer.collapse(*channels, wanted - 1e-3) == {0: [0, 2, 4], 1: [1], 3: [3]}
+    assert drawer.collapse(*channels, wanted + 1e-3)[0] == [0, 2]
 
 
 def test_constants_are_alike_only_if_equal() -> None:
     """Zeros join zeros, sevens sevens; NaN joins nothing, not even itself."""
     maps = torch.stack([torch.full((3, 3), v) for v in (0.0, 7.0, 0.0, NAN, 7.0, NAN, 7.5)])
-    found = order.collapse(*channels_of(maps), 0.5)
+    found = drawer.collapse(*channels_of(maps), 0.5)
     assert found == {0: [0, 2], 1: [1, 4], 3: [3], 5: [5], 6: [6]}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from featviz.drawing import values
+from featviz.drawing import loops, values
 
 ROUNDING = 512 / 4 * 2**-24
 """Of a float32 sum of 512 values in 4 lanes, the fewest there are: an addition is off by 2^-24."""
@@ -57,6 +57,15 @@ MAPS = {
     "all infinite": np.full((2, 9), np.inf, np.float32),
     "strided": _normal(64, 9, 40).transpose(1, 0, 2)[:, :, ::2].reshape(9, -1)[:, ::3],
 }
+
+
+def _by_loop(
+    rows: np.ndarray, low: np.ndarray, factor: np.ndarray, half: float, top: float | None
+) -> np.ndarray:
+    levels = np.empty(rows.shape, np.uint8)
+    rows = np.require(rows, np.float32, ["C", "W"])
+    loops.quantise(rows, low, factor, half, -1.0 if top is None else top, levels)
+    return levels
 
 
 def _expected(rows: np.ndarray) -> np.ndarray:
@@ -115,7 +124,7 @@ def test_levels_are_those_of_numpy(name: str, top: float | None) -> None:
     scaled = (rows - low[:, None]) * factor[:, None] + np.float32(0.5)
     expected = scaled if top is None else np.clip(scaled, 0, top)
     line = low, factor, 0.5, top
-    np.testing.assert_array_equal(values.quantise(rows, *line), expected.astype(np.uint8))
+    np.testing.assert_array_equal(_by_loop(rows, *line), expected.astype(np.uint8))
     on_device = values.quantise_on_device(torch.from_numpy(rows.copy()), *line)
     np.testing.assert_array_equal(on_device, expected.astype(np.uint8))
 
@@ -125,7 +134,7 @@ def test_values_outside_the_limits_are_clipped_and_nan_is_dark() -> None:
     one = np.ones(1, np.float32)
     line = 0 * one, 100 * one, 0.5, 200.5
     for levels in (
-        values.quantise(rows, *line),
+        _by_loop(rows, *line),
         values.quantise_on_device(torch.from_numpy(rows), *line),
     ):
         assert levels.tolist() == [[0, 0, 100, 200, 200, 0, 200, 0]]

@@ -194,38 +194,3 @@ def test_run_draws_one_map_a_layer(
     assert row["range"] == pytest.approx([-limit, limit], rel=1e-4)
     levels = np.asarray(Image.open(folder / row["file"]))
     assert np.abs(levels - (wanted / limit + 1) / 2 * 253).max() <= 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--capture", "input"), "reduce=gradxact is made of a layer's output and its gradient"),
-        (("--order", "mean"), "order and reduce=gradxact exclude each other"),
-        (("--target", "class:9"), "target 'class:9': there are 5 classes, 0 to 4"),
-    ],
-)
-def test_options_that_cannot_be_met(
-    options: tuple[str, ...], message: str, featviz: Callable[..., Outcome], tiny_file: Path,
-    picture: Path, tmp_path: Path,
-) -> None:  # fmt: skip
-    """One line, before anything is written."""
-    done = featviz("run", tiny_file, picture, *RUN, *options, "--out", tmp_path / "out")
-    assert (done.code, done.err.count("error: ")) == (2, 1) and message in done.err
-    assert not (tmp_path / "out").exists()
-
-
-def test_grid_has_no_gradient() -> None:
-    """One tensor is not enough, and the message says what is."""
-    with pytest.raises(FeatvizError, match=r"reduce=gradcam\+\+ needs a layer's output and its"):
-        fv.grid(torch.rand(1, 3, 4, 4), reduce="gradcam++")
-
-
-def test_the_report_names_the_method_and_its_colours(
-    featviz: Callable[..., Outcome], tiny_file: Path, picture: Path, tmp_path: Path
-) -> None:
-    """The legend is that of a map with a sign, though outputs are grey elsewhere."""
-    out = tmp_path / "out"
-    assert featviz("run", tiny_file, picture, *RUN, "--report", "--out", out).code == 0
-    pages = "".join(path.read_text("utf-8") for path in (out / "report").rglob("*.html"))
-    assert "gradient × activation of 4 feature maps" in pages
-    assert "most negative" in pages and "#b30326" in pages  # the red end of coolwarm

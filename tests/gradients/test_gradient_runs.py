@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import Outcome
 from gradient_models import SPHERES
 from networks import Net
 from oracle import inputs
@@ -71,16 +68,6 @@ def test_a_failing_image_leaves_nothing_and_the_others_go_on(
     assert read_json(out / "run.json")["failures"] == [{"image": "b.png", "error": error}]
 
 
-def test_what_is_no_tensor_is_skipped_for_each_kind(tmp_path: Path) -> None:
-    """Also where only gradients are captured, nothing is lost without a word."""
-    options = {"capture": "output,grad", "target": "output[0]", **inputs(8)}
-    wordy = Net(lambda self, x: (x.mean((2, 3)), "word"))
-    result = fv.run(wordy, SPHERES, "*", tmp_path / "out", **options)
-    found = [(skip.kind, skip.key, skip.reason) for skip in result.images[0].skipped]
-    assert found == [(kind, "1", "is a str, not a tensor") for kind in ("output", "grad")]
-    assert [row.kind for row in result.images[0].captures] == ["output", "grad"]
-
-
 def test_a_model_that_undoes_its_graph_in_place_is_told_by_torchs_words(tmp_path: Path) -> None:
     """torch refuses x.sigmoid_().mul_(x), and so do we, in one line."""
 
@@ -93,42 +80,3 @@ def test_a_model_that_undoes_its_graph_in_place_is_told_by_torchs_words(tmp_path
     )
     assert "\n" not in caught.value.message
     assert not (tmp_path / "out").exists()
-
-
-def test_dry_run_lists_what_is_captured(
-    tiny_file: Path, tmp_path: Path, featviz: Callable[..., Outcome]
-) -> None:
-    """All kinds, with the files that a run then writes; skipped ones with their reasons."""
-    fixed = ("--size", "16x16", "--mean", "0,0,0", "--std", "1,1,1", "--out", tmp_path / "out",
-             "--capture", "input,output,grad,grad-input", "--target", "layer:1",
-             "--layers", "Conv2d,ReLU,Linear", "--json")  # fmt: skip
-    planned = json.loads(featviz("run", tiny_file, SPHERES, "--dry-run", *fixed).out)
-    assert not (tmp_path / "out").exists()
-    done = json.loads(featviz("run", tiny_file, SPHERES, *fixed).out)
-    names = sorted(f"{row['layer']}/{row['file']}" for row in planned["per_image"])
-    assert names == sorted(file.split("_", 1)[1] for file in done["files"])
-    assert {name.split("/")[1] for name in names if name.startswith("0/")} == {
-        "input.png", "output.png", "grad.png", "grad-input.png", "grad-input.saliency.png",
-    }  # fmt: skip
-    reason = "has no gradient: the target does not depend on it, or it was changed in place"
-    assert planned["skipped"] == [{"layer": "4", "reason": reason}] * 2
-    assert done["skipped"] == 2
-
-
-def test_options_come_from_a_config_file(
-    tiny_file: Path, tmp_path: Path, featviz: Callable[..., Outcome]
-) -> None:
-    """Lists for what may be several, and for --capture."""
-    (tmp_path / "c.toml").write_text(
-        'capture = ["output", "grad"]\ntarget = "class:2"\nablate = ["0:1", "0:2"]\n'
-        'grad-rule = "guided"\nsize = 16\n'
-    )
-    done = featviz(
-        "run", "--config", tmp_path / "c.toml", tiny_file, SPHERES, "--out", tmp_path / "out"
-    )
-    assert done.code == 0
-    manifest = read_json(tmp_path / "out" / "spheres.jpg" / "manifest.json")
-    assert manifest["target"]["of"] == "class:2"
-    assert manifest["target"]["grad_rule"] == "guided"
-    assert [row["what"] for row in manifest["interventions"]] == ["0:1", "0:2"]
-    assert {row["kind"] for row in manifest["captures"]} == {"output", "grad"}

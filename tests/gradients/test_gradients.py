@@ -204,33 +204,6 @@ def test_gradients_of_functions(tmp_path: Path) -> None:
     assert torch.equal(got["fn:add", "grad"], torch.ones(1, 4, 8, 8))
 
 
-def test_clips_have_gradients(tmp_path: Path) -> None:
-    """[1, C, T, H, W], each channel's steps side by side."""
-    torch.manual_seed(0)
-    parts = {"conv": nn.Conv3d(3, 4, 3, padding=1), "relu": nn.ReLU(inplace=True)}
-    model = Net(lambda self, x: self.relu(self.conv(x)).mean((2, 3, 4)), **parts).eval()
-    (tmp_path / "clip").mkdir()
-    rng = np.random.default_rng(0)
-    for index in range(4):
-        pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "clip" / f"{index}.png")
-    fv.run(
-        model, tmp_path / "clip", "conv", tmp_path / "out", capture="grad,grad-input", target="sum",
-        frames=4, tensors="npy", ablate="conv:1", **inputs(8),
-    )  # fmt: skip
-    got = saved(tmp_path / "out" / "clip")
-    assert got["conv", "grad-input"].shape == (1, 3, 4, 8, 8)
-    gradient = got["conv", "grad"]
-    assert not gradient[0, 1].any()  # relu of a channel that is zero
-    assert gradient.unique().tolist() == [0.0, 1 / 256]  # 4 steps of 8×8
-    weights = model.conv.weight.clone()
-    weights[1] = 0
-    want = torch.nn.grad.conv3d_input((1, 3, 4, 8, 8), weights, gradient, padding=1)
-    assert_close(got["conv", "grad-input"], want.detach())
-    row = manifest(tmp_path / "out" / "clip")["captures"][0]
-    assert (row["layout"], row["slices"]) == ("ncthw", [4, 4])
-
-
 class Stereo(nn.Module):
     """Takes two images, one of which it needs twice as much."""
 

@@ -11,7 +11,7 @@ import torch
 from conftest import DIGITS, DIGITS_MODEL, Outcome
 from oracle import input_of
 
-from featviz.gradients import predictions
+from featviz.gradients import passes as predictions
 from featviz.rundir.read import read_json
 
 

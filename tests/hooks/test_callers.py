@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 from functools import reduce
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from exported import export
 from networks import Net
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,9 +18,6 @@ from featviz.hooks.capture import hooked
 from featviz.hooks.functions import list_functions
 from featviz.hooks.layers import list_layers
 from featviz.hooks.selectors import parse, select
-from featviz.inspection.layers import list_model
-from featviz.models.load import adopt, load_model
-from featviz.options import InputOptions, ModelOptions
 
 from .small_net import AS_IS, Unit, grab
 
@@ -114,14 +109,6 @@ def test_inputs_and_gradients_belong_to_the_place_too(tmp_path: Path) -> None:
 def test_selectors_match_the_name_of_the_place(text: str, taken: list[str]) -> None:
     """Globs, regular expressions, indices and exclusions speak of places."""
     assert names(Yolo(), text) == taken
-
-
-def test_places_stand_where_their_names_stand() -> None:
-    """Indices are those of named_modules() with each place counted."""
-    model = Yolo()
-    every = [name for name, _ in model.named_modules(remove_duplicate=False)]
-    assert [(x.index, x.name) for x in list_layers(model)] == list(enumerate(every))
-    assert all(layer.aliases == () for layer in list_layers(model))
 
 
 def test_two_names_in_one_caller_are_one_layer() -> None:
@@ -223,56 +210,6 @@ def _run(model: nn.Module, out: Path, **more: object) -> dict[str, np.ndarray]:
     fv.run(model, PICTURE, "SiLU", out, size="6x8", **AS_IS, **more)  # type: ignore[arg-type]
     with np.load(next(out.glob("*/stats.npz"))) as stats:
         return dict(stats)
-
-
-def test_a_run_has_a_folder_for_each_place() -> None:
-    """Folders, manifests and keys of statistics carry the place's name and index; a resumed run
-    keeps them."""
-    model = Yolo().eval()
-    stats = _run(model, Path("out"))
-    assert list(stats) == [
-        "stem.act|output|0|", "m.0.act|output|0|", "m.1.act|output|0|", "m.1.act|output|1|",
-    ]  # fmt: skip
-    (image,) = Path("out").glob("*/manifest.json")
-    files = [row["file"] for row in json.loads(image.read_text())["captures"]]
-    assert files == [
-        "003_stem.act/output.png", "007_m.0.act/output.png",
-        "010_m.1.act/output.png", "010_m.1.act/output.call1.png",
-    ]  # fmt: skip
-    before = image.stat().st_mtime_ns
-    _run(model, Path("out"), resume=True)
-    assert image.stat().st_mtime_ns == before
-
-
-def test_layers_lists_each_place_with_its_own_calls() -> None:
-    """Names, indices, calls and costs by place: own MACs sum to the total; a shared module and its
-    parameters count once."""
-    conv = nn.Conv2d(3, 3, 1, bias=False)
-    model = nn.Sequential(nn.Sequential(conv), nn.Sequential(conv, nn.ReLU()))
-    loaded = adopt(model.eval(), InputOptions(size=(6, 8)))
-    told = list_model(loaded, InputOptions(), "Conv2d@1.*")
-    rows = [row for row in told.rows if row.type == "Conv2d"]
-    assert [(row.name, row.index, row.calls, row.own_macs, row.selected) for row in rows] == [
-        ("0.0", 2, 1, 9 * 48, False),
-        ("1.0", 4, 1, 9 * 48, True),
-    ]
-    totals = (told.totals.macs, told.totals.parameters, told.totals.modules)
-    assert totals == (2 * 9 * 48, 9, 5)
-    assert told.table.footer[-1] == "5 modules; * 1 taken by the selectors"
-
-
-def test_an_exported_program_has_the_same_names(tmp_path: Path) -> None:
-    """torch.export names every place itself; a selector takes the same of both."""
-    model = Yolo().eval()
-    program = load_model(
-        ModelOptions(str(export(model, tmp_path / "m.pt2", 1, 3, 6, 8)), device="cpu", trust=True),
-        InputOptions(),
-    ).module
-    eager, found = grab(model, "SiLU", IMAGE), grab(program, "SiLU", IMAGE)
-    assert {n: len(calls) for n, calls in found.items()} == {n: len(c) for n, c in eager.items()}
-    for name, calls in eager.items():
-        for mine, other in zip(calls, found[name], strict=True):
-            torch.testing.assert_close(mine, other)
 
 
 @pytest.mark.parametrize(

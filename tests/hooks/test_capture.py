@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from torchvision import models
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
-import featviz
-from featviz.errors import ForwardError, UsageError
-from featviz.hooks.capture import hooked, leaves
+from featviz.errors import ForwardError
+from featviz.hooks.capture import forward, hooked, leaves
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.hooks.forward import forward
 from featviz.hooks.layers import list_layers
 
 from .small_net import grab
@@ -52,7 +50,7 @@ def _owner(node: str, names: set[str]) -> str | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet18", "vgg11", "squeezenet1_1", "mobilenet_v2"])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
 def test_captures_equal_the_feature_extractors(name: str) -> None:
     """Every captured tensor is what create_feature_extractor gives for that node."""
     torch.manual_seed(0)
@@ -167,12 +165,3 @@ def test_lists_of_modules_never_ran_only_where_nothing_ran(runs: bool) -> None:
         forward(model, [torch.zeros(1)], recorder)
     names = [layer.name for layer in recorder.never_ran]
     assert names == (["idle", "idle.0"] if runs else ["list", "steps"])
-
-
-def test_capture_refuses_what_matches_nothing(tiny: nn.Module) -> None:
-    """A selector without a layer is an error that lists the types present."""
-    with (
-        pytest.raises(UsageError, match="no layer matches 'Conv3d'"),
-        featviz.capture(tiny, "Conv3d"),
-    ):
-        pass

@@ -4,23 +4,21 @@ and that torch's function mode is entered only where functions are asked for, an
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from networks import Net
-from PIL import Image
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import _get_current_function_mode_stack
 from torchvision import models
 
 import featviz as fv
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.functions import list_functions
 
-from .small_net import AS_IS, SUMS, grab
+from .small_net import SUMS, grab
 
 
 class TestAgainstForwardsByHand:
@@ -43,15 +41,6 @@ class TestAgainstForwardsByHand:
                     assert torch.equal(got, total) and bool((got < 0).any())
                     x = F.relu(total)
         assert list(seen) == names and len(names) == 8
-
-    def test_the_halves_of_shufflenet(self) -> None:
-        """chunk gives two tensors: both are there, under their places in the tuple."""
-        model = models.shufflenet_v2_x0_5().eval()
-        seen = grab(model, "fn:chunk,stage2.1.branch2.0,stage2.0", torch.randn(1, 3, 64, 64))
-        whole, right = seen["stage2.0"][0], seen["stage2.1/fn:chunk:1"][0]
-        assert torch.equal(torch.cat([seen["stage2.1/fn:chunk:0"][0], right], 1), whole)
-        with torch.inference_mode():
-            assert torch.equal(model.stage2[1].branch2[0](right), seen["stage2.1.branch2.0"][0])
 
 
 class TestWhoCalls:
@@ -196,32 +185,3 @@ def test_the_output_is_the_same_bit_for_bit(net: nn.Module) -> None:
     plain = net(image)
     with fv.capture(net, "fn:add,fn:relu,fn:cat,Conv2d"):
         assert torch.equal(net(image), plain)
-
-
-@pytest.mark.slow
-def test_no_mode_where_no_function_is_asked_for(
-    net: nn.Module, picture: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Captures of modules never enter torch's function mode; a run enters it to follow the first
-    image of each shape (and the zeros, without selectors), and another one for fn:."""
-    entered: list[type] = []
-    enter = TorchFunctionMode.__enter__
-
-    def counting(self: TorchFunctionMode) -> Any:
-        entered.append(type(self))
-        return enter(self)
-
-    monkeypatch.setattr(TorchFunctionMode, "__enter__", counting)
-    grab(net, "*", torch.randn(1, 3, 6, 8))
-    assert entered == []
-    twice = [picture, Image.open(picture)]
-    for layers, times in ((None, 2), ("Conv2d,ReLU", 1), ("*", 1), ("!*.conv", 1)):
-        entered.clear()
-        fv.run(net, twice, layers, tmp_path / "o", overwrite=True, size=(12, 16), **AS_IS)
-        assert len(entered) == times
-    entered.clear()
-    fv.run(net, picture, "fn:add", tmp_path / "o", overwrite=True, size=(12, 16), **AS_IS)
-    assert len(entered) == 3  # to list them, to follow the image, and for the image
-    entered.clear()
-    grab(net, "fn:add", torch.randn(1, 3, 6, 8))
-    assert len(entered) == 1

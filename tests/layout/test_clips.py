@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import Outcome
 from frames import AS_IS, animation, folder_of, numbers, still
 from PIL import Image
-from tiles import assert_drawn, levels, manifest, raw, rows, tiles
+from tiles import assert_drawn, manifest, raw, rows, tiles
 from torch import Tensor, nn
 from torchvision.models import video
-from torchvision.transforms import functional as F
 
 import featviz as fv
-from featviz.diff.compare import TensorPair
 from featviz.drawing.drawer import Drawer
 from featviz.images import decode, find
-from featviz.models.presets import choose_preprocess
-from featviz.options import DrawOptions, InputOptions
+from featviz.options import DrawOptions
 from featviz.records import Layer, Site
-from featviz.rundir.image import read_image
 
-RGB3D = nn.Conv3d(3, 2, 1)
 
 
 SITE = Site(Layer(1, "conv", "Conv3d"), "output", 0, "")
@@ -100,21 +91,8 @@ class TestGrouping:
         assert clip.name == "one.png"
         assert numbers(decode.decode(clip, frames=4).images) == [3, 3, 3, 3]
 
-    def test_a_broken_file_fails_its_clip_alone(self, tmp_path: Path) -> None:
-        """What cannot be read is named; the other clip is complete."""
-        folder_of(tmp_path / "all" / "good", 2)
-        bad = folder_of(tmp_path / "all" / "poor", 2)
-        (bad / "frame1.png").write_bytes(b"no picture")
-        options = {"frames": 2, "size": (6, 8), **AS_IS}
-        result = fv.run(Clip(), tmp_path / "all", "conv", tmp_path / "out", **options)
-        assert result.exit_code == 3
-        (failure,) = result.failures
-        assert failure.name == "poor" and "frame1.png" in str(failure.error)
-        assert (tmp_path / "out" / "good" / "manifest.json").is_file()
-        assert not (tmp_path / "out" / "poor").exists()
-
-    @pytest.mark.parametrize(("held", "asked"), [(12, 5), (12, 12), (3, 8), (7, 1), (2, 3)])
-    @pytest.mark.parametrize("kind", ["folder", ".gif", ".webp", ".png"])
+    @pytest.mark.parametrize(("held", "asked"), [(12, 5), (3, 8), (7, 1)])
+    @pytest.mark.parametrize("kind", ["folder", ".gif"])
     def test_frames_are_evenly_spread(
         self, held: int, asked: int, kind: str, tmp_path: Path
     ) -> None:
@@ -187,20 +165,6 @@ class TestClips:
         batch = Drawer(options).draw(SITE, torch.rand(40, 2, 5, 5))[""]
         assert batch.steps == list(range(16)) and batch.slices == (16, 40)
 
-    def test_diff_compares_no_pixels_of_different_slices(self, tmp_path: Path) -> None:
-        """A run that drew the first slices has other pixels than one that drew spread ones."""
-        folder = folder_of(tmp_path / "walk", 6)
-        options = {"frames": 6, "size": (6, 8), "max_slices": 3, **AS_IS}
-        for name in ("new", "old"):
-            fv.run(Clip(), folder, "conv", tmp_path / name, **options)
-        path = tmp_path / "old" / "walk" / "manifest.json"
-        content = json.loads(path.read_text())
-        del content["captures"][0]["steps"]
-        path.write_text(json.dumps(content))
-        images = [read_image(tmp_path / name, "walk", hold=True) for name in ("old", "new")]
-        assert next(TensorPair.read(*images)).pixels() is None
-        assert next(TensorPair.read(images[1], images[1])).pixels() is not None
-
     def test_frames_of_different_sizes_fail_with_the_remedy(self, tmp_path: Path) -> None:
         """One clip has one size; --size brings them to one."""
         folder = folder_of(tmp_path / "walk", 2)
@@ -210,55 +174,6 @@ class TestClips:
         assert "size HxW" in str(result.failures[0].hint)
         options = {"frames": 3, "size": (6, 8), "overwrite": True, **AS_IS}
         assert fv.run(Clip(), folder, "conv", tmp_path / "o", **options).exit_code == 0
-
-    def test_grid_draws_a_clip(self) -> None:
-        """featviz.grid gives the picture that a run writes for [1, C, T, H, W]."""
-        clip = torch.randn(1, 4, 3, 5, 7)
-        got = np.asarray(fv.grid(clip, scale=1, nrow=3, padding=0))
-        pixels = got.reshape(4, 5, 3, 7).swapaxes(1, 2).astype(int)
-        assert np.abs(pixels - levels(clip[0])).max() <= 1
-        last = clip.permute(0, 2, 3, 4, 1)
-        told = fv.grid(last, scale=1, nrow=3, padding=0, tensor_layout="nthwc")
-        assert np.array_equal(told, got)
-
-    def test_dry_run_plans_a_clip(self, tmp_path: Path, featviz: Callable[..., Outcome]) -> None:
-        """--dry-run counts clips, not frames, and knows the sizes of their pictures."""
-        folder_of(tmp_path / "all" / "run", 6, height=64, width=64)
-        folder_of(tmp_path / "all" / "walk", 6, height=64, width=64)
-        model = nn.Sequential(nn.Conv3d(3, 16, 3, 2, 1), nn.Conv3d(16, 9, 3, 2, 1))
-        torch.save(model, tmp_path / "net.pth")
-        line = ["run", tmp_path / "net.pth", tmp_path / "all", "--frames", "4"]
-        line += ["--size", "64x64", "--layers", "0,1", "--max-maps", "8"]
-        line += ["--out", tmp_path / "out"]
-        planned = json.loads(featviz(*line, "--dry-run", "--json").out)
-        assert planned["images"] == 2
-        assert featviz(*line).code == 0
-        written = rows(tmp_path / "out" / "walk")
-        for file in planned["per_image"]:
-            row = written[file["layer"], 0, ""]
-            picture = Image.open(tmp_path / "out" / "walk" / row["file"])
-            assert picture.size == (file["width"], file["height"])
-
-
-VIDEO_ENTRIES = [
-    video.R3D_18_Weights.KINETICS400_V1,
-    video.MC3_18_Weights.KINETICS400_V1,
-    video.MViT_V1_B_Weights.KINETICS400_V1,
-    video.MViT_V2_S_Weights.KINETICS400_V1,
-    video.Swin3D_T_Weights.KINETICS400_V1,
-    video.S3D_Weights.KINETICS400_V1,
-]
-
-
-@pytest.mark.parametrize("entry", VIDEO_ENTRIES, ids=str)
-@pytest.mark.parametrize("size", [(90, 70), (131, 202)], ids=str)
-def test_clips_are_prepared_as_by_their_own_transforms(entry: Any, size: tuple[int, int]) -> None:
-    """The tensor equals weights.transforms() of the same frames, bit for bit."""
-    generator = np.random.default_rng(1)
-    frames = [Image.fromarray(generator.integers(0, 256, (*size, 3), np.uint8)) for _ in range(3)]
-    (ours,) = choose_preprocess(RGB3D, entry, InputOptions())(frames)
-    theirs = entry.transforms()(torch.stack([F.pil_to_tensor(frame) for frame in frames]))
-    assert torch.equal(ours, theirs[None])
 
 
 @pytest.mark.slow

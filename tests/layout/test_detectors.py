@@ -6,20 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from conftest import SCENES
-from frames import AS_IS
-from networks import Net
 from PIL import Image
-from tiles import assert_drawn, levels, manifest, raw, rows, tiles
-from torch import nn
+from tiles import levels, manifest, raw, rows, tiles
 from torchvision.models import detection
-from torchvision.transforms import functional as F
 
 import featviz as fv
 from featviz import cli
-from featviz.models.presets import choose_preprocess
-from featviz.options import InputOptions
 
 
 @pytest.fixture(scope="module")
@@ -82,22 +75,6 @@ class TestDetectors:
         keys = [key for name, _, key in rows(seen) if name == "backbone.fpn"]
         assert keys == ["0", "1", "pool"]
 
-    def test_detectors_get_values_of_0_to_1_without_a_guess(
-        self, seen: Path, messages: pytest.LogCaptureFixture
-    ) -> None:
-        """They normalise by themselves: the picture in its own size, known by name or not."""
-        content = manifest(seen)
-        scene = Image.open(SCENES / "landscape.jpg").convert("RGB")
-        assert content["input"] == {
-            "shape": [1, 3, scene.height, scene.width],
-            "preprocessing": "RGB, values 0..1",
-        }
-        with torch.device("meta"):
-            module = detection.fasterrcnn_mobilenet_v3_large_320_fpn(weights_backbone=None)
-        chosen = choose_preprocess(module, None, InputOptions())
-        assert torch.equal(chosen([scene])[0][0], F.to_tensor(scene))
-        assert messages.text == ""
-
     def test_a_detector_that_finds_nothing(self, tmp_path: Path) -> None:
         """No box above the threshold: skipped with the reason, and the rest is drawn."""
         model = detection.fasterrcnn_mobilenet_v3_large_320_fpn(
@@ -108,14 +85,3 @@ class TestDetectors:
         reasons = {skip["key"]: skip["reason"] for skip in manifest(folder)["skipped"]}
         assert reasons["0.boxes"] == "shape [0, 4] holds no values"
         assert len(rows(folder)) == 1
-
-    def test_segmentation_gives_out(self, tmp_path: Path) -> None:
-        """The dict's `out` is drawn as output.out.png, a map for each class."""
-        model = Net(lambda self, x: {"out": self.conv(x)}, conv=nn.Conv2d(3, 5, 1))
-        options = {"size": (64, 96), "tensors": "npy", "scale": 1, **AS_IS}
-        fv.run(model, SCENES / "landscape.jpg", "Net", tmp_path / "o", **options)
-        folder = tmp_path / "o" / "landscape.jpg"
-        row = rows(folder)["", 0, "out"]
-        assert row["file"] == "000_Net/output.out.png"
-        assert (row["layout"], row["shape"]) == ("nchw", [1, 5, 64, 96])
-        assert_drawn(folder, row, raw(folder, row)[0])

@@ -17,11 +17,9 @@ from torch import Tensor
 
 import featviz as fv
 from featviz import layout
-from featviz import layout as wing
 from featviz.errors import LayoutError, UsageError
 from featviz.layout.guess import parse_override
 from featviz.layout.layouts import CHOICES, LAYOUTS, Form, Layout
-from featviz.layout.tokens import TokenGrid
 from featviz.records import Hints, Origin
 
 
@@ -30,7 +28,7 @@ def test_nchw_is_the_permuted_view() -> None:
     tensor = torch.randn(1, 5, 3, 4)
     before = tensor.clone()
     maps = layout.to_maps(tensor)[""]
-    assert (maps.layout, maps.strip) == ("nchw", False)
+    assert maps.layout == "nchw"
     assert torch.equal(maps.data, tensor.permute(1, 0, 2, 3))
     assert maps.data.data_ptr() == tensor.data_ptr()
     assert torch.equal(tensor, before)
@@ -40,7 +38,7 @@ def test_nchw_is_the_permuted_view() -> None:
 def test_vector_is_a_strip_of_single_numbers(shape: tuple[int, ...]) -> None:
     """[F] and [1, F] become F maps of one number each, in order."""
     maps = layout.to_maps(torch.arange(7.0).reshape(shape))[""]
-    assert (maps.layout, maps.strip) == ("vector", True)
+    assert maps.layout == "vector"
     assert maps.data.shape == (7, 1, 1, 1)
     assert maps.data.flatten().tolist() == list(range(7))
 
@@ -159,7 +157,7 @@ def form(layout: Layout, shape: str) -> Form:
     """All that any layout may need to know of the example; windows are 2 × 2."""
     places = np.arange(24).reshape(2, 2, 3, 2).swapaxes(1, 2).flatten()
     axes = tuple(i for i, axis in enumerate(shape.strip("[]").split(", ")) if axis != "C")
-    return Form(layout.name, TokenGrid(4, 6), Origin(grid=(1, 4, 6), axes=axes, places=places))
+    return Form(layout.name, 4, 6, origin=Origin(grid=(1, 4, 6), axes=axes, places=places))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +170,7 @@ def test_arrays_are_read_as_tensors_are_drawn(layout: Layout, shape: str) -> Non
     assert maps.ndim == 4
     assert tensor.ndim in layout.dimensions
     rows, drawn = layout.channels_first(tensor.numpy(), len(maps)), maps.flatten(1).numpy()
-    if not layout.in_map_order:
+    if layout.of_pieces:
         rows, drawn = np.sort(rows, 1), np.sort(drawn, 1)
     np.testing.assert_array_equal(rows, drawn)
 
@@ -189,15 +187,6 @@ def test_axes_are_those_of_the_maps(layout: Layout) -> None:
     if layout.token_axis is not None:
         assert tensor.shape[layout.token_axis] == maps.shape[2] * maps.shape[3]
     assert layout.allows_many == (not layout.shape.startswith("[1"))
-
-
-@pytest.mark.parametrize("layout", CHOICES, ids=lambda layout: layout.name)
-def test_each_choice_can_be_asked_for(layout: Layout) -> None:
-    """`--tensor-layout` takes the name, and draws the tensor so."""
-    hints = Hints(layout=layout.name + (":4x6" if layout.token_axis is not None else ""))
-    assert parse_override(str(hints.layout)) == (None, hints.layout)
-    maps = wing.to_maps(example(layout.shape), hints)[""]
-    assert (maps.layout, maps.strip) == (layout.name, layout.strip)
 
 
 @pytest.mark.parametrize("layout", CHOICES, ids=lambda layout: layout.name)

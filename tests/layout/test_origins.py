@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from conftest import Outcome
@@ -14,7 +12,7 @@ from followed import followed
 from networks import Net
 from PIL import Image
 from ramps import look, save
-from tiles import assert_drawn, manifest, raw, rows
+from tiles import assert_drawn, manifest, raw
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -144,8 +142,6 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "in an order of its own": lambda x: x.gather(
         1, torch.randperm(96)[None, :, None].expand(1, 96, 5)
     ),
-    "sorted": lambda x: x.sort(1)[0],
-    "a quarter": lambda x: x[:, :24],
     "twice": lambda x: torch.cat([x, x], 1),
     "a mean": lambda x: x.mean(1, keepdim=True).repeat(1, 96, 1),
     "queries": lambda x: torch.zeros(1, 96, 96).softmax(-1) @ x,
@@ -201,21 +197,6 @@ def line(tmp_path: Path) -> list[object]:
     return ["run", f"{path}:Decoder", save(tmp_path, 16, 16), *told, "--layers"]
 
 
-def test_any_tokens_can_be_told_to_be_a_sequence(
-    line: list[object], featviz: Callable[..., Outcome], tmp_path: Path
-) -> None:
-    """--tensor-layout sequence draws tokens of the image as rows."""
-    got = featviz(*line, "encoder.q", "--tensor-layout", "sequence", "--seed", "1")
-    assert got.code == 0
-    (row,) = rows(tmp_path / "o" / "ramps.png").values()
-    assert (row["layout"], row["maps"], row["grid"]["tile"]) == ("sequence", 16, [16, 1])
-    values = raw(tmp_path / "o" / "ramps.png", row)[0].double()
-    want = ((values - values.min()) / (values.max() - values.min()) * 255 + 0.5).floor().numpy()
-    pixels = np.asarray(Image.open(tmp_path / "o" / "ramps.png" / row["file"])).astype(int)
-    assert pixels.shape == (16, 16)
-    assert np.abs(pixels - want).max() <= 1
-
-
 @pytest.mark.parametrize("change", ["--ablate", "--edit"])
 def test_interventions_leave_layouts_as_they_are(
     change: str, line: list[object], featviz: Callable[..., Outcome], tmp_path: Path
@@ -230,18 +211,6 @@ def test_interventions_leave_layouts_as_they_are(
     if more:
         want |= {("encoder", "grad", "tokens"), ("norm", "grad", "sequence")}
     assert kinds == want
-
-
-def test_the_dry_run_plans_what_the_run_draws(
-    line: list[object], featviz: Callable[..., Outcome], tmp_path: Path
-) -> None:
-    """Widths and heights of rows and maps are those of the files."""
-    planned = json.loads(featviz(*line, "encoder,head", "--dry-run", "--json").out)["per_image"]
-    assert featviz(*line, "encoder,head").code == 0
-    sizes = {file["layer"]: (file["width"], file["height"]) for file in planned}
-    for (name, *_), row in rows(tmp_path / "o" / "ramps.png").items():
-        assert Image.open(tmp_path / "o" / "ramps.png" / row["file"]).size == sizes[name]
-    assert sizes["head"] == (4, 16)
 
 
 def test_each_shape_is_followed_once_and_only_where_it_matters(
@@ -331,10 +300,3 @@ def test_tokens_of_several_maps_are_rows() -> None:
     fine, coarse = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 2, 2)
     model = Net(pyramid, fine=fine, coarse=coarse, last=nn.ReLU())
     assert followed(model, 64, 64)["last", ""].layout == "sequence"
-
-
-def test_images_of_another_shape_are_followed_where_places_decide() -> None:
-    """An unfolded map is put back in the second size, too."""
-    images = [torch.rand(3, 12, 20), torch.rand(3, 20, 12)]
-    run = fv.run(UnfoldedAttention(), images, "folded", preset="none")
-    assert [maps.row.layout for maps in run.captures] == ["windows", "windows"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,9 @@ from frames import AS_IS, still
 from PIL import Image
 from tiles import assert_drawn, manifest, raw, rows
 from torch import Tensor, nn
-from torchvision.models import optical_flow
-from torchvision.transforms import functional as F
 
 import featviz as fv
-from featviz.images import find
-from featviz.models.presets import choose_preprocess, required_arguments
-from featviz.options import InputOptions
-from featviz.records import Sample
+from featviz.models.presets import required_arguments
 
 
 class Siamese(nn.Module):
@@ -121,20 +115,7 @@ class TestPairs:
         assert [image.name for image in result.images] == ["0.png+1.png", "2.png+3.png"]
         assert result.failures == ()
 
-    @pytest.mark.parametrize("size", [(136, 160), (139, 165)], ids=str)
-    def test_raft_is_prepared_as_by_its_own_transforms(self, size: tuple[int, int]) -> None:
-        """Both images are what OpticalFlow's transforms give, cropped to what RAFT takes."""
-        generator = np.random.default_rng(1)
-        a, b = (Image.fromarray(generator.integers(0, 256, (*size, 3), np.uint8)) for _ in range(2))
-        with torch.device("meta"):
-            module = optical_flow.raft_small()
-        entry = optical_flow.Raft_Small_Weights.DEFAULT
-        for known in (entry, None):
-            chosen = choose_preprocess(module, known, InputOptions())
-            assert (chosen.inputs, chosen.frames) == (2, None)
-            for ours, theirs in zip(chosen([a, b]), entry.transforms()(a, b), strict=True):
-                assert torch.equal(ours[0], F.center_crop(theirs, [136, 160]))
-
+    @pytest.mark.slow
     def test_raft(self, tmp_path: Path, featviz: Callable[..., Outcome]) -> None:
         """raft_small sees both images at once: a batch of two in its feature encoder, every step
         of its update block, and a list of flows."""
@@ -156,26 +137,3 @@ class TestPairs:
         assert flows == [str(i) for i in range(12)]
         assert found["", 0, "11"]["shape"] == [1, 2, 128, 160]
         assert len({call for name, call, _ in found if name == "update_block"}) == 12
-
-
-@pytest.mark.parametrize(("name", "count"), [("raft_small", 2), ("r3d_18", 1)])
-@pytest.mark.slow
-def test_layers_lists_models_of_several_images(
-    name: str, count: int, featviz: Callable[..., Outcome]
-) -> None:
-    """`featviz layers` feeds them as `run` does, so every shape is known."""
-    got = featviz("layers", name, "--weights", "none", "--frames", "4", "--size", "128", "--json")
-    assert got.code == 0
-    listed = {row["name"]: row for row in json.loads(got.out)["layers"]}
-    first = "feature_encoder.convnormrelu.0" if count == 2 else "stem.0"
-    shape = [2, 32, 64, 64] if count == 2 else [1, 64, 4, 64, 64]
-    assert listed[first]["output_shape"] == shape
-    assert any(row["selected"] for row in listed.values())
-
-
-def test_a_sample_of_one_file_keeps_its_name() -> None:
-    """together() with one image a group changes nothing of the names."""
-    samples = [Sample(f"{i}.png", (Path(f"{i}.png"),)) for i in range(3)]
-    assert find.together(samples, 1) == samples
-    joined = find.together([Sample("d/a.png", (Path("d/a.png"),)), samples[0]], 2)
-    assert joined == [Sample("d/a.png+0.png", (Path("d/a.png"), Path("0.png")))]

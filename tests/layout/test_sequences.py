@@ -58,59 +58,6 @@ def detr() -> Any:
     return lib.DetrForObjectDetection(config)
 
 
-def segformer() -> Any:
-    """A last stage with 256 channels, as B0 has, and 16 × 16 tokens."""
-    lib = _transformers()
-    config = lib.SegformerConfig(
-        depths=[1, 1, 1, 1],
-        hidden_sizes=[8, 8, 8, 256],
-        num_attention_heads=[1, 1, 1, 8],
-        decoder_hidden_size=16,
-    )
-    config._attn_implementation = "eager"
-    return lib.SegformerForSemanticSegmentation(config)
-
-
-def dpt() -> Any:
-    """A depth [1, H, W] from a plain ViT."""
-    lib = _transformers()
-    config = lib.DPTConfig(
-        **SMALL,
-        hidden_size=32,
-        image_size=64,
-        patch_size=16,
-        backbone_out_indices=[0, 1, 2, 3],
-        neck_hidden_sizes=[8, 8, 8, 8],
-        fusion_hidden_size=8,
-    )
-    return lib.DPTForDepthEstimation(config)
-
-
-def deformable_detr() -> Any:
-    """30 queries, each of which looks at 4 points of 3 maps."""
-    lib = _transformers()
-    backbone = lib.ResNetConfig(
-        embedding_size=8,
-        hidden_sizes=[8, 8, 16, 16],
-        depths=[1, 1, 1, 1],
-        layer_type="basic",
-        out_features=["stage2", "stage3", "stage4"],
-    )
-    config = lib.DeformableDetrConfig(
-        use_timm_backbone=False,
-        backbone=None,
-        backbone_config=backbone,
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=2,
-        num_queries=30,
-        num_feature_levels=3,
-        **HEADS,
-    )
-    config._attn_implementation = "eager"
-    return lib.DeformableDetrForObjectDetection(config)
-
-
 def of_transformers(name: str, **settings: Any) -> Any:
     """A small model of a library's own class, `Eomt` with its head `ForUniversalSegmentation`."""
     lib = _transformers()
@@ -129,11 +76,6 @@ def grid(*sides: int) -> Unfold:
     """[1, T, D] to [D, *sides], without the tokens in front."""
     count = sides[0] * sides[1]
     return lambda tensor: tensor[0, -count:].T.reshape(-1, *sides)
-
-
-def each(*sides: int) -> Unfold:
-    """A matrix of these sides for each head of each window, or of each query."""
-    return lambda tensor: tensor.reshape(-1, *sides)
 
 
 def pieces(*sides: int) -> Unfold:
@@ -165,15 +107,6 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Expected]] = {
             ("", "pred_boxes"): ("sequence", rows),
         },
     ),
-    "dpt": (
-        dpt,
-        (64, 64),
-        {
-            ("", "predicted_depth"): ("nhw", lambda x: x),
-            ("head", ""): ("nhw", lambda x: x),
-            ("dpt.encoder.layer.0", ""): ("tokens", grid(4, 4)),
-        },
-    ),
     "mobilevit_of_transformers": (
         lambda: _transformers().MobileViTModel(_transformers().MobileViTConfig()),
         (128, 192),
@@ -190,87 +123,6 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Expected]] = {
             ("blocks.3.mlp_in", ""): ("windows", pieces(14, 14, 4, 4)),
             ("blocks.3", "0"): ("windows", pieces(14, 14, 4, 4)),
             ("blocks.3", "1"): ("tokens", grid(14, 14)),
-        },
-    ),
-    "sequencer": (
-        lambda: _timm("sequencer2d_s", layers=(1, 1, 1, 1)),
-        (224, 224),
-        {
-            ("stages.0.blocks.0.rnn_tokens.rnn_v", "0"): ("windows", lambda x: x.permute(2, 1, 0)),
-            ("stages.0.blocks.0.rnn_tokens.rnn_h", "0"): ("windows", lambda x: x.permute(2, 0, 1)),
-            ("stages.0.blocks.0.rnn_tokens.rnn_v", "1.0"): ("sequence", rows),
-            ("stages.0.blocks.0", ""): ("nhwc", lambda x: x[0].permute(2, 0, 1)),
-        },
-    ),
-    "gcvit": (
-        lambda: _timm("gcvit_xxtiny"),
-        (224, 224),
-        {
-            ("stages.0.blocks.1.attn", ""): ("windows", pieces(8, 8, 7, 7)),
-            ("stages.0.blocks.1.attn.attn_drop", ""): ("attention", each(49, 49)),
-        },
-    ),
-    "volo": (
-        lambda: _timm("volo_d1_224"),
-        (224, 224),
-        {("network.0.0.attn.attn_drop", ""): ("attention", each(9, 9))},
-    ),
-    "deformable_detr": (
-        deformable_detr,
-        (128, 160),
-        {("model.decoder.layers.0.encoder_attn", "1"): ("attention", each(3, 4))},
-    ),
-    "swinv2": (
-        lambda: of_transformers(
-            "Swinv2 Model",
-            image_size=64,
-            embed_dim=8,
-            depths=[1],
-            num_heads=[2],
-            window_size=4,
-        ),
-        (64, 64),
-        {("encoder.layers.0.blocks.0.attention.self.dropout", ""): ("attention", each(16, 16))},
-    ),
-    "eomt": (
-        lambda: of_transformers(
-            "Eomt ForUniversalSegmentation",
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            image_size=64,
-            patch_size=8,
-            num_queries=10,
-            num_blocks=1,
-            num_upscale_blocks=1,
-        ),
-        (64, 64),
-        {
-            ("layers.0.norm1", ""): ("tokens", grid(8, 8)),
-            ("layers.1.norm1", ""): ("tokens", grid(8, 8)),
-        },
-    ),
-    "yolos": (
-        lambda: of_transformers(
-            "Yolos Model",
-            **{**SMALL, "num_hidden_layers": 1},
-            hidden_size=32,
-            image_size=[64, 96],
-            num_detection_tokens=10,
-        ),
-        (64, 96),
-        {("layernorm", ""): ("tokens", lambda x: x[0, 1:25].T.reshape(-1, 4, 6))},
-    ),
-    "twins": (
-        lambda: _timm("twins_svt_small", depths=(2, 2, 2, 2)),
-        (224, 224),
-        {
-            ("blocks.1.0.attn.qkv", ""): (
-                "windows",
-                lambda x: x[0].permute(4, 0, 2, 1, 3).reshape(-1, 28, 28),
-            ),
-            ("blocks.1.0", ""): ("tokens", grid(28, 28)),
-            ("blocks.1.1.attn.kv", ""): ("tokens", grid(7, 7)),
         },
     ),
 }
@@ -347,29 +199,13 @@ def test_no_query_of_detr_is_a_place() -> None:
     assert encoder <= spatial | of_kind(seen, "attention")
 
 
-def test_only_what_a_softmax_gives_is_attention_in_segformer() -> None:
-    """256 tokens of 256 channels are maps; the weights stand in the dropout behind the softmax."""
-    seen = followed(segformer(), 512, 512)
-    square = {name: one for (name, _), one in seen.items() if one.tensor.shape == (1, 256, 256)}
-    assert len(square) > 10
-    assert {one.layout for one in square.values()} == {"tokens"}
-    attention = {(name, key): s for (name, key), s in seen.items() if s.layout == "attention"}
-    assert len(attention) >= 4
-    for one in attention.values():
-        assert torch.allclose(one.tensor.sum(-1), torch.ones(1), atol=1e-4)
-        assert torch.equal(one.maps, one.tensor[0])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "smaller"),
     [
-        ("vit_tiny_patch16_224", {"depth": 3}),
         ("levit_128s", {}),
-        pytest.param("mvitv2_tiny", {}, marks=pytest.mark.slow),
-        pytest.param("mixer_s16_224", {}, marks=pytest.mark.slow),
-        pytest.param("coat_tiny", {"parallel_depth": 2}, marks=pytest.mark.slow),
-        pytest.param("cait_xxs24_224", {"depth": 3}, marks=pytest.mark.slow),
+        ("mixer_s16_224", {}),
+        ("coat_tiny", {"parallel_depth": 2}),
     ],
 )
 def test_transformers_that_were_read_right_stay_as_they_are(
