@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from featviz.errors import FeatvizError, UsageError
-from featviz.exemplars.collect import ExemplarCollector, plan_targets
+from featviz.exemplars.collect import ExemplarCollector
 from featviz.exemplars.exemplars import find_exemplars
 from featviz.hooks.capture import hooked
 from featviz.hooks.layers import list_layers
@@ -308,8 +308,8 @@ def test_an_image_of_a_new_shape_may_be_refused(refused: int, batch: int, tmp_pa
 def test_what_is_held_does_not_grow_with_the_images(net: nn.Module) -> None:
     """After 2 images and after 40 the same bytes, and nothing waits between images."""
     model, layers = adopt(net, PLAIN), [x for x in list_layers(net) if x.name]
-    plan = plan_targets(model, layers, [torch.zeros(1, 3, *SIZE)])
-    collector = ExemplarCollector(model, plan, [None] * 40, "max", 3)
+    blank = [torch.zeros(1, 3, *SIZE)]
+    collector = ExemplarCollector(model, layers, blank, "max", 3, [None] * 40)
     held = []
     with torch.no_grad(), hooked(net, layers, collector.take) as recorder:
         collector.recorder = recorder
@@ -318,10 +318,10 @@ def test_what_is_held_does_not_grow_with_the_images(net: nn.Module) -> None:
             collector.begin(Batch((number,), [image]))
             net(image)
             collector.commit()
-            parts = [a for t in collector.tops.values() for a in (t.values, t.images, t.places)]
+            parts = [array for top in collector.tops.values() for array in top]
             size = sum(part.nbytes for part in parts)
             held.append((size, len(collector._found), sum(recorder.calls.values())))
-    channels = sum(len(top.values) for top in collector.tops.values())
+    channels = sum(len(top[0]) for top in collector.tops.values())
     assert set(held[1:]) == {held[-1]} and held[-1][1] == 0
     assert held[-1][0] == channels * 3 * (4 + 8 + 4 * 8)
 
