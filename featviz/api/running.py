@@ -19,7 +19,7 @@ from featviz.api import showing
 from featviz.api.keywords import Layers, Model, Order, Pictures, Room, keywords_of, ordered
 from featviz.diff import compare_runs, maps_folder
 from featviz.diff import diff as diff_runs
-from featviz.diff.output import as_json, diff_table
+from featviz.diff.diff import as_json, diff_table
 from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url, is_url
 from featviz.gradients.options import for_drawing

@@ -133,7 +133,7 @@ def diff(given: Given) -> int:
     Exit codes: 0 equal, 1 failed or refused, 2 usage, 4 different.
     """
     from featviz.diff import diff
-    from featviz.diff.output import as_json, diff_table
+    from featviz.diff.diff import as_json, diff_table
     from featviz.report.compare import render
 
     thresholds, files = given.record(DiffThresholds), given.record(DiffFiles)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,23 +82,9 @@ class Finding:
         return 1.0 if lost else float(self.change.relative.max()), float(self.differs.mean())
 
 
-@dataclass(frozen=True)
-class Values:
-    """The values of a tensor, [channels, N], as far as a file shows them."""
-
-    data: np.ndarray
-    ids: tuple[int, ...]
-    """The tensor's channels that the rows stand for."""
-    slack: np.ndarray
-    """[channels]: how far each value may be off; 0 where the values are exact."""
-
-    def only(self, ids: Sequence[int]) -> Values:
-        """The rows of some of the channels."""
-        if tuple(ids) == self.ids:
-            return self
-        place = {channel: i for i, channel in enumerate(self.ids)}
-        rows = [place[channel] for channel in ids]
-        return Values(self.data[rows], tuple(ids), self.slack[rows])
+Sides = tuple[list[int], np.ndarray, np.ndarray, np.ndarray]
+"""Channels of a tensor; their values in BASE and in NEW, as far as files show them, [channels, N];
+and how far the difference of two may be off, [channels]; 0 where the values are exact."""
 
 
 def map_shape(row: Capture) -> tuple[int, int, int]:
@@ -114,28 +100,28 @@ def is_part(row: Capture) -> bool:
     return row.layout == "vector" and row.maps * math.prod(map_shape(row)) != math.prod(row.shape)
 
 
-def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> Values | None:
-    """Read the values of each channel from a kept tensor, in the order of the maps where
-    `Layout.in_map_order` says so; None where the layout does not make the manifest's channels of
-    this shape. Tokens beside a grid are left out, `behind` of them behind it: they have rows of
+def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> np.ndarray | None:
+    """Read the values of each channel from a kept tensor, [channels, N], in the order of the maps
+    where `Layout.in_map_order` says so; None where the layout does not make the manifest's channels
+    of this shape. Tokens beside a grid are left out, `behind` of them behind it: they have rows of
     their own."""
     layout = LAYOUTS.get(row.layout)
     if layout is None or array.ndim not in layout.dimensions:
         return None
     try:
-        data = layout.channels_first(array, row.maps)
+        data: np.ndarray = layout.channels_first(array, row.maps)
     except (IndexError, ValueError):
         return None
     count = math.prod(map_shape(row))
     if len(data) != row.maps or data.shape[1] < count:
         return None
     end = data.shape[1] - behind
-    return Values(data[:, end - count : end], tuple(range(row.maps)), np.zeros(row.maps))
+    return data[:, end - count : end]
 
 
 def from_picture(
     levels: Bytes, palette: Bytes | None, row: Capture, stats: Floats
-) -> Values | None:
+) -> tuple[list[int], np.ndarray, np.ndarray] | None:
     """Read the values behind a grid's pixels, each within half a level; NaN where not finite.
 
     A level stands for low + level / (levels - 1) · (high - low), where low and high are the
@@ -147,10 +133,11 @@ def from_picture(
         stats: [channels, 6], of all channels of the tensor.
 
     Returns:
+        The drawn channels, their values [channels, N], and how far each may be off, [channels];
         None where the picture has not the size that the manifest says, or another palette than
         featviz writes without labels, which cover values.
     """
-    channels, plan = tuple(row.channels or range(row.maps)), row.plan
+    channels, plan = list(row.channels or range(row.maps)), row.plan
     count = 256 if palette is None else 254  # and two for padding and what is not finite
     ours = palette is None or (len(palette) == 256 and (palette[-1] == colormap.MAGENTA).all())
     fits = levels.shape == (plan.height, plan.width) and plan.maps == len(channels) * row.side
@@ -164,7 +151,7 @@ def from_picture(
     slots = slots[:, :height:down, :, :width:across].swapaxes(1, 2)
     tiles = slots.reshape(plan.rows * plan.columns, *plan.map_size)[: plan.maps]
     drawn = tiles.reshape(len(channels), -1)
-    own = stats[list(channels)].astype(np.float64)
+    own = stats[channels].astype(np.float64)
     ends = (own[:, _MIN], own[:, _MAX]) if row.range is None else row.range
     low, high = (np.nan_to_num(np.full(len(own), np.nan if end is None else end)) for end in ends)
     step = (high - low) / (count - 1)
@@ -173,7 +160,7 @@ def from_picture(
         data[drawn == 255] = np.nan
     if row.constant is not None:
         data = data.repeat(math.prod(map_shape(row)), axis=1)
-    return Values(data, channels, step * _HALF)
+    return channels, data, step * _HALF
 
 
 @dataclass(frozen=True)
@@ -199,7 +186,7 @@ class TensorPair:
         """Whether both runs keep a tensor whose channels are all those of the rows."""
         return all(row.tensor is not None and not is_part(row) for row in self.rows)
 
-    def tensors(self) -> tuple[Values, Values] | None:
+    def tensors(self) -> Sides | None:
         """Read the values of both kept tensors; None where there are none that show the channels.
         DamagedError where a file is missing or broken."""
         sides = []
@@ -211,9 +198,10 @@ class TensorPair:
             if values is None:
                 return None
             sides.append(values)
-        return (sides[0], sides[1]) if sides else None
+        channels = self.rows[0].maps
+        return (list(range(channels)), *sides, np.zeros(channels)) if sides else None
 
-    def pixels(self) -> tuple[Values, Values] | None:
+    def pixels(self) -> Sides | None:
         """Read the values behind both pictures, of the channels that both have drawn; None where
         the pictures do not show them. DamagedError where a file is missing or broken."""
         one, two = self.rows
@@ -226,11 +214,14 @@ class TensorPair:
             if values is None:
                 return None
             sides.append(values)
-        base, new = sides
-        ids = [i for i in base.ids if i in set(new.ids)]
-        if not ids or base.data.shape[1] != new.data.shape[1]:
+        (channels, before, old_slack), (others, after, new_slack) = sides
+        if before.shape[1] != after.shape[1]:
             return None
-        return base.only(ids), new.only(ids)
+        if channels == others:
+            return channels, before, after, old_slack + new_slack
+        ids, old, new = np.intersect1d(channels, others, return_indices=True)
+        slack = old_slack[old] + new_slack[new]
+        return (ids.tolist(), before[old], after[new], slack) if len(ids) else None
 
 
 def measure(pair: TensorPair, tolerance: float) -> Finding:
@@ -258,15 +249,14 @@ def _change(pair: TensorPair) -> tuple[str, Change]:
             return method, no_change(len(base), math.prod(map_shape(pair.rows[0])))
     scale = scale_of(base, new)
     if (values := pair.tensors()) is not None:
-        return TENSORS, compare(values[0].data, values[1].data, scale)
+        return TENSORS, compare(*values[1:3], scale)
     change = compare_stats(base, new, scale)
     if (values := pair.pixels()) is None:
         return STATISTICS, change
-    before, after = values
-    part = compare(before.data, after.data, scale, before.slack + after.slack)
+    at, before, after, slack = values
+    part = compare(before, after, scale, slack)
     columns = {name: column.copy() for name, column in vars(change).items()}
-    at = list(before.ids)  # the larger difference counts, and the pixels' cosine
-    for name in ("absolute", "relative", "unlike"):
+    for name in ("absolute", "relative", "unlike"):  # the larger difference counts
         columns[name][at] = np.maximum(columns[name][at], getattr(part, name))
     columns["cosine"][at], columns["products"][at] = part.cosine, part.products
     return PIXELS, Change(**columns)
