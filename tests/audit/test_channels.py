@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from featviz.audit import counting, findings, plan
-from featviz.audit.counting import TOP, Covariance, Tally
+from featviz.audit.counting import TOP, Tally
 from featviz.errors import LayoutError
 from featviz.options import Thresholds
 from featviz.records import RECTIFIERS, Activation
@@ -46,7 +46,8 @@ def test_streamed_correlation_equals_numpys(cuts: set[int]) -> None:
     tensor = outputs()
     tensor[:, 4] = tensor[:, 0] * -3 + 7  # a channel that repeats another
     rows = (counting.to_rows(part, 1, len(part)) for part in split(tensor, cuts))
-    whole = reduce(Covariance.merge, map(Covariance.of_rows, rows))
+    whole = Tally.nothing(7)
+    whole.moments = reduce(counting.merged, map(counting.moments, rows))
     with np.errstate(invalid="ignore"):
         expected = np.corrcoef(tensor.double().movedim(1, 0).flatten(1).numpy())
     np.testing.assert_allclose(whole.correlation(), np.nan_to_num(expected), atol=1e-5)
