@@ -18,7 +18,7 @@ from featviz.audit import findings, output
 from featviz.audit.counting import Census, Tally
 from featviz.audit.output import SCHEMA_VERSION
 from featviz.audit.plan import AuditPlan, choose
-from featviz.errors import CHECK_FAILED, UsageError
+from featviz.errors import CHECK_FAILED, StoreError, UsageError
 from featviz.gradients.predictions import largest_change
 from featviz.hooks.capture import tensors
 from featviz.hooks.eval_mode import in_eval_mode
@@ -31,6 +31,7 @@ from featviz.run.batches import Batch, BatchProgress, Study, begun
 from featviz.run.prepare import blank_input
 from featviz.rundir import junit, write
 from featviz.rundir.place import AUDIT, JUNIT, PRUNING, check_file, writing
+from featviz.rundir.studies import read_audit
 from featviz.text import listed
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,12 @@ def audit(
 ) -> AuditResult:
     """Audit a model on images."""
     gates, limits = [parse_gate(text) for text in options.fail_on], options.thresholds
-    baseline = None if options.baseline is None else output.read_baseline(options.baseline)
+    baseline = None
+    if options.baseline is not None:
+        try:
+            baseline = read_audit(options.baseline.parent, options.baseline)
+        except StoreError as error:
+            raise UsageError(f"--baseline {error.message}", error.hint) from error
     asked = ("--junit", options.junit, JUNIT), ("--prune-out", options.prune_out, PRUNING)
     files = [(option, path, kind) for option, path, kind in asked if path is not None]
     with begun(model, arguments, options, AUDIT, files) as (folder, loaded, samples):
@@ -93,7 +99,8 @@ def audit(
         output.write_files(folder, document, loaded, plan, counted.tallies, samples, options)
         verdicts = [findings.check(gate, layers) for gate in gates]
         if baseline is not None:
-            verdicts.append(findings.worse(layers, baseline))
+            earlier = {row.label: row.findings for row in baseline.record.layers}
+            verdicts.append(findings.worse(layers, earlier))
     if options.prune_out is not None:
         check_file(options.prune_out, PRUNING, "--prune-out", options.overwrite)
         write.write_json(options.prune_out, document["prune"])

@@ -135,10 +135,9 @@ def check(gate: Gate, layers: Sequence[Row]) -> Verdict:
     return Verdict(gate.text, holds, words)
 
 
-def worse(layers: Sequence[Row], baseline: Sequence[Row]) -> Verdict:
-    """Whether any layer has more channels of any finding than it had in the baseline, as far as
-    both have the layer and the finding; the words name the channels that are new."""
-    earlier = {layer["label"]: layer["findings"] for layer in baseline}
+def worse(layers: Sequence[Row], earlier: Mapping[str, Mapping[str, Sequence[int]]]) -> Verdict:
+    """Whether any layer has more channels of any finding than it had in the baseline, by its label,
+    as far as both have the layer and the finding; the words name the channels that are new."""
     unknown = [str(layer["label"]) for layer in layers if layer["label"] not in earlier]
     if unknown:
         log.warning("the baseline lacks %d layers, %s first", len(unknown), unknown[0])

@@ -22,8 +22,6 @@ from featviz.drawing import colormap
 from featviz.drawing.page import DPI, Canvas
 from featviz.drawing.picture import write_png
 from featviz.drawing.values import ValueLimits, to_levels, to_pixels
-from featviz.errors import FileError, UsageError
-from featviz.files import read_json
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
@@ -32,7 +30,6 @@ from featviz.records import Bytes, Call, Sample, TextTable
 from featviz.records.findings import FINDINGS
 from featviz.run.batches import batches
 from featviz.rundir import AUDIT_FILE, write
-from featviz.rundir.schema import MOST_RECORD, Audit, check_version, convert
 from featviz.text import printable, quoted, safe_name
 
 log = logging.getLogger(__name__)
@@ -97,21 +94,6 @@ def write_document(
     """Write audit.json; its `files` are the others of the audit, None for all in the folder."""
     content = {"schema_version": SCHEMA_VERSION, **document, "drawn": list(drawn)}
     write.write_record(folder, AUDIT_FILE, content, files)
-
-
-def read_baseline(path: Path) -> list[Mapping[str, Any]]:
-    """The layers of an earlier audit.json."""
-    try:
-        content = read_json(path, MOST_RECORD)
-        check_version(content, SCHEMA_VERSION)
-        convert(content, Audit)
-    except (OSError, FileError, ValueError) as error:
-        raise UsageError(
-            f"--baseline {path} is no audit.json: {quoted(str(error))}",
-            "give one that featviz audit wrote",
-        ) from error
-    layers: list[Mapping[str, Any]] = content["layers"]
-    return layers
 
 
 def audit_table(audit: Mapping[str, Any]) -> TextTable:

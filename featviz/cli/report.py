@@ -134,10 +134,10 @@ def diff(given: Given) -> int:
     """
     from featviz.diff import diff
     from featviz.diff.diff import as_json, diff_table
-    from featviz.report.compare import render
+    from featviz.report.pages import render_comparison
 
     thresholds, files = given.record(DiffThresholds), given.record(DiffFiles)
-    result = diff(given["base"], given["new"], thresholds, files, render)
+    result = diff(given["base"], given["new"], thresholds, files, render_comparison)
     if given["json"]:
         output.document(as_json(result))
     else:

@@ -116,6 +116,7 @@ def sort_channels(grids: Sequence[DrawnGrid], channels: Sequence[int], by: str) 
 
 
 def _find(run: ReadRun, options: SheetOptions) -> list[tuple[ReadImage, DrawnGrid]]:
+    """The grids of the tensor that was asked for."""
     if not run.images:
         reason = next(iter(run.left_out.values()), "its run.json says why")
         raise StoreError(f"{run.root} has no complete image", reason)
@@ -134,22 +135,21 @@ def _find(run: ReadRun, options: SheetOptions) -> list[tuple[ReadImage, DrawnGri
 
 
 def _wanted(options: SheetOptions, grids: Sequence[DrawnGrid]) -> list[int]:
+    """The channels to show."""
     drawn = sorted({channel for grid in grids for channel in grid.capture.drawn or [ALL]})
     text = options.pick
     if text is None:
         return drawn
     if drawn == [ALL]:
         raise UsageError(
-            f"--pick {text}: all channels of {options.layer} are one tile "
-            f"({grids[0].capture.reduce})",
+            f"--pick {text}: all channels are one tile ({grids[0].capture.reduce})",
             "leave out --pick, or run without --reduce",
         )
     try:
         wanted = read_ranges(text)
     except ValueError as error:
-        raise UsageError(
-            f"--pick {text!r}: {str(error)!r} is no channel or range", "0-31, 3,7,12"
-        ) from None
+        words = f"--pick {text!r}: {str(error)!r} is no channel or range"
+        raise UsageError(words, "0-31, 3,7,12") from None
     if missing := sorted(set(wanted) - set(drawn)):
         raise UsageError(
             f"--pick {text}: channel {missing[0]} was not drawn",

@@ -95,21 +95,25 @@ def replaced(index: int, **found: Sequence[int]) -> list[Any]:
     return changed
 
 
+def worse(layers: list[Any], baseline: list[Any]) -> Verdict:
+    return findings.worse(layers, {row["label"]: row["findings"] for row in baseline})
+
+
 def test_worse_than_the_baseline_names_the_new_channels() -> None:
     """More of a finding in a layer is worse, wherever else it got better; fewer is not."""
-    assert findings.worse(LAYERS, LAYERS).held
-    assert findings.worse(replaced(0, dead=[4]), LAYERS).held  # another channel, but no more
-    assert findings.worse(replaced(0, dead=[]), LAYERS).held
-    verdict = findings.worse(replaced(1, dead=[], constant=[5, 8, 9]), LAYERS)
+    assert worse(LAYERS, LAYERS).held
+    assert worse(replaced(0, dead=[4]), LAYERS).held  # another channel, but no more
+    assert worse(replaced(0, dead=[]), LAYERS).held
+    verdict = worse(replaced(1, dead=[], constant=[5, 8, 9]), LAYERS)
     assert not verdict.held
     assert verdict.words == ("layer1.relu.call1: 3 constant, 1 in the baseline (new: 8, 9)")
-    many = findings.worse(replaced(3, nonfinite=list(range(50))), LAYERS).words
+    many = worse(replaced(3, nonfinite=list(range(50))), LAYERS).words
     assert "new: 0, 1, 2, 3, 4, 5, 6, 8 and 41 more" in many
 
 
 def test_only_what_both_have_is_compared(caplog: pytest.LogCaptureFixture) -> None:
     """A new layer is named as not comparable; a finding the baseline was not asked is left out."""
-    assert findings.worse(LAYERS, [layer("layer1.relu", 20, dead=[3])]).held
+    assert worse(LAYERS, [layer("layer1.relu", 20, dead=[3])]).held
     assert caplog.messages == ["the baseline lacks 3 layers, layer1.relu.call1 first"]
 
 

@@ -11,7 +11,8 @@ from rundirs import Drawn, summed_anew, write_run
 
 from featviz.diff import compare_runs, diff
 from featviz.options import DiffFiles, DiffThresholds, ReportOptions
-from featviz.report import build_report, compare
+from featviz.report import build_report
+from featviz.report.pages import render_comparison
 
 from .browsing import STATS, Page, missing_pictures
 
@@ -38,7 +39,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         write_run(folder / name, {"a.png": drawn})
     outputs = DiffFiles(html=folder / "diff.html")
-    diff(folder / "before", folder / "after", DiffThresholds(), outputs, compare.render)
+    diff(folder / "before", folder / "after", DiffThresholds(), outputs, render_comparison)
     build_report(folder / "before", ReportOptions(compare=folder / "after"), compare_runs)
     return folder
 
@@ -144,7 +145,6 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import json
 
     from featviz.diff import diff
-    from featviz.report import compare
 
     more = {"layout": EVIL, "collapsed": {"0": [0, 1]}, "shape": [1, 6, 4, 5]}
     drawn = [
@@ -188,7 +188,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_report(folder / "one", ReportOptions(compare=folder / "two"))
     build_report(folder / "one", ReportOptions(single_file=True))
     outputs = DiffFiles(html=folder / "one" / "diff.html")
-    diff(folder / "one", folder / "two", DiffThresholds(), outputs, compare.render)
+    diff(folder / "one", folder / "two", DiffThresholds(), outputs, render_comparison)
     return folder / "one"
 
 

@@ -15,8 +15,7 @@ from rundirs import Drawn, write_run
 
 from featviz.options import ReportOptions
 from featviz.report import build_report
-from featviz.report.channels import ChannelTotals
-from featviz.report.network import most_varied, network
+from featviz.report.network import ChannelTotals, most_varied, network
 from featviz.report.views import arrange
 from featviz.rundir.read import read_run
 from featviz.rundir.schema import Capture
@@ -71,7 +70,7 @@ def titles(root: Path) -> list[tuple[str, list[str]]]:
     (page, *_) = arrange(read_run(root)).images
     own, figures = page.image.stats(), [group.figures[0] for group in page.groups]
     stages = network(page, {f.picture.id: own[f.row.place.stats_key] for f in figures})
-    return [(stage.title, [step.group.layer for step in stage.steps]) for stage in stages]
+    return [(one["title"], [step["group"].layer for step in one["steps"]]) for one in stages]
 
 
 def test_layers_of_one_resolution_are_a_stage(tmp_path: Path) -> None:
