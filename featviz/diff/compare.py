@@ -11,17 +11,13 @@ import numpy as np
 from featviz.drawing import colormap
 from featviz.layout.layouts import LAYOUTS
 from featviz.layout.tokens import BEHIND
-from featviz.records import STAT_COLUMNS, Bytes, Floats, Place
+from featviz.records import Bytes, Floats, Place
 from featviz.rundir.image import ReadImage, same_content
 from featviz.rundir.schema import Capture
 from featviz.text import by
 
 TENSORS, PIXELS, STATISTICS = "tensors", "statistics and pixels", "statistics"
 
-_MIN, _MAX = STAT_COLUMNS.index("min"), STAT_COLUMNS.index("max")
-_COMPARED = 4
-"""Columns of statistics that are compared: min, max, mean, std; rounding turns zeros into 1e-9."""
-_NONFINITE = STAT_COLUMNS.index("nonfinite")
 _HALF = 0.501
 """Levels by which a value may be off the one drawn: half a level, and float32's rounding."""
 _BLOCK = 2**17
@@ -37,10 +33,10 @@ class Change:
     relative: np.ndarray
     """Largest |new - base| / (max(|new|, |base|) + scale), 0..1: see `compare.compare`."""
     cosine: np.ndarray
-    """Similarity of finite values, -1..1; 1 where both are zero; NaN where only statistics are
-    known, or where a channel is a single number."""
+    """Of finite values, -1..1; 1 where both are zero; NaN where a channel is a single number, or
+    only statistics are known."""
     unlike: np.ndarray
-    """Values that are NaN or infinite on one side, and something else on the other."""
+    """How many values are NaN or infinite on one side, and something else on the other."""
     products: np.ndarray
     """[channels, 3]: base · new, base · base and new · new of finite values, in one unit for all
     channels; NaN where only statistics are known."""
@@ -57,7 +53,7 @@ class Change:
 
 
 def worst_first(relative: np.ndarray, unlike: np.ndarray, among: np.ndarray) -> list[int]:
-    """The channels of a mask, the most changed first; all arrays are [channels]."""
+    """The channels of a mask, the most changed first."""
     return [int(i) for i in np.lexsort((-relative, -unlike)) if among[i]]
 
 
@@ -89,10 +85,8 @@ and how far the difference of two may be off, [channels]; 0 where the values are
 
 def map_shape(row: Capture) -> tuple[int, int, int]:
     """Slices, height and width of each channel in the tensor, drawn or not."""
-    if row.constant is not None:
-        slices, height, width = row.constant
-        return slices, height, width
-    return (row.slices[1] if row.slices else 1), *row.plan.map_size
+    slices, *size = row.constant or (row.slices[1] if row.slices else 1, *row.plan.map_size)
+    return slices, size[0], size[1]
 
 
 def is_part(row: Capture) -> bool:
@@ -152,7 +146,7 @@ def from_picture(
     tiles = slots.reshape(plan.rows * plan.columns, *plan.map_size)[: plan.maps]
     drawn = tiles.reshape(len(channels), -1)
     own = stats[channels].astype(np.float64)
-    ends = (own[:, _MIN], own[:, _MAX]) if row.range is None else row.range
+    ends = (own[:, 0], own[:, 1]) if row.range is None else row.range
     low, high = (np.nan_to_num(np.full(len(own), np.nan if end is None else end)) for end in ends)
     step = (high - low) / (count - 1)
     data = low[:, None] + drawn * step[:, None]
@@ -227,39 +221,36 @@ class TensorPair:
 def measure(pair: TensorPair, tolerance: float) -> Finding:
     """Compare a tensor of an image: by the kept tensors, else by statistics and pixels."""
     base, new = pair.rows
-    what = pair.images[0].name, pair.place, base.type, base.index
+    what, reason = (pair.images[0].name, pair.place, base.type, base.index), None
     if base.shape != new.shape:
         reason = f"shape {by(base.shape)} in BASE, {by(new.shape)} in NEW"
     elif (base.layout, base.maps) != (new.layout, new.maps):
         reason = f"layout {base.layout} in BASE, {new.layout} in NEW"
-    else:
-        method, change = _change(pair)
-        return Finding(*what, method, change, change.differs(tolerance))
-    nothing, all_differ = no_change(base.maps, 1), np.ones(base.maps, np.bool_)
-    return Finding(*what, STATISTICS, nothing, all_differ, reason)
-
-
-def _change(pair: TensorPair) -> tuple[str, Change]:
-    """What two tensors were compared by, and how far they are apart."""
-    base, new = pair.stats
-    if np.array_equal(base, new, equal_nan=True):
+    if reason:
+        all_differ = np.ones(base.maps, np.bool_)
+        return Finding(*what, STATISTICS, no_change(base.maps, 1), all_differ, reason)
+    old, now = pair.stats
+    if np.array_equal(old, now, equal_nan=True):
         one, other = (str(row.tensor if pair.keeps else row.file) for row in pair.rows)
         if same_content((pair.images[0], one), (pair.images[1], other)):
-            method = TENSORS if pair.keeps else PIXELS
-            return method, no_change(len(base), math.prod(map_shape(pair.rows[0])))
-    scale = scale_of(base, new)
+            change = no_change(len(old), math.prod(map_shape(base)))
+            return Finding(
+                *what, TENSORS if pair.keeps else PIXELS, change, change.differs(tolerance)
+            )
+    method, scale = TENSORS, scale_of(old, now)
     if (values := pair.tensors()) is not None:
-        return TENSORS, compare(*values[1:3], scale)
-    change = compare_stats(base, new, scale)
-    if (values := pair.pixels()) is None:
-        return STATISTICS, change
-    at, before, after, slack = values
-    part = compare(before, after, scale, slack)
-    columns = {name: column.copy() for name, column in vars(change).items()}
-    for name in ("absolute", "relative", "unlike"):  # the larger difference counts
-        columns[name][at] = np.maximum(columns[name][at], getattr(part, name))
-    columns["cosine"][at], columns["products"][at] = part.cosine, part.products
-    return PIXELS, Change(**columns)
+        change = compare(*values[1:3], scale)
+    elif (values := pair.pixels()) is None:
+        method, change = STATISTICS, compare_stats(old, now, scale)
+    else:
+        method, (at, before, after, slack) = PIXELS, values
+        part = compare(before, after, scale, slack)
+        columns = {name: own.copy() for name, own in vars(compare_stats(old, now, scale)).items()}
+        for name in ("absolute", "relative", "unlike"):  # the larger difference counts
+            columns[name][at] = np.maximum(columns[name][at], getattr(part, name))
+        columns["cosine"][at], columns["products"][at] = part.cosine, part.products
+        change = Change(**columns)
+    return Finding(*what, method, change, change.differs(tolerance))
 
 
 def scale_of(*stats: Floats) -> float:
@@ -305,11 +296,10 @@ def compare(
 
 def compare_stats(base: Floats, new: Floats, scale: float) -> Change:
     """Compare statistics [channels, 6], of which no cosine follows."""
-    moments = compare(base[:, :_COMPARED], new[:, :_COMPARED], scale)
-    unlike = np.abs(new[:, _NONFINITE] - base[:, _NONFINITE]).astype(np.int64)
-    unknown = np.full(len(base), np.nan)
-    unlike, products = np.maximum(moments.unlike, unlike), np.full((len(base), 3), np.nan)
-    return Change(moments.absolute, moments.relative, unknown, unlike, products)
+    moments = compare(base[:, :4], new[:, :4], scale)  # not the zeros: rounding makes them 1e-9
+    unlike = np.maximum(moments.unlike, abs(new[:, 5] - base[:, 5]).astype(np.int64))
+    unknown = np.full((len(base), 3), np.nan)
+    return Change(moments.absolute, moments.relative, unknown[:, 0], unlike, unknown)
 
 
 def signed(base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray) -> np.ndarray:

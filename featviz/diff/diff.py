@@ -40,19 +40,9 @@ from featviz.records import (
     finite,
 )
 from featviz.rundir import DIFF_FILE, junit
+from featviz.rundir import place as outputs
 from featviz.rundir.atomic import atomic
 from featviz.rundir.image import DamagedError
-from featviz.rundir.place import (
-    DIFF,
-    JUNIT,
-    PAGE,
-    FileKind,
-    check_apart,
-    check_file,
-    check_free,
-    replacing,
-    writing,
-)
 from featviz.rundir.read import ReadRun, read_run, warn_of
 from featviz.rundir.store import here
 from featviz.rundir.write import write_record
@@ -91,16 +81,16 @@ def diff(
                 f"the page of --html shows pictures where they are, and {place} is no folder",
                 "leave --html out, or copy the run here first (`aws s3 cp --recursive`)",
             )
-    asked = ("--html", files.html, PAGE), ("--junit", files.junit, JUNIT)
+    asked = ("--html", files.html, outputs.PAGE), ("--junit", files.junit, outputs.JUNIT)
     single = [(option, path, kind) for option, path, kind in asked if path is not None]
     besides = [path for _, path, _ in single]  # they may be inside the folder
     with here(base) as one, here(new) as two:
         for option, path, kind in single:
-            check_apart(path, option, (one, two))
-            check_file(path, kind, option, files.overwrite)
+            outputs.check_apart(path, option, (one, two))
+            outputs.check_file(path, kind, option, files.overwrite)
         if (folder := maps_folder(files)) is not None:
-            check_apart(folder, "--out", (one, two))
-            check_free(folder, DIFF, True, besides)
+            outputs.check_apart(folder, "--out", (one, two))
+            outputs.check_free(folder, outputs.DIFF, True, besides)
         runs = []
         for side, root, place in (("BASE", one, base), ("NEW", two, new)):
             run = replace(read_run(root), url=None if isinstance(place, Path) else place)
@@ -109,20 +99,20 @@ def diff(
                 log.warning("%s: the run did not come to %d more images", side, run.missing)
             runs.append(run)
         result = compare_runs(*runs, thresholds)
-        texts: dict[FileKind, bytes] = {}
+        texts: dict[outputs.FileKind, bytes] = {}
         if folder is not None:
-            with replacing(folder, DIFF, besides) as fresh:
+            with outputs.replacing(folder, outputs.DIFF, besides) as fresh:
                 result = replace(result, layers=draw(result.layers, *runs, fresh))
                 if files.html and render:
                     page, beside = render(result, *runs, files.html, folder)
-                    texts[PAGE] = page.encode("utf-8", "replace")
+                    texts[outputs.PAGE] = page.encode("utf-8", "replace")
                     for name, text in beside.items():
                         with atomic(fresh / name) as file:
                             file.write(text.encode("utf-8", "replace"))
                 write_record(fresh, DIFF_FILE, as_json(result))
-        texts[JUNIT] = junit.document({str(result.new): verdicts(result)}, "diff")
+        texts[outputs.JUNIT] = junit.document({str(result.new): verdicts(result)}, "diff")
         for option, path, kind in single:
-            with writing(path, kind, option, files.overwrite) as file:
+            with outputs.writing(path, kind, option, files.overwrite) as file:
                 file.write(texts[kind])
     return result
 

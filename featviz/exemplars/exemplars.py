@@ -37,19 +37,8 @@ from featviz.records import Sample, Site, TextTable
 from featviz.run.batches import BatchProgress, Study, batches, begun
 from featviz.run.choose import choose_layers
 from featviz.run.prepare import blank_input
-from featviz.rundir import EXEMPLARS_FILE, write
+from featviz.rundir import EXEMPLARS_FILE, studies, write
 from featviz.rundir.place import EXEMPLARS
-from featviz.rundir.studies import (
-    SCHEMA_VERSION,
-    Exemplar,
-    ExemplarChannel,
-    ExemplarLayer,
-    ExemplarRecord,
-    FailedImage,
-    FieldOfView,
-    ImagesSeen,
-    LeftOut,
-)
 from featviz.text import by, counted, listed, printable, safe_name
 
 log = logging.getLogger(__name__)
@@ -60,7 +49,7 @@ class ExemplarResult:
     """What was found."""
 
     out: Path
-    record: ExemplarRecord
+    record: studies.ExemplarRecord
 
     @property
     def exit_code(self) -> int:
@@ -109,26 +98,23 @@ def find_exemplars(
         cutter = Cutter(study, options, found, {tuple(blank[0].shape): fields})
         rows = []
         for site, target in found.targets.items():
-            how, size = "computed", blank[0].shape[-2:]
+            how = "unknown" if has_places(loaded, target) else "no place"
+            view = studies.FieldOfView(how, list(blank[0].shape[-2:]))
             if site in fields:
-                size = largest_view(fields[site])
-            else:
-                how = "unknown" if has_places(loaded, target) else "no place"
-            view = FieldOfView(how, list(size))
-            channels = [ExemplarChannel(channel, None, []) for channel in range(target.channels)]
+                view = studies.FieldOfView("computed", list(largest_view(fields[site])))
             place = (site.layer.name, site.layer.type, site.layer.index, site.call, site.key)
-            shape, layout = list(target.shape), target.layout
             for number, name in enumerate(sorted({*classes}, key=str)):
-                row = ExemplarLayer(*place, name, shape, layout, view, "", channels)
-                sheet = f"{safe_name(f'{row.index:03d}_{row.label}')}/"
-                if name is None:
-                    sheet += safe_name(f"{row.stem}.png")
-                else:
-                    sheet += f"{safe_name(row.stem)}/{safe_name(f'{number:03d}_{name}.png')}"
-                top = found.tops[site, name]
-                rows.append(cutter.draw(target, top, replace(row, sheet=sheet), folder))
-        record = ExemplarRecord(
-            SCHEMA_VERSION,
+                shape, layout = list(target.shape), target.layout
+                row = studies.ExemplarLayer(*place, name, shape, layout, view, "", [])
+                sheet = safe_name(f"{row.index:03d}_{row.label}")
+                sheet += f"/{safe_name(row.stem + '.png' if name is None else row.stem)}"
+                sheet += "" if name is None else f"/{safe_name(f'{number:03d}_{name}.png')}"
+                row = replace(row, sheet=sheet)
+                rows.append(cutter.draw(target, found.tops[site, name], row, folder))
+        failures = [studies.FailedImage(*failure) for failure in study.failures]
+        skipped = sorted(found.skipped.items())
+        record = studies.ExemplarRecord(
+            studies.SCHEMA_VERSION,
             **study.about,
             options={
                 "layers": options.layers,
@@ -137,10 +123,8 @@ def find_exemplars(
                 "per_class": options.per_class,
                 **structs.asdict(options.inputs),
             },
-            images=ImagesSeen(
-                len(samples), len(study.seen), [FailedImage(*one) for one in study.failures]
-            ),
-            skipped=[LeftOut(layer, reason) for layer, reason in sorted(found.skipped.items())],
+            images=studies.ImagesSeen(len(samples), len(study.seen), failures),
+            skipped=[studies.LeftOut(layer, reason) for layer, reason in skipped],
             never_ran=found.never_ran,
             layers=rows,
         )
@@ -195,16 +179,12 @@ class Cutter:
     _bytes: int = 0
 
     def draw(
-        self, target: ExemplarSource, top: Top, row: ExemplarLayer, folder: Path
-    ) -> ExemplarLayer:
+        self, target: ExemplarSource, top: Top, row: studies.ExemplarLayer, folder: Path
+    ) -> studies.ExemplarLayer:
         """Write the pictures of a tensor, of one class or of all images; its row with the
         exemplars."""
-        (values, images, places), samples, is_max = (
-            top,
-            self.study.samples,
-            self.options.pick == "max",
-        )
-        count, room = len(values), max(1, min(values.shape[1], len(samples)))
+        is_max, count = self.options.pick == "max", len(top[0])
+        room = max(1, min(top[0].shape[1], len(self.study.samples)))
         label = printable(row.label + (f".{row.key}" if row.key else ""))
         label += f" call {row.call}" if row.call else ""
         of_class = "" if row.class_name is None else f" of class {printable(row.class_name)}"
@@ -223,58 +203,59 @@ class Cutter:
         ]
         sheet, add_row = begin_sheet(lines, count, room)
         channels, step = [], max(1, _MOST_TILES // room)
-        nothing = None, cut(Image.new("RGB", (1, 1)), None, (1, 1))
         for channel in range(count):
             if channel % step == 0:
-                crops = self._crops(target, top, range(channel, min(count, channel + step)))
-            exemplars, tiles, path = [], [], None
-            for rank in np.flatnonzero(np.isfinite(values[channel])).tolist():
-                box, tile = crops.get((channel, rank), nothing)
-                at_row, column, *size = places[channel, rank].tolist()
-                place, grid = (None, None) if at_row < 0 else ([at_row, column], size)
-                number, value = int(images[channel, rank]), float(str(values[channel, rank]))
-                edges = None if box is None else list(box)
-                exemplars.append(Exemplar(samples[number].name, number, value, place, grid, edges))
-                tiles.append(tile)
+                shown = self._shown(target, top, range(channel, min(count, channel + step)))
+            exemplars, path = [exemplar for exemplar, _ in shown[channel]], None
+            tiles = [tile for _, tile in shown[channel]]
             if exemplars:
                 path = f"{row.sheet.removesuffix('.png')}/c{channel:05d}.png"
                 title = f"{label}, channel {channel}", lines[-1]
                 texts = [(one.value, one.image) for one in exemplars]
                 _save(folder / path, draw_channel(title, tiles, texts, room))
             add_row(channel, tiles, [one.value for one in exemplars])
-            channels.append(ExemplarChannel(channel, path, exemplars))
+            channels.append(studies.ExemplarChannel(channel, path, exemplars))
         _save(folder / row.sheet, sheet)
         return replace(row, channels=channels)
 
-    def _crops(
+    def _shown(
         self, target: ExemplarSource, top: Top, channels: range
-    ) -> dict[tuple[int, int], tuple[Box | None, Image.Image]]:
-        """What units see, and the tiles of it, by channel and rank."""
+    ) -> dict[int, list[tuple[studies.Exemplar, Image.Image]]]:
+        """Exemplars and their tiles, by channel; best first."""
         values, images, places = top
-        wanted, crops = dict[int, list[tuple[int, int]]](), {}
+        shown: dict[int, list[tuple[studies.Exemplar, Image.Image]]] = {}
+        wanted, nothing = dict[int, list[tuple[int, int]]](), Image.new("RGB", (TILE, TILE), _EMPTY)
         for channel in channels:
+            shown[channel] = []
             for rank in np.flatnonzero(np.isfinite(values[channel])).tolist():
-                wanted.setdefault(int(images[channel, rank]), []).append((channel, rank))
-        model = self.study.model
+                number, value = int(images[channel, rank]), float(str(values[channel, rank]))
+                row, column, *size = places[channel, rank].tolist()
+                place, grid = (None, None) if row < 0 else ([row, column], size)
+                name = self.study.samples[number].name
+                exemplar = studies.Exemplar(name, number, value, place, grid, None)
+                shown[channel].append((exemplar, nothing))
+                wanted.setdefault(number, []).append((channel, rank))
         for number, picture, args in self._pictures(sorted(wanted)):
             shape = tuple(args[0].shape)
             if shape not in self.fields:
                 if len(self.fields) == _SHAPES:
                     self.fields.clear()
                 targets = list(self.found.targets.values())
-                self.fields[shape] = receptive_fields(model, targets, args)
+                self.fields[shape] = receptive_fields(self.study.model, targets, args)
             sides = self.fields[shape].get(target.site)
             largest = picture.size[::-1] if sides is None else largest_view(sides)
-            for at in wanted[number]:
-                row, column, *grid = places[at].tolist()
+            for channel, rank in wanted[number]:
+                exemplar, _ = shown[channel][rank]
                 box: Box | None = (0, 0, *picture.size)
-                if row < 0:
+                if exemplar.place is None:
                     tile = cut(picture, box, picture.size[::-1])
                 else:
+                    row, column = exemplar.place
                     box = box if sides is None else to_box(sides[:, row, column].tolist())
-                    tile = cut(picture, box, largest, [row, column, *grid])
-                crops[at] = box, tile
-        return crops
+                    tile = cut(picture, box, largest, [row, column, *(exemplar.map or ())])
+                edges = None if box is None else list(box)
+                shown[channel][rank] = replace(exemplar, box=edges), tile
+        return shown
 
     def _pictures(
         self, numbers: Sequence[int]

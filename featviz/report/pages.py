@@ -269,9 +269,12 @@ class _RunPages:
             explanations=network.EXPLANATIONS,
             options=self._options,
             key_of=lambda figure: words.key(figure.row, self._options[figure.other]),
-            strip_keys_of=lambda stages: words.strip_keys(
-                (own["figure"].row for stage in stages for own in stage["steps"] if own["tiles"]),
-                self._options[0],
+            strip_keys_of=lambda stages: dict.fromkeys(
+                key
+                for stage in stages
+                for step in stage["steps"]
+                if step["tiles"]
+                and (key := words.key(step["figure"].row, self._options[0], strip=True)).colors
             ),
             # the name of a channel's place on the page of its layer, or how all these names begin
             spot=lambda group, channel: f"{tensors[group.page, group.stem]}c{channel}",

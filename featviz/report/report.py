@@ -23,16 +23,8 @@ from featviz.report import beside, pages, words
 from featviz.report.network import is_numbers, most_varied
 from featviz.report.views import Links, arrange
 from featviz.rundir import REPORT_FILE, REPORT_RECORD, REPORT_ZIP, SERIES_ASSETS
+from featviz.rundir import place as outputs
 from featviz.rundir.image import ReadImage, format_of
-from featviz.rundir.place import (
-    REPORT_ALONE,
-    REPORT_FOLDER,
-    FileKind,
-    check_file,
-    check_free,
-    replacing,
-    writing,
-)
 from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.schema import Capture
 from featviz.rundir.series import read_steps
@@ -85,7 +77,7 @@ def build_report(
                 "--single-file --out maps.html, or --zip --out maps.zip",
             )
     if one_file:
-        check_file(*_single(Path() if isinstance(place, Url) else place, options))
+        outputs.check_file(*_single(Path() if isinstance(place, Url) else place, options))
     if not isinstance(place, Url) and (alone := _alone(place, options)):
         render, left_out = alone
         return ReportResult(*_write(render, Links, place, options), left_out)
@@ -161,7 +153,7 @@ def _write(
 
     if options.zip or options.single_file:
         single = _single(root, options)
-        with writing(*single) as file:
+        with outputs.writing(*single) as file:
             if options.single_file:
                 ((_, parts),) = render(links())
                 file.writelines(encoded(parts))
@@ -181,9 +173,9 @@ def _write(
                     add(name, view.image.content(view.file), zipfile.ZIP_STORED)
         return single[0], (single[0],)
     out = options.out or root / "report"
-    check_free(out, REPORT_FOLDER, overwrite=True)
+    outputs.check_free(out, outputs.REPORT_FOLDER, overwrite=True)
     written = []
-    with replacing(out, REPORT_FOLDER) as folder:
+    with outputs.replacing(out, outputs.REPORT_FOLDER) as folder:
         for name, parts in render(Links(out.absolute())):
             with (folder / name).open("wb") as file:
                 file.writelines(encoded(parts))
@@ -192,10 +184,10 @@ def _write(
     return out / "index.html", (*written, out / REPORT_RECORD)
 
 
-def _single(root: Path, options: ReportOptions) -> tuple[Path, FileKind, str, bool]:
+def _single(root: Path, options: ReportOptions) -> tuple[Path, outputs.FileKind, str, bool]:
     """Where a report of one file is written, of which kind it is, and what may be replaced."""
     name = REPORT_ZIP if options.zip else REPORT_FILE
-    return options.out or root / name, REPORT_ALONE, "--out", options.overwrite
+    return options.out or root / name, outputs.REPORT_ALONE, "--out", options.overwrite
 
 
 def _tiles_within(runs: Sequence[ReadRun]) -> int | None:
@@ -206,10 +198,11 @@ def _tiles_within(runs: Sequence[ReadRun]) -> int | None:
         return None
     grids = [(len(row.drawn), i.sizes[row.file]) for i in images for row in i.captures.values()]
     count = max((tiles for tiles, _ in grids), default=0)
-    while count > FEWEST:
-        shares = (size * min(1, count / max(1, tiles)) for tiles, size in grids)
-        if _BASE64 * sum(shares) <= MOST_BYTES:
-            break
+    while (
+        count > FEWEST
+        and _BASE64 * sum(size * min(1, count / max(1, tiles)) for tiles, size in grids)
+        > MOST_BYTES
+    ):
         count //= 2
     return max(FEWEST, count)
 
