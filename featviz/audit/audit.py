@@ -154,15 +154,10 @@ def _counted(study: Study, plan: AuditPlan, options: AuditOptions) -> tuple[Cens
 def find_prunable(
     plan: AuditPlan, rows: Sequence[findings.Row]
 ) -> tuple[dict[str, list[int]], dict[str, str], dict[Call, list[int]]]:
-    """The convolutions and linear layers that make dead channels.
-
-    A layer that runs several times loses a channel only if it is dead behind each of its calls.
-
-    Returns:
-        Channels that can be cut out, by the layer's name; activations whose dead channels cannot be
-        cut out of one layer, with the reason; and channels of calls of activations, which to force
-        to zero has the same effect.
-    """
+    """The layers that make dead channels: what can be cut out of each, by name; activations whose
+    dead channels cannot be cut out of one layer, with the reason; and the calls of activations
+    where forcing channels to zero has the same effect. A layer that runs several times loses a
+    channel only if it is dead behind each call."""
     dead = {row["label"]: row["findings"].get("dead") for row in rows}
     behind: defaultdict[str, dict[Call, tuple[Call, list[int]]]] = defaultdict(dict)
     """By the maker's name and call: the activation behind it, and the channels dead there."""
@@ -190,12 +185,8 @@ def find_prunable(
 def prove(
     model: LoadedModel, plan: AuditPlan, forced: Mapping[Call, list[int]], batches: Iterable[Batch]
 ) -> dict[str, Any]:
-    """Compare a model's output with and without the channels that can be cut out.
-
-    Returns:
-        A part of `verify` in audit.json: the largest change is None where the outputs cannot be
-        compared (UNLIKE_OUTPUTS), and `nonfinite` is in it only where such values are not alike.
-    """
+    """Compare a model's output with and without channels, for `verify` of audit.json: the largest
+    change is None where the outputs cannot be compared (UNLIKE_OUTPUTS)."""
     spots = plan.spots
 
     def force(call: Call, output: Any) -> None:

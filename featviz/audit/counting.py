@@ -29,12 +29,8 @@ TOP = 4
 
 
 def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
-    """A layer's output (`layout.to_floats`) as [images, channels, positions].
-
-    Args:
-        axis: where the channels are.
-        images: how many went in as one batch; the first axis holds so many, or a multiple.
-    """
+    """A layer's output (`layout.to_floats`) as [images, channels, positions]; the first of its axes
+    holds as many as there are images, or a multiple."""
     if tensor.numel() == 0 or tensor.dim() < 2 or tensor.shape[0] % images:
         raise LayoutError(f"shape {list(tensor.shape)} is no batch of {images}: --batch-size 1")
     if axis != 1:
@@ -73,9 +69,8 @@ def statistics(rows: Tensor, activation: Activation) -> tuple[Floats, Integers |
 
 
 Moments = tuple[int, Doubles, Doubles]
-"""Of C channels over images and positions: how many values were seen, their means [C], and the sum
-of products of deviations [C, C]. NaN and infinite values count as zero, since verdicts leave out
-the channels that have them."""
+"""Of C channels how many values were seen, their means [C], and the sum of products of deviations
+[C, C]. What is not finite counts as zero: verdicts leave out such channels."""
 
 
 def moments(rows: Tensor) -> Moments:

@@ -1,8 +1,5 @@
-"""From counted channels to findings, and gates on them: `dead>5%`, nothing worse than a baseline.
-
-Gates read the layers of audit.json, whoever wrote it: a mapping with `layer`, `label`, `type`,
-`channels` and `findings` {name: [channels]} for each.
-"""
+"""From counted channels to findings, and gates on them (`dead>5%`, nothing worse than a baseline),
+which read the layers of audit.json, whoever wrote it."""
 
 from __future__ import annotations
 

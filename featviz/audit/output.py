@@ -1,7 +1,4 @@
-"""The files of an audit: audit.json, the chart of APoZ, pictures of the suspects; and its table.
-
-The charts are drawn from the numbers of audit.json; the same numbers give the same file.
-"""
+"""The files of an audit: audit.json, the chart of APoZ, pictures of the suspects; and its table."""
 
 from __future__ import annotations
 
@@ -118,11 +115,8 @@ _BARS, _ROW, _LETTER = 5.0, 0.24, 0.07
 
 
 def apoz_chart(layers: Sequence[tuple[str, float, float]], title: str) -> Bytes:
-    """Bars of the average percentage of zeros of each layer, uint8 [H, 3 W].
-
-    Args:
-        layers: name, APoZ and share of dead channels, both 0..1; names are cut at 60 characters.
-    """
+    """Bars of the average percentage of zeros, uint8 [H, 3 W], by name, APoZ and share of dead
+    channels of each layer, both 0..1."""
     names = [quoted(name, 60) for name, _, _ in layers]
     left, top, height = 0.3 + _LETTER * max(map(len, names)), 0.35, _ROW * len(layers)
     canvas = Canvas((round(DPI * (top + height + 0.75)), round(DPI * (left + _BARS + 0.3))))

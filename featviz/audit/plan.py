@@ -1,7 +1,5 @@
-"""Which calls of a model are audited, and the activation at which each is judged for `dead`.
-
-A forward pass on zeros is followed as a graph, which tells what follows a layer and what feeds it.
-"""
+"""Which calls of a model are audited, and the activation at which each is judged for `dead`, by the
+graph of a forward pass on zeros."""
 
 from __future__ import annotations
 
@@ -251,12 +249,8 @@ class AuditPlan:
         return Spot(call, axis, None if node is None else node.part.activation)
 
     def maker_of(self, activation: int) -> int | str:
-        """The convolution or linear module whose channels, and no others, feed an activation; or
-        why there is none.
-
-        Between them each channel must go its own way, and nothing else may take a tensor: then a
-        channel that is always zero behind the activation can be cut out from the maker on.
-        """
+        """The convolution or linear module whose channels, and no others, feed an activation, each
+        on its own way; or why there is none. What it makes for a dead channel can be cut out."""
         at = activation
         while True:
             sources = self.nodes[at].sources
@@ -305,13 +299,8 @@ class AuditPlan:
 
 
 def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> AuditPlan:
-    """The layers that the selectors take; without any, all activations (modules and functions),
-    or, in a model without, its convolutions or linear layers.
-
-    Raises:
-        UsageError: nothing matches, or nothing of it ran.
-        ForwardError: the model cannot take `blank`.
-    """
+    """The layers that the selectors take; without any, all activations (modules and functions), or,
+    in a model without, its convolutions or linear layers. UsageError where nothing of it ran."""
     plan, book = AuditPlan(model.module), HintBook(model.module, blank[0].shape)
     with in_eval_mode(model.module), book.traced(model.module, (), listener=plan.take):
         forward(model.module, [arg.to(model.device) for arg in blank])

@@ -116,21 +116,10 @@ def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> np.ndarray 
 def from_picture(
     levels: Bytes, palette: Bytes | None, row: Capture, stats: Floats
 ) -> tuple[list[int], np.ndarray, np.ndarray] | None:
-    """Read the values behind a grid's pixels, each within half a level; NaN where not finite.
-
-    A level stands for low + level / (levels - 1) · (high - low), where low and high are the
-    channel's own minimum and maximum or the range of the manifest.
-
-    Args:
-        levels: the pixels, [height, width].
-        palette: its colours, [colours, 3]; None for a grey picture.
-        stats: [channels, 6], of all channels of the tensor.
-
-    Returns:
-        The drawn channels, their values [channels, N], and how far each may be off, [channels];
-        None where the picture has not the size that the manifest says, or another palette than
-        featviz writes without labels, which cover values.
-    """
+    """Read the values behind a grid's pixels: the drawn channels, their values [channels, N], each
+    low + level / (levels - 1) · (high - low) within half a level and NaN where not finite, and how
+    far each may be off, [channels]. None where the picture has another size than the manifest says,
+    or a palette that featviz does not write without labels, which cover values."""
     channels, plan = list(row.channels or range(row.maps)), row.plan
     count = 256 if palette is None else 254  # and two for padding and what is not finite
     ours = palette is None or (len(palette) == 256 and (palette[-1] == colormap.MAGENTA).all())
@@ -268,15 +257,10 @@ def no_change(channels: int, size: int) -> Change:
 def compare(
     base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray | None = None
 ) -> Change:
-    """Compare values [channels, N].
-
-    A difference is set against the value itself and `scale`, the layer's largest magnitude: like
-    numpy.allclose with rtol = tolerance and atol = tolerance · scale, since small values among
-    large ones are not exact. NaN equals NaN, and an infinity itself.
-
-    Args:
-        slack: [channels]; differences up to it are none.
-    """
+    """Compare values [channels, N]. A difference is set against the value itself and `scale`, the
+    layer's largest magnitude: like numpy.allclose with rtol = tolerance and atol = tolerance ·
+    scale, since small values among large ones are not exact. NaN equals NaN, an infinity itself,
+    and what differs by the slack [channels] at most."""
     slack = np.zeros(len(base)) if slack is None else slack
     step = max(1, _BLOCK // max(1, base.shape[1]))
     parts = []

@@ -69,12 +69,8 @@ def diff(
     files: DiffFiles,
     render: Render | None = None,
 ) -> Comparison:
-    """Compare two run directories, here or in object stores.
-
-    Args:
-        files: what to write beside the result.
-        render: makes the page and the files beside it; needed for `html`.
-    """
+    """Compare two run directories, here or in object stores, and write what was asked for; `render`
+    makes the page of `html`."""
     for place in (base, new):
         if isinstance(place, Url) and files.html is not None:
             raise UsageError(
@@ -363,11 +359,8 @@ def _layer(layer: ComparedLayer) -> dict[str, Any]:
 def draw(
     layers: Sequence[ComparedLayer], base: ReadRun, new: ReadRun, folder: Path
 ) -> tuple[ComparedLayer, ...]:
-    """The layers, of which the worst that differ, and the first always, are drawn on one scale.
-
-    The colours' ends are the largest relative difference of all pictures; what has a number on
-    one side only is magenta.
-    """
+    """The layers, of which the worst that differ, and the first always, are drawn on one scale, as
+    wide as the largest difference of all; what has a number on one side only is magenta."""
     differing = [layer for layer in layers if layer.differing and not layer.reason]
     worst = sorted(
         differing[1:], key=lambda one: (-one.severity, -len(one.changed) / len(one.change))

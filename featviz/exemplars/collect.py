@@ -208,12 +208,8 @@ def has_places(model: LoadedModel, target: ExemplarSource) -> bool:
 def receptive_fields(
     model: LoadedModel, targets: Sequence[ExemplarSource], args: Sequence[Tensor]
 ) -> dict[Site, Tensor]:
-    """What the units of tensors see, as it is followed through one forward pass: of each map
-    [4, H, W], as in `layout.views`. Tensors of which it is not known are left out.
-
-    Args:
-        args: the model's arguments, the image first. Values do not matter.
-    """
+    """What the units of tensors see in inputs of these shapes, by one forward pass: of each map [4,
+    H, W], as in `layout.views`. Tensors of which it is not known are left out."""
     found = {}
     book = HintBook(model.module, args[0].shape)
     aligned = [target for target in targets if has_places(model, target)]

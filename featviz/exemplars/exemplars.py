@@ -291,16 +291,10 @@ def _save(path: Path, picture: Image.Image) -> None:
 def cut(
     picture: Image.Image, box: Box | None, size: Sequence[int], place: Sequence[int] | None = None
 ) -> Image.Image:
-    """A crop as a tile of TILE × TILE pixels, in the middle of it.
-
-    Args:
-        picture: the input as the model saw it, RGB.
-        box: where the crop is in it; None gives an empty tile.
-        size: height and width of the largest crop of the layer, which fills the tile: all crops of
-            a layer have one scale.
-        place: row, column, rows and columns of the map. Where the crop is the whole picture, the
-            place is marked.
-    """
+    """A crop of the input as a tile of TILE × TILE pixels, in its middle; an empty one without a
+    box. `size` is that of the layer's largest crop, which fills the tile, so that all have one
+    scale. The place (row, column, rows and columns of the map) is marked where the crop is the
+    whole input."""
     tile = Image.new("RGB", (TILE, TILE), _EMPTY)
     if box is None:
         return tile

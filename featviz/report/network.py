@@ -157,17 +157,11 @@ def badges(found: Found) -> list[tuple[str, str]]:
 def network(
     page: ReportPage, stats: Mapping[str, Floats], over: Sequence[ChannelTotals] | None = None
 ) -> list[dict[str, Any]]:
-    """The stages of a network with what they make of an image: those of the forward pass, then
-    those of the gradients, which come from the output back. Layers that follow one another and
-    belong together are a stage: its `steps`, a `title`, how many `layers` these are (whose tensors
-    may be several), the `span` of their names, whether it is `open`, and its `preview`, the last
-    step that has maps. A step is a tensor with its `tiles` or, of single numbers, `bars`.
-
-    Args:
-        stats: those of the image, by the pictures' ids.
-        over: totals over all images for each of the page's groups, whose zeros, range and findings
-            are then told instead of the image's own.
-    """
+    """The stages of a network with what they make of an image, by its statistics: those of the
+    forward pass, then those of the gradients, which come from the output back. A stage are layers
+    that follow one another and belong together, with its last step that has maps as a preview; a
+    step is a tensor with its `tiles` or, of single numbers, `bars`. Zeros, range and findings are
+    those `over` all images, where these are given."""
     steps = []
     for n, group in enumerate(page.groups):
         figure, totals = group.figures[0], over[n] if over else ChannelTotals()

@@ -162,12 +162,8 @@ def render_comparison(
 
 
 def render_notebook(content: Mapping[str, Any]) -> str:
-    """What a notebook shows of a result: a part of a page.
-
-    Args:
-        content: `figures` (address, words, (width, height)), `lines`, `table` (a `TextTable` or
-            None) and `link`.
-    """
+    """What a notebook shows of a result, a part of a page: `figures` (address, words, (width,
+    height)), `table` (a `TextTable` or None) and `lines`."""
     return _engine().get_template("notebook.html").render(content)
 
 
@@ -363,12 +359,9 @@ def figure_entry(figure: Figure, stats: Floats, grey: bool, change: Floats | Non
 def entry(
     plan: GridPlan, slices: int, stats: Floats, change: np.ndarray | None, **more: Any
 ) -> str:
-    """What the scripts know of a grid, as a script may hold it; what is nothing is left out.
-
-    A column of the statistics [maps, 6] is base64 of little-endian float32; of a single number
-    where all are the same, bit for bit, as zeros and non-finite values mostly are. `change` [maps]
-    is how far each map is from that of another run, 0..1.
-    """
+    """What the scripts know of a grid, as a script may hold it. A column of the statistics [maps,
+    6] is base64 of little-endian float32, of a single number where all are the same bit for bit;
+    `change` [maps] is how far each map is from that of another run, 0..1."""
     bits = np.ascontiguousarray(stats.astype("<f4").T).view("<u4")
     same = (bits == bits[:, :1]).all(axis=1)
     kept = [column[:1] if one else column for column, one in zip(bits, same, strict=True)]

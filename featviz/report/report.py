@@ -62,11 +62,7 @@ def build_report(
     place: Path | Url, options: ReportOptions, judge: Judge | None = None
 ) -> ReportResult:
     """Write the report of a run, here or in an object store, of an audit, of kernels, or of a
-    series of runs.
-
-    Args:
-        judge: compares the run with that of `compare`, for a verdict on the first page.
-    """
+    series of runs; `judge` compares a run with that of `compare`."""
     one_file = options.zip or options.single_file
     if options.zip and options.single_file:
         raise UsageError("--zip and --single-file are two forms", "give one of them")

@@ -60,10 +60,8 @@ Cell = Image.Image | None
 
 
 def make_sheet(place: Path | Url, options: SheetOptions) -> SheetResult:
-    """Draw a layer's maps of all images of a run, here or in an object store, into one picture.
-
-    Tiles look as in the grids they are cut from: each map by the scale with which it was drawn.
-    """
+    """Draw a layer's maps of all images of a run, here or in an object store, as they are in its
+    grids."""
     out = options.out or Path(safe_name(f"sheet-{options.layer}.png"))
     check_file(out, _KIND, overwrite=options.overwrite)
     lines: dict[str, list[Cell]] = {}
@@ -100,10 +98,8 @@ def make_sheet(place: Path | Url, options: SheetOptions) -> SheetResult:
 
 
 def sort_channels(grids: Sequence[DrawnGrid], channels: Sequence[int], by: str) -> list[int]:
-    """Order channels by a statistic, its mean over the images; the largest comes first.
-
-    Channels without a finite value come last, equal ones in their order.
-    """
+    """Order channels by a statistic, its mean over the images: the largest first, equal ones in
+    their order, those without a finite value last."""
     if by == "index":
         return sorted(channels)
 

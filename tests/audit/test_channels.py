@@ -209,12 +209,3 @@ def test_images_are_ranked_as_by_a_stable_sort(batch: int) -> None:
     best = np.argsort(-maxima, axis=0, kind="stable")[:TOP].T
     np.testing.assert_array_equal(top.images, best)
     np.testing.assert_array_equal(top.best, np.take_along_axis(maxima.T, best, 1))
-
-
-def test_fewer_images_than_places_are_named() -> None:
-    """Of two images two are named, best first."""
-    numbers = np.zeros((2, 1, 6), np.float32)
-    numbers[:, 0, 1] = -5, -3
-    tally = Tally.nothing(1)
-    tally.add(numbers, 1, np.array([8, 9]))
-    assert tally.top(0) == [9, 8]

@@ -14,7 +14,6 @@ from featviz.audit import findings
 from featviz.errors import UsageError
 from featviz.records import Verdict
 from featviz.records.findings import parse_gate
-from featviz.rundir import junit
 
 from .audited import COLOURS, PLANTED, Run
 
@@ -58,23 +57,6 @@ def test_gates_count_what_they_say(text: str, held: bool, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("dead", "is no gate"),
-        ("dead<5", "is no gate"),
-        ("dead>-1", "is no gate"),
-        ("dead>5%%", "is no gate"),
-        ("ded>5%", "there is no finding 'ded'"),
-        ("dead>101%", "can never break"),
-    ],
-)
-def test_what_is_no_gate(text: str, message: str) -> None:
-    """The value and what was expected."""
-    with pytest.raises(UsageError, match=message):
-        parse_gate(text)
-
-
-@pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
         ("layer9.*:dead>0", "no audited layer is called 'layer9.*'", "layer1.relu"),
@@ -115,25 +97,6 @@ def test_only_what_both_have_is_compared(caplog: pytest.LogCaptureFixture) -> No
     """A new layer is named as not comparable; a finding the baseline was not asked is left out."""
     assert worse(LAYERS, [layer("layer1.relu", 20, dead=[3])]).held
     assert caplog.messages == ["the baseline lacks 3 layers, layer1.relu.call1 first"]
-
-
-def test_junit_has_a_case_for_each_gate() -> None:
-    """What a CI server reads: names, counts, and the figure in the failure."""
-    verdicts = [Verdict("dead>5%", True, "fine"), Verdict("a<b&c", False, 'it is "broken" <here>')]
-    report = junit.document({"m.pth": verdicts, "n.pth": verdicts[:1]})
-    root = ElementTree.fromstring(report)
-    assert root.tag == "testsuites"
-    first, second = root
-    assert first.attrib == {
-        "name": "m.pth", "tests": "2", "failures": "1", "errors": "0", "skipped": "0",
-    }  # fmt: skip
-    assert second.attrib["failures"] == "0"
-    held, broken = first
-    assert held.attrib == {"classname": "featviz.audit.m.pth", "name": "dead>5%"}
-    assert held.find("failure") is None
-    failure = broken.find("failure")
-    assert failure is not None and broken.attrib["name"] == "a<b&c"
-    assert failure.attrib["message"] == failure.text == 'it is "broken" <here>'
 
 
 @pytest.fixture

@@ -239,18 +239,6 @@ def test_pictures_show_what_is_not_finite() -> None:
     np.testing.assert_array_equal(data[3], 7.0)
 
 
-def test_a_colormap_that_ends_in_magenta_hides_nothing() -> None:
-    """Cool's last colour is that of what is not finite."""
-    tensor = torch.randn(1, 3, 24, 24, generator=torch.Generator().manual_seed(0))
-    tensor[0, 1, 20, 20] = torch.nan
-    row, picture, stats = captured(tensor, Hints(), cmap="cool")[""]
-    _, data, slack = from_picture(*pixels_of(picture), row, stats)
-    exact = tensor[0].flatten(1).numpy()
-    np.testing.assert_array_equal(np.isnan(data), np.isnan(exact))
-    assert (np.nan_to_num(abs(data - exact)) <= slack[:, None]).all()
-    np.testing.assert_allclose(slack, 0.501 * (stats[:, 1] - stats[:, 0]) / 253)
-
-
 def test_a_palette_that_is_not_ours_gives_nothing() -> None:
     """Its levels stand for no values; nor do those of a palette with the ink of labels."""
     row, picture, stats = captured(torch.randn(1, 3, 6, 9), Hints(), cmap="viridis")[""]

@@ -180,40 +180,6 @@ def test_an_image_that_vanishes_before_it_is_drawn(
     assert "250.png cannot be read again" in messages.text
 
 
-def test_interrupted_it_leaves_the_old_results(
-    featviz: Run, lights: Path, reds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C while pictures are written: 130, what was there is there, and nothing lies beside."""
-    out = tmp_path / "out"
-    call = ["exemplars", lights, reds, "--layers", "0", *PLAIN, "--out", out, "--overwrite"]
-    assert featviz(*call).code == 0
-    before = tree(out)
-
-    def interrupt(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pictures, "draw_channel", interrupt)
-    assert featviz(*call).code == 130
-    assert tree(out) == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["lights.pth", "out", "reds"]
-
-
-def test_a_record_does_not_claim_the_files_of_others(
-    featviz: Run, lights: Path, reds: Path, tmp_path: Path
-) -> None:
-    """A file that exemplars.json lists under a name that featviz never gives stays."""
-    out = tmp_path / "out"
-    call = ["exemplars", lights, reds, "--layers", "0", "--top", 1, *PLAIN, "--out", out]
-    assert featviz(*call).code == 0
-    content = json.loads((out / EXEMPLARS_FILE).read_text())
-    content["layers"][0]["sheet"] = "thesis.png"
-    (out / EXEMPLARS_FILE).write_text(json.dumps(content))
-    (out / "thesis.png").write_text("mine")
-    done = featviz(*call, "--overwrite")
-    assert done.code == 1 and "did not write" in done.err and "thesis.png" in done.err
-    assert (out / "thesis.png").read_text() == "mine"
-
-
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [

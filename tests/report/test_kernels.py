@@ -6,9 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from conftest import SCENES, Outcome
@@ -17,7 +15,6 @@ from runs import refused
 
 import featviz as fv
 
-from .browsing import Page
 from .markup import EVIL, read
 
 CLI = Callable[..., Outcome]
@@ -59,22 +56,6 @@ def test_kernels_stand_on_the_pages_of_their_layers(featviz: CLI, both: tuple[Pa
     low, high = (f"{value:.4g}".replace("-", "−") for value in rows[0]["range"])
     words = f"red, green and blue, each from {low} to {high}"
     assert words in read(run / "report" / "layer-001.html").text and rows[0]["layout"] == "rgb"
-
-
-@pytest.mark.slow
-def test_a_channel_shows_its_kernel(featviz: CLI, both: tuple[Path, Path], browser: Any) -> None:
-    """The box that is cut out of the picture is the tile of the channel (geometry by numpy)."""
-    run, kernels = both
-    assert featviz("report", run, "--kernels", kernels).code == 0
-    row = json.loads((kernels / "manifest.json").read_text())["captures"][0]
-    pages = {read(path).text.split("Layer\n")[1].split()[0]: path.name
-             for path in (run / "report").glob("layer-*.html")}  # fmt: skip
-    page = Page(browser, run).open(f"{pages[row['layer']]}#c2")
-    box = page.one(".sought svg.crop").get_dom_attribute("viewBox")
-    down, across = np.unravel_index(2 * row["slices"], (row["maps"], row["grid"]["nrow"]))
-    step = np.add(row["grid"]["tile"], row["grid"]["padding"])
-    top, left = np.multiply((down, across), step) + row["grid"]["padding"]
-    assert box == f"{left} {top} {row['grid']['tile'][1]} {row['grid']['tile'][0]}"
 
 
 def named(kernels: Path, file: object) -> None:

@@ -266,14 +266,6 @@ def test_the_option_that_left_maps_out_is_named(tmp_path: Path) -> None:
     assert loaded(root, "image-000.html")["p0-0"]["collapsed"] == {"1": [1, 2, 4]}
 
 
-def test_numbers_of_channels_can_be_read(tmp_path: Path) -> None:
-    """Under --labels pictures keep their size."""
-    drawn = [Drawn("large", index=1, tile=(24, 30), scale=6), Drawn("small", index=2, tile=(8, 10))]
-    root = built(tmp_path / "out", {"a.png": drawn}, options={"labels": True})
-    found = [pages(root)[f"layer-{n:03d}.html"] for n in (0, 1)]
-    assert all("beside labelled" in {div.get("class") for div in page.of("div")} for page in found)
-
-
 def test_an_unknown_colormap_has_no_colours(tmp_path: Path) -> None:
     """A run of a later matplotlib: the legend leaves out what it cannot show."""
     root = built(tmp_path / "out", {"a.png": [Drawn("x")]}, options={"cmap": "no such"})
