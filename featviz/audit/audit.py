@@ -185,13 +185,11 @@ def find_prunable(
 def prove(
     model: LoadedModel, plan: AuditPlan, forced: Mapping[Call, list[int]], batches: Iterable[Batch]
 ) -> dict[str, Any]:
-    """Compare a model's output with and without channels, for `verify` of audit.json: the largest
-    change is None where the outputs cannot be compared (UNLIKE_OUTPUTS)."""
+    """Compare a model's output with and without channels, for `verify` of audit.json."""
     spots = plan.spots
 
     def force(call: Call, output: Any) -> None:
-        """An intervention, in place: the activation's own output, behind which nothing differs
-        from a model that lacks these channels."""
+        """In place: what stands behind sees a model that lacks these channels."""
         if call in forced:
             chosen = torch.tensor(forced[call], device=output.device)
             output.index_fill_(spots[call].axis % output.dim(), chosen, 0)

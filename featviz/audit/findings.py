@@ -1,5 +1,4 @@
-"""From counted channels to findings, and gates on them (`dead>5%`, nothing worse than a baseline),
-which read the layers of audit.json, whoever wrote it."""
+"""From counted channels to findings, and gates on the layers of audit.json: `dead>5%`."""
 
 from __future__ import annotations
 
@@ -86,8 +85,7 @@ def row_of(target: Spot, tallies: Mapping[Call, Tally], thresholds: Thresholds) 
 
 
 def totals(layers: Sequence[Row]) -> dict[str, Any]:
-    """The channels of all layers together, how many have each finding and are `judged` for it, and
-    the mean APoZ of channels."""
+    """All layers together: channels, how many have each finding and are judged for it, and APoZ."""
     counts, judged_channels = {}, {}
     for name in FINDINGS:
         judged = [row for row in layers if name in row["findings"]]

@@ -115,8 +115,7 @@ _BARS, _ROW, _LETTER = 5.0, 0.24, 0.07
 
 
 def apoz_chart(layers: Sequence[tuple[str, float, float]], title: str) -> Bytes:
-    """Bars of the average percentage of zeros, uint8 [H, 3 W], by name, APoZ and share of dead
-    channels of each layer, both 0..1."""
+    """Bars of the share of zeros of each layer (name, APoZ, dead; 0..1), uint8 [H, 3 W]."""
     names = [quoted(name, 60) for name, _, _ in layers]
     left, top, height = 0.3 + _LETTER * max(map(len, names)), 0.35, _ROW * len(layers)
     canvas = Canvas((round(DPI * (top + height + 0.75)), round(DPI * (left + _BARS + 0.3))))

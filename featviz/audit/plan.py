@@ -1,5 +1,4 @@
-"""Which calls of a model are audited, and the activation at which each is judged for `dead`, by the
-graph of a forward pass on zeros."""
+"""Which calls of a model are audited, and where each is judged: the graph of a forward pass."""
 
 from __future__ import annotations
 
@@ -111,8 +110,7 @@ class Spot:
     """The axis of its output that counts channels."""
     activation: Activation | None = None
     dead_at: Spot | None = None
-    """Of a call that is audited, the activation behind which `dead` is judged; None where there is
-    none, which has a reason."""
+    """The activation at which `dead` is judged; None where there is none."""
     reason: str = ""
 
 

@@ -33,8 +33,7 @@ class Change:
     relative: np.ndarray
     """Largest |new - base| / (max(|new|, |base|) + scale), 0..1: see `compare.compare`."""
     cosine: np.ndarray
-    """Of finite values, -1..1; 1 where both are zero; NaN where a channel is a single number, or
-    only statistics are known."""
+    """-1..1; 1 where both are zero; NaN for a single number, or where only statistics are known."""
     unlike: np.ndarray
     """How many values are NaN or infinite on one side, and something else on the other."""
     products: np.ndarray
@@ -170,8 +169,7 @@ class TensorPair:
         return all(row.tensor is not None and not is_part(row) for row in self.rows)
 
     def tensors(self) -> Sides | None:
-        """Read the values of both kept tensors; None where there are none that show the channels.
-        DamagedError where a file is missing or broken."""
+        """The values of both kept tensors, where there are any that show the channels."""
         sides = []
         for image, row in zip(self.images, self.rows, strict=True) if self.keeps else ():
             array, behind = image.tensor(row), f"{self.place.key}.{BEHIND}".lstrip(".")
@@ -185,8 +183,8 @@ class TensorPair:
         return (list(range(channels)), *sides, np.zeros(channels)) if sides else None
 
     def pixels(self) -> Sides | None:
-        """Read the values behind both pictures, of the channels that both have drawn; None where
-        the pictures do not show them. DamagedError where a file is missing or broken."""
+        """The values behind both pictures, where they show them, of the channels that both have
+        drawn."""
         one, two = self.rows
         if one.beside != two.beside or one.normalize != two.normalize:
             return None

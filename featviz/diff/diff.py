@@ -69,8 +69,7 @@ def diff(
     files: DiffFiles,
     render: Render | None = None,
 ) -> Comparison:
-    """Compare two run directories, here or in object stores, and write what was asked for; `render`
-    makes the page of `html`."""
+    """Compare two runs, here or in object stores; `render` makes the page of `html`."""
     for place in (base, new):
         if isinstance(place, Url) and files.html is not None:
             raise UsageError(
@@ -123,8 +122,7 @@ def maps_folder(files: DiffFiles) -> Path | None:
 def compare_runs(
     base: ReadRun, new: ReadRun, thresholds: DiffThresholds | None = None
 ) -> Comparison:
-    """Compare two runs that have been read. An image of which a file turns out to be broken is left
-    out, with a warning."""
+    """Compare two runs. Images of which a file turns out to be broken are left out."""
     thresholds = thresholds or DiffThresholds()
     images = [name for name in base.images if name in new.images]
     unlike = _unlike(base, new, images)
@@ -187,8 +185,7 @@ def compare_runs(
 
 
 def _unlike(base: ReadRun, new: ReadRun, images: Sequence[str]) -> str | None:
-    """What keeps two runs from being compared: other pictures were shown to their models, or other
-    scales were drawn."""
+    """What keeps two runs from being compared: other inputs, or another scale."""
     for name, what in (("preprocessing", "preprocessing"), ("normalize", "scale mode")):
         old, now = (
             run.record.get(name, (run.record.get("options") or {}).get(name)) for run in (base, new)

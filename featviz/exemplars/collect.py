@@ -1,5 +1,4 @@
-"""Of each channel the images that excite it most, with the value and the place of each; and what
-units see of the input."""
+"""The images that excite each channel most, and where; and what units see of the input."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ class ExemplarSource:
 
 
 class ExemplarCollector:
-    """The best images of all tensors, and of each class apart; of an image that failed, nothing
-    stays."""
+    """The best images of each channel, by class; of an image that failed, nothing stays."""
 
     def __init__(
         self,
@@ -79,8 +77,7 @@ class ExemplarCollector:
         top: int = 1,
         classes: Sequence[str | None] = (None,),
     ) -> None:
-        """Run the model once on `blank`, which tells what its layers give; `classes` has that of
-        each sample, or None."""
+        """Run the model once on `blank`; `classes` has that of each sample."""
         self.targets: dict[Site, ExemplarSource] = {}
         self.skipped: dict[str, str] = {}
         """Layers that give nothing with channels, and why."""

@@ -133,8 +133,7 @@ def find_exemplars(
 
 
 def class_of(sample: Sample) -> str:
-    """The class of an image: the name of its folder; of a clip, which is a folder of frames, of the
-    folder around that."""
+    """The class of an image: the name of its folder; of a clip, of the folder around its frames."""
     path = sample.path
     folder = (PurePosixPath(path.place) if isinstance(path, Remote) else path.absolute()).parent
     return (folder.parent if len(sample.paths) > 1 else folder).name
@@ -174,14 +173,13 @@ class Cutter:
     fields: dict[tuple[int, ...], dict[Site, Tensor]]
     """By the shape of the input."""
     _read: dict[int, tuple[Image.Image, list[Tensor]] | None] = field(default_factory=dict)
-    """Images as the model saw them, and its arguments without their values; None for one that
-    cannot be read again."""
+    """Images as the model saw them, its arguments without values; None where they vanished."""
     _bytes: int = 0
 
     def draw(
         self, target: ExemplarSource, top: Top, row: studies.ExemplarLayer, folder: Path
     ) -> studies.ExemplarLayer:
-        """Write the pictures of a tensor, of one class or of all images; its row with the
+        """Write the pictures of a tensor for one class or all images; its row with the
         exemplars."""
         is_max, count = self.options.pick == "max", len(top[0])
         room = max(1, min(top[0].shape[1], len(self.study.samples)))

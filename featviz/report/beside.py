@@ -191,8 +191,7 @@ def check(run: ReadRun, option: str, place: Path, given: Mapping[str, Any]) -> N
 
 
 def kernel_pictures(kernels: ReadKernels) -> Iterator[tuple[str, Extra]]:
-    """The kernels of each convolution under its name: a tile, or a row of tiles, for each channel
-    that it makes."""
+    """The kernels of each convolution under its name: a tile or a row of tiles for each channel."""
     for number, row in enumerate(kernels.pictures.captures.values()):
         alt, plan = f"{counted(row.maps, 'kernel')} of {row.label}", row.plan
         size = (plan.width, plan.height)

@@ -62,8 +62,7 @@ class ChannelTotals:
         """Whether its zeros tell which channels are dead: those of a ReLU, or of what stands behind
         one, as a block or a pooling, which has exact zeros and nothing below."""
         self.judged = False
-        """Whether a constant map says something of its channel: it has several pixels, or there
-        are several images, and it is no gradient."""
+        """Whether a constant map says something of its channel."""
 
     def add(self, row: Capture, stats: Floats) -> None:
         """Take in an image's statistics, [maps, 6] in the order of `records.STAT_COLUMNS`."""
@@ -127,8 +126,7 @@ def channel_rows(
 
 
 def dead(pages: Sequence[ReportPage], totals_of: Callable[[Group], ChannelTotals]) -> str:
-    """How many channels are dead: `7 in 2 layers`, `none in the 3 activations drawn`, or why that
-    is not known."""
+    """How many channels are dead, `7 in 2 layers`, or why that is not known."""
     named = [page for page in pages if page.type in RECTIFIERS]
     drawn = [  # what stands behind a ReLU that is drawn has the same dead channels
         [own for group in page.groups if (own := totals_of(group)).activation]

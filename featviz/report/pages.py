@@ -103,8 +103,7 @@ def render_alone(
 def render_comparison(
     found: Comparison, base: ReadRun, new: ReadRun, page: Path, maps: Path
 ) -> tuple[str, Mapping[str, str]]:
-    """The text of the page of a comparison, and those of the files that are to lie with the maps,
-    by name."""
+    """The page of a comparison, and the files that are to lie with the maps, by name."""
     runs = base, new
     beside = f"{Path(os.path.relpath(maps, page.parent)).as_posix()}/"
     short = [run.root.absolute().name for run in runs]
@@ -187,8 +186,7 @@ def shared_values(links: Links, **values: Any) -> dict[str, Any]:
     """What all templates of a report may use."""
 
     def channels_of(extra: Extra) -> str:
-        """For the script, as JSON: where a channel is in a picture, or its own picture, which one
-        file does not have."""
+        """As JSON: where channels are in a picture, or their own ones, which one file has not."""
         found: dict[int, Any] = {}
         for channel, own in extra.channels.items():
             if not isinstance(own, PictureView):
@@ -298,9 +296,7 @@ class _RunPages:
         )
 
     def image(self, page: ReportPage) -> tuple[Markup, dict[str, dict[str, str]]]:
-        """The page of an image, and its grids as JSON, by the scripts that are to hold them and the
-        pictures' ids.
-        """
+        """The page of an image, and its grids as JSON, by script and by picture's id."""
         held = {other: view.image.stats() for other, view in page.inputs.items()}
         stats, scripts = {}, dict[str, dict[str, str]]()
         for group in page.groups:
@@ -339,8 +335,7 @@ def script(entries: Mapping[str, str]) -> str:
 
 
 def figure_entry(figure: Figure, stats: Floats, grey: bool, change: Floats | None = None) -> str:
-    """The grid of a figure as JSON, by `entry`; `grey` tells whether it may be shown in other
-    colours."""
+    """The grid of a figure as JSON; a `grey` one may be shown in other colours."""
     row, layout = figure.row, LAYOUTS.get(figure.row.layout)
     whole = row.reduce is not None
     return entry(

@@ -60,8 +60,7 @@ Cell = Image.Image | None
 
 
 def make_sheet(place: Path | Url, options: SheetOptions) -> SheetResult:
-    """Draw a layer's maps of all images of a run, here or in an object store, as they are in its
-    grids."""
+    """Draw a layer's maps of all images of a run, as they are in its grids, into one picture."""
     out = options.out or Path(safe_name(f"sheet-{options.layer}.png"))
     check_file(out, _KIND, overwrite=options.overwrite)
     lines: dict[str, list[Cell]] = {}
@@ -155,8 +154,7 @@ def _wanted(options: SheetOptions, grids: Sequence[DrawnGrid]) -> list[int]:
 
 
 def _column(image: ReadImage, row: Capture, channels: Sequence[int]) -> list[Cell]:
-    """What the model saw, as large as a tile, then the tiles of an image: of a channel all its
-    slices side by side."""
+    """What the model saw, then an image's tiles: of a channel all its slices side by side."""
     picture, plan, side = image.picture(row.file).convert("RGB"), row.plan, row.side
     height, width = plan.tile
     seen = image.picture(INPUT_FILE).convert("RGB")

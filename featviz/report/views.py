@@ -113,8 +113,7 @@ class ReportPage:
     groups: tuple[Group, ...]
     type: str = ""
     inputs: Mapping[bool, PictureView] = field(default_factory=dict)
-    """Of an image what the model saw in this run, under False, and in the run that this one is
-    compared with, which may lack the image."""
+    """What the model saw of an image in this run (False), and in the other (True), if it has it."""
     silent: Sequence[tuple[str, str]] = ()
     """Of an image the layers that it has no picture of, and why."""
 
@@ -125,8 +124,7 @@ class ReportPage:
 
     @property
     def numbers(self) -> tuple[str, str, int]:
-        """How many maps a layer has, the mean share of zeros over its pictures, and how many values
-        are NaN or infinite."""
+        """Of a layer: its maps, the mean share of zeros, and how many values are not finite."""
         maps = " + ".join(dict.fromkeys(str(g.figures[0].row.maps) for g in self.groups))
         rows = [figure.row for figure in figures_of(self.groups) if not figure.other]
         zeros = words.percent(sum(row.zero_fraction for row in rows) / len(rows))
@@ -153,8 +151,7 @@ class ReportViews:
 
     @property
     def first_apart(self) -> tuple[Figure, ...]:
-        """The pictures of the first layer that diverges, of this run and of the other, in the image
-        in which it differs most."""
+        """The first layer that diverges in this run and in the other, where it differs most."""
         if self.verdict is None or (first := self.verdict.first) is None:
             return ()
         groups = (g for page in self.images if page.name == first.image for g in page.groups)
@@ -242,8 +239,7 @@ class Links:
         return f"#{page}-{name}" if self.inline else f"{page}.html#{name}"
 
     def picture(self, view: PictureView) -> str:
-        """The address of a picture: relative to the folder and quoted; the picture itself, in
-        base64; or `pictures/000123.png`."""
+        """Relative to the folder; the picture itself, in base64; or `pictures/000123.png`."""
         image, kind = view.image, format_of(view.file)
         if self.inline:
             content = base64.b64encode(self.content(image, view.file)).decode()

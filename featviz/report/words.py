@@ -189,8 +189,7 @@ def legend(options: Mapping[str, Any], captures: Iterable[Capture]) -> list[tupl
 
 
 def key(row: Capture, options: Mapping[str, Any], strip: bool = False) -> Key:
-    """The colours of a picture of a run with these options; of a `strip` in words that suit those
-    of other layers as well."""
+    """The colours of a picture; of a `strip` in words that suit other layers, too."""
     cmap = _colormap(row, options)
     if row.reduce in REDUCTIONS and REDUCTIONS[row.reduce].colors:
         ends, unit = span(*(row.range or (None, None))), REDUCTIONS[row.reduce].unit
