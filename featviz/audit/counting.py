@@ -132,10 +132,6 @@ class Tally:
         """How many values of each channel were seen, finite or not."""
         return np.asarray(self.sums[:, 0] + self.sums[:, 6])
 
-    def top(self, channel: int) -> list[int]:
-        """The images that excite a channel most, best first; TOP at most."""
-        return [number for number in self.images[channel].tolist() if number >= 0]
-
     def correlation(self) -> Doubles | None:
         """Pearson's r of each pair, [C, C]; 0 where a channel does not vary."""
         if self.moments is None:

@@ -159,11 +159,8 @@ def choose_suspects(
     plan: AuditPlan, rows: Sequence[Mapping[str, Any]], tallies: Mapping[Call, Tally], limit: int
 ) -> list[SuspectSheet]:
     """Choose what is drawn: PER_LAYER suspects of a layer and `limit` in all, worst first."""
-    sheets, left, found = (
-        list[SuspectSheet](),
-        limit,
-        {row["label"]: row["findings"] for row in rows},
-    )
+    sheets, left = list[SuspectSheet](), limit
+    found = {row["label"]: row["findings"] for row in rows}
     worst_first = sorted(FINDINGS, key=lambda name: FINDINGS[name].severity)
     for target in plan.targets:
         channels = found.get(target.call.label, {})
@@ -176,9 +173,12 @@ def choose_suspects(
                 feeding = plan.nodes[plan.given_by[target.call]].sources
                 if len(feeding) == 1:
                     source = Spot(plan.nodes[feeding[0]].call, target.axis)
-            some = [(name, i) for name, i in chosen if (name == "dead") is dead]
-            if some:
-                suspects = [(name, i, tallies[target.call].top(i)) for name, i in some]
+            suspects = []
+            for name, channel in chosen:
+                if (name == "dead") is dead:
+                    best = tallies[target.call].images[channel]
+                    suspects.append((name, channel, best[best >= 0].tolist()))
+            if suspects:
                 sheets.append((target, source, suspects, len(every)))
     return sheets
 

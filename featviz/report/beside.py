@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from featviz.errors import CompareError, StoreError
 from featviz.options import ReportOptions
@@ -40,7 +40,6 @@ the same parameters may come from two files."""
 _NAMES = ("name", "weights", "seed")
 """Entries that do so where a model has no digest, as torchvision's own."""
 
-_K = TypeVar("_K", str, tuple[str, str])
 Box = tuple[int, int, int, int]
 """Left, top, width and height in pixels of a picture."""
 
@@ -155,7 +154,7 @@ def read_extras(
     return extras, audit
 
 
-def _shared(given: Mapping[_K, Any], drawn: Mapping[_K, str], kind: str, place: Path) -> list[_K]:
+def _shared(given: Collection[Any], drawn: Collection[Any], kind: str, place: Path) -> list[Any]:
     """What both have: layers, or layers and their tensors."""
     if both := [one for one in given if one in drawn]:
         return both

@@ -310,7 +310,11 @@ class _RunPages:
         if page is self.views.images[0]:
             self._first = stats
         values = self._values(page, self.views.images, stages=network.network(page, stats))
-        values["dark_of"] = lambda figure: words.all_zero(stats[figure.picture.id])
+        values["dark_of"] = lambda figure: [
+            channel
+            for channel, row in enumerate(stats[figure.picture.id].tolist())
+            if row[4:] == [1, 0]
+        ]
         return Markup("".join(pieces(self.shared, "image", **values))), scripts
 
     def layer(self, page: ReportPage) -> Iterator[Markup]:

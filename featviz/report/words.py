@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
 from featviz import text
 from featviz.drawing import colormap, normalize
-from featviz.records import KINDS, REDUCTIONS, SALIENCY, Floats, is_gradient
+from featviz.records import KINDS, REDUCTIONS, SALIENCY, is_gradient
 from featviz.rundir.image import ReadImage
 from featviz.rundir.schema import Capture
 from featviz.text import counted, listed, ranges
@@ -43,12 +42,6 @@ def percent(share: float) -> str:
 def channel_list(channels: Sequence[int]) -> str:
     """`0–2, 5`, cut off where it would become long."""
     return ranges(channels, _LISTED, comma=", ", dash="–") or "none"
-
-
-def all_zero(stats: Floats) -> list[int]:
-    """Channels that hold nothing but zeros."""
-    channels: list[int] = np.flatnonzero((stats[:, 4] == 1) & (stats[:, 5] == 0)).tolist()
-    return channels
 
 
 # What a picture shows
