@@ -137,7 +137,8 @@ def _wanted(options: SheetOptions, grids: Sequence[DrawnGrid]) -> list[int]:
         return drawn
     if drawn == [ALL]:
         raise UsageError(
-            f"--pick {text}: all channels are one tile ({grids[0].capture.reduce})",
+            f"--pick {text}: all channels of {options.layer} are one tile "
+            f"({grids[0].capture.reduce})",
             "leave out --pick, or run without --reduce",
         )
     try:

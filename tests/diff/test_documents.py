@@ -97,6 +97,21 @@ def tile_of(pixels: np.ndarray, one: dict[str, Any], size: tuple[int, ...]) -> n
     return pixels[at : at + size[0] * factor : factor, at : at + size[1] * factor : factor]
 
 
+def test_maps_from_pixels_say_so(featviz: CLI, run: Run, tmp_path: Path) -> None:
+    """In the document and in the picture's text; their signs are those of the tensors."""
+    base, new = run("base"), run("new", change=one_weight)
+    kept = run("base2", "--tensors", "npy"), run("new2", "--tensors", "npy", change=one_weight)
+    _, document = documented(featviz, base, new, "--out", tmp_path / "maps")
+    assert featviz("diff", *kept, "--out", tmp_path / "exact").code == 4
+    assert {one["source"] for one in document["maps"]} == {"pixels"}
+    first, other = (drawn(tmp_path / name)["2 (Conv2d)"] for name in ("maps", "exact"))
+    assert first.text["Source"] == "pixels"  # type: ignore[attr-defined]
+    signs, true = (np.sign(np.asarray(p).astype(int) - 127) for p in (first, other))
+    assert first.size == other.size
+    assert (signs != 0).mean() > 0.1
+    assert ((signs == 0) | (signs == true)).all()
+
+
 def test_what_is_not_finite_on_one_side_is_magenta(featviz: CLI, run: Run, tmp_path: Path) -> None:
     """All of the channel that became NaN."""
     featviz("diff", run("base"), run("new", change=nan_bias), "--out", tmp_path / "maps")
