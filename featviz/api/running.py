@@ -19,7 +19,7 @@ from featviz.api import showing
 from featviz.api.keywords import Layers, Model, Order, Pictures, Room, keywords_of, ordered
 from featviz.diff import compare_runs, maps_folder
 from featviz.diff import diff as diff_runs
-from featviz.diff.output import as_json, diff_table
+from featviz.diff.diff import as_json, diff_table
 from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url, is_url
 from featviz.gradients.targets import for_drawing
@@ -37,7 +37,7 @@ from featviz.options import (
 )
 from featviz.records import STAT_COLUMNS, Comparison, Floats, Guess, ImageResult, RunResult
 from featviz.report import ReportResult, build_report
-from featviz.report.compare import render
+from featviz.report.pages import render_comparison
 from featviz.run import run as pipeline
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage, read_image
@@ -352,7 +352,7 @@ def diff(base: str | Path | Run, new: str | Path | Run, **options: Any) -> RunDi
     asked, files = read_from(DiffThresholds, given), read_from(DiffFiles, given)
     if given:
         raise no_option(given, every_option(DiffThresholds, DiffFiles))
-    found = diff_runs(_root(base), _root(new), asked, files, render)
+    found = diff_runs(_root(base), _root(new), asked, files, render_comparison)
     return RunDifference(**vars(found), out=maps_folder(files))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from featviz.api.keywords import (
     names_of,
     selectors,
 )
-from featviz.audit.audit import HealthCheck
+from featviz.audit.audit import health_check
 from featviz.drawing import tensorboard as boards
 from featviz.errors import FeatvizError, ForwardError, UsageError
 from featviz.models.load import LoadedModel, adopt
@@ -132,7 +132,7 @@ class Watcher:
         self._stack, self._replaced, self._numbered = ExitStack(), overwrite, True
         self._pending = False
         self._prepared: Prepared | None = None
-        self._health: HealthCheck | None = None
+        self._health: Callable[[LoadedModel, Path], Mapping[str, Any]] | None = None
         group = torch.distributed
         if group.is_available() and group.is_initialized() and group.get_rank():
             return  # of several processes the first writes
@@ -148,7 +148,7 @@ class Watcher:
                 found = prepare(lent, find_images(files, asked), asked)
                 try:
                     checked = found.samples, found.layers, inputs, found.blank
-                    self._health = HealthCheck(lent, *checked)
+                    self._health = health_check(lent, *checked)
                 except UsageError as error:
                     log.warning("the health of channels is not written: %s", error.message)
             self._board = stack.enter_context(boards.opened(board))
@@ -254,7 +254,7 @@ class Watcher:
         if len(failed) == len(results):
             raise ForwardError(f"no image went through: {failed[0].error}", failed[0].hint)
         if self._health is not None:
-            document = self._health.write(prepared.model, folder)
+            document = self._health(prepared.model, folder)
             if at is not None:
                 at.post(
                     {"tag": f"{finding}_channels/{row['label']}", "simple_value": len(channels)}

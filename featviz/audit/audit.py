@@ -1,32 +1,36 @@
-"""The story of `audit`: a model and images to findings, files and verdicts."""
+"""The story of `audit`: a model and images to findings, files and verdicts; which layers make the
+dead channels, and the proof that the output does without them."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from msgspec import structs
 
 from featviz.audit import findings, output
-from featviz.audit.counting import Census
-from featviz.audit.findings import judged_rows
+from featviz.audit.counting import Census, Tally
 from featviz.audit.output import SCHEMA_VERSION
-from featviz.audit.plan import AuditPlan, choose, watching_calls
-from featviz.audit.pruning import find_prunable, verify
-from featviz.errors import CHECK_FAILED, UsageError
+from featviz.audit.plan import AuditPlan, choose
+from featviz.errors import CHECK_FAILED, StoreError, UsageError
+from featviz.gradients.passes import largest_change
+from featviz.hooks.capture import forward, tensors
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import AuditOptions, InputOptions, ModelOptions
 from featviz.records import Call, Layer, Sample, Verdict
 from featviz.records.findings import parse_gate
-from featviz.run.batches import BatchProgress, Study, begun
+from featviz.run.batches import Batch, BatchProgress, Study, begun
 from featviz.run.prepare import blank_input
 from featviz.rundir import junit, write
 from featviz.rundir.place import AUDIT, JUNIT, PRUNING, check_file, writing
+from featviz.rundir.studies import read_audit
 from featviz.text import listed
 
 log = logging.getLogger(__name__)
@@ -59,31 +63,43 @@ def audit(
     progress: BatchProgress = lambda image, error, total: None,
 ) -> AuditResult:
     """Audit a model on images."""
-    gates = [parse_gate(text) for text in options.fail_on]
-    baseline = None if options.baseline is None else output.read_baseline(options.baseline)
+    gates, limits = [parse_gate(text) for text in options.fail_on], options.thresholds
+    baseline = None
+    if options.baseline is not None:
+        try:
+            baseline = read_audit(options.baseline.parent, options.baseline)
+        except StoreError as error:
+            raise UsageError(f"--baseline {error.message}", error.hint) from error
     asked = ("--junit", options.junit, JUNIT), ("--prune-out", options.prune_out, PRUNING)
     files = [(option, path, kind) for option, path, kind in asked if path is not None]
     with begun(model, arguments, options, AUDIT, files) as (folder, loaded, samples):
         plan = choose(loaded, options.layers, blank_input(loaded, samples, options.inputs)[0])
-        expected = [findings.expected_row(target, options.thresholds) for target in plan.targets]
+        nothing = Tally.nothing(0, True, limits.redundant_at is not None)
+        before = dict.fromkeys(plan.spots, nothing)
+        expected = [findings.row_of(target, before, limits) for target in plan.targets]
         for gate in gates:
             findings.covered(gate, expected)
         counted, document = _counted(Study(loaded, samples, options, progress), plan, options)
-        _warn(plan, counted, document)
         layers = document["layers"]
-        found = {row["label"]: row["findings"] for row in layers}
-        sheets = output.choose_suspects(plan, found, counted.tallies, options.max_suspects)
-        drawn = sum(len(sheet.suspects) for sheet in sheets)
-        every = sum(document["total"]["findings"].values())
-        if drawn < every:
-            most = f"{output.PER_LAYER} of a layer, and --max-suspects {options.max_suspects}"
-            log.info("%d of %d suspects are drawn: at most %s in all", drawn, every, most)
-        tables = {call.label: tally.table() for call, tally in counted.tallies.items()}
-        pictures = output.draw_suspects(loaded, plan, sheets, samples, options.inputs)
-        output.write_files(folder, document, tables, pictures)
+        activations = {target.call.label for target in plan.targets if target.activation}
+        left_out: dict[str, Sequence[str]] = {
+            "skipped": ["{layer} ({reason})".format(**row) for row in document["skipped"]],
+            "never ran": plan.never_ran,
+            "not judged for dead": [
+                f"{row['label']} ({row['not_judged']['dead']})"
+                for row in layers
+                if row["not_judged"] and row["label"] not in activations
+            ],
+            "calls that a blank image does not cause, not counted": sorted(counted.unforeseen),
+        }
+        for what, names in left_out.items():
+            if names:
+                log.warning("%s: %s", what, listed(names, 3))
+        output.write_files(folder, document, loaded, plan, counted.tallies, samples, options)
         verdicts = [findings.check(gate, layers) for gate in gates]
         if baseline is not None:
-            verdicts.append(findings.worse(layers, baseline))
+            earlier = {row.label: row.findings for row in baseline.record.layers}
+            verdicts.append(findings.worse(layers, earlier))
     if options.prune_out is not None:
         check_file(options.prune_out, PRUNING, "--prune-out", options.overwrite)
         write.write_json(options.prune_out, document["prune"])
@@ -100,23 +116,20 @@ def audit(
 def _counted(study: Study, plan: AuditPlan, options: AuditOptions) -> tuple[Census, dict[str, Any]]:
     """Stream all images through the model, and judge; audit.json without the pictures."""
     model, limits = study.model, options.thresholds
-    correlate = frozenset[Call]()
-    if limits.redundant_at is not None:
-        correlate = frozenset(target.spot.call for target in plan.targets)
-    counted = Census(plan.spots, correlate, plan.trace.gave.keys())
-    names = frozenset(call.name for call in counted.spots)
-    watched = watching_calls(model.module, counted.take, names, plan.trace.atoms)
-    with in_eval_mode(model.module), watched:
+    correlate = [target.call for target in plan.targets] if limits.redundant_at is not None else ()
+    counted = Census(plan.spots, correlate, plan.gave.keys())
+    with in_eval_mode(model.module), plan.watching(model.module, counted.take, counted.spots):
         study.show(counted)
-    rows = judged_rows(plan, counted, limits)
-    dead = [(target, row["findings"].get("dead", ())) for target, row in rows.items()]
-    cut, proof = find_prunable(plan, dead), None
+    sound = {call: own for call, own in counted.tallies.items() if call not in counted.faults}
+    judged = [target for target in plan.targets if target.call in sound]
+    rows = [findings.row_of(target, counted.tallies, limits) for target in judged]
+    layers, refused, forced = find_prunable(plan, rows)
+    proof = None
     if options.prove:
         with in_eval_mode(model.module):
-            again = study.batches(sorted(study.seen) if cut.layers else [])
-            proof = verify(model, plan, cut, again)
-    skipped = [(skip.layer, skip.reason) for skip in plan.skipped]
-    skipped += [(call.label, reason) for call, reason in counted.faults.items()]
+            proof = prove(model, plan, forced, study.batches(sorted(study.seen) if layers else []))
+            proof = {"channels": sum(map(len, layers.values())), **proof}
+    skipped = [*plan.skipped, *((call.label, reason) for call, reason in counted.faults.items())]
     asked = {**structs.asdict(limits), **structs.asdict(options.inputs)}
     document = {
         **study.about,
@@ -126,64 +139,95 @@ def _counted(study: Study, plan: AuditPlan, options: AuditOptions) -> tuple[Cens
             "seen": len(study.seen),
             "failures": [{"image": name, "error": error} for name, _, error in study.failures],
         },
-        "layers": list(rows.values()),
-        "total": findings.totals(list(rows.values())),
+        "layers": rows,
+        "total": findings.totals(rows),
         "skipped": [{"layer": layer, "reason": reason} for layer, reason in skipped],
-        "never_ran": list(plan.never_ran),
-        "prune": dict(cut.layers),
-        "not_prunable": dict(cut.refused),
+        "never_ran": plan.never_ran,
+        "prune": layers,
+        "not_prunable": refused,
         "verify": proof,
     }
     return counted, document
 
 
-def _warn(plan: AuditPlan, counted: Census, document: Mapping[str, Any]) -> None:
-    """Say what was asked for and could not be looked at, or not be judged."""
-    activations = {t.spot.call.label for t in plan.targets if t.spot.activation is not None}
-    left_out: dict[str, Sequence[str]] = {
-        "skipped": ["{layer} ({reason})".format(**row) for row in document["skipped"]],
-        "never ran": plan.never_ran,
-        "not judged for dead": [
-            f"{row['label']} ({row['not_judged']['dead']})"
-            for row in document["layers"]
-            if row["not_judged"] and row["label"] not in activations
-        ],
-        "calls that a blank image does not cause, not counted": sorted(counted.unforeseen),
-    }
-    for what, layers in left_out.items():
-        if layers:
-            log.warning("%s: %s", what, listed(layers, 3))
+def find_prunable(
+    plan: AuditPlan, rows: Sequence[findings.Row]
+) -> tuple[dict[str, list[int]], dict[str, str], dict[Call, list[int]]]:
+    """The layers that make dead channels: what can be cut out of each, by name; activations whose
+    dead channels cannot be cut out of one layer, with the reason; and the calls of activations
+    where forcing channels to zero has the same effect. A layer that runs several times loses a
+    channel only if it is dead behind each call."""
+    dead = {row["label"]: row["findings"].get("dead") for row in rows}
+    behind: defaultdict[str, dict[Call, tuple[Call, list[int]]]] = defaultdict(dict)
+    """By the maker's name and call: the activation behind it, and the channels dead there."""
+    layers, refused, forced = dict[str, list[int]](), dict[str, str](), dict[Call, list[int]]()
+    for target in plan.targets:
+        channels = dead.get(target.call.label)
+        if target.dead_at is None or not channels:
+            continue
+        at = target.dead_at.call
+        maker = plan.maker_of(plan.given_by[at])
+        if isinstance(maker, str):
+            refused[at.label] = maker
+        else:
+            call = plan.nodes[maker].call
+            behind[call.name][call] = at, channels
+    runs = [node.call.name for node in plan.nodes]
+    for name, calls in behind.items():
+        common = sorted(set.intersection(*({*channels} for _, channels in calls.values())))
+        if common and len(calls) == runs.count(name):
+            layers[name] = common
+            forced |= {at: common for at, _ in calls.values()}
+    return layers, refused, forced
 
 
-class HealthCheck:
-    """Counts what the channels of some layers do for the same images, whenever it is asked."""
+def prove(
+    model: LoadedModel, plan: AuditPlan, forced: Mapping[Call, list[int]], batches: Iterable[Batch]
+) -> dict[str, Any]:
+    """Compare a model's output with and without channels, for `verify` of audit.json."""
+    spots = plan.spots
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        samples: Sequence[Sample],
-        layers: Sequence[Layer],
-        inputs: InputOptions,
-        blank: Sequence[Any],
-    ) -> None:
-        """Choose where each layer is judged, by a forward pass on `blank`."""
-        names = [re.escape(layer.name) for layer in layers if not layer.is_function]
-        if not names:
-            raise UsageError(
-                "channels are judged of modules, and all layers are functions: "
-                + listed([layer.name for layer in layers], 3)
-            )
-        self._samples = samples
-        self._options = AuditOptions(f"re:^({'|'.join(names)})$", inputs, batch_size=16)
-        self._plan = choose(model, self._options.layers, blank)
+    def force(call: Call, output: Any) -> None:
+        """In place: what stands behind sees a model that lacks these channels."""
+        if call in forced:
+            chosen = torch.tensor(forced[call], device=output.device)
+            output.index_fill_(spots[call].axis % output.dim(), chosen, 0)
 
-    def write(self, model: LoadedModel, folder: Path) -> Mapping[str, Any]:
-        """Audit the model as it is now, and write audit.json into a folder.
+    images, nonfinite, largest, comparable = 0, 0, 0.0, True
+    for batch in batches:
+        inputs = [arg.to(model.device) for arg in batch.inputs]
+        plain = [value.clone() for value in tensors(forward(model.module, inputs))]
+        with plan.watching(model.module, force, forced):
+            changed = tensors(forward(model.module, inputs))
+        change, count = largest_change(plain, changed)
+        images, nonfinite = images + len(batch.images), nonfinite + count
+        comparable &= change is not None
+        largest = max(largest, change or 0.0)
+    proof = {"images": images, "largest_change": largest if comparable else None}
+    return {**proof, "nonfinite": nonfinite} if nonfinite else proof
 
-        Returns:
-            The content of audit.json.
-        """
-        study = Study(model, self._samples, self._options)
-        _, document = _counted(study, self._plan, self._options)
+
+def health_check(
+    model: LoadedModel,
+    samples: Sequence[Sample],
+    layers: Sequence[Layer],
+    inputs: InputOptions,
+    blank: Sequence[Any],
+) -> Callable[[LoadedModel, Path], Mapping[str, Any]]:
+    """What audits a model as it is when it is called: it writes audit.json into a folder, and gives
+    its content. Where each layer is judged a forward pass on `blank` decides now."""
+    names = [re.escape(layer.name) for layer in layers if not layer.is_function]
+    if not names:
+        raise UsageError(
+            "channels are judged of modules, and all layers are functions: "
+            + listed([layer.name for layer in layers], 3)
+        )
+    options = AuditOptions(f"re:^({'|'.join(names)})$", inputs, batch_size=16)
+    plan = choose(model, options.layers, blank)
+
+    def check(model: LoadedModel, folder: Path) -> Mapping[str, Any]:
+        _, document = _counted(Study(model, samples, options), plan, options)
         output.write_document(folder, document)
         return document
+
+    return check

@@ -8,7 +8,7 @@ Stanford CS-79-773 (1979), in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,12 +29,8 @@ TOP = 4
 
 
 def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
-    """A layer's output (`layout.to_floats`) as [images, channels, positions].
-
-    Args:
-        axis: where the channels are.
-        images: how many went in as one batch; the first axis holds so many, or a multiple.
-    """
+    """A layer's output (`layout.to_floats`) as [images, channels, positions]; the first of its axes
+    holds as many as there are images, or a multiple."""
     if tensor.numel() == 0 or tensor.dim() < 2 or tensor.shape[0] % images:
         raise LayoutError(f"shape {list(tensor.shape)} is no batch of {images}: --batch-size 1")
     if axis != 1:
@@ -72,42 +68,26 @@ def statistics(rows: Tensor, activation: Activation) -> tuple[Floats, Integers |
     return numbers.reshape(count, channels, -1), saturated
 
 
-@dataclass
-class Covariance:
-    """Streamed covariance of C channels over images and positions, float64 [C, C]; NaN and infinite
-    values count as zero, since verdicts leave out the channels that have them."""
-
-    count: int
-    mean: Doubles
-    comoment: Doubles
-    """Sum of products of deviations, [C, C]."""
-
-    @classmethod
-    def of_rows(cls, rows: Tensor) -> Covariance:
-        """One batch [B, C, P]; products in float32 about the batch's own mean."""
-        values = rows.movedim(1, 0).flatten(1).nan_to_num(0.0, 0.0, 0.0)
-        mean = values.mean(1)
-        values = values - mean[:, None]
-        comoment = (values @ values.T).cpu().numpy().astype(np.float64)
-        return cls(values.shape[1], mean.cpu().numpy().astype(np.float64), comoment)
-
-    def merge(self, other: Covariance) -> Covariance:
-        """The covariance of both: Chan's update, by the outer product of the means' difference."""
-        count = self.count + other.count
-        delta = other.mean - self.mean
-        weight = self.count * other.count / max(1, count)
-        comoment = self.comoment + other.comoment + np.outer(delta, delta) * weight
-        return Covariance(count, self.mean + delta * (other.count / max(1, count)), comoment)
-
-    def correlation(self) -> Doubles:
-        """Pearson's r of each pair, [C, C]; 0 where a channel does not vary."""
-        scale = np.sqrt(np.diag(self.comoment))
-        return _ratio(self.comoment, np.outer(scale, scale))
+Moments = tuple[int, Doubles, Doubles]
+"""Of C channels how many values were seen, their means [C], and the sum of products of deviations
+[C, C]. What is not finite counts as zero: verdicts leave out such channels."""
 
 
-def _ratio(above: Doubles, below: Doubles) -> Doubles:
-    """Quotients; 0 where the divisor is 0."""
-    return np.asarray(np.divide(above, below, out=np.zeros_like(above), where=below != 0))
+def moments(rows: Tensor) -> Moments:
+    """Those of one batch [B, C, P]; products in float32 about the batch's own mean."""
+    values = rows.movedim(1, 0).flatten(1).nan_to_num(0.0, 0.0, 0.0)
+    mean = values.mean(1)
+    values = values - mean[:, None]
+    products = (values @ values.T).cpu().numpy().astype(np.float64)
+    return values.shape[1], mean.cpu().numpy().astype(np.float64), products
+
+
+def merged(one: Moments, other: Moments) -> Moments:
+    """Those of both: Chan's update, by the outer product of the means' difference."""
+    count = one[0] + other[0]
+    delta, weight = other[1] - one[1], one[0] * other[0] / max(1, count)
+    mean = one[1] + delta * (other[0] / max(1, count))
+    return count, mean, one[2] + other[2] + np.outer(delta, delta) * weight
 
 
 @dataclass
@@ -121,15 +101,16 @@ class Tally:
     """The largest maxima [C, TOP]; a non-finite value counts as inf, -inf stands for no image."""
     images: Integers
     """Numbers of their images, [C, TOP], best first; -1 for no image."""
-    covariance: Covariance | None = None
+    moments: Moments | None = None
 
     @classmethod
-    def nothing(cls, channels: int, saturates: bool = False) -> Tally:
+    def nothing(cls, channels: int, saturates: bool = False, correlates: bool = False) -> Tally:
         """Before the first batch."""
         sums = np.zeros((channels, 8))
         sums[:, 1:3] = np.inf, -np.inf
         sums[:, 7] = 0 if saturates else np.nan
-        return cls(sums, np.full((channels, TOP), -np.inf), np.full((channels, TOP), -1))
+        none = (0, np.zeros(channels), np.zeros((channels, channels))) if correlates else None
+        return cls(sums, np.full((channels, TOP), -np.inf), np.full((channels, TOP), -1), none)
 
     def add(
         self,
@@ -137,29 +118,26 @@ class Tally:
         positions: int,
         images: Integers,
         reached: Integers | None = None,
-        covariance: Covariance | None = None,
+        more: Moments | None = None,
     ) -> None:
         """Add a batch of these images [B], by what `statistics` says of [B, C, positions]."""
         at_bound = np.empty((0, 0), np.int64) if reached is None else reached
         compiled().add_maps(stats, at_bound, positions, self.sums)
         compiled().add_images(stats, images, self.best, self.images)
-        if covariance is not None:
-            so_far = self.covariance
-            self.covariance = so_far.merge(covariance) if so_far else covariance
+        if self.moments is not None and more is not None:
+            self.moments = merged(self.moments, more)
 
     @property
     def values(self) -> Doubles:
         """How many values of each channel were seen, finite or not."""
         return np.asarray(self.sums[:, 0] + self.sums[:, 6])
 
-    @property
-    def saturated(self) -> Doubles:
-        """Share of values at a bound."""
-        return np.asarray(self.sums[:, 7] / self.values)
-
-    def top(self, channel: int) -> list[int]:
-        """The images that excite a channel most, best first; TOP at most."""
-        return [number for number in self.images[channel].tolist() if number >= 0]
+    def correlation(self) -> Doubles | None:
+        """Pearson's r of each pair, [C, C]; 0 where a channel does not vary."""
+        if self.moments is None:
+            return None
+        scale = np.sqrt(np.diag(self.moments[2]))
+        return _ratio(self.moments[2], np.outer(scale, scale))
 
     def table(self) -> Doubles:
         """[C, 8]: count, min, max, mean and variance of finite values; zero_fraction, nonfinite,
@@ -168,9 +146,13 @@ class Tally:
         table[:, 4] = _ratio(self.sums[:, 4], self.sums[:, 0])
         table[self.sums[:, 0] == 0, 1:5] = np.nan
         with np.errstate(invalid="ignore"):
-            table[:, 5], table[:, 6] = self.sums[:, 5] / self.values, self.sums[:, 6]
-            table[:, 7] = self.saturated
+            table[:, [5, 7]] /= self.values[:, None]
         return table
+
+
+def _ratio(above: Doubles, below: Doubles) -> Doubles:
+    """Quotients; 0 where the divisor is 0."""
+    return np.asarray(np.divide(above, below, out=np.zeros_like(above), where=below != 0))
 
 
 @dataclass
@@ -178,14 +160,14 @@ class Census:
     """Statistics of every spot over all images; of an image that failed, nothing stays."""
 
     spots: Mapping[Call, Spot]
-    correlate: frozenset[Call] = frozenset()
-    """Calls whose covariance is streamed, too."""
-    known: Container[Call] = frozenset()
+    correlate: Container[Call] = ()
+    """Calls whose moments are streamed, too."""
+    known: Container[Call] = ()
     tallies: dict[Call, Tally] = field(default_factory=dict)
     faults: dict[Call, str] = field(default_factory=dict)
     """Calls that gave something that cannot be counted, with the reason."""
     unforeseen: set[str] = field(default_factory=set)
-    """Calls of watched layers that the trace has not."""
+    """Calls of watched layers that the plan has not."""
     fault: Exception | None = None
     """A bug of ours, to tell it from a fault of the model."""
     _images: Integers = field(default_factory=lambda: np.empty(0, np.int64))
@@ -201,15 +183,16 @@ class Census:
         for call, part in self._measured:
             channels = part[0].shape[1]
             if call not in self.tallies:
-                self.tallies[call] = Tally.nothing(channels, part[3] is not None)
+                also = (part[3] is not None, part[4] is not None)
+                self.tallies[call] = Tally.nothing(channels, *also)
             tally = self.tallies[call]
-            if len(tally.sums) != channels:
+            if len(tally.sums) == channels:
+                tally.add(*part)
+            else:
                 self.faults[call] = f"has {len(tally.sums)} channels, then {channels}"
-                continue
-            tally.add(*part)
         self._measured = []
 
-    def take(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+    def take(self, call: Call, output: Any) -> None:
         """The sink of the hooks: measure the tensor now, count it when the image is through."""
         if call not in self.spots:
             if call not in self.known:
@@ -217,12 +200,12 @@ class Census:
             return
         spot = self.spots[call]
         try:
-            if not isinstance(out, Tensor):
-                raise LayoutError(f"gives a {type(out).__name__}, not a tensor")
-            rows = to_rows(layout.to_floats(out.detach()), spot.axis, len(self._images))
+            if not isinstance(output, Tensor):
+                raise LayoutError(f"gives a {type(output).__name__}, not a tensor")
+            rows = to_rows(layout.to_floats(output.detach()), spot.axis, len(self._images))
             numbers, saturated = statistics(rows, spot.activation or Activation())
-            covariance = Covariance.of_rows(rows) if call in self.correlate else None
-            part = (numbers, rows.shape[2], self._images, saturated, covariance)
+            more = moments(rows) if call in self.correlate else None
+            part = (numbers, rows.shape[2], self._images, saturated, more)
             self._measured.append((call, part))
         except LayoutError as error:
             self.faults.setdefault(call, error.message)

@@ -1,8 +1,4 @@
-"""From counted channels to findings, and gates on them: `dead>5%`, nothing worse than a baseline.
-
-Gates read the layers of audit.json, whoever wrote it: a mapping with `layer`, `label`, `type`,
-`channels` and `findings` {name: [channels]} for each.
-"""
+"""From counted channels to findings, and gates on the layers of audit.json: `dead>5%`."""
 
 from __future__ import annotations
 
@@ -15,13 +11,13 @@ import numpy as np
 
 from featviz.errors import UsageError
 from featviz.options import Thresholds
-from featviz.records import Verdict
+from featviz.records import Call, Verdict
 from featviz.records.findings import FINDINGS, Evidence, Flags, Gate, correlated
 from featviz.text import listed
 
 if TYPE_CHECKING:
-    from featviz.audit.counting import Census
-    from featviz.audit.plan import AuditPlan, AuditTarget
+    from featviz.audit.counting import Tally
+    from featviz.audit.plan import Spot
 
 log = logging.getLogger(__name__)
 
@@ -59,63 +55,37 @@ def groups(evidence: Evidence, thresholds: Thresholds) -> list[list[int]]:
     return components
 
 
-def judged_rows(plan: AuditPlan, counted: Census, thresholds: Thresholds) -> dict[AuditTarget, Row]:
-    """Judge the targets of which something was counted."""
-    rows: dict[AuditTarget, Row] = {}
-    for target in plan.targets:
-        call, activation = target.spot.call, target.spot.activation
-        if call not in counted.tallies or call in counted.faults:
-            continue
-        tally, ceiling, apoz = counted.tallies[call], None, None
-        saturated = tally.saturated if activation is not None and activation.bounds else None
-        if target.dead_at is not None and target.dead_at.call in counted.tallies:
-            behind = counted.tallies[target.dead_at.call]
-            # NaN and infinity are not known to stay at zero
-            ceiling = np.where(behind.sums[:, 6] > 0, np.inf, behind.sums[:, 2])
-            # average percentage of zeros, 0..1: H. Hu, R. Peng, Y.-W. Tai, C.-K. Tang, "Network
-            # Trimming", arXiv 1607.03250, equation 1, averaged over the channels
-            apoz = float((behind.sums[:, 5] / behind.values).mean())
-        correlation = None if tally.covariance is None else tally.covariance.correlation()
-        count, low, high, *_, nonfinite, _ = tally.sums.T
-        evidence = Evidence(count, low, high, nonfinite, saturated, ceiling, correlation)
-        row = _row(target, len(tally.sums), judge(evidence, thresholds))
-        row |= {"values": int(tally.values.max()), "apoz": apoz}
-        if thresholds.redundant_at is not None:
-            row["groups"] = groups(evidence, thresholds)
-        rows[target] = row
-    return rows
-
-
-def expected_row(target: AuditTarget, thresholds: Thresholds) -> Row:
-    """The row of a target before the count: its findings are those it is judged for."""
-    nothing = np.zeros(0)
-    bounded = target.spot.activation is not None and bool(target.spot.activation.bounds)
-    saturated = nothing if bounded else None
-    ceiling = None if target.dead_at is None else nothing
-    correlation = None if thresholds.redundant_at is None else np.zeros((0, 0))
-    evidence = Evidence(nothing, nothing, nothing, nothing, saturated, ceiling, correlation)
-    return _row(target, 0, judge(evidence, thresholds))
-
-
-def _row(
-    target: AuditTarget, channels: int, findings: Mapping[str, Sequence[int]]
-) -> dict[str, Any]:
-    call = target.spot.call
-    return {
+def row_of(target: Spot, tallies: Mapping[Call, Tally], thresholds: Thresholds) -> dict[str, Any]:
+    """Judge a call by what was counted of it. Of no channels it is judged for what it can be."""
+    call, tally, ceiling, apoz = target.call, tallies[target.call], None, None
+    if target.dead_at is not None and target.dead_at.call in tallies:
+        behind = tallies[target.dead_at.call]
+        # NaN and infinity are not known to stay at zero
+        ceiling = np.where(behind.sums[:, 6] > 0, np.inf, behind.sums[:, 2])
+        # average percentage of zeros, 0..1: H. Hu, R. Peng, Y.-W. Tai, C.-K. Tang, "Network
+        # Trimming", arXiv 1607.03250, equation 1, averaged over the channels
+        apoz = float((behind.sums[:, 5] / behind.values).mean()) if len(behind.sums) else 0.0
+    count, low, high, *_, nonfinite, reached = tally.sums.T
+    bounded = target.activation is not None and target.activation.bounds
+    known = (reached / tally.values if bounded else None, ceiling, tally.correlation())
+    evidence = Evidence(count, low, high, nonfinite, *known)
+    row = {
         "layer": call.name,
         "call": call.index,
         "label": call.label,
         "type": call.type,
-        "channels": channels,
+        "channels": len(tally.sums),
         "dead_at": None if target.dead_at is None else target.dead_at.call.label,
-        "not_judged": {} if target.dead_at is not None else {"dead": target.reason},
-        "findings": dict(findings),
+        "not_judged": {"dead": target.reason} if target.dead_at is None else {},
+        "findings": judge(evidence, thresholds),
+        "values": int(tally.values.max(initial=0)),
+        "apoz": apoz,
     }
+    return row | ({"groups": groups(evidence, thresholds)} if thresholds.redundant_at else {})
 
 
 def totals(layers: Sequence[Row]) -> dict[str, Any]:
-    """The channels of all layers together, how many have each finding and are `judged` for it, and
-    the mean APoZ of channels."""
+    """All layers together: channels, how many have each finding and are judged for it, and APoZ."""
     counts, judged_channels = {}, {}
     for name in FINDINGS:
         judged = [row for row in layers if name in row["findings"]]
@@ -160,10 +130,9 @@ def check(gate: Gate, layers: Sequence[Row]) -> Verdict:
     return Verdict(gate.text, holds, words)
 
 
-def worse(layers: Sequence[Row], baseline: Sequence[Row]) -> Verdict:
-    """Whether any layer has more channels of any finding than it had in the baseline, as far as
-    both have the layer and the finding; the words name the channels that are new."""
-    earlier = {layer["label"]: layer["findings"] for layer in baseline}
+def worse(layers: Sequence[Row], earlier: Mapping[str, Mapping[str, Sequence[int]]]) -> Verdict:
+    """Whether any layer has more channels of any finding than it had in the baseline, by its label,
+    as far as both have the layer and the finding; the words name the channels that are new."""
     unknown = [str(layer["label"]) for layer in layers if layer["label"] not in earlier]
     if unknown:
         log.warning("the baseline lacks %d layers, %s first", len(unknown), unknown[0])

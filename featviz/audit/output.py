@@ -1,12 +1,9 @@
-"""The files of an audit: audit.json, the chart of APoZ, pictures of the suspects; and its table.
-
-The charts are drawn from the numbers of audit.json; the same numbers give the same file.
-"""
+"""The files of an audit: audit.json, the chart of APoZ, pictures of the suspects; and its table."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,23 +14,22 @@ from torch import Tensor
 
 from featviz import layout
 from featviz.audit.counting import Tally, to_rows
-from featviz.audit.plan import AuditPlan, AuditTarget, Spot, watching_calls
+from featviz.audit.plan import AuditPlan, Spot
 from featviz.drawing import colormap
 from featviz.drawing.page import DPI, Canvas
 from featviz.drawing.picture import write_png
 from featviz.drawing.values import ValueLimits, to_levels, to_pixels
-from featviz.errors import FileError, UsageError
-from featviz.files import read_json
 from featviz.hooks.capture import forward
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
-from featviz.options import InputOptions
+from featviz.options import AuditOptions, InputOptions
 from featviz.records import Bytes, Call, Sample, TextTable
-from featviz.records.findings import FINDINGS, Doubles
+from featviz.records.findings import FINDINGS
 from featviz.run.batches import batches
 from featviz.rundir import AUDIT_FILE, write
-from featviz.rundir.schema import MOST_RECORD, Audit, check_version, convert
 from featviz.text import printable, quoted, safe_name
+
+log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 
@@ -43,37 +39,46 @@ PER_LAYER = 8
 def write_files(
     folder: Path,
     document: Mapping[str, Any],
-    tables: Mapping[str, Doubles],
-    pictures: Iterable[tuple[SuspectSheet, Image.Image]],
+    model: LoadedModel,
+    plan: AuditPlan,
+    tallies: Mapping[Call, Tally],
+    samples: Sequence[Sample],
+    options: AuditOptions,
 ) -> None:
     """Write audit.json, channels.npz, the chart of APoZ and the pictures of the suspects."""
-    drawn = []
-    for sheet, picture in pictures:
-        with write.atomic(folder / sheet.file) as file:
-            picture.save(file, "png")
+    sheets = choose_suspects(plan, document["layers"], tallies, options.max_suspects)
+    drawn, shown = [], _shown(model, plan, sheets, samples, options.inputs)
+    for target, source, suspects, total in sheets:
+        dead = "" if source.call == target.call else ".dead"
+        file = f"suspects/{safe_name(target.call.label + dead)}.png"
+        with write.atomic(folder / file) as opened:
+            _compose(target, source, suspects, total, *shown, samples).save(opened, "png")
         drawn.append(
             {
-                "layer": sheet.target.spot.call.label,
-                "shown": sheet.source.call.label,
-                "channels": [channel for _, channel, _ in sheet.suspects],
-                "suspects": sheet.total,
+                "layer": target.call.label,
+                "shown": source.call.label,
+                "channels": [channel for _, channel, _ in suspects],
+                "suspects": total,
                 "rows": [_TOP, _ROW_HEIGHT],
-                "file": sheet.file,
+                "file": file,
             }
         )
-    with write.atomic(folder / "channels.npz") as file:
-        write.write_arrays(file, tables)
+    count, every = sum(len(row["channels"]) for row in drawn), document["total"]["findings"]
+    if count < sum(every.values()):
+        most = f"{PER_LAYER} of a layer, and --max-suspects {options.max_suspects}"
+        log.info("%d of %d suspects are drawn: at most %s in all", count, sum(every.values()), most)
+    with write.atomic(folder / "channels.npz") as archive:
+        write.write_arrays(archive, {call.label: own.table() for call, own in tallies.items()})
     by_activation = {  # a bar for each activation that gives zeros, however many are judged by it
         row["dead_at"]: (row["label"], row["apoz"], len(row["findings"]["dead"]) / row["channels"])
         for row in reversed(document["layers"])
         if row["apoz"] is not None
     }
     if bars := list(reversed(by_activation.values())):
-        pixels = apoz_chart(
-            bars, f"Average percentage of zeros, {document['images']['seen']} images"
-        )
-        with write.atomic(folder / "apoz.png") as file:
-            write_png(file, (len(pixels), pixels.shape[1] // 3), [pixels])
+        title = f"Average percentage of zeros, {document['images']['seen']} images"
+        pixels = apoz_chart(bars, title)
+        with write.atomic(folder / "apoz.png") as archive:
+            write_png(archive, (len(pixels), pixels.shape[1] // 3), [pixels])
     write_document(folder, document, drawn, None)
 
 
@@ -86,21 +91,6 @@ def write_document(
     """Write audit.json; its `files` are the others of the audit, None for all in the folder."""
     content = {"schema_version": SCHEMA_VERSION, **document, "drawn": list(drawn)}
     write.write_record(folder, AUDIT_FILE, content, files)
-
-
-def read_baseline(path: Path) -> list[Mapping[str, Any]]:
-    """The layers of an earlier audit.json."""
-    try:
-        content = read_json(path, MOST_RECORD)
-        check_version(content, SCHEMA_VERSION)
-        convert(content, Audit)
-    except (OSError, FileError, ValueError) as error:
-        raise UsageError(
-            f"--baseline {path} is no audit.json: {quoted(str(error))}",
-            "give one that featviz audit wrote",
-        ) from error
-    layers: list[Mapping[str, Any]] = content["layers"]
-    return layers
 
 
 def audit_table(audit: Mapping[str, Any]) -> TextTable:
@@ -125,11 +115,7 @@ _BARS, _ROW, _LETTER = 5.0, 0.24, 0.07
 
 
 def apoz_chart(layers: Sequence[tuple[str, float, float]], title: str) -> Bytes:
-    """Bars of the average percentage of zeros of each layer, uint8 [H, 3 W].
-
-    Args:
-        layers: name, APoZ and share of dead channels, both 0..1; names are cut at 60 characters.
-    """
+    """Bars of the share of zeros of each layer (name, APoZ, dead; 0..1), uint8 [H, 3 W]."""
     names = [quoted(name, 60) for name, _, _ in layers]
     left, top, height = 0.3 + _LETTER * max(map(len, names)), 0.35, _ROW * len(layers)
     canvas = Canvas((round(DPI * (top + height + 0.75)), round(DPI * (left + _BARS + 0.3))))
@@ -160,87 +146,72 @@ _TOP, _ROW_HEIGHT = 2 * (_TEXT + _GAP) + _GAP, _TILE + _TEXT + 2 * _GAP
 """Where the row of the first channel begins, and how high each is."""
 
 
-@dataclass(frozen=True)
-class SuspectSheet:
-    """The drawn suspects of one layer."""
-
-    target: AuditTarget
-    suspects: Sequence[tuple[str, int, Sequence[int]]]
-    """Finding, channel, and numbers of the images that excite it most, best first."""
-    total: int
-    """Suspects of the layer, drawn or not."""
-    source: Spot
-    """The call whose maps are drawn: the layer itself, or for a dead activation what feeds it."""
-
-    @property
-    def file(self) -> str:
-        """Relative to the folder of the audit."""
-        dead = ".dead" if self.source.call != self.target.spot.call else ""
-        return f"suspects/{safe_name(self.target.spot.call.label + dead)}.png"
-
-
+Suspects = Sequence[tuple[str, int, Sequence[int]]]
+"""Finding, channel, and numbers of the images that excite it most, best first."""
+SuspectSheet = tuple[Spot, Spot, Suspects, int]
+"""A call; the one whose maps are drawn: itself, or for a dead activation what feeds it; what is
+drawn, and how many suspects the call has, drawn or not."""
 ChannelMaps = dict[tuple[Call, int, int], np.ndarray]
 """(call, channel, image) to float32 [h, w]."""
 
 
 def choose_suspects(
-    plan: AuditPlan,
-    findings: Mapping[str, Mapping[str, Sequence[int]]],
-    tallies: Mapping[Call, Tally],
-    limit: int,
+    plan: AuditPlan, rows: Sequence[Mapping[str, Any]], tallies: Mapping[Call, Tally], limit: int
 ) -> list[SuspectSheet]:
     """Choose what is drawn: PER_LAYER suspects of a layer and `limit` in all, worst first."""
-    sheets, left, traced = [], limit, plan.trace
+    sheets, left = list[SuspectSheet](), limit
+    found = {row["label"]: row["findings"] for row in rows}
     worst_first = sorted(FINDINGS, key=lambda name: FINDINGS[name].severity)
     for target in plan.targets:
-        spot = target.spot
-        channels = findings.get(spot.call.label, {})
+        channels = found.get(target.call.label, {})
         every = [(name, channel) for name in worst_first for channel in channels.get(name, ())]
         chosen = every[: min(PER_LAYER, left)]
         left -= len(chosen)
         for dead in (True, False):
-            some = [(name, i) for name, i in chosen if (name == "dead") is dead]
-            if not some:
-                continue
-            source = spot
-            if dead and spot.activation is not None:  # black: what reaches the activation is drawn
-                feeding = traced.nodes[traced.given_by[spot.call]].sources
+            source = target
+            if dead and target.activation is not None:  # black: what reaches it is drawn
+                feeding = plan.nodes[plan.given_by[target.call]].sources
                 if len(feeding) == 1:
-                    source = Spot(traced.nodes[feeding[0]].call, spot.axis)
-            suspects = [(name, i, tallies[spot.call].top(i)) for name, i in some]
-            sheets.append(SuspectSheet(target, suspects, len(every), source))
+                    source = Spot(plan.nodes[feeding[0]].call, target.axis)
+            suspects = []
+            for name, channel in chosen:
+                if (name == "dead") is dead:
+                    best = tallies[target.call].images[channel]
+                    suspects.append((name, channel, best[best >= 0].tolist()))
+            if suspects:
+                sheets.append((target, source, suspects, len(every)))
     return sheets
 
 
-def draw_suspects(
+def _shown(
     model: LoadedModel,
     plan: AuditPlan,
     sheets: Sequence[SuspectSheet],
     samples: Sequence[Sample],
     inputs: InputOptions,
-) -> list[tuple[SuspectSheet, Image.Image]]:
-    """Show the images that are needed to the model once more, and draw the sheets."""
-    wanted: dict[int, dict[Call, set[tuple[int, int]]]] = {}
-    for sheet in sheets:
-        for _, channel, numbers in sheet.suspects:
+) -> tuple[ChannelMaps, dict[int, Image.Image]]:
+    """Maps and images of the sheets: those images go through the model once more."""
+    wanted: dict[int, set[tuple[Call, int, int]]] = {}
+    for _, source, suspects, _ in sheets:
+        for _, channel, numbers in suspects:
             for number in numbers:
-                at = wanted.setdefault(number, {}).setdefault(sheet.source.call, set())
-                at.add((sheet.source.axis, channel))
+                wanted.setdefault(number, set()).add((source.call, source.axis, channel))
     maps, images, current = ChannelMaps(), dict[int, Image.Image](), 0
-    names = frozenset(sheet.source.call.name for sheet in sheets)
 
-    def sink(call: Call, args: Any, kwargs: Any, output: Any) -> None:
-        for axis, channel in wanted[current].get(call, ()):
-            maps[call, channel, current] = _map(output, axis, channel)
+    def sink(call: Call, output: Any) -> None:
+        for at, axis, channel in wanted[current]:
+            if at == call:
+                maps[call, channel, current] = _map(output, axis, channel)
 
-    with in_eval_mode(model.module), watching_calls(model.module, sink, names, plan.trace.atoms):
+    sources = [source.call for _, source, _, _ in sheets]
+    with in_eval_mode(model.module), plan.watching(model.module, sink, sources):
         for batch in batches(samples, model, inputs, 1, lambda *failed: None, sorted(wanted)):
             (current,) = batch.images
             pixels = to_pixels(model.preprocess.shown(batch.inputs)[0])
             image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
             images[current] = _fitted(image.convert("RGB"))
             forward(model.module, [arg.to(model.device) for arg in batch.inputs])
-    return [(sheet, _compose(sheet, maps, images, samples)) for sheet in sheets]
+    return maps, images
 
 
 def _map(output: Tensor, axis: int, channel: int) -> np.ndarray:
@@ -268,29 +239,31 @@ def _fitted(image: Image.Image) -> Image.Image:
 
 
 def _compose(
-    sheet: SuspectSheet,
+    target: Spot,
+    source: Spot,
+    suspects: Suspects,
+    total: int,
     views: ChannelMaps,
     images: Mapping[int, Image.Image],
     samples: Sequence[Sample],
 ) -> Image.Image:
     cell, font = 2 * _TILE + 3 * _GAP, ImageFont.load_default(_TEXT)
-    call, source = sheet.target.spot.call, sheet.source.call
-    label, what = printable(call.label), "with the images that excite each most, and its map"
-    if source != call:
-        feeds = f"what {printable(source.label)} gives to {label}"
+    call, label = target.call, printable(target.call.label)
+    what = "with the images that excite each most, and its map"
+    if source.call != call:
+        feeds = f"what {printable(source.call.label)} gives to {label}"
         what = f"no image excites these; the first ones, and {feeds}"
-    count = f"{len(sheet.suspects)} of {sheet.total} suspects"
-    title = f"{label} ({printable(call.type)}): {count}\n{what}"
+    title = f"{label} ({printable(call.type)}): {len(suspects)} of {total} suspects\n{what}"
     widest = max(font.getlength(line) for line in title.split("\n"))
-    width = _LABEL + max(len(numbers) for _, _, numbers in sheet.suspects) * cell
-    size = max(width, round(widest) + 2 * _GAP), _TOP + len(sheet.suspects) * _ROW_HEIGHT
+    width = _LABEL + max(len(numbers) for _, _, numbers in suspects) * cell
+    size = max(width, round(widest) + 2 * _GAP), _TOP + len(suspects) * _ROW_HEIGHT
     picture = Image.new("RGB", size, "white")
     write = partial(ImageDraw.Draw(picture).multiline_text, fill="#222222", font=font, spacing=4)
     write((_GAP, _GAP), title)
     colors = colormap.colored(_CMAP, 0.0)
-    for index, (finding, channel, numbers) in enumerate(sheet.suspects):
+    for index, (finding, channel, numbers) in enumerate(suspects):
         y = _TOP + index * _ROW_HEIGHT
-        maps = [views.get((source, channel, n)) for n in numbers]
+        maps = [views.get((source.call, channel, n)) for n in numbers]
         finite = [m[np.isfinite(m)] for m in maps if m is not None]
         values = np.concatenate([np.zeros(1, np.float32), *finite])
         limits = float(values.min()), float(values.max())  # zero among them

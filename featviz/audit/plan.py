@@ -1,23 +1,12 @@
-"""Which calls of a model are audited, and the activation at which each is judged for `dead`.
-
-A forward pass on zeros is followed as a graph, which tells what follows a layer and what feeds it.
-"""
+"""Which calls of a model are audited, and where each is judged: the graph of a forward pass."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import (
-    Callable,
-    Collection,
-    Container,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,17 +16,12 @@ from featviz.hooks import selectors
 from featviz.hooks.capture import forward, never_ran, tensors
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.functions import unwatched, watching
-from featviz.hooks.layers import (
-    class_names,
-    function_in,
-    list_layers,
-    modules_by_name,
-)
+from featviz.hooks.layers import class_names, function_in, list_layers, modules_by_name
 from featviz.layout import channel_axis, recognise
 from featviz.layout.follow import MadeBy
 from featviz.layout.hints import HintBook
 from featviz.models.load import LoadedModel
-from featviz.records import Activation, Call, Layer, Part, Skip
+from featviz.records import Activation, Call, Layer, Part
 from featviz.run.choose import choose_layers
 
 log = logging.getLogger(__name__)
@@ -101,26 +85,6 @@ def _by_name(column: int) -> dict[str, Part]:
 MODULES, FUNCTIONS = _by_name(1), _by_name(2)
 
 
-def _part_of_module(module: nn.Module) -> Part | None:
-    """None for a module that is looked into: it has parts of its own, or is none that is known."""
-    if next(module.children(), None) is not None:
-        return None
-    if isinstance(module, nn.Hardtanh):
-        return Part("activation", activation=_clipped(module.min_val, module.max_val))
-    names = class_names(module)
-    if names[0] == "Hardtanh":  # an exported one, whose function has the ends
-        return None
-    return next((MODULES[name] for name in names if name in MODULES), None)
-
-
-def _part_of_function(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Part:
-    if name == "hardtanh":
-        given = dict(zip(("min_val", "max_val"), args[1:3], strict=False)) | dict(kwargs)
-        ends = given.get("min_val", -1.0), given.get("max_val", 1.0)
-        return Part("activation", activation=_clipped(*ends))
-    return FUNCTIONS.get(name, _OTHER)
-
-
 # The graph of a forward pass
 
 
@@ -136,15 +100,32 @@ class Node:
     """Nodes whose tensors it takes."""
 
 
-class Trace:
-    """The calls of one forward pass, as the follower reports them: a node for each, an edge where a
-    call takes the very tensor that another one returned. A tensor that is changed in place belongs
-    to the call that changed it."""
+@dataclass(frozen=True)
+class Spot:
+    """A call whose output is counted."""
+
+    call: Call
+    axis: int
+    """The axis of its output that counts channels."""
+    activation: Activation | None = None
+    dead_at: Spot | None = None
+    """The activation at which `dead` is judged; None where there is none."""
+    reason: str = ""
+
+
+class AuditPlan:
+    """The calls of a model that are audited, in the graph of one forward pass as the follower
+    reports it: a node for each call, an edge where a call takes the very tensor that another one
+    returned. A tensor that is changed in place belongs to the call that changed it."""
 
     def __init__(self, model: nn.Module) -> None:
-        parts = {name: _part_of_module(part) for name, part in modules_by_name(model).items()}
-        self.atoms = {name: part for name, part in parts.items() if part is not None}
-        """Modules that are not looked into, and what they are."""
+        self.targets: list[Spot] = []
+        """In the order in which they finish in a forward pass."""
+        self.skipped: list[tuple[str, str]] = []
+        """Layers and reasons."""
+        self.never_ran: list[str] = []
+        self.parts: dict[str, Part] = {}
+        """Modules that are not looked into: they have no parts, and are known."""
         self.nodes: list[Node] = []
         self.users: list[list[int]] = []
         """For each node, the nodes that take its tensors, in the order of their calls."""
@@ -156,6 +137,21 @@ class Trace:
         """Class name of what each call gave, in the order in which they finished."""
         self.layers = list_layers(model)
         """Modules, and activation functions as layers of type `fn:relu`."""
+        for name, module in modules_by_name(model).items():
+            kinds = class_names(module)
+            if isinstance(module, nn.Hardtanh):
+                ends = _clipped(module.min_val, module.max_val)
+                self.parts[name] = Part("activation", activation=ends)
+            elif next(module.children(), None) is None and kinds[0] != "Hardtanh":
+                # an exported Hardtanh is looked into: its function has the ends
+                known = next((MODULES[kind] for kind in kinds if kind in MODULES), None)
+                self.parts |= {} if known is None else {name: known}
+
+    @property
+    def spots(self) -> dict[Call, Spot]:
+        """All calls to watch."""
+        spots = (spot for target in self.targets for spot in (target, target.dead_at) if spot)
+        return {spot.call: spot for spot in spots}
 
     def take(
         self,
@@ -167,20 +163,21 @@ class Trace:
         made_by: MadeBy,
     ) -> int | None:
         """Take a call from the follower; its node, if it has one."""
-        if layer.is_function and layer.owner in self.atoms:
+        if layer.is_function and layer.owner in self.parts:
             return None
         call = Call(layer.name, layer.type, number)
         nested = isinstance(output, Tensor) and output.is_nested
         self.gave[call] = "nested tensor" if nested else type(output).__name__
         node, function = None, function_in(call.name)
-        if function is None:
-            part = self.atoms.get(call.name)
-        else:
-            part = _part_of_function(function, args, kwargs)
-            if part.activation is not None and call.index == 0:
-                self.layers.append(Layer(len(self.layers), call.name, call.type, (call.type,)))
+        part = self.parts.get(call.name) if function is None else FUNCTIONS.get(function, _OTHER)
+        if function == "hardtanh":
+            given = dict(zip(("min_val", "max_val"), args[1:3], strict=False)) | dict(kwargs)
+            ends = given.get("min_val", -1.0), given.get("max_val", 1.0)
+            part = Part("activation", activation=_clipped(*ends))
         if part is not None:
             node = self._add(call, part, map(made_by, tensors([args, kwargs])), output)
+            if function is not None and part.activation is not None and call.index == 0:
+                self.layers.append(Layer(len(self.layers), call.name, call.type, (call.type,)))
         if isinstance(output, Tensor) and not nested:  # a container's was made by one inside it
             self.shapes[call] = tuple(output.shape)
             maker = made_by(output) if node is None else node
@@ -208,28 +205,49 @@ class Trace:
             self.users[source].append(number)
         return number
 
-    def activation_after(self, start: int) -> int | str:
-        """The activation that a node's tensor reaches, itself included; or why it reaches none.
-
-        It goes by the order of calls: of several that take the tensor, the first one. Only what
-        keeps channels apart (normalisation, pooling, dropout) may stand between.
-        """
-        at = start
-        while self.nodes[at].part.role != "activation":
+    def add_target(self, call: Call, book: HintBook) -> None:
+        """Audit a call. `dead` is judged at the activation that its tensor reaches, itself
+        included, by the order of calls: of several that take a tensor, the first one counts. Only
+        what keeps channels apart (normalisation, pooling, dropout) may stand between."""
+        if call not in self.shapes:
+            raise LayoutError(f"gives a {self.gave[call]}, not a tensor")
+        spot, at, judge, reason = self._spot(call, book), self.given_by.get(call), None, ""
+        start = at
+        while at is not None and self.nodes[at].part.role != "activation":
             if at != start and self.nodes[at].part.role not in ("channelwise", "mixing"):
-                return f"{self.nodes[at].call.label} comes before any activation"
-            if not self.users[at]:
-                return "nothing takes its output"
-            at = self.users[at][0]
-        return at
+                reason, at = f"{self.nodes[at].call.label} comes before any activation", None
+            elif not self.users[at]:
+                reason, at = "nothing takes its output", None
+            else:
+                at = self.users[at][0]
+        if start is None:
+            reason = "no call that was seen makes its output"
+        elif at is not None:
+            judge, label = self._spot(self.nodes[at].call, book), self.nodes[at].call.label
+            if judge.activation is None or not judge.activation.zero:
+                reason = f"{'it' if at == start else label} gives no exact zeros"
+            elif self.shapes[judge.call][judge.axis] != self.shapes[call][spot.axis]:
+                reason = f"{label}, which follows, has other channels"
+        self.targets.append(replace(spot, dead_at=None if reason else judge, reason=reason))
+
+    def _spot(self, call: Call, book: HintBook) -> Spot:
+        number = self.given_by.get(call)
+        node = None if number is None else self.nodes[number]
+        axis = None if node is None else node.axis
+        if axis is None:  # the layers before do not determine it: by the layout of the output
+            shape = self.shapes[call]
+            layer = next(layer for layer in self.layers if layer.name == call.name)
+            hints = book.of_shape(layer, shape)
+            axis = channel_axis(shape, hints) if len(shape) > 1 else None
+            if axis is None or recognise(shape, hints).layout == "sequence":  # of anchors, maybe
+                raise LayoutError(
+                    f"shape {list(shape)} has no axis that is known to count channels"
+                )
+        return Spot(call, axis, None if node is None else node.part.activation)
 
     def maker_of(self, activation: int) -> int | str:
-        """The convolution or linear module whose channels, and no others, feed an activation; or
-        why there is none.
-
-        Between them each channel must go its own way, and nothing else may take a tensor: then a
-        channel that is always zero behind the activation can be cut out from the maker on.
-        """
+        """The convolution or linear module whose channels, and no others, feed an activation, each
+        on its own way; or why there is none. What it makes for a dead channel can be cut out."""
         at = activation
         while True:
             sources = self.nodes[at].sources
@@ -244,170 +262,73 @@ class Trace:
                 return f"{node.call.label} mixes channels or tensors"
             at = before
 
+    @contextmanager
+    def watching(
+        self, model: nn.Module, sink: Callable[[Call, Any], None], calls: Iterable[Call]
+    ) -> Iterator[None]:
+        """Hand every output of the modules and functions of some calls to a sink, which must be
+        done with it when it returns; calls are numbered in each forward pass."""
+        counts, names = Counter[str](), {call.name for call in calls}
 
-CallSink = Callable[[Call, Sequence[Any], Mapping[str, Any], Any], None]
-"""Takes a call, its arguments and its result; must be done with the tensors when it returns."""
+        def leave(layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
+            call = Call(layer.name, layer.type, counts[layer.name])
+            counts[layer.name] += 1
+            with unwatched():
+                sink(call, output)
 
+        def wanted(layer: Layer) -> bool:
+            return layer.name in names
 
-@contextmanager
-def watching_calls(
-    model: nn.Module,
-    sink: CallSink,
-    names: Collection[str] | None = None,
-    atoms: Container[str] = frozenset(),
-) -> Iterator[None]:
-    """Hand every call of a module or a function to a sink; calls are numbered in each forward pass.
-
-    Args:
-        names: of the modules and functions whose calls are handed on; None for all. Functions are
-            watched only where one of the names is one, as it costs some microseconds a call.
-        atoms: names of modules whose inside is not looked into for functions.
-    """
-    counts: Counter[str] = Counter()
-
-    def wanted(layer: Layer) -> bool:
-        return names is None or layer.name in names
-
-    def leave(layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        call = Call(layer.name, layer.type, counts[layer.name])
-        counts[layer.name] += 1
-        with unwatched():
-            sink(call, args, kwargs, output)
-
-    first = model.register_forward_pre_hook(lambda module, args: counts.clear())
-    modules = [layer for layer in list_layers(model) if wanted(layer)]
-    functions = names is None or any(function_in(name) is not None for name in names)
-    try:
-        with watching(
-            model,
-            leave,
-            layers=modules,
-            functions=wanted if functions else None,
-            opaque=lambda name, module: name in atoms,
-        ):
-            yield
-    finally:
-        first.remove()
-
-
-# What is audited
-
-
-@dataclass(frozen=True)
-class Spot:
-    """A call whose output is counted."""
-
-    call: Call
-    axis: int
-    """The axis of its output that counts channels."""
-    activation: Activation | None = None
-
-
-@dataclass(frozen=True)
-class AuditTarget:
-    """One call of a selected layer."""
-
-    spot: Spot
-    dead_at: Spot | None
-    """The activation behind which `dead` is judged; None where there is none."""
-    reason: str = ""
-    """Why `dead_at` is None."""
-
-
-@dataclass(frozen=True)
-class AuditPlan:
-    """The calls of a model that are audited."""
-
-    targets: tuple[AuditTarget, ...]
-    """In the order in which they finish in a forward pass."""
-    skipped: tuple[Skip, ...]
-    never_ran: tuple[str, ...]
-    trace: Trace
-
-    @property
-    def spots(self) -> dict[Call, Spot]:
-        """All calls to watch."""
-        spots = [spot for t in self.targets for spot in (t.spot, t.dead_at) if spot is not None]
-        return {spot.call: spot for spot in spots}
+        first = model.register_forward_pre_hook(lambda module, args: counts.clear())
+        modules = [layer for layer in list_layers(model) if wanted(layer)]
+        functions = wanted if any(function_in(name) is not None for name in names) else None
+        try:
+            with watching(
+                model,
+                leave,
+                layers=modules,
+                functions=functions,
+                opaque=lambda name, module: name in self.parts,
+            ):
+                yield
+        finally:
+            first.remove()
 
 
 def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> AuditPlan:
-    """The layers that the selectors take; without any, all activations (modules and functions),
-    or, in a model without, its convolutions or linear layers.
-
-    Raises:
-        UsageError: nothing matches, or nothing of it ran.
-        ForwardError: the model cannot take `blank`.
-    """
-    traced, book = Trace(model.module), HintBook(model.module, blank[0].shape)
-    with in_eval_mode(model.module), book.traced(model.module, (), listener=traced.take):
+    """The layers that the selectors take; without any, all activations (modules and functions), or,
+    in a model without, its convolutions or linear layers. UsageError where nothing of it ran."""
+    plan, book = AuditPlan(model.module), HintBook(model.module, blank[0].shape)
+    with in_eval_mode(model.module), book.traced(model.module, (), listener=plan.take):
         forward(model.module, [arg.to(model.device) for arg in blank])
-    names = _default(traced) if text is None else _selected(model, text, blank, traced)
-    skipped, targets = [], []
-    for call in (call for call in traced.gave if call.name in names):
+    if text is None:
+        names = [node.call.name for node in plan.nodes if node.part.activation is not None]
+        for kind in ("_ConvNd", "Linear"):
+            names = names or [layer.name for layer in plan.layers if kind in layer.classes]
+        if not names:
+            raise UsageError(
+                "the model has neither activations nor convolutions nor linear layers",
+                "--layers says what to look at",
+            )
+    else:
+        wanted = selectors.parse(text)
+        chosen = selectors.select(plan.layers, wanted) or choose_layers(model, text, blank)
+        for idle in selectors.idle(plan.layers, wanted):
+            log.warning("selector %r matches no layer", idle)
+        names = [layer.name for layer in chosen]
+    names = list(dict.fromkeys(names))
+    for call in (call for call in plan.gave if call.name in names):
         try:
-            targets.append(_target(traced, call, book))
+            plan.add_target(call, book)
         except LayoutError as error:
-            skipped.append(Skip(call.name, call.type, 0, "output", call.index, "", error.message))
-    ran = {call.name for call in traced.gave}.intersection(names)
-    silent = never_ran([n for n in names if n not in ran], ran, modules_by_name(model.module))
-    if not targets:
-        reasons = [f"{skip.layer} {skip.reason}" for skip in skipped[:3]]
+            plan.skipped.append((call.name, error.message))
+    ran = {call.name for call in plan.gave}.intersection(names)
+    idle_names = [name for name in names if name not in ran]
+    plan.never_ran = never_ran(idle_names, ran, modules_by_name(model.module))
+    if not plan.targets:
+        reasons = [f"{layer} {reason}" for layer, reason in plan.skipped[:3]]
         raise UsageError(
             f"none of the {len(names)} selected layers gives a tensor with channels",
-            "; ".join([*reasons, *(f"{name} never ran" for name in silent[:3])]),
+            "; ".join([*reasons, *(f"{name} never ran" for name in plan.never_ran[:3])]),
         )
-    return AuditPlan(tuple(targets), tuple(skipped), tuple(silent), traced)
-
-
-def _default(traced: Trace) -> list[str]:
-    names = [node.call.name for node in traced.nodes if node.part.activation is not None]
-    for kind in ("_ConvNd", "Linear"):
-        names = names or [layer.name for layer in traced.layers if kind in layer.classes]
-    if not names:
-        raise UsageError(
-            "the model has neither activations nor convolutions nor linear layers",
-            "--layers says what to look at",
-        )
-    return list(dict.fromkeys(names))
-
-
-def _selected(model: LoadedModel, text: str, blank: Sequence[Tensor], traced: Trace) -> list[str]:
-    wanted = selectors.parse(text)
-    chosen = selectors.select(traced.layers, wanted) or choose_layers(model, text, blank)
-    for idle in selectors.idle(traced.layers, wanted):
-        log.warning("selector %r matches no layer", idle)
-    return [layer.name for layer in chosen]
-
-
-def _target(traced: Trace, call: Call, book: HintBook) -> AuditTarget:
-    if call not in traced.shapes:
-        raise LayoutError(f"gives a {traced.gave[call]}, not a tensor")
-    node = traced.given_by.get(call)
-    spot = _spot(traced, call, node, book)
-    if node is None:
-        return AuditTarget(spot, None, "no call that was seen makes its output")
-    after = traced.activation_after(node)
-    if isinstance(after, str):
-        return AuditTarget(spot, None, after)
-    at = traced.nodes[after].call
-    judge = _spot(traced, at, after, book)
-    if judge.activation is None or not judge.activation.zero:
-        label = "it" if after == node else at.label
-        return AuditTarget(spot, None, f"{label} gives no exact zeros")
-    if traced.shapes[judge.call][judge.axis] != traced.shapes[call][spot.axis]:
-        return AuditTarget(spot, None, f"{at.label}, which follows, has other channels")
-    return AuditTarget(spot, judge)
-
-
-def _spot(traced: Trace, call: Call, node: int | None, book: HintBook) -> Spot:
-    known = None if node is None else traced.nodes[node]
-    axis = None if known is None else known.axis
-    if axis is None:  # the layers before do not determine it: by the layout of the output
-        shape = traced.shapes[call]
-        layer = next(layer for layer in traced.layers if layer.name == call.name)
-        hints = book.of_shape(layer, shape)
-        axis = channel_axis(shape, hints) if len(shape) > 1 else None
-        if axis is None or recognise(shape, hints).layout == "sequence":  # its rows may be anchors
-            raise LayoutError(f"shape {list(shape)} has no axis that is known to count channels")
-    return Spot(call, axis, None if known is None else known.part.activation)
+    return plan

@@ -133,11 +133,11 @@ def diff(given: Given) -> int:
     Exit codes: 0 equal, 1 failed or refused, 2 usage, 4 different.
     """
     from featviz.diff import diff
-    from featviz.diff.output import as_json, diff_table
-    from featviz.report.compare import render
+    from featviz.diff.diff import as_json, diff_table
+    from featviz.report.pages import render_comparison
 
     thresholds, files = given.record(DiffThresholds), given.record(DiffFiles)
-    result = diff(given["base"], given["new"], thresholds, files, render)
+    result = diff(given["base"], given["new"], thresholds, files, render_comparison)
     if given["json"]:
         output.document(as_json(result))
     else:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from featviz.drawing import colormap
 from featviz.layout.layouts import BEHIND, LAYOUTS
-from featviz.records import STAT_COLUMNS, Bytes, Floats, Place
+from featviz.records import Bytes, Floats, Place
 from featviz.rundir.image import ReadImage, same_content
 from featviz.rundir.schema import Capture
 from featviz.text import by
 
 TENSORS, PIXELS, STATISTICS = "tensors", "statistics and pixels", "statistics"
 
-_MIN, _MAX = STAT_COLUMNS.index("min"), STAT_COLUMNS.index("max")
-_COMPARED = 4
-"""Columns of statistics that are compared: min, max, mean, std; rounding turns zeros into 1e-9."""
-_NONFINITE = STAT_COLUMNS.index("nonfinite")
 _HALF = 0.501
 """Levels by which a value may be off the one drawn: half a level, and float32's rounding."""
 _BLOCK = 2**17
@@ -36,10 +32,9 @@ class Change:
     relative: np.ndarray
     """Largest |new - base| / (max(|new|, |base|) + scale), 0..1: see `compare.compare`."""
     cosine: np.ndarray
-    """Similarity of finite values, -1..1; 1 where both are zero; NaN where only statistics are
-    known, or where a channel is a single number."""
+    """-1..1; 1 where both are zero; NaN for a single number, or where only statistics are known."""
     unlike: np.ndarray
-    """Values that are NaN or infinite on one side, and something else on the other."""
+    """How many values are NaN or infinite on one side, and something else on the other."""
     products: np.ndarray
     """[channels, 3]: base · new, base · base and new · new of finite values, in one unit for all
     channels; NaN where only statistics are known."""
@@ -56,7 +51,7 @@ class Change:
 
 
 def worst_first(relative: np.ndarray, unlike: np.ndarray, among: np.ndarray) -> list[int]:
-    """The channels of a mask, the most changed first; all arrays are [channels]."""
+    """The channels of a mask, the most changed first."""
     return [int(i) for i in np.lexsort((-relative, -unlike)) if among[i]]
 
 
@@ -81,31 +76,15 @@ class Finding:
         return 1.0 if lost else float(self.change.relative.max()), float(self.differs.mean())
 
 
-@dataclass(frozen=True)
-class Values:
-    """The values of a tensor, [channels, N], as far as a file shows them."""
-
-    data: np.ndarray
-    ids: tuple[int, ...]
-    """The tensor's channels that the rows stand for."""
-    slack: np.ndarray
-    """[channels]: how far each value may be off; 0 where the values are exact."""
-
-    def only(self, ids: Sequence[int]) -> Values:
-        """The rows of some of the channels."""
-        if tuple(ids) == self.ids:
-            return self
-        place = {channel: i for i, channel in enumerate(self.ids)}
-        rows = [place[channel] for channel in ids]
-        return Values(self.data[rows], tuple(ids), self.slack[rows])
+Sides = tuple[list[int], np.ndarray, np.ndarray, np.ndarray]
+"""Channels of a tensor; their values in BASE and in NEW, as far as files show them, [channels, N];
+and how far the difference of two may be off, [channels]; 0 where the values are exact."""
 
 
 def map_shape(row: Capture) -> tuple[int, int, int]:
     """Slices, height and width of each channel in the tensor, drawn or not."""
-    if row.constant is not None:
-        slices, height, width = row.constant
-        return slices, height, width
-    return (row.slices[1] if row.slices else 1), *row.plan.map_size
+    slices, *size = row.constant or (row.slices[1] if row.slices else 1, *row.plan.map_size)
+    return slices, size[0], size[1]
 
 
 def is_part(row: Capture) -> bool:
@@ -113,43 +92,33 @@ def is_part(row: Capture) -> bool:
     return row.layout == "vector" and row.maps * math.prod(map_shape(row)) != math.prod(row.shape)
 
 
-def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> Values | None:
-    """Read the values of each channel from a kept tensor, in the order of the maps where
-    unless they are pieces of a map; None where the layout does not make the manifest's channels of
-    this shape. Tokens beside a grid are left out, `behind` of them behind it: they have rows of
+def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> np.ndarray | None:
+    """Read the values of each channel from a kept tensor, [channels, N], in the order of the maps
+    unless they are pieces of a map; None where the layout does not make the manifest's channels
+    of this shape. Tokens beside a grid are left out, `behind` of them behind it: they have rows of
     their own."""
     layout = LAYOUTS.get(row.layout)
     if layout is None or array.ndim not in layout.dimensions:
         return None
     try:
-        data = layout.channels_first(array, row.maps)
+        data: np.ndarray = layout.channels_first(array, row.maps)
     except (IndexError, ValueError):
         return None
     count = math.prod(map_shape(row))
     if len(data) != row.maps or data.shape[1] < count:
         return None
     end = data.shape[1] - behind
-    return Values(data[:, end - count : end], tuple(range(row.maps)), np.zeros(row.maps))
+    return data[:, end - count : end]
 
 
 def from_picture(
     levels: Bytes, palette: Bytes | None, row: Capture, stats: Floats
-) -> Values | None:
-    """Read the values behind a grid's pixels, each within half a level; NaN where not finite.
-
-    A level stands for low + level / (levels - 1) · (high - low), where low and high are the
-    channel's own minimum and maximum or the range of the manifest.
-
-    Args:
-        levels: the pixels, [height, width].
-        palette: its colours, [colours, 3]; None for a grey picture.
-        stats: [channels, 6], of all channels of the tensor.
-
-    Returns:
-        None where the picture has not the size that the manifest says, or another palette than
-        featviz writes without labels, which cover values.
-    """
-    channels, plan = tuple(row.channels or range(row.maps)), row.plan
+) -> tuple[list[int], np.ndarray, np.ndarray] | None:
+    """Read the values behind a grid's pixels: the drawn channels, their values [channels, N], each
+    low + level / (levels - 1) · (high - low) within half a level and NaN where not finite, and how
+    far each may be off, [channels]. None where the picture has another size than the manifest says,
+    or a palette that featviz does not write without labels, which cover values."""
+    channels, plan = list(row.channels or range(row.maps)), row.plan
     count = 256 if palette is None else 254  # and two for padding and what is not finite
     ours = palette is None or (len(palette) == 256 and (palette[-1] == colormap.MAGENTA).all())
     fits = levels.shape == (plan.height, plan.width) and plan.maps == len(channels) * row.side
@@ -163,8 +132,8 @@ def from_picture(
     slots = slots[:, :height:down, :, :width:across].swapaxes(1, 2)
     tiles = slots.reshape(plan.rows * plan.columns, *plan.map_size)[: plan.maps]
     drawn = tiles.reshape(len(channels), -1)
-    own = stats[list(channels)].astype(np.float64)
-    ends = (own[:, _MIN], own[:, _MAX]) if row.range is None else row.range
+    own = stats[channels].astype(np.float64)
+    ends = (own[:, 0], own[:, 1]) if row.range is None else row.range
     low, high = (np.nan_to_num(np.full(len(own), np.nan if end is None else end)) for end in ends)
     step = (high - low) / (count - 1)
     data = low[:, None] + drawn * step[:, None]
@@ -172,7 +141,7 @@ def from_picture(
         data[drawn == 255] = np.nan
     if row.constant is not None:
         data = data.repeat(math.prod(map_shape(row)), axis=1)
-    return Values(data, channels, step * _HALF)
+    return channels, data, step * _HALF
 
 
 @dataclass(frozen=True)
@@ -198,9 +167,8 @@ class TensorPair:
         """Whether both runs keep a tensor whose channels are all those of the rows."""
         return all(row.tensor is not None and not is_part(row) for row in self.rows)
 
-    def tensors(self) -> tuple[Values, Values] | None:
-        """Read the values of both kept tensors; None where there are none that show the channels.
-        DamagedError where a file is missing or broken."""
+    def tensors(self) -> Sides | None:
+        """The values of both kept tensors, where there are any that show the channels."""
         sides = []
         for image, row in zip(self.images, self.rows, strict=True) if self.keeps else ():
             array, behind = image.tensor(row), f"{self.place.key}.{BEHIND}".lstrip(".")
@@ -210,11 +178,12 @@ class TensorPair:
             if values is None:
                 return None
             sides.append(values)
-        return (sides[0], sides[1]) if sides else None
+        channels = self.rows[0].maps
+        return (list(range(channels)), *sides, np.zeros(channels)) if sides else None
 
-    def pixels(self) -> tuple[Values, Values] | None:
-        """Read the values behind both pictures, of the channels that both have drawn; None where
-        the pictures do not show them. DamagedError where a file is missing or broken."""
+    def pixels(self) -> Sides | None:
+        """The values behind both pictures, where they show them, of the channels that both have
+        drawn."""
         one, two = self.rows
         if one.beside != two.beside or one.normalize != two.normalize:
             return None
@@ -225,50 +194,49 @@ class TensorPair:
             if values is None:
                 return None
             sides.append(values)
-        base, new = sides
-        ids = [i for i in base.ids if i in set(new.ids)]
-        if not ids or base.data.shape[1] != new.data.shape[1]:
+        (channels, before, old_slack), (others, after, new_slack) = sides
+        if before.shape[1] != after.shape[1]:
             return None
-        return base.only(ids), new.only(ids)
+        if channels == others:
+            return channels, before, after, old_slack + new_slack
+        ids, old, new = np.intersect1d(channels, others, return_indices=True)
+        slack = old_slack[old] + new_slack[new]
+        return (ids.tolist(), before[old], after[new], slack) if len(ids) else None
 
 
 def measure(pair: TensorPair, tolerance: float) -> Finding:
     """Compare a tensor of an image: by the kept tensors, else by statistics and pixels."""
     base, new = pair.rows
-    what = pair.images[0].name, pair.place, base.type, base.index
+    what, reason = (pair.images[0].name, pair.place, base.type, base.index), None
     if base.shape != new.shape:
         reason = f"shape {by(base.shape)} in BASE, {by(new.shape)} in NEW"
     elif (base.layout, base.maps) != (new.layout, new.maps):
         reason = f"layout {base.layout} in BASE, {new.layout} in NEW"
-    else:
-        method, change = _change(pair)
-        return Finding(*what, method, change, change.differs(tolerance))
-    nothing, all_differ = no_change(base.maps, 1), np.ones(base.maps, np.bool_)
-    return Finding(*what, STATISTICS, nothing, all_differ, reason)
-
-
-def _change(pair: TensorPair) -> tuple[str, Change]:
-    """What two tensors were compared by, and how far they are apart."""
-    base, new = pair.stats
-    if np.array_equal(base, new, equal_nan=True):
+    if reason:
+        all_differ = np.ones(base.maps, np.bool_)
+        return Finding(*what, STATISTICS, no_change(base.maps, 1), all_differ, reason)
+    old, now = pair.stats
+    if np.array_equal(old, now, equal_nan=True):
         one, other = (str(row.tensor if pair.keeps else row.file) for row in pair.rows)
         if same_content((pair.images[0], one), (pair.images[1], other)):
-            method = TENSORS if pair.keeps else PIXELS
-            return method, no_change(len(base), math.prod(map_shape(pair.rows[0])))
-    scale = scale_of(base, new)
+            change = no_change(len(old), math.prod(map_shape(base)))
+            return Finding(
+                *what, TENSORS if pair.keeps else PIXELS, change, change.differs(tolerance)
+            )
+    method, scale = TENSORS, scale_of(old, now)
     if (values := pair.tensors()) is not None:
-        return TENSORS, compare(values[0].data, values[1].data, scale)
-    change = compare_stats(base, new, scale)
-    if (values := pair.pixels()) is None:
-        return STATISTICS, change
-    before, after = values
-    part = compare(before.data, after.data, scale, before.slack + after.slack)
-    columns = {name: column.copy() for name, column in vars(change).items()}
-    at = list(before.ids)  # the larger difference counts, and the pixels' cosine
-    for name in ("absolute", "relative", "unlike"):
-        columns[name][at] = np.maximum(columns[name][at], getattr(part, name))
-    columns["cosine"][at], columns["products"][at] = part.cosine, part.products
-    return PIXELS, Change(**columns)
+        change = compare(*values[1:3], scale)
+    elif (values := pair.pixels()) is None:
+        method, change = STATISTICS, compare_stats(old, now, scale)
+    else:
+        method, (at, before, after, slack) = PIXELS, values
+        part = compare(before, after, scale, slack)
+        columns = {name: own.copy() for name, own in vars(compare_stats(old, now, scale)).items()}
+        for name in ("absolute", "relative", "unlike"):  # the larger difference counts
+            columns[name][at] = np.maximum(columns[name][at], getattr(part, name))
+        columns["cosine"][at], columns["products"][at] = part.cosine, part.products
+        change = Change(**columns)
+    return Finding(*what, method, change, change.differs(tolerance))
 
 
 def scale_of(*stats: Floats) -> float:
@@ -286,15 +254,10 @@ def no_change(channels: int, size: int) -> Change:
 def compare(
     base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray | None = None
 ) -> Change:
-    """Compare values [channels, N].
-
-    A difference is set against the value itself and `scale`, the layer's largest magnitude: like
-    numpy.allclose with rtol = tolerance and atol = tolerance · scale, since small values among
-    large ones are not exact. NaN equals NaN, and an infinity itself.
-
-    Args:
-        slack: [channels]; differences up to it are none.
-    """
+    """Compare values [channels, N]. A difference is set against the value itself and `scale`, the
+    layer's largest magnitude: like numpy.allclose with rtol = tolerance and atol = tolerance ·
+    scale, since small values among large ones are not exact. NaN equals NaN, an infinity itself,
+    and what differs by the slack [channels] at most."""
     slack = np.zeros(len(base)) if slack is None else slack
     step = max(1, _BLOCK // max(1, base.shape[1]))
     parts = []
@@ -314,11 +277,10 @@ def compare(
 
 def compare_stats(base: Floats, new: Floats, scale: float) -> Change:
     """Compare statistics [channels, 6], of which no cosine follows."""
-    moments = compare(base[:, :_COMPARED], new[:, :_COMPARED], scale)
-    unlike = np.abs(new[:, _NONFINITE] - base[:, _NONFINITE]).astype(np.int64)
-    unknown = np.full(len(base), np.nan)
-    unlike, products = np.maximum(moments.unlike, unlike), np.full((len(base), 3), np.nan)
-    return Change(moments.absolute, moments.relative, unknown, unlike, products)
+    moments = compare(base[:, :4], new[:, :4], scale)  # not the zeros: rounding makes them 1e-9
+    unlike = np.maximum(moments.unlike, abs(new[:, 5] - base[:, 5]).astype(np.int64))
+    unknown = np.full((len(base), 3), np.nan)
+    return Change(moments.absolute, moments.relative, unknown[:, 0], unlike, unknown)
 
 
 def signed(base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray) -> np.ndarray:

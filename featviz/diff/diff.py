@@ -1,41 +1,61 @@
-"""The story of `diff`: read two runs, match them, compare what both have, write the result."""
+"""The story of `diff`: read two runs, match them, compare what both have; the result as a table, as
+JSON, as verdicts for JUnit, and as maps."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from msgspec import structs
 
-from featviz.diff import output
-from featviz.diff.compare import Finding, TensorPair, measure
+from featviz.diff.compare import (
+    Finding,
+    TensorPair,
+    map_shape,
+    measure,
+    scale_of,
+    signed,
+    worst_first,
+)
+from featviz.drawing import colormap, grid
+from featviz.drawing.picture import write_png
+from featviz.drawing.values import ValueLimits, to_levels
 from featviz.errors import CompareError, UsageError
 from featviz.files.urls import Url
-from featviz.options import DiffFiles, DiffThresholds
-from featviz.records import Comparison, OnlyIn, Place
-from featviz.rundir import DIFF_FILE, junit
-from featviz.rundir.atomic import atomic
-from featviz.rundir.image import DamagedError, ReadImage
-from featviz.rundir.place import (
-    DIFF,
-    JUNIT,
-    PAGE,
-    FileKind,
-    check_apart,
-    check_file,
-    check_free,
-    replacing,
-    writing,
+from featviz.layout.layouts import LAYOUTS
+from featviz.options import DiffFiles, DiffThresholds, DrawOptions
+from featviz.records import (
+    ComparedLayer,
+    Comparison,
+    DifferenceMap,
+    OnlyIn,
+    Place,
+    TextTable,
+    Verdict,
+    finite,
 )
+from featviz.rundir import DIFF_FILE, junit
+from featviz.rundir import place as outputs
+from featviz.rundir.atomic import atomic
+from featviz.rundir.image import DamagedError
 from featviz.rundir.read import ReadRun, read_run, warn_of
 from featviz.rundir.store import here
 from featviz.rundir.write import write_record
-from featviz.text import by, listed
+from featviz.text import by, counted, listed, safe_name
 
 log = logging.getLogger(__name__)
 
+SCHEMA_VERSION = 1
+"""Version of the JSON document. 1: first release."""
+_PICTURES = 8
+"""How many layers are drawn at most, each in its worst image."""
+_CHANNELS = 16
+_OPTIONS = DrawOptions(min_tile=96)
 
 Render = Callable[[Comparison, ReadRun, ReadRun, Path, Path], tuple[str, Mapping[str, str]]]
 """Takes a comparison, both runs, the page and the folder of the maps; gives the text of the page,
@@ -49,27 +69,47 @@ def diff(
     files: DiffFiles,
     render: Render | None = None,
 ) -> Comparison:
-    """Compare two run directories, here or in object stores.
-
-    Args:
-        files: what to write beside the result.
-        render: makes the page and the files beside it; needed for `html`.
-    """
+    """Compare two runs, here or in object stores; `render` makes the page of `html`."""
     for place in (base, new):
         if isinstance(place, Url) and files.html is not None:
             raise UsageError(
                 f"the page of --html shows pictures where they are, and {place} is no folder",
                 "leave --html out, or copy the run here first (`aws s3 cp --recursive`)",
             )
+    asked = ("--html", files.html, outputs.PAGE), ("--junit", files.junit, outputs.JUNIT)
+    single = [(option, path, kind) for option, path, kind in asked if path is not None]
+    besides = [path for _, path, _ in single]  # they may be inside the folder
     with here(base) as one, here(new) as two:
-        single = _single_files(files)
         for option, path, kind in single:
-            check_apart(path, option, (one, two))
-            check_file(path, kind, option, files.overwrite)
+            outputs.check_apart(path, option, (one, two))
+            outputs.check_file(path, kind, option, files.overwrite)
         if (folder := maps_folder(files)) is not None:
-            check_apart(folder, "--out", (one, two))
-            check_free(folder, DIFF, True, [path for _, path, _ in single])
-        return _diff(_read("BASE", one, base), _read("NEW", two, new), thresholds, files, render)
+            outputs.check_apart(folder, "--out", (one, two))
+            outputs.check_free(folder, outputs.DIFF, True, besides)
+        runs = []
+        for side, root, place in (("BASE", one, base), ("NEW", two, new)):
+            run = replace(read_run(root), url=None if isinstance(place, Path) else place)
+            warn_of(run.left_out, f"{side}: ", ", and left out")
+            if run.missing:
+                log.warning("%s: the run did not come to %d more images", side, run.missing)
+            runs.append(run)
+        result = compare_runs(*runs, thresholds)
+        texts: dict[outputs.FileKind, bytes] = {}
+        if folder is not None:
+            with outputs.replacing(folder, outputs.DIFF, besides) as fresh:
+                result = replace(result, layers=draw(result.layers, *runs, fresh))
+                if files.html and render:
+                    page, beside = render(result, *runs, files.html, folder)
+                    texts[outputs.PAGE] = page.encode("utf-8", "replace")
+                    for name, text in beside.items():
+                        with atomic(fresh / name) as file:
+                            file.write(text.encode("utf-8", "replace"))
+                write_record(fresh, DIFF_FILE, as_json(result))
+        texts[outputs.JUNIT] = junit.document({str(result.new): verdicts(result)}, "diff")
+        for option, path, kind in single:
+            with outputs.writing(path, kind, option, files.overwrite) as file:
+                file.write(texts[kind])
+    return result
 
 
 def maps_folder(files: DiffFiles) -> Path | None:
@@ -79,110 +119,73 @@ def maps_folder(files: DiffFiles) -> Path | None:
     return files.html.with_name(f"{files.html.stem}-maps")
 
 
-def _single_files(files: DiffFiles) -> list[tuple[str, Path, FileKind]]:
-    """The option, place and kind of each single file; they may be inside the folder."""
-    asked = ("--html", files.html, PAGE), ("--junit", files.junit, JUNIT)
-    return [(option, path, kind) for option, path, kind in asked if path is not None]
-
-
-def compare_runs(base: ReadRun, new: ReadRun) -> Comparison:
-    """What `diff` finds by its own thresholds, for who has read both runs."""
-    return _diff(base, new, DiffThresholds(), DiffFiles(), None)
-
-
-def _diff(
-    base: ReadRun,
-    new: ReadRun,
-    thresholds: DiffThresholds,
-    files: DiffFiles,
-    render: Render | None,
+def compare_runs(
+    base: ReadRun, new: ReadRun, thresholds: DiffThresholds | None = None
 ) -> Comparison:
-    images, _ = _in_both(base, new)
-    reason = _unlike(base, new, images)
+    """Compare two runs. Images of which a file turns out to be broken are left out."""
+    thresholds = thresholds or DiffThresholds()
+    images = [name for name in base.images if name in new.images]
+    unlike = _unlike(base, new, images)
     findings: dict[str, list[Finding]] = {}
     broken: tuple[dict[str, str], dict[str, str]] = {}, {}
     for name in images:
         a, b = base.images[name], new.images[name]
         try:
-            if reason := reason or _inputs_unlike(a, b):
+            sizes = [by(one.manifest.input.shape) for one in (a, b)]
+            if not unlike and sizes[0] != sizes[1]:
+                unlike = f"the input made of {name} is {sizes[0]} in BASE and {sizes[1]} in NEW"
+            if not unlike:
+                old, now = (one.shown().astype(np.int16) for one in (a, b))
+                # resizing varies by one level between machines
+                if old.shape != now.shape or abs(old - now).max(initial=0) > 1:
+                    unlike = f"what the model saw of {name} (input.png) has other pixels in NEW"
+            if unlike:
                 raise CompareError(
-                    f"these runs cannot be compared: {reason}",
+                    f"these runs cannot be compared: {unlike}",
                     "run both with the same images, preprocessing and --normalize",
                 )
-            found = [measure(pair, thresholds.tolerance) for pair in TensorPair.read(a, b)]
-            findings[name] = found
+            pairs = TensorPair.read(a, b)
+            findings[name] = [measure(pair, thresholds.tolerance) for pair in pairs]
         except DamagedError as error:
             broken[error.image is b][name] = error.message
-    base, new = _without("BASE", base, broken[0]), _without("NEW", new, broken[1])
-    images, order = _in_both(base, new)
-    layers: dict[Place, list[Finding]] = {place: [] for place in order}
-    for finding in (finding for name in images for finding in findings[name]):
-        layers[finding.place].append(finding)
-    result = Comparison(
-        base.place,
-        new.place,
-        thresholds,
-        images,
-        tuple(output.summed_up(group) for group in layers.values() if group),
-        _only_in(base, new, images),
-        _only_in(new, base, images),
-        {"base": tuple(base.left_out), "new": tuple(new.left_out)},
-    )
-    texts: dict[FileKind, bytes] = {}
-    single = _single_files(files)
-    if (folder := maps_folder(files)) is not None:
-        with replacing(folder, DIFF, [path for _, path, _ in single]) as fresh:
-            result = replace(result, layers=output.draw(result.layers, base, new, fresh))
-            if files.html and render:
-                page, beside = render(result, base, new, files.html, folder)
-                texts[PAGE] = page.encode("utf-8", "replace")
-                for name, text in beside.items():
-                    with atomic(fresh / name) as file:
-                        file.write(text.encode("utf-8", "replace"))
-            write_record(fresh, DIFF_FILE, output.as_json(result))
-    texts[JUNIT] = junit.document({str(result.new): output.verdicts(result)}, "diff")
-    for option, path, kind in single:
-        if kind in texts:
-            with writing(path, kind, option, files.overwrite) as file:
-                file.write(texts[kind])
-    return result
-
-
-def _read(side: str, root: Path, place: Path | Url) -> ReadRun:
-    """Read a run, and warn of the images that are incomplete or missing in it."""
-    run = replace(read_run(root), url=None if isinstance(place, Path) else place)
-    warn_of(run.left_out, f"{side}: ", ", and left out")
-    if run.missing:
-        log.warning("%s: the run did not come to %d more images", side, run.missing)
-    return run
-
-
-def _in_both(base: ReadRun, new: ReadRun) -> tuple[tuple[str, ...], tuple[Place, ...]]:
-    """The names of the images that both runs have, and the places of BASE in these, in the order
-    in which the model came to them.
-    """
-    images = tuple(name for name in base.images if name in new.images)
-    if not images:
+    runs = []
+    for side, run, faults in zip(("BASE", "NEW"), (base, new), broken, strict=True):
+        warn_of(faults, f"{side}: ", ", and left out")
+        whole = {name: image for name, image in run.images.items() if name not in faults}
+        runs.append(replace(run, images=whole, damaged={**run.damaged, **faults}))
+    base, new = runs
+    if not findings:
         raise CompareError(
             f"no image is in both runs: BASE has {_few(base.images)}, NEW has {_few(new.images)}",
             "compare runs of the same images",
         )
-    order, other = (
-        tuple(dict.fromkeys(place for name in images for place in run.images[name].captures))
-        for run in (base, new)
+    order, other = (  # of the places in both, as the model came to them
+        dict.fromkeys(place for name in findings for place in run.images[name].captures)
+        for run in runs
     )
-    if set(order).isdisjoint(other):
+    if order.keys().isdisjoint(other):
         old, now = (_few(dict.fromkeys(place.layer for place in one)) for one in (order, other))
         raise CompareError(
             f"no layer is in both runs: BASE has {old}, NEW has {now}",
             "compare runs with the same --layers",
         )
-    return images, order
+    layers: dict[Place, list[Finding]] = {place: [] for place in order}
+    for finding in (finding for found in findings.values() for finding in found):
+        layers[finding.place].append(finding)
+    return Comparison(
+        base.place,
+        new.place,
+        thresholds,
+        tuple(findings),
+        tuple(summed_up(group) for group in layers.values() if group),
+        _only_in(base, new, findings),
+        _only_in(new, base, findings),
+        {"base": tuple(base.left_out), "new": tuple(new.left_out)},
+    )
 
 
 def _unlike(base: ReadRun, new: ReadRun, images: Sequence[str]) -> str | None:
-    """What keeps two runs from being compared: other pictures were shown to their models, or other
-    scales were drawn."""
+    """What keeps two runs from being compared: other inputs, or another scale."""
     for name, what in (("preprocessing", "preprocessing"), ("normalize", "scale mode")):
         old, now = (
             run.record.get(name, (run.record.get("options") or {}).get(name)) for run in (base, new)
@@ -192,21 +195,6 @@ def _unlike(base: ReadRun, new: ReadRun, images: Sequence[str]) -> str | None:
     sums = [[run.images[name].manifest.image.sha256 for run in (base, new)] for name in images]
     other = [name for name, (old, now) in zip(images, sums, strict=True) if old != now]
     return f"{_few(other)} is another file in NEW (its sha256 differs)" if other else None
-
-
-def _inputs_unlike(a: ReadImage, b: ReadImage) -> str | None:
-    """How the inputs made of an image differ; DamagedError where input.png cannot be read."""
-    one, two = a.manifest.input, b.manifest.input
-    if one.shape != two.shape:
-        return f"the input made of {a.name} is {by(one.shape)} in BASE and {by(two.shape)} in NEW"
-    if one.preprocessing != two.preprocessing:
-        words = f"{one.preprocessing!r} in BASE and {two.preprocessing!r} in NEW"
-        return f"the preprocessing of {a.name} is {words}"
-    old, now = a.shown(), b.shown()
-    # resizing varies by one level between machines
-    if old.shape != now.shape or np.abs(old.astype(np.int16) - now).max(initial=0) > 1:
-        return f"what the model saw of {a.name} (input.png) has other pixels in NEW"
-    return None
 
 
 def _only_in(one: ReadRun, other: ReadRun, images: Iterable[str]) -> OnlyIn:
@@ -234,8 +222,196 @@ def _few(names: Iterable[str]) -> str:
     return listed(list(names), 3) or "none"
 
 
-def _without(side: str, run: ReadRun, broken: Mapping[str, str]) -> ReadRun:
-    """Leave out, with a warning, the images of which a file turned out to be broken."""
-    warn_of(broken, f"{side}: ", ", and left out")
-    left = {name: image for name, image in run.images.items() if name not in broken}
-    return replace(run, images=left, damaged={**run.damaged, **broken})
+# The result
+
+
+def summed_up(findings: Sequence[Finding]) -> ComparedLayer:
+    """One place of the model, from what was found of it in each image."""
+    worst, first = max(findings, key=lambda one: one.severity), findings[0]
+    reason = next((one.reason for one in findings if one.reason), None)
+    compared = [one for one in findings if one.reason is None]
+    differs = np.zeros(max(len(one.differs) for one in findings), bool)
+    images: dict[str, dict[str, float | None]] = {}
+    for one in findings:
+        differs[: len(one.differs)] |= one.differs
+        numbers = (one.change.absolute.max(), one.change.relative.max(), one.change.layer_cosine)
+        known = (None,) * 3 if one.reason else tuple(finite(float(number)) for number in numbers)
+        names = ("differing", "absolute", "relative", "cosine")
+        images[one.image] = dict(zip(names, (int(one.differs.sum()), *known), strict=True))
+    cosines = [one.change.layer_cosine for one in compared if one.differs.any()]
+    common = min((len(one.differs) for one in compared), default=0)
+    channels = {
+        name: np.max([getattr(one.change, name)[:common] for one in compared] or [np.zeros(0)], 0)
+        for name in ("absolute", "relative", "unlike")
+    }
+    each = [one.change.cosine[:common] for one in compared] or [np.zeros(0)]
+    channels["cosine"] = np.fmin.reduce(each, 0)
+    order = worst_first(channels["relative"], channels["unlike"], differs)
+    return ComparedLayer(
+        first.place,
+        first.type,
+        first.index,
+        sorted({one.by for one in findings}),
+        reason,
+        images,
+        int(differs.sum()),
+        len(differs),
+        (sum(int(one.differs.sum()) for one in findings), sum(len(o.differs) for o in findings)),
+        channels,
+        float(np.fmin.reduce(cosines, initial=np.nan)),
+        [] if reason else order[:5],
+        worst.image,
+        worst.severity[0],
+        np.where(worst.change.unlike > 0, 1.0, worst.change.relative),
+        worst_first(worst.change.relative, worst.change.unlike, worst.differs),
+    )
+
+
+def diff_table(result: Comparison) -> TextTable:
+    """For people: a row for each layer that differs."""
+    footer = [f"only in BASE: {line}" for line in result.only_in_base.words]
+    footer += [f"only in NEW: {line}" for line in result.only_in_new.words]
+    numbers = ("images", "channels", "absolute", "relative", "cosine")
+    rows = [layer.cells for layer in result.differing]
+    headings = tuple(rows[0]) if rows else ()
+    return TextTable(
+        headings, numbers, [tuple(row.values()) for row in rows], (), [*footer, result.words]
+    )
+
+
+def verdicts(result: Comparison) -> list[Verdict]:
+    """One for each layer, and one each for what only one run has."""
+    found = []
+    for layer in result.layers:
+        words = f"{layer.differing:,} of {counted(layer.total, 'channel')} differ"
+        if layer.reason:
+            words += f": {layer.reason}"
+        else:
+            absolute, relative = (layer.channels[name].max() for name in ("absolute", "relative"))
+            words += f"; largest difference {absolute:.3g} ({relative:.3g} relative)"
+        held = result.within or not layer.differing
+        found.append(Verdict(f"{layer.label} {layer.place.stem}", held, words))
+    for name, side, ignored in (
+        ("only in BASE", result.only_in_base, False),
+        ("only in NEW", result.only_in_new, result.asked.ignore_added),
+    ):
+        lines = side.words
+        found.append(Verdict(name, ignored or not lines, "; ".join(lines) or "nothing"))
+    return found
+
+
+def as_json(result: Comparison) -> dict[str, Any]:
+    """The whole result, for JSON."""
+    differing, total = result.channel_images
+    sides = {"only_in_base": result.only_in_base, "only_in_new": result.only_in_new}
+    named = ("file", "image", "label", "stem", "source", "limit", "channels")
+    maps = [layer.difference for layer in result.layers if layer.difference]
+    layers = [_layer(layer) for layer in result.layers]
+    first = next((row for row in layers if row["differing"]), None)
+    where = ("layer", "type", "index", "kind", "call", "key", "image")
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "base": str(result.base),
+        "new": str(result.new),
+        **structs.asdict(result.asked),
+        "equal": result.equal,
+        "images": list(result.images),
+        "channels": {"differing": differing, "total": total, "ratio": result.ratio},
+        "first_divergence": None if first is None else {name: first[name] for name in where},
+        "layers": layers,
+        **{
+            name: {
+                "images": dict(side.images),
+                "layers": [
+                    {**place._asdict(), "type": type, "reason": reason}
+                    for (place, type), reason in side.places.items()
+                ],
+            }
+            for name, side in sides.items()
+        },
+        "incomplete": {side: list(names) for side, names in result.incomplete.items()},
+        "maps": [{name: getattr(one, name) for name in named} for one in maps],
+    }
+
+
+def _layer(layer: ComparedLayer) -> dict[str, Any]:
+    own = {"layer": layer.place.layer, "type": layer.type, "index": layer.index}
+    differing, total = layer.channel_images
+    each = {name: layer.channels[name].tolist() for name in ("absolute", "relative")}
+    each["cosine"] = [finite(float(value)) for value in layer.channels["cosine"]]
+    return {
+        **own,
+        **layer.place._asdict(),
+        "image": layer.image,
+        "by": list(layer.by),
+        "reason": layer.reason,
+        "images": dict(layer.images),
+        "differing": differing,
+        "total": total,
+        "most_changed": list(layer.most_changed),
+        "channels": {**each, "unlike": layer.channels["unlike"].tolist()},
+    }
+
+
+def draw(
+    layers: Sequence[ComparedLayer], base: ReadRun, new: ReadRun, folder: Path
+) -> tuple[ComparedLayer, ...]:
+    """The layers, of which the worst that differ, and the first always, are drawn on one scale, as
+    wide as the largest difference of all; what has a number on one side only is magenta."""
+    differing = [layer for layer in layers if layer.differing and not layer.reason]
+    worst = sorted(
+        differing[1:], key=lambda one: (-one.severity, -len(one.changed) / len(one.change))
+    )
+    shown = {layer.place for layer in [*differing[:1], *worst][:_PICTURES]}
+    found, limit = [], 0.0
+    for layer in (layer for layer in differing if layer.place in shown):
+        if (own := _differences(layer, base, new)) is not None:
+            found.append((layer, *own))
+            limit = max(limit, scale_of(own[1].reshape(-1, 1)))
+    limit = limit or 1.0
+    colors, drawn = colormap.colored("coolwarm", 0.0), dict[Place, DifferenceMap]()
+    for number, (layer, one, data) in enumerate(found):
+        name = safe_name(f"{number:02d}_{one.label}.{one.stem}.png")
+        drawn[layer.place] = replace(one, file=name, limit=limit)
+        maps = data.reshape(-1, *data.shape[2:])
+        tiles = to_levels(maps, ValueLimits.fixed(-limit, limit), colors.levels, colors.nonfinite)
+        pieces = grid.strips(one.plan, tiles, colors)
+        text = {
+            "Software": "featviz",
+            "Layer": f"{one.label} ({layer.type})",
+            "Image": one.image,
+            "Channels": ",".join(map(str, one.channels)),
+            "Range": f"NEW - BASE, relative: {-limit:g} to {limit:g}",
+            "Source": one.source,
+        }
+        with atomic(folder / name) as file:
+            size = one.plan.height, one.plan.width
+            write_png(file, size, pieces, colors=colors.colors, text=text)
+    return tuple(replace(layer, difference=drawn.get(layer.place)) for layer in layers)
+
+
+def _differences(
+    layer: ComparedLayer, base: ReadRun, new: ReadRun
+) -> tuple[DifferenceMap, np.ndarray] | None:
+    """The map of a layer before it has a file and a limit, and its signed relative differences
+    [C, S, H, W], NaN where one side is not finite; None where no file shows what differs."""
+    images = TensorPair.read(base.images[layer.image], new.images[layer.image])
+    pair = next(pair for pair in images if pair.place == layer.place)
+    row = pair.rows[0]
+    layout = LAYOUTS.get(row.layout)
+    values = pair.tensors() if layout is not None and not layout.of_pieces else None
+    source, (slices, height, width) = "kept tensors", map_shape(row)
+    if values is None:
+        source, values, slices = "pixels", pair.pixels(), row.side
+    if values is None:
+        return None
+    shown = {channel: place for place, channel in enumerate(values[0])}
+    ids = [channel for channel in layer.changed if channel in shown][:_CHANNELS]
+    if not ids:
+        return None
+    before, after, slack = (side[[shown[channel] for channel in ids]] for side in values[1:])
+    data = signed(before, after, scale_of(*pair.stats), slack)
+    data = data.reshape(len(ids), slices, height, width)[:, : _OPTIONS.max_slices]
+    plan = grid.plan(data.shape, _OPTIONS, strip=layout is not None and layout.strip)
+    what = ("", layer.image, layer.label, layer.place.stem, tuple(ids), source)
+    return DifferenceMap(*what, math.nan, plan, data.shape[1]), data

@@ -1,8 +1,8 @@
-"""Of each channel the images that excite it most, with the value and the place of each."""
+"""The images that excite each channel most, and where; and what units see of the input."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,67 +13,44 @@ from torch import Tensor
 from featviz.errors import LayoutError
 from featviz.hooks.capture import Recorder, forward, hooked
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.layout import Maps, to_maps
+from featviz.layout import Maps, channel_axis, recognise, to_maps
 from featviz.layout.hints import HintBook
 from featviz.layout.layouts import LAYOUTS
+from featviz.layout.views import to_box
 from featviz.models.load import LoadedModel
-from featviz.records import Floats, Integers, Layer, Site
+from featviz.records import Floats, Integers, Layer, Site, Skip
 from featviz.run.batches import Batch
+
+By = Literal["max", "mean"]
+
+Top = tuple[Floats, Integers, Integers]
+"""The best K images of C channels, best first; of equal values the lower number is better: their
+values [C, K], -inf where there is no image; their numbers among the samples [C, K]; and row,
+column, rows and columns of the map [C, K, 4], -1 where the layer gives no map of the input, or the
+whole map is meant."""
 
 _NONE = 2**62
 """Stands for the number of an image where there is none; comes after all."""
+_SHAPES = 8
+"""Shapes of input whose hints are held."""
 
 
-@dataclass(frozen=True)
-class Top:
-    """The best K images of C channels, best first; of equal values the lower number is better."""
-
-    values: Floats
-    """float32 [C, K]; -inf where there is no image."""
-    images: Integers
-    """Numbers among the samples, [C, K]."""
-    places: Integers
-    """Row, column, and how many rows and columns the map has, [C, K, 4]; -1 where the layer gives
-    no map of the input, or the whole map is meant."""
-
-    @classmethod
-    def none(cls, channels: int, count: int) -> Top:
-        """Before the first image."""
-        return cls(
-            np.full((channels, count), -np.inf, np.float32),
-            np.full((channels, count), _NONE),
-            np.full((channels, count, 4), -1),
-        )
-
-    @property
-    def is_image(self) -> np.ndarray:
-        """Where there is an image, [C, K]."""
-        return np.isfinite(self.values)
-
-    def with_image(self, number: int, values: Floats, places: Integers) -> Top:
-        """One more image.
-
-        Args:
-            values: [C]; what is not finite excites nothing.
-            places: [C, 4].
-        """
-        values = np.where(np.isfinite(values), values, np.float32(-np.inf))
-        if not (values >= self.values[:, -1]).any():
-            return self
-        numbers = np.where(np.isfinite(values), number, _NONE)
-        values = np.concatenate([self.values, values[:, None]], 1)
-        images = np.concatenate([self.images, numbers[:, None]], 1)
-        places = np.concatenate([self.places, places[:, None]], 1)
-        order = np.lexsort((images, -values))[:, :-1]
-        return Top(
-            np.take_along_axis(values, order, 1),
-            np.take_along_axis(images, order, 1),
-            np.take_along_axis(places, order[..., None], 1),
-        )
-
-
-By = Literal["max", "mean"]
-_BOOKS = 8
+def with_image(top: Top, number: int, values: Floats, places: Integers) -> Top:
+    """One more image, with its values [C] and places [C, 4]; what is not finite excites nothing."""
+    finite = np.isfinite(values)
+    values = np.where(finite, values, np.float32(-np.inf))
+    if not (values >= top[0][:, -1]).any():
+        return top
+    new = values, np.where(finite, number, _NONE), places
+    values, images, places = (
+        np.concatenate([old, one[:, None]], 1) for old, one in zip(top, new, strict=True)
+    )
+    order = np.lexsort((images, -values))[:, :-1]
+    return (
+        np.take_along_axis(values, order, 1),
+        np.take_along_axis(images, order, 1),
+        np.take_along_axis(places, order[..., None], 1),
+    )
 
 
 @dataclass(frozen=True)
@@ -87,64 +64,52 @@ class ExemplarSource:
     channels: int
 
 
-@dataclass(frozen=True)
-class ExemplarPlan:
-    """The tensors of a model's layers that are looked at."""
-
-    targets: Mapping[Site, ExemplarSource]
-    skipped: Mapping[str, str]
-    """Layers that give nothing with channels, and why."""
-    never_ran: tuple[str, ...]
-    book: HintBook
-
-
-def plan_targets(
-    model: LoadedModel, layers: Sequence[Layer], blank: Sequence[Tensor]
-) -> ExemplarPlan:
-    """Run the model once on `blank`, and list the outputs of the layers."""
-    targets, book = dict[Site, ExemplarSource](), HintBook(model.module, blank[0].shape)
-
-    def sink(site: Site, tensor: Tensor) -> None:
-        for key, maps in to_maps(tensor, book.at(site, tensor)).items():
-            shape, inner = tuple(tensor.shape), site.inside(key)
-            targets[inner] = ExemplarSource(inner, maps.layout, shape, len(maps.data))
-
-    with (
-        in_eval_mode(model.module),
-        book.traced(model.module, layers),
-        hooked(model.module, layers, sink) as recorder,
-    ):
-        forward(model.module, [arg.to(model.device) for arg in blank], recorder)
-    skipped = {_label(skip.layer or skip.type, skip.call): skip.reason for skip in recorder.skipped}
-    never = tuple(layer.label for layer in recorder.never_ran)
-    return ExemplarPlan(targets, skipped, never, book)
-
-
 class ExemplarCollector:
-    """The best images of all tensors, and of each class apart; of an image that failed, nothing
-    stays."""
+    """The best images of each channel, by class; of an image that failed, nothing stays."""
 
     def __init__(
         self,
         model: LoadedModel,
-        plan: ExemplarPlan,
-        classes: Sequence[str | None],
-        by: By,
-        top: int,
+        layers: Sequence[Layer],
+        blank: Sequence[Tensor],
+        by: By = "max",
+        top: int = 1,
+        classes: Sequence[str | None] = (None,),
     ) -> None:
-        """Begin without images; `classes` has that of each sample, or None."""
-        self.tops: dict[tuple[Site, str | None], Top] = {
-            (site, name): Top.none(target.channels, top)
-            for site, target in plan.targets.items()
-            for name in sorted({*classes}, key=str)
-        }
+        """Run the model once on `blank`; `classes` has that of each sample."""
+        self.targets: dict[Site, ExemplarSource] = {}
         self.skipped: dict[str, str] = {}
+        """Layers that give nothing with channels, and why."""
         self.recorder: Recorder | None = None
-        self._plan, self._classes, self._by = plan, classes, by
-        self._model, self._book = model, plan.book
+        book = HintBook(model.module, blank[0].shape)
+        self._model, self._first, self._book, self._by = model, book, book, by
         self._books: dict[tuple[int, ...], HintBook] = {}
-        self._batch: Batch | None = None
+        self._classes, self._batch = classes, Batch((), [])
         self._found: list[tuple[int, Site, Floats, Integers]] = []
+
+        def sink(site: Site, tensor: Tensor) -> None:
+            for key, maps in to_maps(tensor, book.at(site, tensor)).items():
+                shape, inner = tuple(tensor.shape), site.inside(key)
+                self.targets[inner] = ExemplarSource(inner, maps.layout, shape, len(maps.data))
+
+        with (
+            in_eval_mode(model.module),
+            book.traced(model.module, layers),
+            hooked(model.module, layers, sink) as recorder,
+        ):
+            forward(model.module, [arg.to(model.device) for arg in blank], recorder)
+        self._skip(recorder.skipped)
+        self.never_ran = [layer.label for layer in recorder.never_ran]
+        self.tops: dict[tuple[Site, str | None], Top] = {}
+        for site, target in self.targets.items():
+            size = target.channels, top
+            none = np.full(size, -np.inf, np.float32), np.full(size, _NONE), np.full((*size, 4), -1)
+            self.tops |= {(site, name): none for name in sorted({*classes}, key=str)}
+
+    def _skip(self, skipped: Sequence[Skip]) -> None:
+        for skip in skipped:
+            label = (skip.layer or skip.type) + (f".call{skip.call}" if skip.call else "")
+            self.skipped.setdefault(label, skip.reason)
 
     @property
     def fault(self) -> Exception | None:
@@ -152,10 +117,24 @@ class ExemplarCollector:
         return None if self.recorder is None else self.recorder.fault
 
     def begin(self, batch: Batch) -> None:
-        """Start a batch; where its shape is new, its first image may go through the model."""
-        self._batch = None
-        self._book = self._learn(batch.inputs)
-        self._batch, self._found = batch, []
+        """Start a batch. Where layouts depend on its shape, and that is new, its first image goes
+        through the model once more."""
+        self._batch, self._found = Batch((), []), []
+        shape, module = (1, *batch.inputs[0].shape[1:]), self._model.module
+        if shape == self._first.input_shape:
+            self._book = self._first
+        elif shape in self._books:
+            self._book = self._books[shape]
+        else:
+            self._book = book = HintBook(module, shape)
+            book.settle_as(self._first)
+            if not book.is_traced:
+                with book.traced(module, [site.layer for site in self.targets]):
+                    forward(module, [arg[:1].to(self._model.device) for arg in batch.inputs])
+            if len(self._books) == _SHAPES:
+                self._books.clear()
+            self._books[shape] = book
+        self._batch = batch
         if self.recorder is not None:
             self.recorder.calls.clear()
             self.recorder.skipped.clear()
@@ -164,33 +143,13 @@ class ExemplarCollector:
         """Rank the batch, which the model has taken."""
         for number, site, values, places in self._found:
             key = site, self._classes[number]
-            self.tops[key] = self.tops[key].with_image(number, values, places)
-        for skip in self.recorder.skipped if self.recorder is not None else ():
-            self.skipped.setdefault(_label(skip.layer or skip.type, skip.call), skip.reason)
+            self.tops[key] = with_image(self.tops[key], number, values, places)
+        self._skip([] if self.recorder is None else self.recorder.skipped)
         self._found = []
 
-    def _learn(self, inputs: Sequence[Tensor]) -> HintBook:
-        """The hints for inputs of this shape; where layouts depend on it, the first image of a
-        batch goes through the model once more."""
-        shape, first = (1, *inputs[0].shape[1:]), self._plan.book
-        if shape == first.input_shape:
-            return first
-        if shape not in self._books:
-            if len(self._books) == _BOOKS:
-                self._books.pop(next(iter(self._books)))
-            book, module = HintBook(self._model.module, shape), self._model.module
-            book.settle_as(first)
-            if not book.is_traced:
-                with book.traced(module, [site.layer for site in self._plan.targets]):
-                    forward(module, [arg[:1].to(self._model.device) for arg in inputs])
-            self._books[shape] = book
-        return self._books[shape]
-
     def take(self, site: Site, tensor: Tensor) -> None:
-        """The sink of the hooks."""
-        if self._batch is None:  # the hints are being learnt
-            return
-        numbers, whole = self._batch.images, self._plan.targets.get(site)
+        """The sink of the hooks; it takes nothing while hints are learnt."""
+        numbers, whole = self._batch.images, self.targets.get(site)
         if len(numbers) > 1:  # the first axis must count images, or windows of them
             count = tensor.shape[0]
             alone = whole is not None and whole.shape[0] == 1 and count == len(numbers)
@@ -199,18 +158,18 @@ class ExemplarCollector:
                 words = f"shape {list(tensor.shape)} is no batch of {len(numbers)}"
                 raise LayoutError(f"{words}: --batch-size 1")
         parts = tensor.chunk(len(numbers)) if len(numbers) > 1 else (tensor,)
-        for number, part in zip(numbers, parts, strict=True):
+        for number, part in zip(numbers, parts, strict=False):
             for key, maps in to_maps(part, self._book.at(site, part)).items():
                 inner = site.inside(key)
-                target = self._plan.targets.get(inner)
+                target = self.targets.get(inner)
                 if target is None or len(maps.data) != target.channels:
                     raise LayoutError(f"gives {list(part.shape)} for some images only")
                 self._found.append((number, inner, *strongest(maps, self._by)))
 
 
 def strongest(maps: Maps, by: By) -> tuple[Floats, Integers]:
-    """The value that ranks each channel and its place: float32 [C], and int64 [C, 4] as in
-    `Top.places`. NaN and infinities are left out; -inf where nothing else is there."""
+    """The value that ranks each channel, float32 [C], and its place, [C, 4] as in `Top`. NaN and
+    infinities are left out; -inf where nothing else is there."""
     flat = maps.data.flatten(1)
     places = np.full((len(flat), 4), -1)
     if by == "mean":
@@ -230,5 +189,47 @@ def strongest(maps: Maps, by: By) -> tuple[Floats, Integers]:
     return values.cpu().numpy(), places
 
 
-def _label(layer: str, call: int) -> str:
-    return layer + (f".call{call}" if call else "")
+# What units see of the input
+
+Box = tuple[int, int, int, int]
+"""Left, top, right and bottom in pixels of the input, right and bottom excluded."""
+
+
+def has_places(model: LoadedModel, target: ExemplarSource) -> bool:
+    """Whether the units of a tensor stand for places of one image."""
+    one_image = model.preprocess.frames is None and model.preprocess.inputs == 1
+    return one_image and LAYOUTS[target.layout].aligned
+
+
+def receptive_fields(
+    model: LoadedModel, targets: Sequence[ExemplarSource], args: Sequence[Tensor]
+) -> dict[Site, Tensor]:
+    """What the units of tensors see in inputs of these shapes, by one forward pass: of each map [4,
+    H, W], as in `layout.views`. Tensors of which it is not known are left out."""
+    found = {}
+    book = HintBook(model.module, args[0].shape)
+    aligned = [target for target in targets if has_places(model, target)]
+    if aligned:
+        layers = [target.site.layer for target in aligned]
+        with in_eval_mode(model.module), book.traced(model.module, layers, views=True):
+            forward(model.module, [torch.zeros_like(arg, device=model.device) for arg in args])
+    for site in (target.site for target in aligned):
+        maps = []
+        for table in book.views(site):
+            hints = book.at(site, table)
+            form, axis = recognise(table.shape, hints), channel_axis(table.shape, hints)
+            if axis is not None and table.stride(axis) == 0:  # all channels are the same
+                table = table.narrow(axis, 0, min(2, table.shape[axis]))
+            maps.append(LAYOUTS[form.layout].to_maps(table, form))
+        if maps and maps[0].shape[1] == 1:
+            found[site] = torch.stack([one.amin(0)[0] for one in maps])
+    return found
+
+
+def largest_view(sides: Tensor) -> tuple[int, int]:
+    """Height and width of what a unit sees at most."""
+    boxes = [box for box in map(to_box, sides.flatten(1).T.tolist()) if box is not None]
+    return (
+        max((bottom - top for _, top, _, bottom in boxes), default=0),
+        max((right - left for left, _, right, _ in boxes), default=0),
+    )

@@ -1,5 +1,5 @@
-"""What is shown beside a run: audits, kernels and exemplars of the same model; audits and kernels
-have pages of their own, too."""
+"""What is shown beside a run: audits, kernels and exemplars of the same model. Audits and kernels
+have pages of their own, too, as a series of runs has."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from featviz.errors import CompareError, StoreError
 from featviz.options import ReportOptions
+from featviz.records.findings import FINDINGS
 from featviz.report import words
-from featviz.report.views import LayerPage, PictureView
+from featviz.report.views import PictureView, ReportPage
 from featviz.report.words import Key
 from featviz.rundir import AUDIT_FILE
 from featviz.rundir.image import ReadImage
-from featviz.rundir.read import ReadRun
-from featviz.rundir.schema import Audit, AuditRow
+from featviz.rundir.read import ReadRun, read_run
+from featviz.rundir.schema import Audit, Capture
+from featviz.rundir.series import read_steps
 from featviz.rundir.studies import (
     ExemplarRecord,
     ReadAudit,
@@ -38,7 +40,6 @@ the same parameters may come from two files."""
 _NAMES = ("name", "weights", "seed")
 """Entries that do so where a model has no digest, as torchvision's own."""
 
-_K = TypeVar("_K", str, tuple[str, str])
 Box = tuple[int, int, int, int]
 """Left, top, width and height in pixels of a picture."""
 
@@ -56,28 +57,14 @@ class Extra:
 
 
 @dataclass(frozen=True)
-class AuditedLayer:
-    """A row of the table of an audit."""
-
-    row: AuditRow
-    id: str
-    suspects: Sequence[Extra]
-    home: str
-    """The layer on whose page it stands: itself, or where the run has no page of it, the one before
-    it whose maps come to it; else empty."""
-
-    @property
-    def found(self) -> Mapping[str, Sequence[int]]:
-        """Channels by what was found of them; what was found of none is left out."""
-        return {name: channels for name, channels in self.row.findings.items() if channels}
-
-
-@dataclass(frozen=True)
 class AuditViews:
     """An audit as pages show it."""
 
     record: Audit
-    layers: Sequence[AuditedLayer]
+    layers: Sequence[Mapping[str, Any]]
+    """Each `row`, its `id`, its `suspects` (`Extra`), what was `found` of its channels, and its
+    `home`, the layer on whose page it stands: itself, or where the run has no page of it, the one
+    before it whose maps come to it; else empty."""
 
     @classmethod
     def of_record(cls, audit: ReadAudit, pages: Collection[str] | None = None) -> AuditViews:
@@ -105,7 +92,9 @@ class AuditViews:
             if pages is not None:
                 names = (sheet.shown for sheet in audit.record.drawn if sheet.layer == row.label)
                 home = next((name for name in (home, *names) if name in pages), "")
-            layers.append(AuditedLayer(row, f"audited-{n:03d}", drawn.get(row.label, ()), home))
+            found = {name: channels for name, channels in row.findings.items() if channels}
+            own = {"suspects": drawn.get(row.label, ()), "found": found, "home": home}
+            layers.append({"row": row, "id": f"audited-{n:03d}", **own})
         return cls(audit.record, layers)
 
     @property
@@ -113,13 +102,13 @@ class AuditViews:
         """How many channels of all layers have each finding, those that were looked for."""
         counts: Counter[str] = Counter()
         for layer in self.layers:
-            counts.update({name: len(own) for name, own in layer.row.findings.items()})
+            counts.update({name: len(own) for name, own in layer["row"].findings.items()})
         return counts
 
     @property
     def dead(self) -> str | None:
         """`4 in 1 layer, by the audit of 20 images`; None where no layer could be judged."""
-        found = [own["dead"] for layer in self.layers if "dead" in (own := layer.row.findings)]
+        found = [own["dead"] for layer in self.layers if "dead" in (own := layer["row"].findings)]
         if not found:
             return None
         count, layers = sum(map(len, found)), counted(sum(map(bool, found)), "layer")
@@ -130,13 +119,13 @@ class AuditViews:
         """What was found of a layer, all its calls together."""
         found: dict[str, list[int]] = {}
         for layer in self.layers:
-            for finding, channels in layer.found.items() if layer.home == name else ():
+            for finding, channels in layer["found"].items() if layer["home"] == name else ():
                 found[finding] = sorted({*found.get(finding, ()), *channels})
         return found
 
 
 def read_extras(
-    run: ReadRun, pages: Sequence[LayerPage], options: ReportOptions
+    run: ReadRun, pages: Sequence[ReportPage], options: ReportOptions
 ) -> tuple[dict[str, list[Extra]], AuditViews | None]:
     """Read what is to be shown beside a run: pictures by the ids of the groups of figures with
     which they stand, and the audit that was given or lies in the run.
@@ -154,7 +143,7 @@ def read_extras(
         check(run, "audit", options.audit or run.root / AUDIT_FILE, found.record.model)
         audit = AuditViews.of_record(found, firsts.keys())
         for row in audit.layers:
-            extras.get(firsts.get(row.home, ""), []).extend(row.suspects)
+            extras.get(firsts.get(row["home"], ""), []).extend(row["suspects"])
     if options.exemplars is not None:
         record = read_exemplars(options.exemplars)
         check(run, "exemplars", options.exemplars, record.model)
@@ -165,7 +154,7 @@ def read_extras(
     return extras, audit
 
 
-def _shared(given: Mapping[_K, Any], drawn: Mapping[_K, str], kind: str, place: Path) -> list[_K]:
+def _shared(given: Collection[Any], drawn: Collection[Any], kind: str, place: Path) -> list[Any]:
     """What both have: layers, or layers and their tensors."""
     if both := [one for one in given if one in drawn]:
         return both
@@ -184,8 +173,7 @@ def check(run: ReadRun, option: str, place: Path, given: Mapping[str, Any]) -> N
     names = [name for name in _DIGESTS if model.get(name) and given.get(name)][:1]
     if not any(record.get(name) for record in (model, given) for name in _DIGESTS):
         names = [name for name in _NAMES if name in model and name in given]
-    apart = [name for name in names if model.get(name) != given.get(name)]
-    if apart:
+    if apart := [name for name in names if model.get(name) != given.get(name)]:
         theirs, ours = (
             quoted(words.name_of(record))
             + "".join(f" ({n} {quoted(str(record.get(n)))[:12]})" for n in apart if n != "name")
@@ -202,8 +190,7 @@ def check(run: ReadRun, option: str, place: Path, given: Mapping[str, Any]) -> N
 
 
 def kernel_pictures(kernels: ReadKernels) -> Iterator[tuple[str, Extra]]:
-    """The kernels of each convolution under its name: a tile, or a row of tiles, for each channel
-    that it makes."""
+    """The kernels of each convolution under its name: a tile or a row of tiles for each channel."""
     for number, row in enumerate(kernels.pictures.captures.values()):
         alt, plan = f"{counted(row.maps, 'kernel')} of {row.label}", row.plan
         size = (plan.width, plan.height)
@@ -244,3 +231,62 @@ def _exemplars(record: ExemplarRecord, pictures: ReadImage) -> dict[tuple[str, s
         own = Extra(title, about, sheet, channels)
         found.setdefault((layer.label, layer.stem), []).append(own)
     return found
+
+
+# Series
+
+BOX = {"left": 6.0, "width": 308.0, "top": 6.0, "height": 52.0, "room": 40.0}
+"""Where the curves of a chart lie, in pixels, and the room at their right for the scale."""
+
+
+def series_views(root: Path) -> dict[str, Any]:
+    """All of a series' page: `steps`, (number, run, audit) each; the `layers` in the model's order,
+    with their pictures and how many channels have each finding, step by step; and `left_out`, what
+    is no whole run or image of one."""
+    steps: list[tuple[int, ReadRun, AuditViews | None]] = []
+    left_out = {}
+    for number, path in read_steps(root).items():
+        try:
+            run, audit = read_run(path), read_audit(path, None)
+        except StoreError as error:
+            left_out[path.name] = error.message
+            continue
+        steps.append((number, run, AuditViews.of_record(audit) if audit else None))
+        faults = {**run.failures, **run.left_out}
+        left_out |= {f"{path.name}/{name}": reason for name, reason in faults.items()}
+    if not steps:
+        reason = next(iter(left_out.values()), "none is there")
+        raise StoreError(f"{quoted(str(root))} has no step that can be shown: {reason}")
+    strips: dict[tuple[int, str, str], dict[str, list[tuple[int, Capture, PictureView]]]] = {}
+    for number, run, _ in steps:
+        for name, image in run.images.items():
+            for row in image.captures.values():
+                alt = f"{words.tiles(row)} of {row.label} at step {number}, of {name}"
+                picture = PictureView("", image, row.file, (row.plan.width, row.plan.height), alt)
+                own = strips.setdefault((row.index, row.label, row.place.stem), {})
+                own.setdefault(name, []).append((number, row, picture))
+    first, last = steps[0][0], steps[-1][0]
+    ends = {n: BOX["left"] + BOX["width"] * (n - first) / max(1, last - first) for n, _, _ in steps}
+    layers = []
+    for _, own in sorted(strips.items()):
+        row, found, channels = next(iter(own.values()))[0][1], {}, 0
+        for number, _, audit in steps:
+            rows = [one["row"] for one in (audit.layers if audit else ())]
+            counts = [one.channels for one in rows if (one.layer or one.label) == row.layer]
+            if audit and any(counts):
+                channels, found[number] = max(channels, *counts), audit.of(row.layer)
+        curves = {  # names that are known alone: the record may be anybody's
+            name: {n: len(one.get(name, ())) for n, one in found.items()}
+            for name in FINDINGS
+            if any(name in one for one in found.values())
+        }
+        most, points = max((max(counts.values()) for counts in curves.values()), default=0), {}
+        for name, counts in curves.items():
+            tops = {
+                n: BOX["top"] + BOX["height"] * (1 - c / max(1, most)) for n, c in counts.items()
+            }
+            points[name] = " ".join(f"{round(ends[n], 2)},{round(y, 2)}" for n, y in tops.items())
+        about = {"row": row, "strips": own, "channels": channels, "most": most}
+        layers.append({**about, "curves": curves, "points": points})
+    now = round(ends[last], 2)
+    return {"steps": steps, "layers": layers, "left_out": left_out, "now": now, "box": BOX}

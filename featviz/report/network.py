@@ -1,19 +1,19 @@
-"""The network as a picture: what its layers make of an image, in the order in which they ran."""
+"""What is known of the channels of a tensor over images: totals of their numbers, and findings. The
+network as a picture: what its layers make of an image, in the order in which they ran."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
-from featviz.records import Floats, Guess, is_gradient
+from featviz.records import RECTIFIERS, Floats, Guess, is_gradient
 from featviz.report import words
-from featviz.report.channels import ChannelTotals, Found
-from featviz.report.views import Figure, Group, ImagePage
+from featviz.report.views import Group, ReportPage
 from featviz.rundir.schema import Capture
-from featviz.text import by
+from featviz.text import by, counted
 
 STRIP = 10
 """Maps of a layer in its strip: as many as a screen shows 96 pixels wide."""
@@ -37,70 +37,129 @@ what is shown, in pixels of the picture; and the map's range in words."""
 Bar = tuple[int, str, str, float, float]
 """A channel that is one number: the channel, the name of its class where that is known, its value,
 where the bar begins, 0..100, and how long it is."""
+Found = Mapping[str, Sequence[int]]
+"""Channels, by what was found of them; what was found of none is left out."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """A tensor on its way through the network."""
-
-    group: Group
-    tiles: Sequence[Tile]
-    bars: Sequence[Bar]
-    """The largest entries, where each channel is one number; then there are no tiles."""
-    shape: str
-    zeros: float
-    range: str
-    found: Found
-
-    @property
-    def figure(self) -> Figure:
-        """Its grid in this run."""
-        return self.group.figures[0]
-
-    @property
-    def backward(self) -> bool:
-        """Whether it is a gradient."""
-        return is_gradient(self.figure.row.kind)
+EXPLANATIONS = {
+    "all zero": "zero at every pixel; after an activation, such a channel is dead",
+    "constant": "one non-zero value at every pixel",
+    "NaN or infinite": "at least one value is NaN or infinite",
+}
+_EMPTY = (0, np.nan, np.nan, 0, 0, 0, True)
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Layers that follow one another and belong together."""
+class ChannelTotals:
+    """Totals over the images that it was given, of the channels of one tensor."""
 
-    number: int
-    title: str
-    """The resolution of its maps, or the module that its layers are in."""
-    steps: Sequence[Step]
-    open: bool
+    def __init__(self) -> None:
+        self.images = 0
+        self.table = np.zeros((0, len(_EMPTY)))
+        """[channels, 7]: the images that have it; its smallest and largest finite value, NaN where
+        there is none; sums over the images of mean, share of zeros and non-finite values; and 1
+        where it is all zero in every image that has it."""
+        self.activation = False
+        """Whether its zeros tell which channels are dead: those of a ReLU, or of what stands behind
+        one, as a block or a pooling, which has exact zeros and nothing below."""
+        self.judged = False
+        """Whether a constant map says something of its channel."""
 
-    @property
-    def preview(self) -> Step | None:
-        """The last of its layers that has maps, which stands for it while it is folded."""
-        return next((step for step in reversed(self.steps) if step.tiles), None)
-
-    @property
-    def layers(self) -> int:
-        """How many layers it has, whose tensors may be several."""
-        return len({step.group.page for step in self.steps})
+    def add(self, row: Capture, stats: Floats) -> None:
+        """Take in an image's statistics, [maps, 6] in the order of `records.STAT_COLUMNS`."""
+        if (more := len(stats) - len(self.table)) > 0:
+            self.table = np.concatenate([self.table, np.tile(_EMPTY, (more, 1))])
+        low, high, mean, _, zeros, nonfinite = stats.astype(np.float64).T
+        own = self.table[: len(stats)].T
+        own[0] += 1
+        own[1], own[2] = np.fmin(own[1], low), np.fmax(own[2], high)
+        own[3:6] += mean, zeros, nonfinite
+        own[6] *= (zeros == 1) & (nonfinite == 0)
+        self.images += 1
+        several = self.images > 1 or (row.plan.map_size != (1, 1) and row.layout != "vector")
+        self.judged = several and not is_gradient(row.kind)
+        rectified = self.range[0] >= 0 and self.zero_share > 0 and row.layout != "attention"
+        self.activation = row.kind == "output" and (row.type in RECTIFIERS or rectified)
 
     @property
-    def span(self) -> str:
-        """`conv1 – layer1.0.relu`."""
-        first, last = self.steps[0].group.layer, self.steps[-1].group.layer
-        return first if first == last else f"{first} – {last}"
+    def dark(self) -> np.ndarray:
+        """[channels]: all zero in every image that has it."""
+        found: np.ndarray = self.table[:, 6] == 1
+        return found
+
+    @property
+    def found(self) -> Found:
+        """Channels that hold one value in all images; a constant gradient says nothing."""
+        _, low, high, _, _, nonfinite, _ = self.table.T
+        every = {
+            "all zero": self.dark & self.judged,
+            "constant": (low == high) & (nonfinite == 0) & ~self.dark & self.judged,
+            "NaN or infinite": nonfinite > 0,
+        }
+        return {name: np.flatnonzero(of).tolist() for name, of in every.items() if of.any()}
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Smallest and largest value of all channels; NaN where none is finite."""
+        low, high = (own[np.isfinite(own)] for own in self.table[:, 1:3].T)
+        return (float(low.min()), float(high.max())) if len(low) and len(high) else (np.nan, np.nan)
+
+    @property
+    def zero_share(self) -> float:
+        """Share of zeros 0..1, over all images and channels."""
+        return float(self.table[:, 4].sum() / max(1, self.table[:, 0].sum()))
+
+
+def channel_rows(
+    totals: ChannelTotals, audited: Found
+) -> Iterator[tuple[int, tuple[str, ...], str]]:
+    """Of all channels of a tensor the smallest and largest value, the mean of the images' means and
+    the share of zeros, in words, and the findings; also those that an audit has of the layer."""
+    said: dict[int, list[str]] = {}
+    of_audit = {f"{name} (audit)": channels for name, channels in audited.items()}
+    for name, channels in {**totals.found, **of_audit}.items():
+        for channel in channels:
+            said.setdefault(channel, []).append(name)
+    for channel, (seen, low, high, mean, zeros, *_) in enumerate(totals.table.tolist()):
+        count = max(seen, 1)
+        numbers = (*map(words.number, (low, high, mean / count)), words.percent(zeros / count))
+        yield channel, numbers, ", ".join(said.get(channel, ()))
+
+
+def dead(pages: Sequence[ReportPage], totals_of: Callable[[Group], ChannelTotals]) -> str:
+    """How many channels are dead, `7 in 2 layers`, or why that is not known."""
+    named = [page for page in pages if page.type in RECTIFIERS]
+    drawn = [  # what stands behind a ReLU that is drawn has the same dead channels
+        [own for group in page.groups if (own := totals_of(group)).activation]
+        for page in named or pages
+    ]
+    judged = [own for layer in drawn for own in layer if own.judged]
+    if not any(drawn):
+        return "unknown: no activation was drawn (add ReLU to --layers, or give --audit)"
+    if not judged:
+        return "unknown: only one value of each channel was seen (run more images, or give --audit)"
+    found = [sum(len(own.found.get("all zero", ())) for own in layer) for layer in drawn]
+    if with_some := sum(map(bool, found)):
+        return f"{sum(found):,} in {counted(with_some, 'layer')}"
+    many = f"{len(judged)} activations" if len(judged) > 1 else "one activation"
+    return f"none in the {many} drawn"
+
+
+def badges(found: Found) -> list[tuple[str, str]]:
+    """`5 all zero`, and which channels these are."""
+    return [(f"{len(own)} {name}", words.channel_list(own)) for name, own in found.items()]
+
+
+# The network
 
 
 def network(
-    page: ImagePage, stats: Mapping[str, Floats], over: Sequence[ChannelTotals] | None = None
-) -> list[Stage]:
-    """The stages of a network with what they make of an image: those of the forward pass, then
-    those of the gradients, which come from the output back.
-
-    Args:
-        stats: those of the image, by the pictures' ids.
-        over: totals over all images for each of the page's groups, whose zeros, range and findings
-            are then told instead of the image's own.
-    """
+    page: ReportPage, stats: Mapping[str, Floats], over: Sequence[ChannelTotals] | None = None
+) -> list[dict[str, Any]]:
+    """The stages of a network with what they make of an image, by its statistics: those of the
+    forward pass, then those of the gradients, which come from the output back. A stage are layers
+    that follow one another and belong together, with its last step that has maps as a preview; a
+    step is a tensor with its `tiles` or, of single numbers, `bars`. Zeros, range and findings are
+    those `over` all images, where these are given."""
     steps = []
     for n, group in enumerate(page.groups):
         figure, totals = group.figures[0], over[n] if over else ChannelTotals()
@@ -110,28 +169,41 @@ def network(
         single = is_numbers(row)
         tiles = [] if single else [_tile(row, channel, own) for channel in most_varied(row, own)]
         values = bars(row, own, page.image.manifest.prediction) if single else []
-        numbers = (totals.zero_share, words.span(*totals.range), totals.found)
-        steps.append(Step(group, tiles, values, _shape(row), *numbers))
-    stages: list[Stage] = []
-    shown = 0
-    for backward, same in groupby(steps, key=lambda step: step.backward):
+        numbers = {"zeros": totals.zero_share, "range": words.span(*totals.range)}
+        about = {"group": group, "figure": figure, "backward": is_gradient(row.kind)}
+        shown = {"tiles": tiles, "bars": values, "shape": _shape(row), "found": totals.found}
+        steps.append({**about, **shown, **numbers})
+    stages: list[dict[str, Any]] = []
+    count = 0
+    for backward, same in groupby(steps, key=lambda step: step["backward"]):
         part = list(same)
         titled = zip(_titles(part), part, strict=True)
         for title, pairs in groupby(titled, key=lambda pair: pair[0]):
             stage = [step for _, step in pairs]
-            shown += len(stage)
-            opened = not stages or shown <= _OPEN
+            count += len(stage)
+            opened = not stages or count <= _OPEN
             title = f"Gradients, {title}" if backward else title
-            stages.append(Stage(len(stages) + 1, title, stage, opened))
+            first, last = stage[0]["group"].layer, stage[-1]["group"].layer
+            stages.append(
+                {
+                    "number": len(stages) + 1,
+                    "title": title,
+                    "steps": stage,
+                    "open": opened,
+                    "preview": next((step for step in reversed(stage) if step["tiles"]), None),
+                    "layers": len({step["group"].page for step in stage}),
+                    "span": first if first == last else f"{first} – {last}",
+                }
+            )
     return stages
 
 
-def _titles(steps: Sequence[Step]) -> list[str]:
+def _titles(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     """The stage of each step: its resolution, `28×28`; or the outermost module, where there is one
     resolution, or they take turns. Single numbers between maps, as in squeeze-and-excitation, are
     of the stage in which they stand; those behind the last maps are a stage of their own."""
     own = []
-    for row in (step.figure.row for step in steps):
+    for row in (step["figure"].row for step in steps):
         size = "" if is_numbers(row) else by(row.plan.map_size)
         own.append(size if row.constant is None else by(row.constant[1:]))
     last = max((n for n, size in enumerate(own) if size), default=-1)
@@ -145,7 +217,7 @@ def _titles(steps: Sequence[Step]) -> list[str]:
         return sizes
     most = min(max(_MOST_STAGES, len(steps) // 4), len(steps) // 2)
     for depth in range(1, _DEEPEST + 1):
-        names = [".".join(step.group.layer.split(".")[:depth]) for step in steps]
+        names = [".".join(step["group"].layer.split(".")[:depth]) for step in steps]
         if 2 < len([*groupby(names)]) <= most:
             return names
     return sizes

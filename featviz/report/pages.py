@@ -9,47 +9,57 @@ from __future__ import annotations
 
 import base64
 import gc
+import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 import msgspec
 import numpy as np
 from markupsafe import Markup
 
+from featviz.files import real
 from featviz.layout.layouts import LAYOUTS
-from featviz.records import Floats, GridPlan
-from featviz.report import channels, words
+from featviz.records import STAT_COLUMNS, Comparison, Floats, GridPlan
+from featviz.report import network, words
 from featviz.report.beside import Extra
-from featviz.report.channels import ChannelTotals
-from featviz.report.network import is_numbers, network
+from featviz.report.network import ChannelTotals, is_numbers
 from featviz.report.views import (
     Figure,
     Group,
-    ImagePage,
-    LayerPage,
     Links,
     PictureView,
+    ReportPage,
     ReportViews,
     figures_of,
 )
-from featviz.rundir import REPORT_ASSETS
+from featviz.rundir import DIFF_GRIDS, INPUT_FILE, REPORT_ASSETS
+from featviz.rundir.read import ReadRun
 from featviz.text import by
 from featviz.version import __version__
 
 RUN_PAGE = "index"
+PICTURED = 60
+"""Layers of a comparison with their pictures: the first that differs, and the most changed."""
+
+Files = Iterator[tuple[str, Iterable[str]]]
+"""The name of each file of a report, and its text in pieces."""
 
 
-def render(views: ReportViews, links: Links) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield the name of each file of a report, and its text in pieces, one by one: no more is held
-    than the numbers of a few images, and no page as a whole, since that of a layer shows all
-    images. Of one file, the one document with everything inside."""
+def render(views: ReportViews, links: Links) -> Files:
+    """The files of a report of a run, one by one: no more is held than the numbers of a few images,
+    and no page as a whole, since that of a layer shows all images. Of one file, the one document
+    with everything inside."""
     write = _RunPages(views, links)
     grids: dict[str, dict[str, str]] = {}
     articles: list[Iterable[Markup]] = []
-    yield from write.assets()
+    if not links.inline:
+        yield from ((name, [asset(name)]) for name in REPORT_ASSETS)
     for n, page in enumerate(views.images, 1):
         article, scripts = write.image(page)
         for name, own in scripts.items():
@@ -57,20 +67,20 @@ def render(views: ReportViews, links: Links) -> Iterator[tuple[str, Iterable[str
         if links.inline:
             articles.append([article])
             continue
-        yield f"{page.id}.html", write.document([article], page)
+        yield f"{page.id}.html", document(write.shared, [article], page)
         if n % views.together == 0 or n == len(views.images):
             yield from ((name, [script(own)]) for name, own in grids.items())
             grids.clear()
             gc.collect()  # templates leave cycles, which hold the findings of thousands of channels
     layers = ((layer, write.layer(layer)) for layer in views.layers)
     if not links.inline:
-        for layer, pieces in layers:
-            yield f"{layer.id}.html", write.document(pieces, layer)
-        yield f"{RUN_PAGE}.html", write.document(write.run())
+        for layer, parts in layers:
+            yield f"{layer.id}.html", document(write.shared, parts, layer)
+        yield f"{RUN_PAGE}.html", document(write.shared, write.run())
         return
-    parts = [write.run(), *articles, *(list(pieces) for _, pieces in layers)]
-    whole = (piece for pieces in parts for piece in pieces)
-    yield f"{RUN_PAGE}.html", write.document(whole, data=script(grids.get("", {})))
+    every = [write.run(), *articles, *(list(parts) for _, parts in layers)]
+    whole = (piece for parts in every for piece in parts)
+    yield f"{RUN_PAGE}.html", document(write.shared, whole, data=script(grids.get("", {})))
 
 
 def render_alone(
@@ -81,22 +91,78 @@ def render_alone(
     views: Any,
     assets: Sequence[str] = REPORT_ASSETS,
     **values: Any,
-) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield the name of each file of a report that is one page, as of an audit, and its text in
-    pieces; of one file, the page alone."""
-    pages = Pages(links, assets, model=model)
-    yield from pages.assets()
-    article = pages.pieces(template, views=views, pages={}, **values)
-    yield f"{RUN_PAGE}.html", pages.document(article, title=title)
+) -> Files:
+    """The files of a report that is one page, as of an audit; of one file, the page alone."""
+    shared = shared_values(links, names=assets, model=model)
+    if not links.inline:
+        yield from ((name, [asset(name)]) for name in assets)
+    article = pieces(shared, template, views=views, pages={}, **values)
+    yield f"{RUN_PAGE}.html", document(shared, article, title=title)
+
+
+def render_comparison(
+    found: Comparison, base: ReadRun, new: ReadRun, page: Path, maps: Path
+) -> tuple[str, Mapping[str, str]]:
+    """The page of a comparison, and the files that are to lie with the maps, by name."""
+    runs = base, new
+    beside = f"{Path(os.path.relpath(maps, page.parent)).as_posix()}/"
+    short = [run.root.absolute().name for run in runs]
+    names = short if len(set(short)) > 1 else [str(run.place) for run in runs]
+    options = [run.record.get("options") or {} for run in runs]
+    ranked = sorted(found.differing, key=lambda one: -one.severity)
+    shown = {id(layer) for layer in ranked[: PICTURED - 1]} | {id(found.first)}
+    layers, grids = [], {}
+    for n, layer in enumerate(found.layers):
+        figures, difference = [], layer.difference if id(layer) in shown else None
+        for other, run in enumerate(runs if id(layer) in shown else ()):
+            image = run.images[layer.image]
+            alt, row = f"What the model saw of {image.name}", image.captures[layer.place]
+            seen = PictureView(f"i{other}-{n}", image, INPUT_FILE, image.input_size, alt)
+            figures.append(Figure.of(f"g{other}-{n}", row, seen, DIFF_GRIDS, bool(other)))
+            stats, grey = image.stats()[layer.place.stats_key], words.key(row, options[other]).grey
+            grids[f"g{other}-{n}"] = figure_entry(figures[-1], stats, grey, layer.change)
+        if difference is not None:
+            unknown = np.full((len(layer.change), len(STAT_COLUMNS)), np.nan, np.float32)
+            parts = (difference.plan, difference.slices, unknown, layer.change)
+            grids[f"d-{n}"] = entry(*parts, channels=difference.channels)
+        about = {"id": f"layer-{n:03d}", "layer": layer, "first": layer is found.first}
+        layers.append({**about, "figures": figures, "difference": difference})
+    old, now = (
+        dict(words.run_facts(run.record))
+        | {name: words.setting(own) for name, own in (run.record.get("options") or {}).items()}
+        for run in runs
+    )
+    pairs = ((name, old.get(name, "–"), now.get(name, "–")) for name in {**old, **now})
+    apart = ("out", "ablate", "edit")
+    limits = [layer.difference.limit for layer in found.layers if layer.difference]
+    end = words.number(max(limits, default=1.0))
+    scale = "NEW − BASE, relative; one scale for all layers"
+    shared = shared_values(
+        Links(page.absolute().parent),
+        home=quote(os.fsencode(page.name)),
+        model=" → ".join(names),
+        beside=quote(os.fsencode(beside)),
+        key_of=lambda figure: words.key(figure.row, options[figure.other]),
+        link_of=lambda name: quote(os.fsencode(beside + name)),
+    )
+    article = pieces(
+        shared,
+        "compare",
+        found=found,
+        layers=layers,
+        runs=runs,
+        sides=("BASE", "NEW"),
+        settings=[(name, a, b) for name, a, b in pairs if a != b and name not in apart],
+        signed=words.Key(f"−{end}", f"+{end}", scale, words.scale("coolwarm"), False),
+    )
+    assets = {name: asset(name) for name in REPORT_ASSETS}
+    text = "".join(document(shared, article, scripts=[DIFF_GRIDS]))
+    return text, {**assets, DIFF_GRIDS: script(grids)}
 
 
 def render_notebook(content: Mapping[str, Any]) -> str:
-    """What a notebook shows of a result: a part of a page.
-
-    Args:
-        content: `figures` (address, words, (width, height)), `lines`, `table` (a `TextTable` or
-            None) and `link`.
-    """
+    """What a notebook shows of a result, a part of a page: `figures` (address, words, (width,
+    height)), `table` (a `TextTable` or None) and `lines`."""
     return _engine().get_template("notebook.html").render(content)
 
 
@@ -116,68 +182,59 @@ def _engine() -> jinja2.Environment:
     )
 
 
-class Pages:
-    """Pages of one report, by templates that share some values and raise on what they lack."""
+def shared_values(links: Links, **values: Any) -> dict[str, Any]:
+    """What all templates of a report may use."""
 
-    def __init__(self, links: Links, assets: Sequence[str] = REPORT_ASSETS, **values: Any) -> None:
-        self.links = links
-        self.shared = {
-            "version": __version__,
-            "beside": "",
-            "home": links.page(RUN_PAGE),
-            "links": links,
-            "names": assets,
-            "asset": lambda name: Markup(asset(name)),
-            "words": words,
-            "by": by,
-            "badges": channels.badges,
-            "layouts": LAYOUTS,
-            "channels_of": self.channels_of,
-            **values,
-        }
-
-    def pieces(self, template: str, **values: Any) -> Iterator[Markup]:
-        """A filled template, piece by piece as somebody asks for it: it has escaped everything, and
-        its text must not be escaped again."""
-        found = _engine().get_template(f"{template}.html")
-        return map(Markup, found.generate({**self.shared, **values}))
-
-    def document(
-        self,
-        article: Iterable[Markup],
-        page: ImagePage | LayerPage | None = None,
-        title: str = "",
-        scripts: Iterable[str] = (),
-        data: str = "",
-    ) -> Iterator[Markup]:
-        """A whole HTML document around an article, in pieces; it loads the scripts that hold the
-        numbers of the page's grids, or in one file has everything inside, with these `data`."""
-        if page is not None:
-            title = page.name
-            scripts = dict.fromkeys(figure.script for figure in figures_of(page.groups))
-        return self.pieces(
-            "document", article=article, title=title, scripts=scripts, data=Markup(data)
-        )
-
-    def assets(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield our own files, with their text; none for one file, which has them inside."""
-        for name in () if self.links.inline else self.shared["names"]:
-            yield name, [asset(name)]
-
-    def channels_of(self, extra: Extra) -> str:
-        """For the script, as JSON: where a channel is in a picture, or its own picture, which one
-        file does not have."""
+    def channels_of(extra: Extra) -> str:
+        """As JSON: where channels are in a picture, or their own ones, which one file has not."""
         found: dict[int, Any] = {}
         for channel, own in extra.channels.items():
             if not isinstance(own, PictureView):
                 found[channel] = own
-            elif not self.links.inline:
-                found[channel] = {"src": self.links.picture(own), "alt": own.alt}
+            elif not links.inline:
+                found[channel] = {"src": links.picture(own), "alt": own.alt}
                 found[channel] |= dict(zip(("width", "height"), own.size, strict=True))
         return msgspec.json.encode(found).decode()
 
+    return {
+        "version": __version__,
+        "beside": "",
+        "home": links.page(RUN_PAGE),
+        "links": links,
+        "names": REPORT_ASSETS,
+        "asset": lambda name: Markup(asset(name)),
+        "words": words,
+        "by": by,
+        "badges": network.badges,
+        "layouts": LAYOUTS,
+        "channels_of": channels_of,
+        **values,
+    }
 
-class _RunPages(Pages):
+
+def pieces(shared: Mapping[str, Any], template: str, **values: Any) -> Iterator[Markup]:
+    """A filled template, piece by piece as somebody asks for it; it raises on what it lacks. It has
+    escaped everything, and its text must not be escaped again."""
+    return map(Markup, _engine().get_template(f"{template}.html").generate({**shared, **values}))
+
+
+def document(
+    shared: Mapping[str, Any],
+    article: Iterable[Markup],
+    page: ReportPage | None = None,
+    title: str = "",
+    scripts: Iterable[str] = (),
+    data: str = "",
+) -> Iterator[Markup]:
+    """A whole HTML document around an article, in pieces; it loads the scripts that hold the
+    numbers of the page's grids, or in one file has everything inside, with these `data`."""
+    if page is not None:
+        title, scripts = page.name, dict.fromkeys(own.script for own in figures_of(page.groups))
+    about = {"title": title, "scripts": scripts, "data": Markup(data)}
+    return pieces(shared, "document", article=article, **about)
+
+
+class _RunPages:
     """The pages of a run: all images first, whose numbers the others count."""
 
     def __init__(self, views: ReportViews, links: Links) -> None:
@@ -188,36 +245,38 @@ class _RunPages(Pages):
         fewer = {} if views.tiles is None else {"fewer": True}
         runs = [views.run, *([views.other] if views.other else [])]
         self._options = [{**(run.record.get("options") or {}), **fewer} for run in runs]
-        self._tensors = {
+        tensors = {
             (layer.id, group.stem): f"t{n}-" if n else ""
             for layer in views.layers
             for n, group in enumerate(layer.groups)
         }
-        super().__init__(
+        labels = tuple(real(run.root).name for run in runs) + ("",) * (2 - len(runs))
+        if labels[0] == labels[1]:
+            labels = f"{labels[0]} (this)", f"{labels[1]} (other)"
+        self.shared = shared_values(
             links,
             model=words.name_of(views.run.record.get("model") or {}),
             views=views,
-            labels=views.labels,
+            labels=labels,
             totals_of=self.totals_of,
             dark_count=lambda page: sum(int(self.totals_of(g).dark.sum()) for g in page.groups),
-            explanations=channels.EXPLANATIONS,
+            explanations=network.EXPLANATIONS,
             options=self._options,
             key_of=lambda figure: words.key(figure.row, self._options[figure.other]),
-            strip_keys_of=lambda stages: words.strip_keys(
-                (step.figure.row for stage in stages for step in stage.steps if step.tiles),
-                self._options[0],
+            strip_keys_of=lambda stages: dict.fromkeys(
+                key
+                for stage in stages
+                for step in stage["steps"]
+                if step["tiles"]
+                and (key := words.key(step["figure"].row, self._options[0], strip=True)).colors
             ),
-            spot=self.spot,
+            # the name of a channel's place on the page of its layer, or how all these names begin
+            spot=lambda group, channel: f"{tensors[group.page, group.stem]}c{channel}",
         )
 
     def totals_of(self, group: Group) -> ChannelTotals:
         """The totals of a tensor over all images of this run."""
         return self.totals.setdefault((group.page, group.stem), ChannelTotals())
-
-    def spot(self, group: Group, channel: int | str) -> str:
-        """The name of a channel's place on the page of its layer; of an empty one, how those of all
-        channels begin."""
-        return f"{self._tensors[group.page, group.stem]}c{channel}"
 
     def run(self) -> Iterator[Markup]:
         """The page of the run, in pieces."""
@@ -225,19 +284,19 @@ class _RunPages(Pages):
         first = views.images[0] if views.images else None
         over = [self.totals_of(group) for group in first.groups] if first else []
         audited = views.audit.dead if views.audit else None  # of more images than most runs have
-        return self.pieces(
+        return pieces(
+            self.shared,
             "run",
             run=views.run,
             pages={page.name: page.id for page in views.layers},
             first=first,
-            dead=audited or channels.dead(views.layers, self.totals_of),
-            stages=network(first, self._first, over) if first else [],
+            dead=audited or network.dead(views.layers, self.totals_of),
+            stages=network.network(first, self._first, over) if first else [],
+            silent=Counter(pair for image in views.images for pair in dict.fromkeys(image.silent)),
         )
 
-    def image(self, page: ImagePage) -> tuple[Markup, dict[str, dict[str, str]]]:
-        """The page of an image, and its grids as JSON, by the scripts that are to hold them and the
-        pictures' ids.
-        """
+    def image(self, page: ReportPage) -> tuple[Markup, dict[str, dict[str, str]]]:
+        """The page of an image, and its grids as JSON, by script and by picture's id."""
         held = {other: view.image.stats() for other, view in page.inputs.items()}
         stats, scripts = {}, dict[str, dict[str, str]]()
         for group in page.groups:
@@ -250,20 +309,22 @@ class _RunPages(Pages):
             self.totals_of(group).add(figure.row, stats[figure.picture.id])
         if page is self.views.images[0]:
             self._first = stats
-        values = self._values(page, self.views.images, stages=network(page, stats))
-        values["dark_of"] = lambda figure: words.all_zero(stats[figure.picture.id])
-        return Markup("".join(self.pieces("image", **values))), scripts
+        values = self._values(page, self.views.images, stages=network.network(page, stats))
+        values["dark_of"] = lambda figure: [
+            channel
+            for channel, row in enumerate(stats[figure.picture.id].tolist())
+            if row[4:] == [1, 0]
+        ]
+        return Markup("".join(pieces(self.shared, "image", **values))), scripts
 
-    def layer(self, page: LayerPage) -> Iterator[Markup]:
+    def layer(self, page: ReportPage) -> Iterator[Markup]:
         """The page of a layer, in pieces."""
         audited = self.views.audit.of(page.name) if self.views.audit else {}
-        rows = {g.id: channels.channel_rows(self.totals_of(g), audited) for g in page.groups}
+        rows = {g.id: network.channel_rows(self.totals_of(g), audited) for g in page.groups}
         values = self._values(page, self.views.layers, rows=rows, audited=audited)
-        return self.pieces("layer", **values)
+        return pieces(self.shared, "layer", **values)
 
-    def _values(
-        self, page: ImagePage | LayerPage, pages: Sequence[ImagePage | LayerPage], **more: Any
-    ) -> dict[str, Any]:
+    def _values(self, page: ReportPage, pages: Sequence[ReportPage], **more: Any) -> dict[str, Any]:
         """What a template of a page is given: the page, those around it, and the legend."""
         at = int(page.id.split("-")[1])
         around = pages[at - 1] if at else None, pages[at + 1] if at + 1 < len(pages) else None
@@ -278,8 +339,7 @@ def script(entries: Mapping[str, str]) -> str:
 
 
 def figure_entry(figure: Figure, stats: Floats, grey: bool, change: Floats | None = None) -> str:
-    """The grid of a figure as JSON, by `entry`; `grey` tells whether it may be shown in other
-    colours."""
+    """The grid of a figure as JSON; a `grey` one may be shown in other colours."""
     row, layout = figure.row, LAYOUTS.get(figure.row.layout)
     whole = row.reduce is not None
     return entry(
@@ -298,12 +358,9 @@ def figure_entry(figure: Figure, stats: Floats, grey: bool, change: Floats | Non
 def entry(
     plan: GridPlan, slices: int, stats: Floats, change: np.ndarray | None, **more: Any
 ) -> str:
-    """What the scripts know of a grid, as a script may hold it; what is nothing is left out.
-
-    A column of the statistics [maps, 6] is base64 of little-endian float32; of a single number
-    where all are the same, bit for bit, as zeros and non-finite values mostly are. `change` [maps]
-    is how far each map is from that of another run, 0..1.
-    """
+    """What the scripts know of a grid, as a script may hold it. A column of the statistics [maps,
+    6] is base64 of little-endian float32, of a single number where all are the same bit for bit;
+    `change` [maps] is how far each map is from that of another run, 0..1."""
     bits = np.ascontiguousarray(stats.astype("<f4").T).view("<u4")
     same = (bits == bits[:, :1]).all(axis=1)
     kept = [column[:1] if one else column for column, one in zip(bits, same, strict=True)]

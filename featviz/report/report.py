@@ -10,28 +10,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from PIL import Image
 
 from featviz.errors import CompareError, UsageError
+from featviz.files import real
 from featviz.files.urls import Url
 from featviz.options import ReportOptions
 from featviz.records import Comparison, Place
-from featviz.report import beside, pages, series, words
+from featviz.report import beside, pages, words
 from featviz.report.network import is_numbers, most_varied
 from featviz.report.views import Links, arrange
-from featviz.rundir import REPORT_FILE, REPORT_RECORD, REPORT_ZIP
+from featviz.rundir import REPORT_FILE, REPORT_RECORD, REPORT_ZIP, SERIES_ASSETS
+from featviz.rundir import place as outputs
 from featviz.rundir.image import ReadImage, format_of
-from featviz.rundir.place import (
-    REPORT_ALONE,
-    REPORT_FOLDER,
-    FileKind,
-    check_file,
-    check_free,
-    replacing,
-    writing,
-)
 from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.schema import Capture
 from featviz.rundir.series import read_steps
@@ -69,11 +62,7 @@ def build_report(
     place: Path | Url, options: ReportOptions, judge: Judge | None = None
 ) -> ReportResult:
     """Write the report of a run, here or in an object store, of an audit, of kernels, or of a
-    series of runs.
-
-    Args:
-        judge: compares the run with that of `compare`, for a verdict on the first page.
-    """
+    series of runs; `judge` compares a run with that of `compare`."""
     one_file = options.zip or options.single_file
     if options.zip and options.single_file:
         raise UsageError("--zip and --single-file are two forms", "give one of them")
@@ -84,7 +73,7 @@ def build_report(
                 "--single-file --out maps.html, or --zip --out maps.zip",
             )
     if one_file:
-        check_file(*_single(Path() if isinstance(place, Url) else place, options))
+        outputs.check_file(*_single(Path() if isinstance(place, Url) else place, options))
     if not isinstance(place, Url) and (alone := _alone(place, options)):
         render, left_out = alone
         return ReportResult(*_write(render, Links, place, options), left_out)
@@ -128,74 +117,73 @@ def _alone(root: Path, options: ReportOptions) -> tuple[Render, Mapping[str, str
                 f"--{name} goes with a run, and {root} holds {held}",
                 f"featviz report {step if kind == 'series' else run}",
             )
+    views: Any
     if kind == "series":
-        shown = series.read_series(root)
-        return partial(series.render, shown), shown.left_out
-    if kind == "kernels":
-        views: Any = read_kernels(root)
+        views = beside.series_views(root)
+        record = views["steps"][-1][1].record.get("model") or {}
+        model = str(record.get("type") or words.name_of(record))
+        about = {"template": "series", "title": real(root).name, "assets": SERIES_ASSETS}
+        left_out = views["left_out"]
+    elif kind == "kernels":
+        views, left_out = read_kernels(root), {}
+        model = words.name_of(views.model)
         extras = [extra for _, extra in beside.kernel_pictures(views)]
-        about: dict[str, Any] = {"template": "kernels", "title": "Kernels", "extras": extras}
-        model = views.model
+        about = {"template": "kernels", "title": "Kernels", "extras": extras}
     else:
         if (audit := read_audit(root, None)) is None:
             return None
-        views, model = beside.AuditViews.of_record(audit), audit.record.model
+        views, left_out = beside.AuditViews.of_record(audit), {}
+        model = words.name_of(audit.record.model)
         about = {"template": "audited", "title": "Audit"}
-    return partial(pages.render_alone, views=views, model=words.name_of(model), **about), {}
+    return partial(pages.render_alone, views=views, model=model, **about), left_out
 
 
 def _write(
     render: Render, links: Callable[..., Links], root: Path, options: ReportOptions
 ) -> tuple[Path, tuple[Path, ...]]:
     """Write a report in its form; the page to open first, and all files."""
+
+    def encoded(parts: Iterable[str]) -> Iterator[bytes]:
+        # a byte of a name that is no UTF-8 stands as it does in the manifest
+        return (part.encode("utf-8", "backslashreplace") for part in parts)
+
     if options.zip or options.single_file:
         single = _single(root, options)
-        with writing(*single) as file:
-            if options.zip:
-                _write_zip(render, file)
-            else:
-                ((_, pieces),) = render(links())
-                file.writelines(map(_encoded, pieces))
+        with outputs.writing(*single) as file:
+            if options.single_file:
+                ((_, parts),) = render(links())
+                file.writelines(encoded(parts))
+                return single[0], (single[0],)
+            with zipfile.ZipFile(file, "w") as packed:  # without times: the same bytes again
+
+                def add(name: str, content: bytes, how: int) -> None:
+                    info = zipfile.ZipInfo(name)
+                    info.compress_type = how
+                    info.external_attr = 0o644 << 16
+                    packed.writestr(info, content)
+
+                within = Links(packed=True)
+                for name, parts in render(within):
+                    add(name, b"".join(encoded(parts)), zipfile.ZIP_DEFLATED)
+                for name, view in within.packed.values():
+                    add(name, view.image.content(view.file), zipfile.ZIP_STORED)
         return single[0], (single[0],)
     out = options.out or root / "report"
-    check_free(out, REPORT_FOLDER, overwrite=True)
+    outputs.check_free(out, outputs.REPORT_FOLDER, overwrite=True)
     written = []
-    with replacing(out, REPORT_FOLDER) as folder:
-        for name, pieces in render(Links(out.absolute())):
+    with outputs.replacing(out, outputs.REPORT_FOLDER) as folder:
+        for name, parts in render(Links(out.absolute())):
             with (folder / name).open("wb") as file:
-                file.writelines(map(_encoded, pieces))
+                file.writelines(encoded(parts))
             written.append(out / name)
         write_record(folder, REPORT_RECORD, {})
     return out / "index.html", (*written, out / REPORT_RECORD)
 
 
-def _write_zip(render: Render, file: BinaryIO) -> None:
-    """The pages and the pictures that they show, without times: the same content gives the same
-    bytes."""
-    links = Links(packed=True)
-    with zipfile.ZipFile(file, "w") as packed:
-
-        def add(name: str, content: bytes, how: int) -> None:
-            info = zipfile.ZipInfo(name)
-            info.compress_type = how
-            info.external_attr = 0o644 << 16
-            packed.writestr(info, content)
-
-        for name, pieces in render(links):
-            add(name, b"".join(map(_encoded, pieces)), zipfile.ZIP_DEFLATED)
-        for name, view in links.packed.values():
-            add(name, view.image.content(view.file), zipfile.ZIP_STORED)
-
-
-def _single(root: Path, options: ReportOptions) -> tuple[Path, FileKind, str, bool]:
+def _single(root: Path, options: ReportOptions) -> tuple[Path, outputs.FileKind, str, bool]:
     """Where a report of one file is written, of which kind it is, and what may be replaced."""
     name = REPORT_ZIP if options.zip else REPORT_FILE
-    return options.out or root / name, REPORT_ALONE, "--out", options.overwrite
-
-
-def _encoded(text: str) -> bytes:
-    """UTF-8; a byte of a name that is none stands as it does in the manifest."""
-    return text.encode("utf-8", "backslashreplace")
+    return options.out or root / name, outputs.REPORT_ALONE, "--out", options.overwrite
 
 
 def _tiles_within(runs: Sequence[ReadRun]) -> int | None:
@@ -206,10 +194,11 @@ def _tiles_within(runs: Sequence[ReadRun]) -> int | None:
         return None
     grids = [(len(row.drawn), i.sizes[row.file]) for i in images for row in i.captures.values()]
     count = max((tiles for tiles, _ in grids), default=0)
-    while count > FEWEST:
-        shares = (size * min(1, count / max(1, tiles)) for tiles, size in grids)
-        if _BASE64 * sum(shares) <= MOST_BYTES:
-            break
+    while (
+        count > FEWEST
+        and _BASE64 * sum(size * min(1, count / max(1, tiles)) for tiles, size in grids)
+        > MOST_BYTES
+    ):
         count //= 2
     return max(FEWEST, count)
 

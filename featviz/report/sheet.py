@@ -60,10 +60,7 @@ Cell = Image.Image | None
 
 
 def make_sheet(place: Path | Url, options: SheetOptions) -> SheetResult:
-    """Draw a layer's maps of all images of a run, here or in an object store, into one picture.
-
-    Tiles look as in the grids they are cut from: each map by the scale with which it was drawn.
-    """
+    """Draw a layer's maps of all images of a run, as they are in its grids, into one picture."""
     out = options.out or Path(safe_name(f"sheet-{options.layer}.png"))
     check_file(out, _KIND, overwrite=options.overwrite)
     lines: dict[str, list[Cell]] = {}
@@ -100,10 +97,8 @@ def make_sheet(place: Path | Url, options: SheetOptions) -> SheetResult:
 
 
 def sort_channels(grids: Sequence[DrawnGrid], channels: Sequence[int], by: str) -> list[int]:
-    """Order channels by a statistic, its mean over the images; the largest comes first.
-
-    Channels without a finite value come last, equal ones in their order.
-    """
+    """Order channels by a statistic, its mean over the images: the largest first, equal ones in
+    their order, those without a finite value last."""
     if by == "index":
         return sorted(channels)
 
@@ -116,6 +111,7 @@ def sort_channels(grids: Sequence[DrawnGrid], channels: Sequence[int], by: str) 
 
 
 def _find(run: ReadRun, options: SheetOptions) -> list[tuple[ReadImage, DrawnGrid]]:
+    """The grids of the tensor that was asked for."""
     if not run.images:
         reason = next(iter(run.left_out.values()), "its run.json says why")
         raise StoreError(f"{run.root} has no complete image", reason)
@@ -134,6 +130,7 @@ def _find(run: ReadRun, options: SheetOptions) -> list[tuple[ReadImage, DrawnGri
 
 
 def _wanted(options: SheetOptions, grids: Sequence[DrawnGrid]) -> list[int]:
+    """The channels to show."""
     drawn = sorted({channel for grid in grids for channel in grid.capture.drawn or [ALL]})
     text = options.pick
     if text is None:
@@ -147,9 +144,8 @@ def _wanted(options: SheetOptions, grids: Sequence[DrawnGrid]) -> list[int]:
     try:
         wanted = read_ranges(text)
     except ValueError as error:
-        raise UsageError(
-            f"--pick {text!r}: {str(error)!r} is no channel or range", "0-31, 3,7,12"
-        ) from None
+        words = f"--pick {text!r}: {str(error)!r} is no channel or range"
+        raise UsageError(words, "0-31, 3,7,12") from None
     if missing := sorted(set(wanted) - set(drawn)):
         raise UsageError(
             f"--pick {text}: channel {missing[0]} was not drawn",
@@ -159,8 +155,7 @@ def _wanted(options: SheetOptions, grids: Sequence[DrawnGrid]) -> list[int]:
 
 
 def _column(image: ReadImage, row: Capture, channels: Sequence[int]) -> list[Cell]:
-    """What the model saw, as large as a tile, then the tiles of an image: of a channel all its
-    slices side by side."""
+    """What the model saw, then an image's tiles: of a channel all its slices side by side."""
     picture, plan, side = image.picture(row.file).convert("RGB"), row.plan, row.side
     height, width = plan.tile
     seen = image.picture(INPUT_FILE).convert("RGB")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from featviz.files import real
 from featviz.records import Comparison
 from featviz.report import words
 from featviz.rundir import INPUT_FILE
@@ -106,15 +104,18 @@ class Group:
         return all(other == first for other in rest)
 
 
-@dataclass(frozen=True, slots=True)
-class ImagePage:
-    """One image: all its layers."""
+@dataclass(frozen=True)
+class ReportPage:
+    """One image with all its layers, or one layer of all images."""
 
     id: str
-    inputs: Mapping[bool, PictureView]
-    """What the model saw in this run, under False, and in the run that this one is compared with,
-    which may lack the image."""
+    name: str
     groups: tuple[Group, ...]
+    type: str = ""
+    inputs: Mapping[bool, PictureView] = field(default_factory=dict)
+    """What the model saw of an image in this run (False), and in the other (True), if it has it."""
+    silent: Sequence[tuple[str, str]] = ()
+    """Of an image the layers that it has no picture of, and why."""
 
     @property
     def image(self) -> ReadImage:
@@ -122,31 +123,8 @@ class ImagePage:
         return self.inputs[False].image
 
     @property
-    def name(self) -> str:
-        """Its path."""
-        return self.image.name
-
-    @property
-    def silent(self) -> list[tuple[str, str]]:
-        """Layers that it has no picture of, and why."""
-        manifest = self.image.manifest
-        skipped = [(skip.layer or skip.type, skip.reason) for skip in manifest.skipped]
-        return skipped + [(name, "never ran") for name in manifest.never_ran]
-
-
-@dataclass(frozen=True)
-class LayerPage:
-    """One layer: all images."""
-
-    id: str
-    name: str
-    type: str
-    groups: tuple[Group, ...]
-
-    @property
     def numbers(self) -> tuple[str, str, int]:
-        """How many maps it has, the mean share of zeros over its pictures, and how many values are
-        NaN or infinite."""
+        """Of a layer: its maps, the mean share of zeros, and how many values are not finite."""
         maps = " + ".join(dict.fromkeys(str(g.figures[0].row.maps) for g in self.groups))
         rows = [figure.row for figure in figures_of(self.groups) if not figure.other]
         zeros = words.percent(sum(row.zero_fraction for row in rows) / len(rows))
@@ -159,8 +137,8 @@ class ReportViews:
 
     run: ReadRun
     other: ReadRun | None
-    images: tuple[ImagePage, ...]
-    layers: tuple[LayerPage, ...]
+    images: tuple[ReportPage, ...]
+    layers: tuple[ReportPage, ...]
     together: int
     """Images, one after another, whose numbers stand in the same scripts."""
     audit: Any = None
@@ -172,23 +150,8 @@ class ReportViews:
     not_compared: str = ""
 
     @property
-    def labels(self) -> tuple[str, str | None]:
-        """What the runs are called."""
-        name = real(self.run.root).name
-        if self.other is None:
-            return name, None
-        other = real(self.other.root).name
-        return (name, other) if name != other else (f"{name} (this)", f"{other} (other)")
-
-    @property
-    def silent(self) -> Mapping[tuple[str, str], int]:
-        """For how many images a layer gave no picture, by its name and the reason."""
-        return Counter(pair for image in self.images for pair in dict.fromkeys(image.silent))
-
-    @property
     def first_apart(self) -> tuple[Figure, ...]:
-        """The pictures of the first layer that diverges, of this run and of the other, in the image
-        in which it differs most."""
+        """The first layer that diverges in this run and in the other, where it differs most."""
         if self.verdict is None or (first := self.verdict.first) is None:
             return ()
         groups = (g for page in self.images if page.name == first.image for g in page.groups)
@@ -227,14 +190,17 @@ def arrange(run: ReadRun, other: ReadRun | None = None) -> ReportViews:
                 figures.append(Figure.of(*pair, inputs[True], script, True))
             groups.append(Group(f"{id}-{m}", row.label, row.type, stem, page, tuple(figures)))
             by_page[page].setdefault(stem, []).append(groups[-1])
-        pages.append(ImagePage(id, inputs, tuple(groups)))
+        manifest = image.manifest
+        silent = [(skip.layer or skip.type, skip.reason) for skip in manifest.skipped]
+        silent += [(name, "never ran") for name in manifest.never_ran]
+        pages.append(ReportPage(id, image.name, tuple(groups), inputs=inputs, silent=silent))
     layer_pages = []
     for id, tensors in by_page.items():
         merged = tuple(
             replace(same[0], id=f"{id}-{n}", figures=tuple(figures_of(same)))
             for n, same in enumerate(tensors.values())
         )
-        layer_pages.append(LayerPage(id, merged[0].layer, merged[0].type, merged))
+        layer_pages.append(ReportPage(id, merged[0].layer, merged, merged[0].type))
     return ReportViews(run, other, tuple(pages), tuple(layer_pages), together)
 
 
@@ -273,8 +239,7 @@ class Links:
         return f"#{page}-{name}" if self.inline else f"{page}.html#{name}"
 
     def picture(self, view: PictureView) -> str:
-        """The address of a picture: relative to the folder and quoted; the picture itself, in
-        base64; or `pictures/000123.png`."""
+        """Relative to the folder; the picture itself, in base64; or `pictures/000123.png`."""
         image, kind = view.image, format_of(view.file)
         if self.inline:
             content = base64.b64encode(self.content(image, view.file)).decode()

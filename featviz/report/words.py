@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
 from featviz import text
 from featviz.drawing import colormap, normalize
-from featviz.records import KINDS, REDUCTIONS, SALIENCY, Floats, is_gradient
+from featviz.records import KINDS, REDUCTIONS, SALIENCY, is_gradient
 from featviz.rundir.image import ReadImage
 from featviz.rundir.schema import Capture
 from featviz.text import counted, listed, ranges
@@ -43,12 +42,6 @@ def percent(share: float) -> str:
 def channel_list(channels: Sequence[int]) -> str:
     """`0–2, 5`, cut off where it would become long."""
     return ranges(channels, _LISTED, comma=", ", dash="–") or "none"
-
-
-def all_zero(stats: Floats) -> list[int]:
-    """Channels that hold nothing but zeros."""
-    channels: list[int] = np.flatnonzero((stats[:, 4] == 1) & (stats[:, 5] == 0)).tolist()
-    return channels
 
 
 # What a picture shows
@@ -188,8 +181,8 @@ def legend(options: Mapping[str, Any], captures: Iterable[Capture]) -> list[tupl
     return [*entries, (_hex(colormap.MAGENTA), "NaN or infinite")]
 
 
-def key(row: Capture, options: Mapping[str, Any]) -> Key:
-    """The colours of a picture of a run with these options."""
+def key(row: Capture, options: Mapping[str, Any], strip: bool = False) -> Key:
+    """The colours of a picture; of a `strip` in words that suit other layers, too."""
     cmap = _colormap(row, options)
     if row.reduce in REDUCTIONS and REDUCTIONS[row.reduce].colors:
         ends, unit = span(*(row.range or (None, None))), REDUCTIONS[row.reduce].unit
@@ -197,10 +190,14 @@ def key(row: Capture, options: Mapping[str, Any]) -> Key:
     colors = scale(cmap)
     grey = cmap in colormap.GREYS and row.overlay is None
     over = [] if row.overlay is None else [f"{percent(row.overlay)} over the input"]
-    if row.range is None:
-        words = ["scaled per map"] if len(row.drawn) > 1 else []
-        return Key("min", "max", ", ".join(words + over), colors, grey)
     mode = normalize.MODES.get(row.normalize)
+    if row.range is None:
+        words = ["scaled per map"] if strip or len(row.drawn) > 1 else []
+        return Key("min", "max", ", ".join(words if strip else words + over), colors, grey)
+    if strip and not (mode and mode.fixed):
+        if None not in row.range and row.range[0] == -(row.range[1] or 0):
+            return Key("−", "+", "0 in the middle, scaled per layer", colors, grey)
+        return Key("min", "max", "scaled per layer", colors, grey)
     (bottom, top), below, above = row.range, False, False
     if mode and mode.clips and (row.reduce is not None or row.layout == "mean"):
         below = above = bool(mode.takes)  # the row's extremes are not the tiles' own
@@ -220,23 +217,6 @@ def key(row: Capture, options: Mapping[str, Any]) -> Key:
         what = "values" if row.layout == "vector" else "maps"
         words = [f"one scale for all {what}{'' if mode and mode.fixed else ' of this image'}"]
     return Key(low, high, ", ".join(words + over), colors, grey)
-
-
-def strip_keys(rows: Iterable[Capture], options: Mapping[str, Any]) -> list[Key]:
-    """What the colours mean in strips of many layers of a run, each once."""
-    keys: dict[Key, None] = {}
-    for row in rows:
-        own, mode = key(row, options), normalize.MODES.get(row.normalize)
-        low, high = row.range or (None, None)
-        if row.range is None:
-            own = replace(own, words="scaled per map")
-        elif not (mode and mode.fixed) and low is not None and high is not None and low == -high:
-            own = replace(own, low="−", high="+", words="0 in the middle, scaled per layer")
-        elif not (mode and mode.fixed):
-            own = replace(own, low="min", high="max", words="scaled per layer")
-        if own.colors:
-            keys[own] = None
-    return list(keys)
 
 
 @lru_cache

@@ -17,10 +17,7 @@ from torch.nn import functional as F
 from featviz.audit import plan
 from featviz.audit.audit import audit
 from featviz.errors import UsageError
-from featviz.images.find import find_samples
-from featviz.models.load import adopt
 from featviz.options import AuditOptions, InputOptions, Thresholds
-from featviz.run.batches import batches as read_batches
 
 from . import planted
 from .audited import PLAIN, document, filled, found, kill, loaded, residual, solid, wake
@@ -89,15 +86,6 @@ def test_where_no_activation_follows_dead_is_refused(noise: Path, tmp_path: Path
     assert "dead" not in rows["late"]["findings"]
     head = document(planted.Planted(), noise, tmp_path, layers="head")["layers"][0]
     assert head["not_judged"]["dead"] == "the model's output comes before any activation"
-
-
-def test_functions_are_named_by_the_module_that_calls_them(noise: Path, tmp_path: Path) -> None:
-    """`fn:gelu` of the model itself; a selector takes them."""
-    content = document(residual(), noise, tmp_path)
-    assert [row["label"] for row in content["layers"]] == [
-        "block.relu", "block.relu.call1", "fn:gelu",
-    ]  # fmt: skip
-    assert list(found(document(residual(), noise, tmp_path, layers="fn:gelu"))) == ["fn:gelu"]
 
 
 def test_a_shared_activation_is_judged_in_each_place(noise: Path, tmp_path: Path) -> None:
@@ -174,18 +162,6 @@ def test_channels_last_is_told_by_the_layer_before(tmp_path: Path) -> None:
     content = document(last, path, tmp_path)
     assert content["layers"][0]["channels"] == 8
     assert content["prune"] == {"linear": [5, 7]}
-
-
-def test_images_of_other_shapes_fall_into_other_batches(tmp_path: Path) -> None:
-    """Neighbours of one shape go together, never more than asked for, and none is lost."""
-    sizes = [(8, 8)] * 3 + [(6, 8)] + [(8, 8)] * 2
-    for index, size in enumerate(sizes):
-        Image.new("RGB", size, (index, 0, 0)).save(tmp_path / f"{index}.png")
-    model = adopt(nn.Conv2d(1, 1, 1), InputOptions())
-    samples = find_samples([str(tmp_path)])
-    made = list(read_batches(samples, model, InputOptions(), 2, lambda n, e: None))
-    assert [batch.images for batch in made] == [(0, 1), (2,), (3,), (4, 5)]
-    assert [tuple(batch.inputs[0].shape[2:]) for batch in made] == [(8, 8), (8, 8), (8, 6), (8, 8)]
 
 
 def test_an_image_that_fails_leaves_nothing_behind(noise: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from featviz.audit import counting, findings, plan
-from featviz.audit.counting import TOP, Covariance, Tally
+from featviz.audit.counting import TOP, Tally
 from featviz.errors import LayoutError
 from featviz.options import Thresholds
 from featviz.records import RECTIFIERS, Activation
@@ -46,7 +46,8 @@ def test_streamed_correlation_equals_numpys(cuts: set[int]) -> None:
     tensor = outputs()
     tensor[:, 4] = tensor[:, 0] * -3 + 7  # a channel that repeats another
     rows = (counting.to_rows(part, 1, len(part)) for part in split(tensor, cuts))
-    whole = reduce(Covariance.merge, map(Covariance.of_rows, rows))
+    whole = Tally.nothing(7)
+    whole.moments = reduce(counting.merged, map(counting.moments, rows))
     with np.errstate(invalid="ignore"):
         expected = np.corrcoef(tensor.double().movedim(1, 0).flatten(1).numpy())
     np.testing.assert_allclose(whole.correlation(), np.nan_to_num(expected), atol=1e-5)
@@ -208,12 +209,3 @@ def test_images_are_ranked_as_by_a_stable_sort(batch: int) -> None:
     best = np.argsort(-maxima, axis=0, kind="stable")[:TOP].T
     np.testing.assert_array_equal(top.images, best)
     np.testing.assert_array_equal(top.best, np.take_along_axis(maxima.T, best, 1))
-
-
-def test_fewer_images_than_places_are_named() -> None:
-    """Of two images two are named, best first."""
-    numbers = np.zeros((2, 1, 6), np.float32)
-    numbers[:, 0, 1] = -5, -3
-    tally = Tally.nothing(1)
-    tally.add(numbers, 1, np.array([8, 9]))
-    assert tally.top(0) == [9, 8]

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from matplotlib import colormaps
 from PIL import Image
-from runs import tree
 from torch import nn
 
 from featviz.audit import output
-from featviz.errors import ImageError
-from featviz.images import decode
-from featviz.records import Sample
 from featviz.records.findings import FINDINGS, parse_gate
 
 from .audited import COLOURS, PLANTED, Run, filled, solid
@@ -59,14 +54,6 @@ def test_json_on_stdout_is_the_file(featviz: Run, noise: Path, tmp_path: Path) -
     written = json.loads((out / "audit.json").read_text())
     del written["drawn"], written["files"]
     assert json.loads(done.out) == written
-
-
-@pytest.mark.slow
-def test_the_same_command_writes_the_same_bytes(featviz: Run, noise: Path, tmp_path: Path) -> None:
-    """Twice, into two folders: every file is equal."""
-    for name in ("a", "b"):
-        featviz("audit", *planted_call("shared"), noise, "--out", tmp_path / name, "-q")
-    assert tree(tmp_path / "a") == tree(tmp_path / "b") and len(tree(tmp_path / "a")) == 7
 
 
 def test_suspects_are_drawn_with_the_images_that_excite_them_most(
@@ -142,32 +129,6 @@ def test_prune_out_and_verify(featviz: Run, noise: Path, tmp_path: Path) -> None
     assert "without the 2 channels that can be cut out the output changes by 0 at most" in done.err
 
 
-def test_the_proof_names_the_image_that_vanished(
-    featviz: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An image that is broken from the start does not shift the names of the others."""
-    for number in range(4):
-        Image.new("RGB", (16, 16), (60 * number, 9, 9)).save(tmp_path / f"{number:02d}.png")
-    (tmp_path / "00.png").write_bytes(b"no picture")
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.ReLU())
-    nn.init.constant_(net[0].bias[1], -1000.0)  # type: ignore[index, arg-type]
-    torch.save(net.eval(), tmp_path / "net.pth")
-    real, seen = decode.decode, []
-
-    def vanishing(sample: Sample, *more: Any) -> Any:
-        seen.append(sample.name)
-        if sample.name == "02.png" and seen.count("02.png") > 1:
-            raise ImageError("02.png cannot be read: it vanished", None)
-        return real(sample, *more)
-
-    monkeypatch.setattr("featviz.images.decode.decode", vanishing)
-    images = [tmp_path / f"{number:02d}.png" for number in range(4)]
-    base = ["audit", tmp_path / "net.pth", *images, "--size", "16", "--out", tmp_path / "out"]
-    done = featviz(*base, "--prove", "--max-suspects", "0")
-    assert "error: 02.png cannot be read: it vanished" in done.err
-    assert "error: 01.png" not in done.err and "error: 00.png is no image" in done.err
-
-
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
@@ -186,25 +147,6 @@ def test_bad_values(
     """Refused before any work, with the value."""
     done = featviz("audit", *planted_call("shared"), noise, option, value, "--out", tmp_path / "o")
     assert done.code == 2 and message in done.err
-
-
-@pytest.mark.slow
-def test_config_supplies_the_model_and_gates(featviz: Run, noise: Path, tmp_path: Path) -> None:
-    """Lists in a TOML file stand for repeated options; a MODEL on the command line wins."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
-    nn.init.constant_(model[0].bias, 3.0)  # type: ignore[arg-type]
-    torch.save(model, tmp_path / "m.pth")
-    config = tmp_path / "c.toml"
-    config.write_text(
-        f'images = ["{noise}"]\nsize = "12x10"\nmean = [0, 0, 0]\nstd = [1, 1, 1]\n'
-        f'[audit]\nmodel = "{tmp_path}/m.pth"\nfail-on = ["dead>90%", "nonfinite>0"]\n'
-    )
-    done = featviz("audit", "--config", config, "--out", tmp_path / "a")
-    assert done.code == 0, done.err
-    assert (tmp_path / "a" / "audit.json").is_file()
-    done = featviz("audit", "--config", config, f"{PLANTED}:make", "--out", tmp_path / "b")
-    assert done.code == 4 and "gate nonfinite>0 is broken" in done.err
-    assert (tmp_path / "b" / "audit.json").is_file()
 
 
 def test_every_finding_is_in_the_help_and_has_a_gate(featviz: Run) -> None:
@@ -238,12 +180,3 @@ def test_bars_are_as_long_as_the_shares() -> None:
     assert bars == pytest.approx([0.1 * 5 * INCH, 0, 0.3 * 5 * INCH], abs=3)
     rest = [blue[35 + 12 + 24 * row] for row in range(3)]
     assert rest == pytest.approx([0.4 * 5 * INCH, 0, 0.6 * 5 * INCH], abs=3)
-
-
-def test_the_names_stand_beside_the_bars_whole() -> None:
-    """A long name makes the picture wider, up to 60 characters; `$` begins no formula."""
-    short, long = _pixels([("a$b$", 1, 0)]), _pixels([("m" * 30, 1, 0)])
-    assert long.shape[1] > short.shape[1] and long.shape[0] == short.shape[0]
-    assert _pixels([("x" * 60, 1, 0)]).shape[1] + 10 > _pixels([("x" * 5000, 1, 0)]).shape[1]
-    left = (_pixels([("features.10.conv.1.0.relu6", 1, 0)])[45:55] < 128).any(2).any(0)
-    assert not left[:10].any() and left[10:200].any()

@@ -54,20 +54,6 @@ def test_batches_are_those_of_reading_one_by_one(noise: Path, size: int) -> None
     assert not [t for t in threading.enumerate() if t.name.startswith("featviz-reader")]
 
 
-def test_reading_stops_with_the_caller(noise: Path) -> None:
-    """Of a loop that is left early, at most one batch was read ahead, and no thread stays."""
-    read: list[str] = []
-    model = loaded(nn.Identity())
-    prepare = model.preprocess.tensor
-    object.__setattr__(model.preprocess, "tensor", lambda im: (read.append("x"), prepare(im))[1])
-    samples = [s for s in find_samples([str(noise)]) if s.name != "4.png"]
-    batches = read_batches(samples, model, PLAIN, 2, lambda number, error: None)
-    assert next(batches).images == (0, 1)
-    batches.close()  # type: ignore[attr-defined]
-    assert 3 <= len(read) <= 5
-    assert not [t for t in threading.enumerate() if t.name.startswith("featviz-reader")]
-
-
 def test_a_call_whose_channels_change_is_named(tmp_path: Path, noise: Path) -> None:
     """Before they merge or after, a call with other channels than before is skipped, with both."""
     # as many channels as the first pixel says

@@ -11,20 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from .changed_network import CHANGED, CLI, Run, documented, drawn, layer_of, nan_bias, one_weight
-
-
-@pytest.mark.parametrize("kept", [(), ("--tensors", "npy")], ids=["pixels", "tensors"])
-def test_the_same_run_twice_is_equal(featviz: CLI, run: Run, kept: tuple[str, ...]) -> None:
-    """All numbers are zero, under the strictest tolerance."""
-    code, document = documented(featviz, run("one", *kept), run("two", *kept), "--tolerance", "0")
-    assert (code, document["equal"], document["first_divergence"]) == (0, True, None)
-    assert [layer["layer"] for layer in document["layers"]] == ["0", "1", "2", "3", "4"]
-    assert document["channels"] == {"differing": 0, "total": 2 * (4 * 8 + 6), "ratio": 0.0}
-    assert all(set(layer["channels"]["absolute"]) == {0.0} for layer in document["layers"])
-    assert all(set(layer["channels"]["cosine"]) == {1.0} for layer in document["layers"])
-    by = "tensors" if kept else "statistics and pixels"
-    assert all(layer["by"] == [by] for layer in document["layers"])
+from .changed_network import CHANGED, CLI, Run, documented, layer_of, nan_bias, one_weight
 
 
 @pytest.mark.parametrize("kept", [(), ("--tensors", "npy")], ids=["pixels", "tensors"])
@@ -78,17 +65,6 @@ def test_tolerance_is_a_share_of_value_and_layer(featviz: CLI, run: Run) -> None
     assert featviz("diff", *pair, "--tolerance", repr(worst * (1 - 1e-9))).code == 4
 
 
-def test_a_share_of_channels_may_differ(featviz: CLI, run: Run) -> None:
-    """--max-diff-ratio takes the share itself, and not a bit less."""
-    pair = run("base"), run("new", change=one_weight)
-    _, document = documented(featviz, *pair)
-    counts = document["channels"]
-    assert counts["ratio"] == counts["differing"] / counts["total"]
-    assert 0 < counts["differing"] < counts["total"]
-    assert featviz("diff", *pair, "--max-diff-ratio", repr(counts["ratio"])).code == 0
-    assert featviz("diff", *pair, "--max-diff-ratio", repr(counts["ratio"] - 1e-6)).code == 4
-
-
 def run_with(threads: int, onednn: bool, *arguments: str) -> None:
     """In a process of its own: `featviz run` with so many threads, on a machine of many cores."""
     os.sched_getaffinity = lambda pid: set(range(16))  # type: ignore[assignment]
@@ -102,20 +78,19 @@ def run_with(threads: int, onednn: bool, *arguments: str) -> None:
 def test_threads_and_libraries_make_no_difference(
     featviz: CLI, photos: Path, tmp_path: Path, kept: tuple[str, ...]
 ) -> None:
-    """One thread, two threads and no oneDNN are equal by default, though not to the bit."""
+    """Two threads without oneDNN are equal to one with it by default, though not to the bit."""
     runs = []
     command = ["mobilenet_v2", str(photos / "a.png"), "--weights", "none", "-q", *kept]
-    command += ["--size", "96", "--layers", "Conv2d,BatchNorm2d,ReLU6,Linear", "--out"]
-    for threads, onednn in ((1, True), (2, True), (1, False)):
+    command += ["--size", "64", "--layers", "Conv2d,ReLU6,Linear", "--out"]
+    for threads, onednn in ((1, True), (2, False)):
         out = tmp_path / f"{threads}-{onednn}"
         said = tmp_path / f"{out.name}-said"
         how = (threads, onednn, *command, str(out))
         assert forked.fork(said, run_with, *how, OMP_NUM_THREADS=threads).ended().code == 0
         runs.append(out)
-    for other in runs[1:]:
-        done = featviz("diff", runs[0], other)
-        assert (done.code, done.out[:5]) == (0, "equal")
-        assert featviz("diff", runs[0], other, "--tolerance", "0").code == 4
+    done = featviz("diff", *runs)
+    assert (done.code, done.out[:5]) == (0, "equal")
+    assert featviz("diff", *runs, "--tolerance", "0").code == 4
 
 
 SHARED_RELU = """
@@ -166,17 +141,6 @@ def test_nan_equals_nan_and_nothing_else(featviz: CLI, run: Run, kept: tuple[str
         assert document["first_divergence"]["layer"] == "2"
         assert layer_of(document, "2")["most_changed"] == [CHANGED]
         assert layer_of(document, "2")["channels"]["unlike"][CHANGED] == 32 * 32
-
-
-def test_nan_beside_a_change(featviz: CLI, run: Run) -> None:
-    """A channel that is NaN on both sides does not hide what changed in the others."""
-
-    def both(model: nn.Sequential) -> None:
-        nan_bias(model)
-        model[2].weight[0, 0, 1, 1] += 0.05
-
-    _, document = documented(featviz, run("nan", change=nan_bias), run("both", change=both))
-    assert layer_of(document, "2")["most_changed"] == [0]
 
 
 def test_labels_are_no_difference(featviz: CLI, run: Run) -> None:
@@ -230,27 +194,3 @@ def test_usage(featviz: CLI, run: Run, tmp_path: Path) -> None:
     ):
         done = featviz("diff", base, tmp_path / name)
         assert done.code == 1 and words in done.err
-
-
-def test_vectors(featviz: CLI, photos: Path, tmp_path: Path) -> None:
-    """The logits of a Linear layer: exact by statistics, the most changed drawn as cells."""
-    for name, by in (("base", 0.0), ("new", 0.5)):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 40))
-        with torch.no_grad():
-            model[2].bias[[7, 30]] += torch.tensor([by, -by / 2])
-        torch.save(model, tmp_path / "model.pth")
-        options = ("--size", "32", "--layers", "Linear", "--out", tmp_path / name, "-q")
-        assert featviz("run", tmp_path / "model.pth", photos / "a.png", *options).code == 0
-    pair = tmp_path / "base", tmp_path / "new"
-    code, document = documented(featviz, *pair, "--out", tmp_path / "maps")
-    assert code == 4
-    found = document["layers"][0]["channels"]
-    np.testing.assert_allclose(np.flatnonzero(found["absolute"]), [7, 30])
-    np.testing.assert_allclose(np.array(found["absolute"])[[7, 30]], [0.5, 0.25], atol=1e-6)
-    assert found["cosine"] == [None] * 40
-    assert document["maps"][0]["channels"] == [7, 30]
-    pixels = np.asarray(drawn(tmp_path / "maps")["2 (Linear)"].convert("RGB"))
-    width = pixels.shape[1] // 2
-    assert (pixels[:, :width, 0] > pixels[:, :width, 2]).all()  # 7 rose: red
-    assert (pixels[:, width:, 2] > pixels[:, width:, 0]).all()  # 30 fell: blue

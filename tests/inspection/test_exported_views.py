@@ -107,7 +107,7 @@ def test_a_hardtanh_keeps_its_own_ends(ends: tuple[float, float], tmp_path: Path
         plan.choose(adopt(one, InputOptions(size=16)), None, [torch.zeros(1, 3, 16, 16)])
         for one in (module, _read(_exported(module, tmp_path)))
     ]
-    eager, program = ([t.spot.activation for t in plan.targets] for plan in plans)
+    eager, program = ([t.activation for t in plan.targets] for plan in plans)
     assert program == eager and eager[0] is not None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import zipfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,7 +18,6 @@ from rundirs import Drawn, write_run
 from featviz.errors import CompareError, StoreError, UsageError
 from featviz.options import ReportOptions
 from featviz.report import build_report
-from featviz.rundir.place import AUDIT, check_free
 
 from .browsing import Page
 from .markup import CHANNEL, EVIL, Markup, read, write_audit, write_exemplars
@@ -159,34 +157,16 @@ def test_the_page_of_a_layer_has_its_exemplars(two: Path, tmp_path: Path) -> Non
     assert [(a["width"], a["height"]) for a in sheets] == [("50", "30")]
 
 
-def test_one_file_and_a_zip_file_have_them_too(two: Path, tmp_path: Path) -> None:
-    """One file has the sheet inside; its size counts."""
-    found = write_exemplars(tmp_path / "found")
-    out = tmp_path / "one.html"
-    build_report(two, ReportOptions(exemplars=found, single_file=True, out=out))
-    shown = [a for a in read(out).of("img") if "Exemplars of all channels" in str(a["alt"])]
-    assert str(shown[0]["src"]).startswith("data:image/png;base64,")
-    build_report(two, ReportOptions(exemplars=found, zip=True))
-    with zipfile.ZipFile(two / "report.zip") as packed:
-        page = Markup(packed.read("layer-000.html").decode())
-        own = next(a["data-extra"] for a in page.of("details") if "data-extra" in a)
-        best = packed.read(json.loads(str(own))["0"]["src"])
-    assert best == (found / "001_conv1/output/c00000.png").read_bytes()
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"sheet": "../../secret.png"}, "secret.png cannot be read: it lies outside"),
         ({"sheet": "001_conv1/output.call7.png"}, "is missing"),
         ({"layer": "elsewhere"}, "has exemplars of no layer of this run"),
-        ({"channels": 3}, "channels"),
         ({"channels": [{**CHANNEL, "file": "../../secret.png"}]}, "it lies outside its folder"),
-        ({"channels": [{**CHANNEL, "file": None}]}, "has 1 exemplars"),
         ({"record": {"options": {"by": "median", "top": 9}}}, "neither max nor mean"),
         ({"record": {"options": {"by": "max", "top": 10**9}}}, "options.top is not 1 to 1000"),
         ({"record": {"schema_version": 99}}, "schema version 99"),
-        ({"record": {"images": {"total": -1, "seen": 0, "failures": []}}}, "total"),
     ],
 )
 def test_exemplars_that_do_not_fit(
@@ -197,36 +177,6 @@ def test_exemplars_that_do_not_fit(
     with pytest.raises(StoreError, match=message):
         build_report(two, ReportOptions(exemplars=found))
     assert not (two / "report").exists()
-
-
-def test_a_picture_that_is_a_link_or_no_picture(two: Path, tmp_path: Path) -> None:
-    """Nothing is followed out of the folder, and nothing but PNG is taken for one."""
-    found = write_exemplars(tmp_path / "found")
-    sheet = found / "001_conv1" / "output.png"
-    sheet.write_bytes(b"GIF89a")
-    with pytest.raises(StoreError, match="is no PNG"):
-        build_report(two, ReportOptions(exemplars=found))
-    sheet.unlink()
-    sheet.symlink_to(found / "001_conv1" / "output" / "c00000.png")
-    with pytest.raises(StoreError, match="found"):
-        build_report(two, ReportOptions(exemplars=found))
-
-
-@pytest.mark.slow
-def test_the_page_of_a_channel_begins_with_its_exemplars(
-    browser: Any, two: Path, tmp_path: Path
-) -> None:
-    """The channel that has a picture shows it at once; the other shows none."""
-    build_report(two, ReportOptions(exemplars=write_exemplars(tmp_path / "found")))
-    browser.get_log("browser")
-    for channel, count in ((0, 1), (1, 0)):
-        page = Page(browser, two).open(f"layer-000.html#c{channel}")
-        shown = page.all(".channel .sought img")
-        assert len(shown) == count
-        for image in shown:
-            page.js("return arguments[0].decode()", image)
-            assert page.js("return arguments[0].naturalWidth", image) == 70
-    assert browser.get_log("browser") == []
 
 
 @pytest.fixture
@@ -268,18 +218,9 @@ def test_an_audit_alone_is_a_page(audit: Path, featviz: CLI) -> None:
     assert "audited-000" in {section.get("id") for section in page.of("section")}
 
 
-def test_an_audit_may_be_made_again_over_its_report(audit: Path) -> None:
-    """What --overwrite removes: the page, one file and a zip file are featviz's own."""
-    for options in (ReportOptions(), ReportOptions(single_file=True), ReportOptions(zip=True)):
-        build_report(audit, options)
-    assert check_free(audit, AUDIT, True)
-    (audit / "report" / "mine.txt").write_text("mine")
-    with pytest.raises(StoreError, match=r"did not write: report/mine\.txt"):
-        check_free(audit, AUDIT, True)
-
-
-@pytest.mark.parametrize("name", ["compare", "kernels", "exemplars", "audit"])
-@pytest.mark.parametrize("held", ["audit", "kernels", "series"])
+@pytest.mark.parametrize(
+    ("held", "name"), [("audit", "compare"), ("kernels", "exemplars"), ("series", "audit")]
+)
 def test_what_goes_with_a_run_goes_with_nothing_else(
     audit: Path, tmp_path: Path, held: str, name: str
 ) -> None:

@@ -54,7 +54,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import featviz as fv
     from featviz.diff import diff
     from featviz.options import DiffFiles, DiffThresholds
-    from featviz.report import compare
+    from featviz.report.pages import render_comparison
 
     top = tmp_path_factory.mktemp("pages")
     vector = np.zeros((10, 6), np.float32)
@@ -86,7 +86,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_audit(write_run(top / f"series/step-{step:06d}", {"a.png": drawn}))
     build_report(top / "series", ReportOptions())
     html = DiffFiles(html=top / "diff.html")
-    diff(run, other, DiffThresholds(), html, compare.render)
+    diff(run, other, DiffThresholds(), html, render_comparison)
     return top
 
 

@@ -15,8 +15,7 @@ from rundirs import Drawn, write_run
 
 from featviz.options import ReportOptions
 from featviz.report import build_report
-from featviz.report.channels import ChannelTotals
-from featviz.report.network import most_varied, network
+from featviz.report.network import ChannelTotals, most_varied, network
 from featviz.report.views import arrange
 from featviz.rundir.read import read_run
 from featviz.rundir.schema import Capture
@@ -71,7 +70,7 @@ def titles(root: Path) -> list[tuple[str, list[str]]]:
     (page, *_) = arrange(read_run(root)).images
     own, figures = page.image.stats(), [group.figures[0] for group in page.groups]
     stages = network(page, {f.picture.id: own[f.row.place.stats_key] for f in figures})
-    return [(stage.title, [step.group.layer for step in stage.steps]) for stage in stages]
+    return [(one["title"], [step["group"].layer for step in one["steps"]]) for one in stages]
 
 
 def test_layers_of_one_resolution_are_a_stage(tmp_path: Path) -> None:
@@ -310,15 +309,6 @@ def test_the_gradient_of_an_image_and_its_saliency_have_their_own_colours(tmp_pa
     assert "all zero in" not in text
 
 
-def test_a_reduced_gradient_is_no_saliency(tmp_path: Path) -> None:
-    """--reduce mean of a gradient keeps its sign, and its colours."""
-    own = scaled(-2, 2, "symmetric-percentile", reduce="mean")
-    row = Drawn("x", kind="grad", nrow=1, more=own, channels=[0])
-    text_of(tmp_path / "out", "layer-000.html", [row], cmap="auto")
-    (colors,) = key_colors(tmp_path / "out", "layer-000.html")
-    assert [colors[0], colors[-1]] == hexes("coolwarm", np.array([0.0, 1.0]))
-
-
 @pytest.fixture
 def strip() -> Drawn:
     """The gradient behind a global pooling: a number for each of six constant maps of 7×7."""
@@ -378,10 +368,3 @@ def test_no_marks_no_words_about_them(tmp_path: Path) -> None:
     assert "crossed out" not in text_of(
         tmp_path / "without", "layer-000.html", [Drawn("x")], marks=False
     )
-
-
-def test_the_mean_of_kernels_lies_within_its_scale(tmp_path: Path) -> None:
-    """Its row has the extremes of all weights, beyond the scale, which clips none."""
-    own = scaled(-0.5, 0.5, "symmetric", min=-4.0, max=4.0, layout="mean")
-    text = text_of(tmp_path / "out", "layer-000.html", [Drawn("x", more=own)])
-    assert "−0.5 0.5, one scale" in text and "≤" not in text and "≥" not in text

@@ -22,7 +22,7 @@ from featviz.options import ReportOptions
 from featviz.report import build_report, report
 from featviz.rundir.read import read_run
 
-from .markup import EVIL, HOSTILE, Markup, built, pages, read
+from .markup import HOSTILE, Markup, built, pages, read
 
 
 def test_every_link_and_picture_exists(root: Path) -> None:
@@ -114,12 +114,7 @@ def test_one_file_has_everything_inside(root: Path, tmp_path: Path) -> None:
     ("damage", "words"),
     [
         (lambda p: (p / "stats.npz").write_bytes(b"PK"), "a.png/stats.npz has 2 bytes, too few"),
-        (lambda p: (p / "stats.npz").unlink(), "a.png/stats.npz is missing"),
         (lambda p: (p / "manifest.json").write_text("{"), "a.png/manifest.json: cannot be read"),
-        (
-            lambda p: (p / "manifest.json").write_text('{"schema_version": 2}'),
-            "a.png/manifest.json: image is missing",
-        ),
         (
             lambda p: (p / "001_conv1" / "output.png").unlink(),
             "a.png/001_conv1/output.png is missing",
@@ -262,20 +257,3 @@ def test_a_zip_file_has_the_pages_and_their_pictures(noisy: Path, tmp_path: Path
         path.read_bytes() for path in noisy.rglob("*.png") if path.is_file()
     )
     assert all(name.isascii() and ".." not in name for name in names)
-
-
-@pytest.mark.parametrize("content", [b"GIF89a", EVIL.encode(), b""])
-def test_a_figure_that_is_no_png(tmp_path: Path, content: bytes) -> None:
-    """Its image is damaged, and is named with the file."""
-    root = tmp_path / "run"
-    write_run(root, {"a.png": [Drawn("conv1"), Drawn("relu", index=2)]})
-    figure = root / "a.png" / "001_conv1" / "output.figure.png"
-    figure.write_bytes(content)
-    path = root / "a.png" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["captures"][0]["figure"] = "001_conv1/output.figure.png"
-    path.write_text(json.dumps(manifest))
-    summed_anew(root / "a.png")
-    run = read_run(root)
-    assert not run.images and "output.figure.png" in run.damaged["a.png"]
-    assert "is no PNG" in run.damaged["a.png"]

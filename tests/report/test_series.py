@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -114,16 +113,6 @@ def test_a_damaged_step_is_named_and_the_others_are_shown(series: Path) -> None:
         (path / "run.json").write_text("{")
     with pytest.raises(StoreError, match="has no step that can be shown"):
         build_report(series, ReportOptions())
-
-
-def test_one_file_holds_everything(series: Path) -> None:
-    """Every picture is in it."""
-    result = build_report(series, ReportOptions(single_file=True))
-    page = read(result.page)
-    pictures = [str(image["src"]) for image in page.of("img")]
-    first = next((series / "step-000000" / "a.png").glob("001_*/output.png")).read_bytes()
-    assert len(pictures) == 12 and all(src.startswith("data:image/png") for src in pictures)
-    assert base64.b64decode(pictures[0].split(",")[1]) == first
 
 
 @pytest.fixture(scope="module")

@@ -122,21 +122,6 @@ def test_order_is_numpys(tmp_path: Path, by: str, column: int) -> None:
     assert set(ORDERS) == {"mean", "max", "variance", "zeros"}
 
 
-def test_the_input_and_the_names_are_there(root: Path) -> None:
-    """Above the first row is what the model saw; outside tiles there is text on paper."""
-    out = root.parent / "sheet.png"
-    make_sheet(root, SheetOptions("relu", out=out))
-    with Image.open(out) as picture, Image.open(root / "a.png" / "input.png") as seen:
-        sheet, small = np.asarray(picture.convert("RGB")), seen.convert("RGB")
-        small = small.resize((32, 27), Image.Resampling.NEAREST)  # 32 pixels at least
-    windows = np.lib.stride_tricks.sliding_window_view(sheet, (27, 32, 3))[:, :, 0]
-    assert (windows == np.asarray(small)).all((2, 3, 4)).any()
-    left = find(sheet[..., 0], cut(A, 0))
-    assert left is not None
-    assert (sheet[left[0] : left[0] + 8, : left[1] - 1] < 128).any(), "the channel's number"
-    assert (sheet[0] == PAPER).all() and (sheet[:, -1] == PAPER).all()
-
-
 def test_another_tensor_of_the_layer(tmp_path: Path) -> None:
     """--tensor takes the second call; a wrong one names those that there are."""
     second = Drawn("relu", call=1, shade=90)
