@@ -26,7 +26,7 @@ from featviz.errors import UsageError
 from featviz.files.urls import Url, is_url, refuse_url
 from featviz.records.tables import CLASS_MAPS, FORMATS, KINDS, PRESETS, REDUCTIONS, is_gradient
 from featviz.records.types import Shard
-from featviz.text import parse_bytes, quoted
+from featviz.text import quoted
 
 T = TypeVar("T", bound=Struct)
 
@@ -60,19 +60,28 @@ HPARAMS = "@hparams"
 # What makes values of what was given; each raises ValueError where it cannot
 
 
+def _as(kind: Any, given: Any) -> Any:
+    """A value of a type, also from its text; numbers of numpy and torch are Python's."""
+    if getattr(given, "ndim", None) == 0 and hasattr(given, "item"):
+        given = given.item()
+    value = msgspec.convert(given, kind, strict=not isinstance(given, str))
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(given)
+    return value
+
+
 def _parts(given: Any) -> list[Any]:
     """The parts of a list, each of which may be a list in a text: `224x224`, `.5,.5`, `1 2`."""
     if isinstance(given, str):
         return re.split(r"[\s,x×]+", given.strip().lower())
-    parts = []
-    for one in given if hasattr(given, "__len__") else [given]:
-        parts += _parts(one) if isinstance(one, str) else [one]
-    return parts
+    several = given if hasattr(given, "__len__") else [given]
+    return [part for one in several for part in (_parts(one) if isinstance(one, str) else [one])]
 
 
 def _size(given: Any) -> int | tuple[int, int]:
     """Pixels: `224`, (height, width), `"224x320"`, `"224,320"`."""
-    sides = [_integer(part, 1, LONGEST_SIDE) for part in _parts(given)]
+    side = Annotated[int, Meta(ge=1, le=LONGEST_SIDE)]
+    sides = [_as(side, part) for part in _parts(given)]
     if len(sides) not in (1, 2):
         raise ValueError(given)
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
@@ -80,10 +89,7 @@ def _size(given: Any) -> int | tuple[int, int]:
 
 def _numbers(given: Any) -> tuple[float, ...]:
     """`0.5`, a sequence, `".5,.5,.5"`."""
-    numbers = tuple(msgspec.convert(_number(part, float), float) for part in _parts(given))
-    if not numbers or not all(map(math.isfinite, numbers)):
-        raise ValueError(given)
-    return numbers
+    return tuple(_as(float, part) for part in _parts(given))
 
 
 def _captures(given: Any) -> tuple[str, ...]:
@@ -93,19 +99,8 @@ def _captures(given: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _integer(given: Any, least: int, most: int = 2**63) -> int:
-    number: int = msgspec.convert(_number(given, int), int)
-    if not least <= number <= most:
-        raise ValueError(given)
-    return number
-
-
 def _auto(given: Any) -> int | None:
-    return None if str(given).lower() == "auto" else _integer(given, 1)
-
-
-def _bytes(given: Any) -> int:
-    return parse_bytes(given) if isinstance(given, str) else _integer(given, 0)
+    return None if str(given).lower() == "auto" else _as(Count, given)
 
 
 def _path(given: Any, is_dir: bool | None = None) -> Path:
@@ -137,24 +132,15 @@ def _shard(given: Any) -> Shard:
 
 
 def _tensors(given: Any) -> str | None:
-    if isinstance(given, bool):
-        return "npy" if given else None
-    return _known_word(given, ("npy",))
+    return ("npy" if given else None) if isinstance(given, bool) else _known_word(given, ["npy"])
 
 
-_INDEXED = re.compile(r"(?<![^,!\s])([A-Z]\w*|fn:\w+)\[(-?\d{1,9}|[-\d]*:[-:\d]*)\](?=\s*(?:,|$))")
-"""A class or function with an index as in Python, `Conv2d[0]`."""
-
-
-def _selectors(given: Any) -> str | None:
-    texts = [given] if isinstance(given, str) else list(given)
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError(given)
-    return _INDEXED.sub(r"\1#\2", ",".join(texts))
+def _selectors(given: Any) -> str:
+    return given if isinstance(given, str) else ",".join(given)
 
 
 def _target(given: Any) -> str:
-    text = str(_integer(given, 0)) if not isinstance(given, str) else given.strip()
+    text = given.strip() if isinstance(given, str) else str(_as(Annotated[int, Meta(ge=0)], given))
     return f"class:{text}" if re.fullmatch(r"[0-9]{1,9}", text) else text
 
 
@@ -163,23 +149,17 @@ def _weights(given: Any) -> str:
     return text.lower() if text.lower() in ("none", "default") else text
 
 
-def _format(given: Any) -> str:
-    return _known_word("jpg" if str(given).lower() == "jpeg" else given, tuple(FORMATS))
-
-
 def _arguments(given: Any) -> Mapping[str, Any]:
     """`key=value` texts, whose values are Python literals, else text; or a mapping."""
     if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
         return given
     arguments: dict[str, Any] = {}
     for pair in [given] if isinstance(given, str) else given:
-        if not isinstance(pair, str):
-            raise ValueError(given)
-        key, equals, value = pair.partition("=")
+        key, equals, value = str(pair).partition("=")
         if pair == HPARAMS:
             key, value = pair, "True"
         elif not equals or not key.isidentifier():
-            raise UsageError(f"model_args={quoted(pair)}: expected KEY=VALUE")
+            raise ValueError(given)
         try:
             arguments[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -193,19 +173,6 @@ def _known_word(given: Any, choices: Collection[str]) -> str:
     if len(found) != 1 or not isinstance(given, str):
         raise ValueError(given)
     return found[0]
-
-
-def _plain(given: Any) -> Any:
-    """Numbers of numpy and torch as Python's."""
-    return given.item() if getattr(given, "ndim", None) == 0 and hasattr(given, "item") else given
-
-
-def _number(given: Any, kind: type) -> Any:
-    """A number, or the text of one."""
-    number = kind(given) if isinstance(given, str) else _plain(given)
-    if isinstance(number, float) and not (math.isfinite(number) and kind is float):
-        raise ValueError(given)
-    return number
 
 
 LISTS = (_size, _numbers, _captures, _selectors)
@@ -237,8 +204,7 @@ def _option(
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-_seed = partial(_integer, least=-(2**63), most=2**64 - 1)
-Seed = Annotated[int, _takes("N", "an integer that torch.manual_seed takes", _seed)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _PIXELS = f"pixels from 1 to {LONGEST_SIDE}, such as 224 or 224x320"
 Size = Annotated[int | tuple[int, int], _takes("PIXELS", _PIXELS, _size)]
 Numbers = Annotated[tuple[float, ...], _takes("N,N,N", "numbers, such as 0.5,0.5,0.5", _numbers)]
@@ -432,7 +398,7 @@ class DrawOptions(Struct, frozen=True):
         bool, _view("Also draw a figure with a title, the input and a colour bar.")] = False
     format: Annotated[str, _write(
         f"Write pictures in this format: {_named(FORMATS, 'words', ', ')}.",
-        choices=tuple(FORMATS), read=_format,
+        choices=tuple(FORMATS),
     )] = "png"
     flat: Annotated[bool, _write("Write the pictures of an image into one folder, with image and "
         "layer in each name: cat__004_layer1.0.conv1.png.")] = False
@@ -523,10 +489,6 @@ class RunOptions(Struct, frozen=True):
     jobs: Annotated[Count | None, _limit(
         "Encode pictures in N threads.", usual="a quarter of the cores, at least 2")] = None
     tensorboard: Annotated[Folder | None, _board] = None
-    max_output_size: Annotated[int | None, _limit(
-        "Refuse a run that would write more than this (500MB, 2GB), and stop one that does.",
-        "BYTES", read=_bytes, expects="an amount of bytes, such as 500MB or 2GB",
-    )] = None
     shard: Annotated[Shard | None, _option(
         "Draw only part I of N parts of the images; all parts may write into one --out.", "I/N",
         usual="that of torchrun or srun", group=MACHINES, read=_shard,
@@ -702,20 +664,6 @@ class ReportOptions(Struct, frozen=True):
         "in this folder with the pictures of its suspects.", usual="RUN/audit.json")] = None
 
 
-class MergeOptions(Struct, frozen=True):
-    """The options of `merge`."""
-
-    out: Annotated[AnyPath, _out("Write the joined run into this folder.")] = Path("featviz-out")
-    overwrite: Annotated[bool, _replace("Replace the run in --out.")] = False
-
-
-class VerifyOptions(Struct, frozen=True):
-    """The options of `verify`."""
-
-    jobs: Annotated[
-        Count | None, _limit("Read files in N threads.", usual="the cores and four more")] = None
-
-
 class SheetOptions(Struct, frozen=True):
     """The options of `sheet`."""
 
@@ -751,7 +699,6 @@ class Option:
     default: Any
     """`msgspec.NODEFAULT` where it must be given."""
     words: str
-    bounds: str
     group: str
     first: bool
     flags: tuple[str, ...]
@@ -759,6 +706,7 @@ class Option:
     usual: str = ""
     """The default in words, where it is not the value."""
     expects: str = ""
+    """What it takes, for errors."""
     choices: tuple[str, ...] = ()
     read: Callable[[Any], Any] | None = None
     many: bool = False
@@ -768,35 +716,23 @@ class Option:
         if given is None and (NoneType in self.kinds or self.kinds == {tuple}):
             return None if NoneType in self.kinds else self.default
         try:
-            return (self.read or self._convert)(_plain(given))
+            if self.read is not None:
+                return self.read(given)
+            if self.choices:
+                return _known_word(given, self.choices)
+            if tuple in self.kinds and isinstance(given, (str, tuple)):
+                return tuple(_as(list[str], [given] if isinstance(given, str) else list(given)))
+            if str in self.kinds:
+                return msgspec.convert(fspath(given), str)
+            return _as(self.hint, given)
         except (msgspec.ValidationError, ValueError, TypeError, KeyError):
             shown = quoted(str(given[0] if type(given) is list and len(given) == 1 else given))
             hint = re.split(r"\.[ \f]|: {", self.words)[0].rstrip(".")
             if close := difflib.get_close_matches(shown.lower(), self.choices, 1, 0.65):
                 hint = f"did you mean {close[0]}?"
-            words = {bool: "true or false", int: "an integer", float: "a number"}
-            kind = next((words[kind] for kind in words if kind in self.kinds), "a text")
-            named = "one of " * (len(self.choices) > 1) + ", ".join(self.choices)
-            takes = self.expects or named or kind + self.bounds
-            raise UsageError(f"{self.name}={shown}: expected {takes}", hint) from None
+            raise UsageError(f"{self.name}={shown}: expected {self.expects}", hint) from None
         except UsageError as error:
-            if error.message.startswith(self.name):
-                raise
             raise UsageError(f"{self.name}: {error.message}", error.hint) from None
-
-    def _convert(self, given: Any) -> Any:
-        """By the type, from the text of a number or of true and false, or a single text."""
-        if self.choices:
-            return _known_word(given, self.choices)
-        if tuple in self.kinds and isinstance(given, (str, tuple)):
-            given = [given] if isinstance(given, str) else list(given)
-        elif str in self.kinds and isinstance(given, PathLike):
-            given = fspath(given)
-        elif isinstance(given, str) and bool in self.kinds:
-            given = {"true": True, "false": False}[given.lower()]
-        elif number := next((kind for kind in (int, float) if kind in self.kinds), None):
-            given = _number(given, number)
-        return msgspec.convert(given, self.hint)
 
 
 def _taken_apart(hint: Any) -> tuple[list[Meta], set[Any]]:
@@ -805,10 +741,8 @@ def _taken_apart(hint: Any) -> tuple[list[Meta], set[Any]]:
     if origin is Annotated:
         metas, kinds = _taken_apart(hint.__origin__)
         return [*metas, *hint.__metadata__], kinds
-    if origin is Literal:
-        return [], {str}
-    if origin in (tuple, abc.Mapping, abc.Callable) or not get_args(hint):
-        return [], {origin or hint}
+    if origin in (Literal, tuple, abc.Mapping) or not get_args(hint):
+        return [], {str if origin is Literal else origin or hint}
     parts = [_taken_apart(part) for part in get_args(hint)]
     return [meta for metas, _ in parts for meta in metas], {k for _, kinds in parts for k in kinds}
 
@@ -837,9 +771,14 @@ def declared(kind: type[Struct]) -> dict[str, Option]:
                 bounds = f" above {meta.gt}{end}"
             elif meta.ge is not None:
                 bounds = f" ≥ {meta.ge}" if meta.le is None else f" from {meta.ge} to {meta.le}"
+        if not extra.get("expects"):
+            named = {bool: "true or false", int: "an integer", float: "a number"}
+            plain = next((words for one, words in named.items() if one in kinds), "a text") + bounds
+            several = "one of " * (len(extra["choices"]) > 1)
+            extra["expects"] = several + ", ".join(extra["choices"]) or plain
         made = info.default_factory is not msgspec.NODEFAULT
         default = info.default_factory() if made else info.default
-        found[name] = Option(name, hint, frozenset(kinds), default, words, bounds, **extra)
+        found[name] = Option(name, hint, frozenset(kinds), default, words, **extra)
     return found
 
 
@@ -875,18 +814,15 @@ def read_from(kind: type[T], given: dict[str, Any], but: Collection[str] = (), *
     """A record, and the records in it, of those keywords that are their options, which are removed;
     `further` are values of fields as they stand.
     """
+
+    def values(kind: type[Struct]) -> dict[str, Any]:
+        there = [one for n, one in declared(kind).items() if n in given and n not in but]
+        return {one.name: one.value(given.pop(one.name)) for one in there}
+
     for info in structs.fields(kind):
         if info.name in nested(kind) and info.name not in further:
-            part = values(info.type, given, but)
-            further[info.name] = structs.replace(info.default, **part)
-    return kind(**values(kind, given, but), **further)
-
-
-def values(kind: type[Struct], given: dict[str, Any], but: Collection[str] = ()) -> dict[str, Any]:
-    """The options of a record among keywords, read; from the keywords they are removed."""
-    options = declared(kind)
-    taken = {name: given.pop(name) for name in options if name in given and name not in but}
-    return {name: options[name].value(value) for name, value in taken.items()}
+            further[info.name] = structs.replace(info.default, **values(info.type))
+    return kind(**values(kind), **further)
 
 
 def no_option(wrong: Iterable[str], known: Iterable[str]) -> UsageError:

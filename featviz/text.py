@@ -205,20 +205,3 @@ def safe_way(name: str) -> str:
 def counted(count: int, noun: str) -> str:
     """`1 image`, `2,000 images`."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-
-
-def parse_bytes(text: str) -> int:
-    """Read `500MB`, `2G`, `1.5 GB` or a number of bytes; a unit is a power of 1000."""
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]?)B?", text.strip(), re.I | re.A)
-    if match is None:
-        raise ValueError(text)
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-def in_bytes(count: int) -> str:
-    """`500 MB`: as `parse_bytes` reads it, to three digits."""
-    unit = next((unit for unit in "GMK" if count >= _UNITS[unit]), "")
-    return f"{count / _UNITS[unit]:.3g} {unit.replace('K', 'k')}B"

@@ -30,7 +30,7 @@ from featviz.models.load import LoadedModel
 from featviz.options import InputOptions
 from featviz.records import Bytes, Call, Sample, TextTable
 from featviz.records.findings import FINDINGS, Doubles
-from featviz.run.batches import batches
+from featviz.run.visit import batches
 from featviz.rundir import AUDIT_FILE, write
 from featviz.rundir.schema import MOST_RECORD, Audit, check_version, convert
 from featviz.text import printable, quoted, safe_name

@@ -15,7 +15,7 @@ from featviz.hooks.capture import tensors
 from featviz.hooks.forward import forward
 from featviz.models.load import LoadedModel
 from featviz.records import Call
-from featviz.run.batches import Batch
+from featviz.run.visit import Batch
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,6 @@ CLOSED_PIPE = 128 + 13
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
-"""Options that are answered from anywhere."""
-
 
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are used."""

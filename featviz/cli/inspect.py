@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import click
-
 from featviz.cli import output
 from featviz.cli.options import FILE, IMAGES, MODEL, Given, click_option, command, open_flag
 from featviz.options import (
@@ -99,7 +97,7 @@ def kernels(given: Given) -> int:
 
 
 @command(
-    arguments=[click.Argument(["file"], type=FILE)],
+    arguments=[FILE],
     flags=[click_option(declared(ModelOptions)[name]) for name in ("key", "strip_prefix", "ema")],
 )
 def identify(given: Given) -> int:
@@ -251,7 +249,7 @@ def audit(given: Given) -> int:
     """Audit the model, print the table, and return the exit code."""
     from featviz.audit.audit import audit
     from featviz.audit.output import audit_table
-    from featviz.run.share import refuse_shares
+    from featviz.cli.run import refuse_shares
 
     refuse_shares("audit", "its findings hold for all images together")
     with output.batch_progress() as progress:
@@ -311,8 +309,8 @@ def exemplars(given: Given) -> int:
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed.
     """
+    from featviz.cli.run import refuse_shares
     from featviz.exemplars.exemplars import find_exemplars
-    from featviz.run.share import refuse_shares
 
     refuse_shares("exemplars", "it ranks all images against each other")
     with output.batch_progress() as progress:

@@ -19,7 +19,7 @@ from featviz.layout.hints import HintBook
 from featviz.layout.layouts import LAYOUTS
 from featviz.models.load import LoadedModel
 from featviz.records import Floats, Integers, Layer, Site
-from featviz.run.batches import Batch
+from featviz.run.visit import Batch
 
 _NONE = 2**62
 """Stands for the number of an image where there is none; comes after all."""

@@ -18,9 +18,9 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import ExemplarOptions, ModelOptions
 from featviz.records import Sample, TextTable
-from featviz.run.batches import BatchProgress, Study, begun
 from featviz.run.choose import choose_layers
 from featviz.run.prepare import blank_input
+from featviz.run.visit import BatchProgress, Study, begun
 from featviz.rundir import EXEMPLARS_FILE, write
 from featviz.rundir.place import EXEMPLARS
 from featviz.rundir.studies import (

@@ -22,7 +22,7 @@ from featviz.exemplars.receptive import Box, ReceptiveFields
 from featviz.models.load import LoadedModel
 from featviz.options import InputOptions
 from featviz.records import Sample
-from featviz.run.batches import batches
+from featviz.run.visit import batches
 from featviz.rundir import write
 from featviz.rundir.studies import Exemplar, ExemplarChannel, ExemplarLayer
 from featviz.text import counted, printable, safe_name

@@ -170,7 +170,8 @@ def list_model(
         if functions:
             calls = choose.functions(model, blank)
             seen = probe(model, blank, list(calls))
-            called = {layer: (seen.shape(layer), n) for layer, n in calls.items()}
+            first = {layer: shapes[0] for (_, layer, _), shapes in reversed(seen.items())}
+            called = {layer: (first.get(layer), n) for layer, n in calls.items()}
     except ForwardError as error:
         log.warning("no shapes: %s (%s)", error.message, error.hint)
         meter = None

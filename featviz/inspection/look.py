@@ -19,7 +19,6 @@ from featviz.drawing.page import Overview, OverviewRow, OverviewTile
 from featviz.drawing.picture import MAX_PIXELS, GridPicture, write_png
 from featviz.drawing.values import compiled, to_pixels
 from featviz.errors import FeatvizError, LayoutError, UsageError
-from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
 from featviz.images import find
 from featviz.layout import to_floats
@@ -177,8 +176,8 @@ def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Loo
     sink = _PageSink(drawer, hints, wanted, options)
     root = list_layers(prepared.model.module)[0]
     hooked = chosen if root in chosen else [*chosen, root]
-    with in_eval_mode(prepared.model.module):
-        outcome, recorder = prepared.show(image.args, hints, sink.take, hooked)
+    with prepared.watched(hooked) as show:
+        outcome, recorder = show(image.args, hints, sink.take)
     never_ran = tuple(layer.name for layer in recorder.never_ran)
     rows = tuple(replace(row, calls=recorder.calls[row.layer]) for row in sink.rows.values())
     if not rows:

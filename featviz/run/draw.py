@@ -27,7 +27,7 @@ from featviz.drawing.picture import (
     write_png,
 )
 from featviz.drawing.tensorboard import Board, Post, as_make_grid, histogram, note
-from featviz.errors import LayoutError, StoreError, UploadError
+from featviz.errors import LayoutError, UploadError
 from featviz.records import Floats, ImageResult, Sample, Site, finite
 from featviz.run.encoders import Background, shared_cores
 from featviz.run.prepare import ModelInput, Prepared, Show, read_input
@@ -35,8 +35,7 @@ from featviz.run.resume import kept
 from featviz.run.visit import Visit, visit
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.schema import Capture
-from featviz.rundir.write import ImageFolder, RunDirectory, manifest_rows
-from featviz.text import in_bytes
+from featviz.rundir.write import RunDirectory, manifest_rows
 
 T = TypeVar("T")
 Drawn = Visit["ImageResult | ModelInput", "ImageResult | ImageWriter"]
@@ -90,8 +89,6 @@ class Drawing:
         self._steps = {sample.name: step for step, sample in enumerate(prepared.samples)}
         self._lost = 0
         """Images in a row that a store did not take."""
-        self._written = 0
-        """Bytes in the folders of the images."""
 
     def read(self, sample: Sample) -> ImageResult | ModelInput:
         """Decode and prepare an image, unless an earlier run has completed it: then its result."""
@@ -126,41 +123,22 @@ class Drawing:
         result, error = drawn.result, drawn.error
         try:
             if isinstance(result, ImageWriter):
-                try:
-                    writer, result = result, self.encoders.result(result.closing)
-                    self._lost = 0
-                    if self.prepared.options.max_output_size is not None:
-                        self._count(writer.folder, writer)
-                    if self.board is not None:
-                        self.board.post(writer.posts, self._steps[drawn.sample.name])
-                except UploadError as lost:
-                    self._lost, result, error = self._lost + 1, None, lost
-                    if self._lost == MOST_LOST:
-                        raise
-            elif result is not None and self.prepared.options.max_output_size is not None:
-                self._count(self.store.folder(result.folder))
-        except Exception:
-            if following is not None and isinstance(following.result, ImageWriter):
-                following.result.abandon()
-            raise
+                writer, result = result, self.encoders.result(result.closing)
+                self._lost = 0
+                if self.board is not None:
+                    self.board.post(writer.posts, self._steps[drawn.sample.name])
+        except Exception as failure:
+            self._lost += isinstance(failure, UploadError)
+            if not isinstance(failure, UploadError) or self._lost == MOST_LOST:
+                if following is not None and isinstance(following.result, ImageWriter):
+                    following.result.abandon()
+                raise
+            result, error = None, failure
         if error is None:
-            assert result is not None, "an image has a result or an error"
+            assert isinstance(result, ImageResult), "an image has a result or an error"
             return result
         folder = self.store.image(drawn.sample.name).name
         return ImageResult(drawn.sample.name, folder, error=error.message, hint=error.hint)
-
-    def _count(self, folder: ImageFolder, writer: ImageWriter | None = None) -> None:
-        """Stop above --max-output-size, image by image: so the same run stops at the same image,
-        whatever is under way."""
-        most = self.prepared.options.max_output_size
-        self._written += folder.size
-        if most is not None and self._written > most:
-            if writer is not None:
-                writer.abandon()
-            raise StoreError(
-                f"{folder.name} would take the run over --max-output-size {in_bytes(most)}",
-                "what is complete stays complete; --resume with a larger limit goes on",
-            )
 
 
 class ImageWriter:

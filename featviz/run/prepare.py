@@ -122,17 +122,6 @@ class Prepared:
             else:
                 yield hooks.show
 
-    def show(
-        self,
-        args: Sequence[Tensor],
-        hints: HintBook,
-        sink: Callable[..., None],
-        layers: Sequence[Layer] | None = None,
-    ) -> tuple[Outcome, Recorder]:
-        """Show the model a single image, as `watched`."""
-        with self.watched(layers) as show:
-            return show(args, hints, sink)
-
 
 def prepare(
     model: ModelOptions | LoadedModel, images: Sequence[Sample], options: RunOptions

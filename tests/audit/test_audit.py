@@ -20,7 +20,7 @@ from featviz.errors import UsageError
 from featviz.images.find import find_samples
 from featviz.models.load import adopt
 from featviz.options import AuditOptions, InputOptions, Thresholds
-from featviz.run.batches import batches as read_batches
+from featviz.run.visit import batches as read_batches
 
 from . import planted
 from .audited import PLAIN, document, filled, found, kill, loaded, residual, solid, wake

@@ -19,7 +19,7 @@ from featviz.errors import UsageError
 from featviz.models.load import pick_device
 from featviz.options import RunOptions, read
 from featviz.records import Sample, Shard
-from featviz.run.share import shard_of_process
+from featviz.cli.run import shard_of_process
 
 Run = Callable[..., Outcome]
 
