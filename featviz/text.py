@@ -4,16 +4,12 @@ fit for a message, a terminal, or the name of a file."""
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
-
-from featviz.errors import UsageError
 
 
 def printable(words: str) -> str:
@@ -125,41 +121,6 @@ def ranges(
     words = [f"{run[0]}{dash}{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
     most = len(words) if most is None else most
     return listed(words, most, comma, sum(map(len, runs[most:])))
-
-
-_MOST_EXPANDED = 100_000
-_BRACES = re.compile(r"\{(?:([0-9]{1,9})\.\.([0-9]{1,9})|([^{}]*(?:,[^{}]*)+))\}")
-
-
-def expand_braces(text: str) -> list[str]:
-    """The texts that braces stand for, as in a shell: numbers from one to another, with as many
-    digits, and words between commas. Text without such braces stands for itself.
-
-    Raises:
-        UsageError: there are more than 100,000.
-
-    Example:
-        >>> expand_braces("{train,val}-{08..10}.tar")[:4]
-        ['train-08.tar', 'train-09.tar', 'train-10.tar', 'val-08.tar']
-    """
-    pieces: list[Sequence[str]] = []
-    place = 0
-    for match in _BRACES.finditer(text):
-        first, last, words = match.groups()
-        pieces.append([text[place : match.start()]])
-        if words:
-            pieces.append(words.split(","))
-        else:  # up or down, with leading zeros if either has any
-            start, end = int(first), int(last)
-            padded = any(word[0] == "0" and len(word) > 1 for word in (first, last))
-            width = max(len(first), len(last)) if padded else 0
-            numbers = range(start, end + 1) if start <= end else range(start, end - 1, -1)
-            pieces.append([f"{n:0{width}d}" for n in numbers[: _MOST_EXPANDED + 1]])
-        place = match.end()
-    pieces.append([text[place:]])
-    if math.prod(map(len, pieces)) > _MOST_EXPANDED:
-        raise UsageError(f"{quoted(text)!r} stands for more than {_MOST_EXPANDED:,} names")
-    return ["".join(piece) for piece in itertools.product(*pieces)]
 
 
 _LONGEST_NAME = 100

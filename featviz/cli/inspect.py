@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import logging
 import textwrap
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from featviz.cli import output
 from featviz.cli.options import FILE, IMAGES, MODEL, Given, click_option, command, open_flag
@@ -88,11 +86,11 @@ def kernels(given: Given) -> int:
     """
     from featviz.inspection.kernels import draw_kernels
 
-    result = draw_kernels(given.source, given.record(KernelOptions))
-    output.left_out(result.skipped)
-    log.info("kernels of %s in %s", counted(len(result.rows), "layer"), result.out)
+    document, skipped = draw_kernels(given.source, given.record(KernelOptions))
+    output.left_out(skipped)
+    log.info("kernels of %s in %s", counted(len(document["captures"]), "layer"), document["out"])
     if given["json"]:
-        output.document(result.as_json())
+        output.document(document)
     return 0
 
 
@@ -260,29 +258,23 @@ def audit(given: Given) -> int:
         output.table(audit_table(result.document))
     seen = counted(result.document["images"]["seen"], "image")
     log.info("%s seen; the verdicts hold for these images", seen)
-    if (proof := result.document["verify"]) is not None:
-        log.info("%s", _proof(proof))
+    if (proof := result.document["verify"]) is not None and not proof["channels"]:
+        log.info("nothing to verify: no channel can be cut out")
+    elif proof is not None:
+        change, nonfinite = proof["largest_change"], proof.get("nonfinite", 0)
+        words = (
+            f"without the {counted(proof['channels'], 'channel')} that can be cut out the output "
+        )
+        same = f"cannot be compared: {UNLIKE_OUTPUTS}"
+        words += same if change is None else f"changes by {change:g} at most"
+        if nonfinite:
+            words += f", and {nonfinite} of its values become, or cease to be, NaN or infinite"
+        log.info("%s (%s)", words, counted(proof["images"], "image"))
     for verdict in result.verdicts:
         if not verdict.held:
             log.error("gate %s is broken: %s", verdict.gate, verdict.words)
     log.info("results in %s", result.out)
     return result.exit_code
-
-
-def _proof(proof: Mapping[str, Any]) -> str:
-    if not proof["channels"]:
-        return "nothing to verify: no channel can be cut out"
-    change, nonfinite = proof["largest_change"], proof.get("nonfinite", 0)
-    if change is None:
-        words = f"cannot be compared: {UNLIKE_OUTPUTS}"
-    else:
-        words = f"changes by {change:g} at most"
-    if nonfinite:
-        words += f", and {nonfinite} of its values become, or cease to be, NaN or infinite"
-    return (
-        f"without the {counted(proof['channels'], 'channel')} that can be cut out the output "
-        f"{words} ({counted(proof['images'], 'image')})"
-    )
 
 
 @command(ExemplarOptions, ModelOptions, arguments=[MODEL, IMAGES], json="exemplars.json")

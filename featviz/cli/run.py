@@ -72,10 +72,9 @@ def run(given: Given) -> int:
       featviz run net.py:Net scan.png --size 256
     \f
     An archive is a .zip, .tar or .tar.gz; photos.zip::a/b.jpg is one of its
-    images, and 'shards-{000..063}.tar' are 64 archives. Each may be a URL:
-    s3://bucket/photos/, gs://, https://, hf:// (with s3fs, gcsfs, aiohttp or
-    huggingface_hub). For a video model, the stills of a folder are one clip,
-    and so is an animation.
+    images. Each may be a URL: s3://bucket/photos/, gs://, https://, hf://
+    (with s3fs, gcsfs, aiohttp or huggingface_hub). For a video model, the
+    stills of a folder are one clip, and so is an animation.
 
     \b
     More examples:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 from msgspec import structs
@@ -42,25 +41,13 @@ _FOR_MAPS = ("tensors", "flat", "overlay", "reduce", "figure")
 """Fields of DrawOptions that kernels have no use for."""
 
 
-@dataclass(frozen=True)
-class KernelsResult:
-    """The pictures of a model's kernels."""
-
-    out: Path
-    rows: tuple[dict[str, Any], ...]
-    skipped: tuple[Skip, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """For programs."""
-        return {
-            "out": str(self.out),
-            "captures": list(self.rows),
-            "skipped": [asdict(skip) for skip in self.skipped],
-        }
-
-
-def draw_kernels(model: ModelOptions | LoadedModel, options: KernelOptions) -> KernelsResult:
+def draw_kernels(
+    model: ModelOptions | LoadedModel, options: KernelOptions
+) -> tuple[dict[str, Any], list[Skip]]:
     """Draw a model's kernels, one picture for each layer, into a folder like a run's image.
+
+    Returns:
+        What `--json` prints, and what could not be drawn.
 
     Raises:
         FeatvizError: a bad option, no such model, nothing to draw, or the folder failed.
@@ -92,10 +79,11 @@ def draw_kernels(model: ModelOptions | LoadedModel, options: KernelOptions) -> K
                 except LayoutError as error:
                     skipped.append(_skip(layer, error))
         besides += [] if events is None else events.glob(tensorboard.EVENTS)
-        rows = tuple(row for row, _, _ in drawn)
-        manifest = {"captures": list(rows), "skipped": manifest_rows((), skipped)["skipped"]}
+        rows = [row for row, _, _ in drawn]
+        manifest = {"captures": rows, "skipped": manifest_rows((), skipped)["skipped"]}
         folder.finish(manifest, {key: numbers for _, key, numbers in drawn})
-    return KernelsResult(options.out, rows, tuple(skipped))
+    about = {"captures": rows, "skipped": [asdict(skip) for skip in skipped]}
+    return {"out": str(options.out), **about}, skipped
 
 
 def _read(

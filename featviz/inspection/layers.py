@@ -100,7 +100,6 @@ class Listing:
     input_shape: list[int]
     not_counted: Mapping[str, int] = field(default_factory=dict)
     """Calls of operators from outside torch, which have no formula and are in no figure."""
-    above: tuple[str, ...] = ()
     tree: bool = False
     """The table indents each module below the one that holds it."""
 
@@ -135,7 +134,7 @@ class Listing:
         called = f", {counted(functions, 'function')}" if functions else ""
         taken = sum(row.selected for row in self.rows)
         footer.append(f"{total.modules} modules{called}; * {taken} taken by the selectors")
-        return TextTable(("", "name", "type", *figures), figures, rows, (), footer, self.above)
+        return TextTable(("", "name", "type", *figures), figures, rows, (), footer)
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
@@ -189,11 +188,9 @@ def list_model(
         place = (at.index, at.name, at.type, at.aliases)
         rows.append(LayerRow(*place, 0, 0, at in taken, output_shape=shape, calls=n))
     rows.sort(key=lambda row: row.index)  # functions behind their module
-    above: tuple[str, ...] = ()
     if meter is not None and model.preprocess.size_guessed:
         words = "the input's size is a guess, %s: shapes and MACs follow it; --size says it"
         log.warning(words, by(blank[0].shape))
-        above = (f"input {by(blank[0].shape)}: its size is a guess; --size says it",)
     of_model = ("parameters", "trainable", "macs", "flops", "activation_bytes")  # in its row
     totals = Totals(
         modules=sum(1 for _ in model.module.modules()),
@@ -201,7 +198,7 @@ def list_model(
         **{name: getattr(rows[0], name) for name in of_model},
     )
     not_counted = {} if meter is None else dict(meter.operators.calls.most_common())
-    return Listing(tuple(rows), totals, list(blank[0].shape), not_counted, above, tree)
+    return Listing(tuple(rows), totals, list(blank[0].shape), not_counted, tree)
 
 
 def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
@@ -239,18 +236,6 @@ def _scaled(value: int, unit: str = "") -> str:
 # What a forward pass costs
 
 
-@dataclass
-class _Frame:
-    """A module that is running: the counts when it was entered, and of what ran inside it."""
-
-    macs: int
-    memory: int
-    input_shape: list[int] | None
-    macs_inside: int = 0
-    """Those that are in the usage of some module."""
-    is_leaf: bool = True
-
-
 class Meter:
     """Reads the counts at every module's entry and exit."""
 
@@ -259,7 +244,9 @@ class Meter:
         self.memory = 0
         self.flops = FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION)
         self.operators = _Uncounted(self.flops.flop_registry)
-        self._running: list[_Frame] = []
+        self._running: list[dict[str, Any]] = []
+        """For each module that is running: the counts when it was entered, the multiply-accumulates
+        in the usage of modules inside it, whether it is a leaf, the shape of its input."""
 
     @property
     def macs(self) -> int:
@@ -270,22 +257,23 @@ class Meter:
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A forward pre-hook."""
         if self._running:
-            self._running[-1].is_leaf = False
+            self._running[-1]["leaf"] = False
         shape = _shape_of_first(tensors([args, kwargs]))
-        self._running.append(_Frame(self.macs, self.memory, shape))
+        counts = {"macs": self.macs, "memory": self.memory, "inside": 0}
+        self._running.append({**counts, "leaf": True, "input_shape": shape})
 
     def leave(self, now: Callable[[], Layer], module: nn.Module, args: Any, output: Any) -> None:
         """A forward hook; `now` tells the layer to which the call belongs."""
         index = now().index
         frame, given = self._running[-1], tensors(output)
-        if frame.is_leaf:
+        if frame["leaf"]:
             parts = (p for t in given for p in (t.unbind() if t.is_nested else [t]))
             self.memory += sum(part.numel() * part.element_size() for part in parts)
-        macs = self.macs - frame.macs
-        inside, frame.macs_inside = frame.macs_inside, macs
-        first = {"input_shape": frame.input_shape, "output_shape": _shape_of_first(given)}
+        macs = self.macs - frame["macs"]
+        inside, frame["inside"] = frame["inside"], macs
+        first = {"input_shape": frame["input_shape"], "output_shape": _shape_of_first(given)}
         usage = self.usage.setdefault(index, {**first, **dict.fromkeys(_COUNTED, 0)})
-        own = (1, macs, macs - inside, FLOPS_PER_MAC * macs, self.memory - frame.memory)
+        own = (1, macs, macs - inside, FLOPS_PER_MAC * macs, self.memory - frame["memory"])
         for name, count in zip(_COUNTED, own, strict=True):
             usage[name] += count
 
@@ -294,7 +282,7 @@ class Meter:
         raised is none of the module's, and its own work counts as its caller's."""
         frame = self._running.pop()
         if self._running:
-            self._running[-1].macs_inside += frame.macs_inside
+            self._running[-1]["inside"] += frame["inside"]
 
 
 class _Uncounted(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ from runs import SMALL, complete, make_photos, run_json, tree
 from featviz import cli
 from featviz.errors import FeatvizError
 from featviz.models import requirements
-from featviz.run import signals
+from featviz.run import run as pipeline
 
 from .outcomes import Run
 
@@ -104,11 +104,11 @@ def test_closed_streams_do_not_stop_the_drawing(
 
 def test_ignored_signals_stay_ignored() -> None:
     """`nohup` and a shell's `&` have them ignored; all others are heeded, and given back."""
-    before = {number: signal.getsignal(number) for number in signals.SIGNALS}
+    before = {number: signal.getsignal(number) for number in pipeline.SIGNALS}
     assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} == set(before)
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with signals.stop_requests() as stop:
+        with pipeline.stop_requests() as stop:
             os.kill(os.getpid(), signal.SIGINT)
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN and not stop.is_set()
             os.kill(os.getpid(), signal.SIGHUP)

@@ -20,7 +20,6 @@ from featviz.images import decode, find
 from featviz.options import InputOptions, ModelOptions, RunOptions
 from featviz.records import ImageResult
 from featviz.run import run as pipeline
-from featviz.run import signals
 from featviz.rundir import LOCK_FILE, write
 from featviz.rundir.read import read_json
 
@@ -84,7 +83,7 @@ def test_signals_are_taken_only_in_the_main_thread() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     def inside() -> bool:
-        with signals.stop_requests() as stop:
+        with pipeline.stop_requests() as stop:
             return stop.is_set() or signal.getsignal(signal.SIGINT) is not before
 
     before = signal.getsignal(signal.SIGINT)

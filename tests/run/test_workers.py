@@ -15,11 +15,11 @@ import torch
 from conftest import Outcome
 from runs import SMALL, check_whole, complete, make_photos, refused, run_json, tree, wait_for
 
+from featviz.cli.run import shard_of_process
 from featviz.errors import UsageError
 from featviz.models.load import pick_device
 from featviz.options import RunOptions, read
 from featviz.records import Sample, Shard
-from featviz.cli.run import shard_of_process
 
 Run = Callable[..., Outcome]
 
