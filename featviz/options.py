@@ -12,6 +12,7 @@ import math
 import re
 from collections import abc
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from os import PathLike, fspath
@@ -62,9 +63,13 @@ HPARAMS = "@hparams"
 
 def _as(kind: Any, given: Any) -> Any:
     """A value of a type, also from its text; numbers of numpy and torch are Python's."""
+    plain = given
     if getattr(given, "ndim", None) == 0 and hasattr(given, "item"):
-        given = given.item()
-    value = msgspec.convert(given, kind, strict=not isinstance(given, str))
+        plain = given.item()
+    for number in (float, int) if isinstance(given, str) else ():
+        with suppress(ValueError):
+            plain = number(given)  # for msgspec `.5` is no number
+    value = msgspec.convert(plain, kind, strict=not isinstance(plain, str))
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(given)
     return value
@@ -288,13 +293,11 @@ class ModelOptions(Struct, frozen=True):
         None)
     strip_prefix: Annotated[
         str | None, _model("Remove this prefix from the names of weights.", "PREFIX")] = None
-    ema: Annotated[bool | None, _model(
-        "Take the averaged (EMA) weights of a checkpoint, or the plain ones.", usual="no-ema",
-    )] = None
+    ema: Annotated[bool | None, _model("Take the averaged (EMA) weights of a checkpoint, or the "
+        "plain ones.", usual="no-ema")] = None
     partial: Annotated[bool, _model("Load the weights that fit, and leave the others out.")] = False
     device: Annotated[
-        str, _model("Run the model on this device: auto, cpu, cuda, cuda:N or mps.", "DEVICE"),
-    ] = "auto"
+        str, _model("Run the model on auto, cpu, cuda, cuda:N or mps.", "DEVICE")] = "auto"
 
     def __post_init__(self) -> None:
         """`@hparams` among the arguments is an argument of its own."""
@@ -307,42 +310,30 @@ class ModelOptions(Struct, frozen=True):
 class InputOptions(Struct, frozen=True):
     """The user's choices for the model's input; None leaves a choice to the model."""
 
-    preset: Annotated[str | None, _input(
-        f"Prepare images as these models want them. {_named(PRESETS, 'words')}.",
-        choices=tuple(PRESETS), usual="as the model says, else imagenet",
-    )] = None
+    preset: Annotated[str | None, _input(f"Prepare images as these models want them. "
+        f"{_named(PRESETS, 'words')}.", choices=tuple(PRESETS),
+        usual="as the model says, else imagenet")] = None
     size: Annotated[Size | None, _input("Resize the shorter side of images to N pixels, or images "
         "to HxW.\f A YOLO's longer side becomes N.", first=True)] = None
-    crop: Annotated[
-        Size | None, _input("After resizing, crop the centre to NxN or HxW pixels.")] = None
-    interpolation: Annotated[str | None, _input(
-        "Compute the pixels of a resized image in this way.", choices=INTERPOLATIONS)] = None
-    mean: Annotated[
-        Numbers | None, _input("Subtract these means from the channels, whose values are 0..1."),
-    ] = None
-    std: Annotated[Numbers | None, _input(
-        "Divide the channels by these standard deviations, once the mean is subtracted.")] = None
+    crop: Annotated[Size | None, _input("Then crop the centre to NxN or HxW pixels.")] = None
+    interpolation: Annotated[
+        str | None, _input("Resize images in this way.", choices=INTERPOLATIONS)] = None
+    mean: Annotated[Numbers | None, _input("Subtract these means from the channels (0..1).")] = None
+    std: Annotated[Numbers | None, _input("Then divide by these standard deviations.")] = None
     channels: Annotated[Annotated[int, Meta(ge=1, le=4096)] | None, _input(
-        "Read images as greyscale (1) or RGB (3); of another number the files (.npy, .npz, .pt, "
-        ".tif, or a picture with alpha) must have N channels.",
-        usual="as the first convolution says",
-    )] = None
-    background: Annotated[
-        str, _input("Put this colour under transparent images.", "COLOUR")] = "white"
+        "Read images as greyscale (1) or RGB (3), or files of N channels (.npy, .npz, .pt, .tif, "
+        "or pictures with alpha).", usual="as the first convolution says")] = None
+    background: Annotated[str, _input("Put this below transparent images.", "COLOUR")] = "white"
     frames: Annotated[Count, _input("Take N frames of each clip, for video models.")] = 16
-    inputs: Annotated[Count | None, _input(
-        "Pass N images at once to the model.", usual="as the model's forward says")] = None
+    inputs: Annotated[
+        Count | None, _input("Pass N images to a forward.", usual="as its arguments say")] = None
     forward_args: Annotated[Texts, _input(
-        "Pass this argument to the model's forward beside the image: a number, true, false, none, "
-        "zeros:1,77, ones:1,77:int64, or a file (.npy, .npz, .pt). image stands for the image "
-        "itself, and NAME.KEY=VALUE fills a dict; repeatable.",
-        "NAME=VALUE", flags=("--forward-arg",),
-    )] = ()
+        "Pass this to the model's forward, too: a number, true, false, none, zeros:1,77, "
+        "ones:1,77:int64, a file (.npy, .npz, .pt), or image; NAME.KEY=VALUE fills a dict; "
+        "repeatable.", "NAME=VALUE", flags=("--forward-arg",))] = ()
     transform: Annotated[str | None, _input(
-        "Prepare images with this function (file.py:fn or pkg.mod:fn): from a PIL image, or the "
-        "array of a .npy, .npz or .pt file, to a tensor [C, H, W], or to a dict of arguments of "
-        "the model.", "FUNCTION",
-    )] = None
+        "Prepare images with this function (file.py:fn or pkg.mod:fn): from a PIL image or an "
+        "array to a tensor [C, H, W], or to a dict of arguments of the model.", "FUNCTION")] = None
 
 
 # How maps are drawn
@@ -357,19 +348,13 @@ class DrawOptions(Struct, frozen=True):
     )] = "auto"
     cmap: Annotated[str, _draw("Colour maps with grey, viridis, coolwarm or another colormap of "
         "matplotlib.\f Auto means grey, for gradients coolwarm.", "CMAP", True)] = "auto"
-    nrow: Annotated[
-        Auto, _draw("Put N maps in a row; auto makes the picture about square.", usual="auto"),
-    ] = None
+    nrow: Annotated[Auto, _draw("Put N maps in a row; auto makes a square.", usual="auto")] = None
     padding: Annotated[
-        Annotated[int, Meta(ge=0)] | None, _draw("Leave N pixels around each map.", usual="2"),
-    ] = None
-    pad_value: Annotated[Share | None, _draw(
-        "Fill the pixels around maps with this grey, from 0 (black) to 1 (white).",
-        "GREY", usual=f"{PAD_GREY}, with padding 0",
-    )] = None
+        Annotated[int, Meta(ge=0)] | None, _draw("Leave N pixels around maps.", usual="2")] = None
+    pad_value: Annotated[Share | None, _draw("Fill the pixels around maps with this grey, from 0 "
+        "(black) to 1 (white).", "GREY", usual=f"{PAD_GREY}, with padding 0")] = None
     scale: Annotated[
-        Auto, _draw("Enlarge maps N times; auto enlarges those below 32 pixels.", usual="auto"),
-    ] = None
+        Auto, _draw("Enlarge maps N times; auto those below 32 pixels.", usual="auto")] = None
     min_tile: int = 32
     """Pixels that the longer side of a tile should have, for `scale=None`."""
     max_maps: Annotated[Count | None, _draw("Draw at most N maps of each layer.", first=True)] = (
@@ -377,31 +362,23 @@ class DrawOptions(Struct, frozen=True):
     max_slices: Annotated[Count, _draw("Draw at most N slices of each map of a clip, volume or "
         "batch: evenly spread ones, of a batch the first.")] = 16
     tensor_layout: Annotated[Texts, _layout] = ()
-    pick: Annotated[Literal["first", "top", "spread"], _draw(
-        "With max_maps, draw the first maps, those of highest mean, or evenly spread ones."),
-    ] = "first"
+    pick: Annotated[Literal["first", "top", "spread"], _draw("With max_maps, draw the first maps, "
+        "those of highest mean, or evenly spread ones.")] = "first"
     order: Annotated[Literal["index", "mean", "similarity"], _draw(
         "Sort tiles by channel, by mean (largest first), or by similarity.")] = "index"
     collapse: Annotated[Annotated[float, Meta(gt=0, le=1)] | None, _draw(
-        "Draw maps that correlate by R or more, such as 0.98, as one tile, marked ×N.", "R"),
-    ] = None
+        "Draw maps that correlate by R or more, such as 0.98, as one tile, marked ×N.", "R")] = None
     labels: Annotated[bool, _draw("Write the channel on each tile.")] = False
-    marks: Annotated[bool, _draw(
-        "Cross out maps that are zero everywhere, strike through other constant ones, and draw a "
-        "strip of values where all maps are constant; or draw nothing but the maps.")] = True
+    marks: Annotated[bool, _draw("Cross out maps of zeros, strike through other constant ones, "
+        "and draw a strip of values where all are constant; or draw only the maps.")] = True
     overlay: Annotated[Share | None, _view(_overlay, "ALPHA")] = None
-    reduce: Annotated[str | None, _view(
-        f"Draw one picture of all channels. {_named(REDUCTIONS, 'help')}.",
-        "REDUCTION", choices=tuple(REDUCTIONS),
-    )] = None
-    figure: Annotated[
-        bool, _view("Also draw a figure with a title, the input and a colour bar.")] = False
-    format: Annotated[str, _write(
-        f"Write pictures in this format: {_named(FORMATS, 'words', ', ')}.",
-        choices=tuple(FORMATS),
-    )] = "png"
-    flat: Annotated[bool, _write("Write the pictures of an image into one folder, with image and "
-        "layer in each name: cat__004_layer1.0.conv1.png.")] = False
+    reduce: Annotated[str | None, _view(f"Draw one picture of all channels. "
+        f"{_named(REDUCTIONS, 'help')}.", "REDUCTION", choices=tuple(REDUCTIONS))] = None
+    figure: Annotated[bool, _view("Also draw a figure with title, input and colour bar.")] = False
+    format: Annotated[str, _write(f"Write pictures in this format: "
+        f"{_named(FORMATS, 'words', ', ')}.", choices=tuple(FORMATS))] = "png"
+    flat: Annotated[bool, _write(
+        "Write an image's pictures into one folder: cat__004_layer1.0.conv1.png.")] = False
     tensors: Annotated[str | None, _write(
         "Also keep the raw tensors, in this format.", choices=("npy",), read=_tensors)] = None
 
@@ -442,23 +419,19 @@ class PassOptions(Struct, frozen=True):
     """What happens while an image goes through the model, and back."""
 
     capture: Annotated[Texts, _grad(
-        f"Draw these tensors of each layer: {', '.join(kind.help for kind in KINDS.values())}; "
-        "commas separate them.",
+        f"Draw these tensors of each layer: {', '.join(kind.help for kind in KINDS.values())}.",
         "KINDS", usual="output", read=_captures, expects=f"some of {', '.join(KINDS)}",
     )] = ("output",)
     target: Annotated[
         Target | None, _grad(f"Take gradients of this value: {_targets}", usual="top1")] = None
-    grad_rule: Annotated[
-        Literal["plain", "guided", "deconv"], _grad("Pass gradients through ReLUs by this rule."),
-    ] = "plain"
+    grad_rule: Annotated[Literal["plain", "guided", "deconv"], _grad(
+        "Pass gradients through ReLUs by this rule.")] = "plain"
     ablate: Annotated[Texts, _change(
         "Set these channels of the outputs of layers to zero; repeatable.", "SELECTORS:C,C")] = ()
     edit: Annotated[Texts, _change(
-        "Change the outputs of layers: 'conv1:channel 3,5-7*2' multiplies channels, "
-        "'relu:clamp=0,6' limits values, 'conv1:noise=0.1' adds Gaussian noise of this deviation, "
-        "'layer4:grad*0.5' multiplies gradients; made in the order given, after --ablate; "
-        "repeatable.", "SELECTORS:WHAT",
-    )] = ()
+        "Then change outputs: 'conv1:channel 3,5-7*2' multiplies channels, 'relu:clamp=0,6' "
+        "limits values, 'conv1:noise=0.1' adds Gaussian noise, 'layer4:grad*0.5' multiplies "
+        "gradients; repeatable.", "SELECTORS:WHAT")] = ()
     seed: Seed = 0
     """Seed of the noise that `edit` adds: that of the model."""
 
@@ -544,11 +517,9 @@ class ListOptions(Struct, frozen=True):
     layers: Annotated[Selectors | None, _option(
         "Mark the layers that these selectors match, as in `featviz run`.",
         first=True, group=LAYERS, usual="one layer for each stage")] = None
-    functions: Annotated[
-        bool, _option("Also list the functions that modules call.", group=LAYERS, first=True),
-    ] = False
-    tree: Annotated[
-        bool, _write("Indent each module below the one that holds it.", first=True)] = False
+    functions: Annotated[bool, _option(
+        "Also list the functions that modules call.", group=LAYERS, first=True)] = False
+    tree: Annotated[bool, _write("Indent modules below those that hold them.", first=True)] = False
     inputs: InputOptions = InputOptions()
 
 
@@ -561,8 +532,7 @@ class KernelOptions(Struct, frozen=True):
     out: Annotated[AnyPath, _out("Write the pictures into this folder.")] = Path("featviz-kernels")
     overwrite: Annotated[bool, _replace("Replace the kernels in --out.")] = False
     all_slices: Annotated[bool, _draw(
-        "Draw a tile for each input channel, in a row for each output channel.", first=True),
-    ] = False
+        "Draw a tile for each input channel, in rows of output channels.", first=True)] = False
     tensorboard: Annotated[Folder | None, _board] = None
     draw: DrawOptions = DrawOptions(normalize="symmetric")
 

@@ -104,10 +104,10 @@ def missing(argument: str, ctx: click.Context) -> UsageError:
 
 def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> None:
     """Refuse an image where MODEL stands."""
-    if looks_like_image(model):
-        other = next((image for image in images if not looks_like_image(image)), "resnet18")
+    others = [image for image in images if not looks_like_image(image)]
+    if looks_like_image(model) and (others or Path(model).is_file() or not images):
         what = "a folder of images" if Path(model).is_dir() else "an image"
-        again = [*ctx.command_path.split()[1:], other, model]
+        again = [*ctx.command_path.split()[1:], *(others or ["resnet18"])[:1], model]
         hint = _with_command("MODEL comes first", again)
         raise UsageError(f"MODEL {quoted(model)!r} is {what}", hint)
 

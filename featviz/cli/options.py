@@ -93,15 +93,10 @@ class Command(click.Command):
     The part of its help behind a form feed is for `--help-all`.
     """
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.is_long = len(self.params) > _MOST
-        if self.is_long:
-            words = "Show all options in groups and exit."
-            flag: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
-            self.params.append(
-                ClickOption("--help-all", help=words, group=GENERAL, callback=_show_all, **flag)
-            )
+    @property
+    def is_long(self) -> bool:
+        """Whether `--help` leaves options to `--help-all`."""
+        return len(self.params) > _MOST
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read a command line."""
@@ -299,6 +294,11 @@ def command(
         _level(logging.ERROR, "Print only errors on stderr.", "-q", "--quiet"),
         _level(logging.DEBUG, "Print more details, and tracebacks, on stderr.", "-v", "--verbose"),
     ]
+    if len(params) > _MOST:
+        eager: dict[str, Any] = {"is_eager": True, "expose_value": False, "callback": _show_all}
+        params.append(
+            flag("Show all options in groups and exit.", "--help-all", group=GENERAL, **eager)
+        )
 
     def decorate(function: Callable[[Given], int]) -> Command:
         def run(**values: Any) -> int:

@@ -181,10 +181,20 @@ def cam(
             if seen.result is None:
                 yield ImageCam(name, options.method, error=seen.error)
                 continue
-            result = replace(seen.result, path=files.get(name))
-            if result.path is not None:
-                _write(result, result.path, cmap)
-            yield result
+            result, path = seen.result, files.get(name)
+            if path is not None:
+                assert result.shown is not None
+                panels = [
+                    Panel(printable(f"{one.name} ({one.site.layer.type})"), one.picture, one.limits)
+                    for one in result.maps
+                ]
+                title = f"{result.words} at {', '.join(one.name for one in result.maps)}"
+                with reported(path.parent):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                with atomic(path) as file:
+                    page = FigurePage(result.words, result.shown, panels, cmap)
+                    figure.write_figure(file, page, {"Software": "featviz cam", "Title": title})
+            yield replace(result, path=path)
 
 
 def _files(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
@@ -197,20 +207,6 @@ def _files(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
         name: out / safe_name(f"cam-{stem if stems[stem := Path(path).stem] == 1 else path}.png")
         for name, path in flat.items()
     }
-
-
-def _write(result: ImageCam, path: Path, cmap: str) -> None:
-    assert result.shown is not None
-    panels = [
-        Panel(printable(f"{one.name} ({one.site.layer.type})"), one.picture, one.limits)
-        for one in result.maps
-    ]
-    page = FigurePage(result.words, result.shown, panels, cmap)
-    with reported(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    title = f"{result.words} at {', '.join(one.name for one in result.maps)}"
-    with atomic(path) as file:
-        figure.write_figure(file, page, {"Software": "featviz cam", "Title": title})
 
 
 def _explain(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from threading import Event
@@ -58,19 +58,12 @@ def draw_all(
         shared_cores(run.prepared.options.jobs) as run.encoders,
         closing(visit(samples, run.read, run.show, stop=stop)) as visits,
     ):
-        while True:
-            try:
-                seen = next(visits, None)
-            except BaseException:  # the image before is told to the board, which has it once only
-                if waiting is not None:
-                    with suppress(Exception):
-                        run.finish(waiting)
-                raise
+        for seen in visits:
             ready, waiting = waiting, seen
             if ready is not None:
-                yield run.finish(ready, waiting)
-            if waiting is None:
-                return
+                yield run.finish(ready, seen)
+        if waiting is not None:
+            yield run.finish(waiting)
 
 
 class Drawing:

@@ -87,7 +87,7 @@ class Prepared:
     """Hints on layouts, by shape of the input; a series has the same for all of its steps."""
 
     def hint_book(self, args: Sequence[Tensor]) -> HintBook:
-        """Hints on the layout of each layer's tensors when the model gets these inputs."""
+        """Hints on the layout of each layer's tensors for these inputs."""
         return HintBook(self.model.module, args[0].shape, self.options.draw.tensor_layout)
 
     def hints(self, image: ModelInput) -> HintBook:
@@ -141,11 +141,11 @@ def prepare(
 def warn_of_guess(preprocess: Preprocess) -> None:
     """Say that neither the model nor the user says how images go in."""
     if preprocess.guessed:
-        log.warning(
+        others = ", ".join(name for name in PRESETS if name != "imagenet")
+        words = (
             "preprocessing is a guess, --preset imagenet (others: %s; --size, --crop, --mean and "
-            "--std change it)",
-            ", ".join(name for name in PRESETS if name != "imagenet"),
         )
+        log.warning(words + "--std change it)", others)
 
 
 def find_images(arguments: Sequence[str], options: RunOptions) -> list[Sample]:
@@ -256,16 +256,11 @@ def check_options(options: RunOptions) -> None:
     """Refuse bad options of a run before any work."""
     if options.resume and options.overwrite:
         raise UsageError("resume and overwrite exclude each other", "give one of them")
-    if options.shard is not None and options.overwrite:
-        raise UsageError(
-            f"overwrite would remove what other shards write, and this is shard {options.shard}",
-            "remove the run first, or name another folder with --out",
-        )
-    if options.overwrite and isinstance(options.out, Url):
-        raise UsageError(
-            f"overwrite is for folders, and out is {options.out}",
-            "name another URL, or remove the run there first (`aws s3 rm --recursive`)",
-        )
+    if options.overwrite and (options.shard is not None or isinstance(options.out, Url)):
+        why = f"overwrite is for folders, and out is {options.out}"
+        if options.shard is not None:
+            why = f"overwrite would remove what other shards write, not only shard {options.shard}"
+        raise UsageError(why, "remove the run there first, or name another place with --out")
     check_drawing(options.draw, options.tensorboard)
     decode.check_background(options.inputs.background)
     gradients.check_options(options.passes, options.draw)

@@ -59,11 +59,10 @@ OPTIONS = [
 ]
 
 PLACES = [
-    ("layers", "featviz layers needs MODEL", "for example: featviz layers resnet18"),
-    ("run model.pth", "featviz run needs IMAGES", "featviz run model.pth photo.jpg"),
-    ("report", "featviz report needs RUN", "for example: featviz report featviz-out"),
+    ("layers", "featviz layers needs MODEL", "featviz layers --help has examples"),
+    ("run model.pth", "featviz run needs IMAGES", "featviz run --help has examples"),
     ("report nope", "Directory 'nope' does not exist", "the current folder has no 'nope'"),
-    ("diff ran", "featviz diff needs NEW", "for example: featviz diff ran after"),
+    ("diff ran", "featviz diff needs NEW", "featviz diff --help has examples"),
     ("run cat.jpg", "'cat.jpg' is an image", "MODEL comes first: featviz run resnet18 cat.jpg"),
     ("run photos", "'photos' is a folder of images", "featviz run resnet18 photos"),
     ("run cat.jpg photos/a.png", "'cat.jpg' is an image", "featviz run resnet18 cat.jpg"),
