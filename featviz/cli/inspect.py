@@ -296,9 +296,6 @@ def exemplars(given: Given) -> int:
     Any number of images go through the model once. Values that are NaN or
     infinite excite nothing; of equal values the earlier image comes first.
 
-    \b
-      featviz exemplars resnet18 photos/ --layers avgpool --pick mean --json
-
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed.
     """
     from featviz.cli.run import refuse_shares

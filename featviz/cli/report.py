@@ -54,9 +54,7 @@ def report(given: Given) -> int:
       featviz report featviz-out --open
       featviz report new --compare old
       featviz report featviz-out --kernels kernels --audit featviz-audit
-      featviz report featviz-out --exemplars featviz-exemplars
       featviz report featviz-audit
-      featviz report featviz-kernels --open
       featviz report featviz-out --single-file --out maps.html
     """
     from featviz.diff import compare_runs

@@ -78,20 +78,11 @@ def run(given: Given) -> int:
 
     \b
     More examples:
-      featviz run weights.safetensors cat.jpg --layers 're:^layer[34]'
       featviz run inception_v3 cat.jpg --layers 'fn:relu@Mixed_5*'
-      featviz run resnet18 cat.jpg --order similarity --collapse 0.98 --labels
       featviz run vit_b_16 cat.jpg --reduce pca --overlay 0.6
-      featviz run resnet18 photos/ --figure --tensorboard logs
       featviz run raft_small left.png right.png --layers 'Conv2d@*flow_head*'
-
-    \b
-    Gradients of one class, and what becomes of an image without two channels:
       featviz run resnet18 cat.jpg --capture output,grad --target class:tabby
       featviz run resnet18 cat.jpg --layers layer4 --ablate 'layer4.1:5,17'
-
-    \b
-    Many images: go on after a stop, read a list, share the work:
       featviz run resnet18 photos.tar --resume --out maps
       find . -name '*.png' -print0 | featviz run resnet18 - -0 --json
       torchrun --nproc-per-node 4 -m featviz run resnet18 photos/
@@ -151,9 +142,9 @@ def run(given: Given) -> int:
 
 
 def _line(result: ImageResult) -> dict[str, Any]:
+    outcome = result.outcome
     if result.error is not None:
         return {"image": result.name, "error": result.error}
-    outcome = result.outcome
     return {
         "image": result.name,
         "folder": result.folder,

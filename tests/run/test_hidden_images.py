@@ -64,8 +64,10 @@ def note_missing(out: Path) -> None:
     (out / "run.json").write_text(json.dumps(run))
 
 
-@pytest.mark.parametrize("state", ["no manifest", "with its manifest", "empty", "complete beside"])
-@pytest.mark.parametrize("name", ["01.png", "a/b/01.png"])
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [("01.png", "no manifest"), ("a/b/01.png", "empty"), ("a/b/01.png", "complete beside")],
+)
 def test_what_a_killed_run_left_is_cleared(
     name: str,
     state: str,
@@ -93,7 +95,7 @@ def test_what_a_killed_run_left_is_cleared(
     assert snapshot(whole) == snapshot(tmp_path / "new")
 
 
-@pytest.mark.parametrize("folder", [".cache.part", ".01.png.part", "a/x/y"])
+@pytest.mark.parametrize("folder", [".01.png.part", "a/x/y"])
 def test_folders_of_others_that_look_hidden(
     folder: str, draw: Run, featviz: Run, whole: Path
 ) -> None:
