@@ -50,16 +50,10 @@ def test_a_pipe_that_closes_in_the_midst_is_no_success(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-@pytest.mark.parametrize(
-    "arguments",
-    [["--help"], pytest.param(["layers", "MODEL", "--size", "16"], marks=pytest.mark.slow)],
-    ids=lambda arguments: "-".join(arguments[:2]),
-)
-def test_a_full_disk_behind_stdout_is_one_line(arguments: list[str], tiny_file: Path) -> None:
-    """Exit code 1, whatever it was that could not be printed; a process that ends well."""
+def test_a_full_disk_behind_stdout_is_one_line() -> None:
+    """Exit code 1, also where click prints; a process that ends well."""
     with Path("/dev/full").open("w") as full:
-        words = [tiny_file if a == "MODEL" else a for a in arguments]
-        process = start(words, stdout=full, stderr=subprocess.PIPE)
+        process = start(["--help"], stdout=full, stderr=subprocess.PIPE)
         err = process.communicate()[1]
     assert (process.returncode, err) == (1, f"{FULL}\n")
 
@@ -131,7 +125,7 @@ def make():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "ignored"),
-    [(signal.SIGHUP, True), (signal.SIGHUP, False), (signal.SIGTERM, False)],
+    [(signal.SIGHUP, True), (signal.SIGTERM, False)],
 )
 def test_a_signal_before_the_first_image(
     number: int, ignored: bool, photos: Path, tmp_path: Path
@@ -190,24 +184,6 @@ def test_too_little_memory_is_one_line_anywhere(
     assert cli.guarded(["layers", "resnet18"]) == 1
     said = "error: there is too little memory\nhint: raise the limit (ulimit -v)\n"
     assert capsys.readouterr() == ("", said)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit addresses")
-def test_ulimit_is_named_as_what_is_too_small(tiny_file: Path) -> None:
-    """The system's own refusal, wherever in torch it comes: one line, and no word of versions."""
-    import resource
-
-    size = 2000 * 2**20
-    process = start(
-        ["layers", tiny_file],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size)),
-    )
-    out, err = process.communicate()
-    assert (process.returncode, out) == (1, "") and "too little memory to load torch" in err, err
-    assert "ulimit -v" in err and "cannot be used together" not in err and "Traceback" not in err
 
 
 ENDING = """
