@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from featviz.drawing import class_maps, colormap, figure, normalize, overlay
 from featviz.drawing.drawer import draw_maps
 from featviz.drawing.figure import FigurePage, Panel
 from featviz.drawing.picture import to_image
-from featviz.drawing.values import compiled
 from featviz.errors import FeatvizError, UsageError
 from featviz.gradients.options import PAIRED
 from featviz.inspection.look import check_files
@@ -135,7 +133,6 @@ def cam(
         FeatvizError: a bad option, no such model, layer or image, no layer with places, or a file
             cannot be written; nothing was written before.
     """
-    Thread(target=compiled, daemon=True).start()  # numba is loaded while the model is
     out = options.out
     draw = DrawOptions(
         reduce=options.method,
@@ -181,20 +178,20 @@ def cam(
             if seen.result is None:
                 yield ImageCam(name, options.method, error=seen.error)
                 continue
-            result, path = seen.result, files.get(name)
-            if path is not None:
+            result, place = seen.result, files.get(name)
+            if place is not None:
                 assert result.shown is not None
                 panels = [
                     Panel(printable(f"{one.name} ({one.site.layer.type})"), one.picture, one.limits)
                     for one in result.maps
                 ]
                 title = f"{result.words} at {', '.join(one.name for one in result.maps)}"
-                with reported(path.parent):
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                with atomic(path) as file:
+                with reported(place.parent):
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                with atomic(place) as file:
                     page = FigurePage(result.words, result.shown, panels, cmap)
                     figure.write_figure(file, page, {"Software": "featviz cam", "Title": title})
-            yield replace(result, path=path)
+            yield replace(result, path=place)
 
 
 def _files(samples: Sequence[Sample], out: Path) -> dict[str, Path]:

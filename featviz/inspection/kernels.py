@@ -28,8 +28,8 @@ from featviz.models.requirements import versions
 from featviz.options import InputOptions, KernelOptions, ModelOptions
 from featviz.records import Floats, Layer, Site, Skip
 from featviz.run.choose import choose_layers
-from featviz.run.prepare import check_drawing
-from featviz.rundir.place import RUN, check_apart, check_free, model_files, replacing
+from featviz.run.prepare import check_drawing, files_read
+from featviz.rundir.place import RUN, check_apart, check_free, replacing
 from featviz.rundir.write import ImageFolder, RunDirectory, manifest_rows
 
 log = logging.getLogger(__name__)
@@ -53,8 +53,7 @@ def draw_kernels(
         FeatvizError: a bad option, no such model, nothing to draw, or the folder failed.
     """
     check_drawing(options.draw, options.tensorboard)
-    names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    check_apart(options.out, "--out", model_files(*names))
+    check_apart(options.out, "--out", files_read(model))
     events = None
     if options.tensorboard is not None:
         events = tensorboard.run_folder(options.tensorboard, options.out)

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -17,17 +16,16 @@ from featviz.drawing import colormap, values
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.page import Overview, OverviewRow, OverviewTile
 from featviz.drawing.picture import MAX_PIXELS, GridPicture, write_png
-from featviz.drawing.values import compiled, to_pixels
+from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError, LayoutError, UsageError
 from featviz.hooks.layers import list_layers
-from featviz.images import find
 from featviz.layout import to_floats
 from featviz.models.load import LoadedModel
 from featviz.options import DrawOptions, LookOptions, ModelOptions, RunOptions
 from featviz.records import Bytes, Floats, Guess, Layer, Sample, Site, Skip, finite
-from featviz.run.prepare import ModelInput, Prepared, find_images, prepare, read_input
+from featviz.run.prepare import ModelInput, Prepared, files_read, find_images, prepare, read_input
 from featviz.rundir.atomic import atomic
-from featviz.rundir.place import check_apart, check_file, model_files, picture_of
+from featviz.rundir.place import check_apart, check_file, picture_of
 from featviz.text import by, counted, listed, quoted, safe_name
 
 log = logging.getLogger(__name__)
@@ -114,8 +112,6 @@ def look(
     Args:
         images: as for `run`; of several the first one is shown.
     """
-    # numba is loaded while the model is
-    Thread(target=compiled, name="featviz-loops", daemon=True).start()
     colormap.check_cmap(options.cmap)
     run = RunOptions(
         layers=options.layers,
@@ -159,8 +155,7 @@ def check_files(
 ) -> None:
     """Refuse bad files for the pictures of `look` or `cam`, before the model is loaded; with
     `overwrite` any file may go."""
-    names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    inputs = [*find.files_of(samples), *model_files(*names)]
+    inputs = files_read(model, samples)
     for path in paths:
         if path.suffix.lower() != ".png":
             other = quoted(str(path.with_suffix(".png")))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ from featviz.models.torch_files import read_tensor
 from featviz.options import DrawOptions, InputOptions, ModelOptions, RunOptions
 from featviz.records import KINDS, PRESETS, Bytes, Layer, Outcome, Sample, Site
 from featviz.run.choose import ADDS_NOTHING, choose_layers
+from featviz.rundir.place import model_files
 
 log = logging.getLogger(__name__)
 
@@ -123,11 +125,19 @@ class Prepared:
                 yield hooks.show
 
 
+def files_read(model: ModelOptions | LoadedModel, samples: Iterable[Sample] = ()) -> list[Path]:
+    """The files of images and of a model, where nothing may be written."""
+    named = [] if isinstance(model, LoadedModel) else [model.spec, model.arch, model.weights]
+    return [*find.files_of(samples), *model_files(*named)]
+
+
 def prepare(
     model: ModelOptions | LoadedModel, images: Sequence[Sample], options: RunOptions
 ) -> Prepared:
     """Load the model, group the images that were found as it takes them, choose the layers."""
-    loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
+    # numba is loaded while the model is
+    Thread(target=values.compiled, name="featviz-loops", daemon=True).start()
+    loaded = load_model(model, options.inputs)
     warn_of_guess(loaded.preprocess)
     samples = grouped(images, loaded.preprocess)
     blank, shown = blank_input(loaded, samples, options.inputs)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread, current_thread, main_thread
+from threading import Event, current_thread, main_thread
 from time import monotonic
 from types import FrameType
 from typing import Any
@@ -16,17 +16,15 @@ from typing import Any
 from featviz.drawing import tensorboard
 from featviz.drawing.kernels import post_kernels
 from featviz.drawing.tensorboard import Board
-from featviz.drawing.values import compiled
 from featviz.errors import FeatvizError, UploadError
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.images import find
 from featviz.models.load import LoadedModel
 from featviz.options import ModelOptions, RunOptions
 from featviz.records import ImageResult, RunResult, Shard
 from featviz.run.draw import Drawing, draw_all
-from featviz.run.prepare import Prepared, board_of, find_images, prepare
+from featviz.run.prepare import Prepared, board_of, files_read, find_images, prepare
 from featviz.run.resume import RunDocument, held, open_run, run_record, together
-from featviz.rundir.place import check_apart, model_files
+from featviz.rundir.place import check_apart
 from featviz.rundir.write import RunDirectory
 from featviz.text import counted, listed, quoted
 
@@ -63,14 +61,9 @@ def run(
         FeatvizError: nothing could be begun, or the run directory could not be written. What goes
             wrong with one image is in its result instead.
     """
-    # numba is loaded while the model is
-    Thread(target=compiled, name="featviz-loops", daemon=True).start()
-    # what can be known to be wrong before the model is loaded
-    found, names = find_images(arguments, options), list[str | None]()
-    if isinstance(model, ModelOptions):
-        names = [model.spec, model.arch, model.weights]
+    found = find_images(arguments, options)
     if isinstance(options.out, Path):
-        check_apart(options.out, "--out", [*find.files_of(found), *model_files(*names)])
+        check_apart(options.out, "--out", files_read(model, found))
     with held(options) as folder:
         return _draw(folder, prepare(model, found, options), progress)
 

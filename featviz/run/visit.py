@@ -28,14 +28,13 @@ from featviz.models.requirements import versions
 from featviz.options import AuditOptions, ExemplarOptions, InputOptions, ModelOptions
 from featviz.records import Sample
 from featviz.run.encoders import read_ahead
-from featviz.run.prepare import ModelInput, grouped, read_input, warn_of_guess
+from featviz.run.prepare import ModelInput, files_read, grouped, read_input, warn_of_guess
 from featviz.rundir.place import (
     FileKind,
     ResultKind,
     check_apart,
     check_file,
     check_free,
-    model_files,
     replacing,
 )
 
@@ -185,8 +184,7 @@ def begun(
     """
     check_background(options.inputs.background)
     samples = find.find_samples(arguments, None, options.nul_separated, options.out)
-    names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    inputs = [*find.files_of(samples), *model_files(*names)]
+    inputs = files_read(model, samples)
     check_apart(options.out, "--out", inputs)
     for option, path, what in files:
         check_apart(path, option, inputs)
@@ -194,7 +192,7 @@ def begun(
     besides = [path for _, path, _ in files]
     check_free(options.out, kind, options.overwrite, besides)
     with replacing(options.out, kind, besides) as folder:
-        loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
+        loaded = load_model(model, options.inputs)
         warn_of_guess(loaded.preprocess)
         yield folder, loaded, list(grouped(samples, loaded.preprocess))
 
