@@ -150,11 +150,15 @@ def open_run(
     options = prepared.options
     with together(options):
         out = options.out
-        run = StoredRun(folder, out) if isinstance(out, Url) else RunDirectory.create(folder)
-        if options.overwrite and (earlier := check_free(folder, RUN, True)):
-            remove(folder, earlier.ours)
+        joins = options.resume or options.shard is not None
+        if isinstance(out, Url):
+            run: RunDirectory = StoredRun(folder, out)
+        else:
+            run = RunDirectory.create(folder)
+            if not joins and (earlier := check_free(folder, RUN, options.overwrite)):
+                remove(folder, earlier.ours)
         before = run.record()
-        if before is not None and (options.resume or options.shard is not None):
+        if before is not None and joins:
             _check_same(run, options, document, before, samples)
         elif options.resume or isinstance(run, StoredRun):
             run.check_free()

@@ -143,14 +143,13 @@ def test_kernels_of_a_program_are_the_eager_models(
         ),
     ],
 )
-@pytest.mark.parametrize("decomposed", [True])
 def test_effective_kernels_are_read_from_a_program(
-    make: Callable[[], nn.Module], decomposed: bool, tmp_path: Path
+    make: Callable[[], nn.Module], tmp_path: Path
 ) -> None:
-    """Grouped, transposed and deformable ones; also of a program in core operators."""
+    """Grouped, transposed and deformable ones, of a program in core operators."""
     torch.manual_seed(0)
     eager = make().eval()
-    program = dict(_read(_exported(eager, tmp_path, decomposed)).named_modules())
+    program = dict(_read(_exported(eager, tmp_path, True)).named_modules())
     found = {name for name, module in program.items() if filters.is_convolution(module)}
     assert found == {n for n, m in eager.named_modules() if filters.is_convolution(m)} != set()
     for name in found:

@@ -121,18 +121,6 @@ def test_a_link_that_is_called_as_a_hidden_folder(draw: Run, whole: Path, tmp_pa
     assert snapshot(away) == before and hidden(whole) == [f".01.png.{HEX}.part"]
 
 
-def test_hidden_folders_behind_a_link_are_not_cleared(
-    featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
-) -> None:
-    """An earlier run's folder was moved to another disk and linked: what is there stays."""
-    hide(whole, "a/b/01.png", "empty")
-    (whole / "a").rename(tmp_path / "away")
-    (whole / "a").symlink_to(tmp_path / "away")
-    before = sorted((tmp_path / "away").rglob("*"))
-    done = featviz("run", tiny_file, photos / "00.png", "--out", whole, *SMALL, "--resume")
-    assert done.code == 0 and sorted((tmp_path / "away").rglob("*")) == before
-
-
 def test_a_file_in_the_place_of_a_folder_of_images(draw: Run, whole: Path) -> None:
     """One line that names it, and the file stays."""
     shutil.rmtree(whole / "a")
