@@ -101,7 +101,15 @@ class Drawing:
         assert image is not None, "images that cannot be read are not shown"
         writer = ImageWriter(self, sample, image)
         try:
-            writer.draw(self.show_model)
+            outcome, recorder = self.show_model(image.args, writer.hints, writer.take)
+            result = ImageResult(
+                sample.name,
+                writer.folder.name,
+                skipped=tuple(recorder.skipped),
+                never_ran=tuple(layer.name for layer in recorder.never_ran),
+                outcome=outcome,
+            )
+            writer.closing = self.encoders.submit(0, partial(writer.close, result))
         except BaseException:
             writer.abandon()
             raise
@@ -158,18 +166,6 @@ class ImageWriter:
         self._file = partial(self.folder.file, image=sample.name if self.options.flat else None)
         """The path of a layer's file in the image's folder."""
 
-    def draw(self, show: Show) -> None:
-        """Show the image to the model, and have the manifest written once all files are."""
-        outcome, recorder = show(self.image.args, self.hints, self.take)
-        result = ImageResult(
-            self.sample.name,
-            self.folder.name,
-            skipped=tuple(recorder.skipped),
-            never_ran=tuple(layer.name for layer in recorder.never_ran),
-            outcome=outcome,
-        )
-        self.closing = self.run.encoders.submit(0, partial(self._close, result))
-
     def take(self, site: Site, tensor: Tensor, gradient: Tensor | None = None) -> None:
         """Draw a tensor now, and leave the rest to the encoders.
 
@@ -184,8 +180,8 @@ class ImageWriter:
         self._sites |= sites
         raw = None
         if self.options.tensors == "npy":
-            raw, array = self._file(site.layer, f"{site.stem}.npy"), _to_numpy(tensor)
-            self._later(array.nbytes, partial(self._write_tensor, raw, array))
+            raw = self._file(site.layer, f"{site.stem}.npy")
+            self._later(tensor.nbytes, partial(self._write_tensor, raw, _to_numpy(tensor)))
         for key, picture in parts.items():
             at = site.inside(key)
             work = partial(self._write_picture, picture, at, tensor.shape, raw)
@@ -216,7 +212,7 @@ class ImageWriter:
 
     # What follows is run by encoders
 
-    def _close(self, result: ImageResult) -> ImageResult:
+    def close(self, result: ImageResult) -> ImageResult:
         """Write the input, and the manifest once all files are there, which were begun before."""
         height, width, channels = self._shown.shape
         try:
