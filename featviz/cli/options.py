@@ -69,22 +69,7 @@ class ClickOption(click.Option):
         **settings: Any,
     ) -> None:
         super().__init__(names, **settings)
-        self.group, self.first, self.usual = group, first, usual
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Its flags, and its help with the default; what stands behind a form feed is for
-        `--help-all`."""
-        record = super().get_help_record(ctx)
-        if record is None:
-            return None
-        brief, _, more = record[1].partition("\f")
-        words = brief + more if shows_all(ctx) else brief
-        return record[0], words + f"  [default: {self.usual}]" * bool(self.usual)
-
-
-def shows_all(ctx: click.Context) -> bool:
-    """Whether help leaves nothing out: that of a short command, and `--help-all`."""
-    return not getattr(ctx.command, "is_long", False) or _WHOLE in ctx.meta
+        self.group, self.first, self.usual = group, first, f"  [default: {usual}]" * bool(usual)
 
 
 class Command(click.Command):
@@ -107,36 +92,36 @@ class Command(click.Command):
                 raise
             raise mistakes.missing(str(error.param.name), ctx) from None
 
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """What the command does; all that there is to say, where no option is left out."""
-        if not shows_all(ctx):
-            super().format_help_text(ctx, formatter)
-            return
-        formatter.write_paragraph()
-        with formatter.indentation():
-            formatter.write_text(inspect.cleandoc(self.help or "").replace("\f", ""))
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The groups of options, or of a long command the first options."""
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """What the command does, and the groups of its options. Of a long command only the first
+        options, and of texts what stands before a form feed, unless all is asked for."""
+        whole = not self.is_long or _WHOLE in ctx.meta
+        text, _, more = inspect.cleandoc(self.help or "").partition("\f")
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
         sections = {"First options": [p for p in options if getattr(p, "first", False)]}
-        if shows_all(ctx):  # click's own options, such as --help, are general
+        if whole:  # click's own options, such as --help, are general
             groups = [(p, getattr(p, "group", GENERAL)) for p in options]
             sections = {title: [p for p, group in groups if group == title] for title in GROUPS}
-        for title, own in sections.items():
-            if own:
-                with formatter.section(title):
-                    formatter.write_dl([r for p in own if (r := p.get_help_record(ctx))])
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Where the rest is."""
-        if shows_all(ctx):
-            return
-        count = sum(isinstance(p, click.Option) for p in self.get_params(ctx))
-        behind = (self.help or "").partition("\f")[2]
-        more = ", and more examples" if "xamples:" in behind else ""
+        self.format_usage(ctx, formatter)
         formatter.write_paragraph()
-        formatter.write_text(f"`{ctx.command_path} --help-all` shows all {count} options{more}.")
+        with formatter.indentation():
+            formatter.write_text(text + more if whole else text)
+        for title, own in sections.items():
+            rows = []
+            for option in own:
+                flags, words = option.get_help_record(ctx) or ("", "")
+                brief, _, rest = words.partition("\f")
+                usual = getattr(option, "usual", "")
+                rows.append((flags, brief + rest * whole + usual))
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+        if not whole:
+            examples = ", and more examples" if "xamples:" in more else ""
+            formatter.write_paragraph()
+            formatter.write_text(
+                f"`{ctx.command_path} --help-all` shows all {len(options)} options{examples}."
+            )
 
 
 def _show_all(ctx: click.Context, param: click.Parameter, given: bool) -> None:
