@@ -433,7 +433,6 @@ class PassOptions(Struct, frozen=True):
         "limits values, 'conv1:noise=0.1' adds Gaussian noise, 'layer4:grad*0.5' multiplies "
         "gradients; repeatable.", "SELECTORS:WHAT")] = ()
     seed: Seed = 0
-    """Seed of the noise that `edit` adds: that of the model."""
 
     @property
     def gradients(self) -> bool:
@@ -674,9 +673,7 @@ class Option:
     flags: tuple[str, ...]
     metavar: str = ""
     usual: str = ""
-    """The default in words, where it is not the value."""
     expects: str = ""
-    """What it takes, for errors."""
     choices: tuple[str, ...] = ()
     read: Callable[[Any], Any] | None = None
     many: bool = False

@@ -217,7 +217,6 @@ def _explain(
     # of the one channel that a class activation map has
     draw = structs.replace(prepared.options.draw, cmap=cmap, reduce="max")
     maps: list[LayerCam] = []
-    """From the target to the input."""
     hints, background, shown = prepared.hints(image), image.background(), image.shown()
 
     def take(site: Site, tensor: Tensor, gradient: Tensor) -> None:

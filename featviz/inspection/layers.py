@@ -64,7 +64,6 @@ class LayerRow:
     parameters: int
     """Each shared one once; 0 for a function."""
     trainable: int
-    """Those of them that require gradients."""
     selected: bool
     input_shape: list[int] | None = None
     """Of the first tensor of the first call; None without one, or for a nested one."""
@@ -101,7 +100,6 @@ class Listing:
     not_counted: Mapping[str, int] = field(default_factory=dict)
     """Calls of operators from outside torch, which have no formula and are in no figure."""
     tree: bool = False
-    """The table indents each module below the one that holds it."""
 
     @property
     def table(self) -> TextTable:
@@ -197,7 +195,7 @@ def list_model(
         parameter_bytes=sum(p.numel() * p.element_size() for p in _initialised(model.module)),
         **{name: getattr(rows[0], name) for name in of_model},
     )
-    not_counted = {} if meter is None else dict(meter.operators.calls.most_common())
+    not_counted = {} if meter is None else dict(meter.uncounted.most_common())
     return Listing(tuple(rows), totals, list(blank[0].shape), not_counted, tree)
 
 
@@ -215,7 +213,7 @@ def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
                 stack.callback(hook.remove)
         stack.enter_context(running.followed({layer.name for layer in layers}))
         # the inner one decomposes what the outer one sees
-        with meter.operators, meter.flops:
+        with meter, meter.flops:
             forward(model.module, [arg.to(model.device) for arg in blank])
     return meter
 
@@ -236,14 +234,16 @@ def _scaled(value: int, unit: str = "") -> str:
 # What a forward pass costs
 
 
-class Meter:
-    """Reads the counts at every module's entry and exit."""
+class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Reads the counts at every module's entry and exit; and counts operators from outside torch
+    that have no formula, as `torchvision::deform_conv2d`."""
 
     def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.uncounted: Counter[str] = Counter()
         self.usage: dict[int, dict[str, Any]] = {}
         self.memory = 0
         self.flops = FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION)
-        self.operators = _Uncounted(self.flops.flop_registry)
         self._running: list[dict[str, Any]] = []
         """For each module that is running: the counts when it was entered, the multiply-accumulates
         in the usage of modules inside it, whether it is a leaf, the shape of its input."""
@@ -284,20 +284,12 @@ class Meter:
         if self._running:
             self._running[-1]["inside"] += frame["inside"]
 
-
-class _Uncounted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operators from outside torch that have no formula, as `torchvision::deform_conv2d`."""
-
-    def __init__(self, formulas: Mapping[Any, Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.formulas = formulas
-        self.calls: Counter[str] = Counter()
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func.namespace not in ("aten", "prim") and func._overloadpacket not in self.formulas:
-            self.calls[f"{func.namespace}::{func._overloadpacket.__name__}"] += 1
+        known = func._overloadpacket in self.flops.flop_registry
+        if func.namespace not in ("aten", "prim") and not known:
+            self.uncounted[f"{func.namespace}::{func._overloadpacket.__name__}"] += 1
         return func(*args, **(kwargs or {}))
 
 

@@ -82,7 +82,6 @@ class LookResult:
     prediction: tuple[Guess, ...]
     layers: tuple[ShownLayer, ...]
     left_out: tuple[str, ...]
-    """Stages that have no row, so that the page stays short."""
     skipped: tuple[Skip, ...]
     never_ran: tuple[str, ...]
     shown: Bytes = field(repr=False, compare=False)
@@ -177,7 +176,6 @@ def _see(
     hints, drawer = prepared.hints(image), Drawer(prepared.options.draw)
     wanted = {layer.name for layer in chosen}
     rows: dict[str, ShownLayer] = {}
-    """By name of the layer, in the order in which they ran."""
     outputs: list[tuple[int, ...]] = []
     pictures = [("input", _seen(image))]
 

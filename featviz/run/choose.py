@@ -165,7 +165,6 @@ class Ran:
     takes_several: bool
     """Whether it takes maps of several sizes or stages, as the head of a detector does."""
     learned: bool
-    """Whether it or a module inside it has parameters."""
 
 
 def _stages(calls: Sequence[Ran], image: Size) -> set[Layer]:

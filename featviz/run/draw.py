@@ -155,7 +155,6 @@ class ImageWriter:
         self.tasks: list[Future[Any]] = []
         """All that encoders do for this image before they write its manifest."""
         self.posts: list[Post] = []
-        """For TensorBoard, in the order in which the layers ran."""
         self._rows: list[Future[Capture]] = []
         self._stats: dict[str, Floats] = {}
         self._sites: set[Site] = set()

@@ -52,10 +52,8 @@ class ModelInput:
 
     picture: DecodedImage
     args: list[Tensor]
-    """The arguments of the model's forward."""
     preprocess: Preprocess
     words: str
-    """How it was prepared."""
     window: Window | None
     """Where the image lies in an input that was padded; None where nothing is padded."""
 
@@ -80,7 +78,6 @@ class Prepared:
     model: LoadedModel
     samples: tuple[Sample, ...]
     blank: list[Tensor]
-    """Zeros in the shapes of the model's inputs."""
     shown: tuple[int, int]
     """Height and width in pixels of the image in the first input, without padding."""
     layers: list[Layer]

@@ -53,7 +53,6 @@ class Visit(Generic[Image, T]):
     """An image on its way through the model."""
 
     number: int
-    """Its place among the samples."""
     sample: Sample
     image: Image | None = None
     """What was read of it; None where it cannot be read."""
@@ -119,7 +118,6 @@ def _neighbours(
     readers = READERS_OF_STORES if far else 1
     batch: list[Visit[Image, Any]] = []
     shapes: list[Any] = []
-    """Of each image of the batch."""
     order = range(len(samples)) if numbers is None else numbers
     with read_ahead(order, lambda at: read(samples[at]), readers, max(size, readers)) as ahead:
         for number, load in ahead:
