@@ -76,19 +76,6 @@ def test_all_slices_have_a_row_for_each_output(drawn: Any) -> None:
         assert found.image(layer).height == outputs * (weight.shape[2] + 2) + 2
 
 
-def test_kernels_are_enlarged_by_a_whole_factor(drawn: Any) -> None:
-    """The smallest by which the picture has 480 pixels on its longer side; each value a flat
-    square."""
-    small, large = drawn("colour", "--scale", 1), drawn("colour")
-    factor, image = large.rows["first"]["grid"]["scale"], large.image("first")
-    assert large.rows["first"]["grid"]["tile"] == [5 * factor, 5 * factor]
-    columns = large.rows["first"]["grid"]["nrow"]
-    assert max(image.size) >= 480 > max(image.size) - 5 * columns
-    enlarged = small.tiles("first").repeat(factor, 1).repeat(factor, 2)
-    assert (large.tiles("first") == enlarged).all()
-    assert drawn("colour", "--scale", 3).rows["first"]["grid"]["tile"] == [15, 15]
-
-
 def test_zero_is_mid_grey(drawn: Any) -> None:
     """A kernel of zeros among others: (128, 128, 128), crossed out in black."""
     tiles = drawn("zero", "--scale", 7).tiles("first")
