@@ -12,6 +12,7 @@ import math
 import re
 from collections import abc
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from os import PathLike, fspath
@@ -26,7 +27,7 @@ from featviz.errors import UsageError
 from featviz.files.urls import Url, is_url, refuse_url
 from featviz.records.tables import CLASS_MAPS, FORMATS, KINDS, PRESETS, REDUCTIONS, is_gradient
 from featviz.records.types import Shard
-from featviz.text import parse_bytes, quoted
+from featviz.text import quoted
 
 T = TypeVar("T", bound=Struct)
 
@@ -60,19 +61,32 @@ HPARAMS = "@hparams"
 # What makes values of what was given; each raises ValueError where it cannot
 
 
+def _as(kind: Any, given: Any) -> Any:
+    """A value of a type, also from its text; numbers of numpy and torch are Python's."""
+    plain = given
+    if getattr(given, "ndim", None) == 0 and hasattr(given, "item"):
+        plain = given.item()
+    for number in (float, int) if isinstance(given, str) else ():
+        with suppress(ValueError):
+            plain = number(given)  # for msgspec `.5` is no number
+    value = msgspec.convert(plain, kind, strict=not isinstance(plain, str))
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(given)
+    return value
+
+
 def _parts(given: Any) -> list[Any]:
     """The parts of a list, each of which may be a list in a text: `224x224`, `.5,.5`, `1 2`."""
     if isinstance(given, str):
         return re.split(r"[\s,x×]+", given.strip().lower())
-    parts = []
-    for one in given if hasattr(given, "__len__") else [given]:
-        parts += _parts(one) if isinstance(one, str) else [one]
-    return parts
+    several = given if hasattr(given, "__len__") else [given]
+    return [part for one in several for part in (_parts(one) if isinstance(one, str) else [one])]
 
 
 def _size(given: Any) -> int | tuple[int, int]:
     """Pixels: `224`, (height, width), `"224x320"`, `"224,320"`."""
-    sides = [_integer(part, 1, LONGEST_SIDE) for part in _parts(given)]
+    side = Annotated[int, Meta(ge=1, le=LONGEST_SIDE)]
+    sides = [_as(side, part) for part in _parts(given)]
     if len(sides) not in (1, 2):
         raise ValueError(given)
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
@@ -80,10 +94,7 @@ def _size(given: Any) -> int | tuple[int, int]:
 
 def _numbers(given: Any) -> tuple[float, ...]:
     """`0.5`, a sequence, `".5,.5,.5"`."""
-    numbers = tuple(msgspec.convert(_number(part, float), float) for part in _parts(given))
-    if not numbers or not all(map(math.isfinite, numbers)):
-        raise ValueError(given)
-    return numbers
+    return tuple(_as(float, part) for part in _parts(given))
 
 
 def _captures(given: Any) -> tuple[str, ...]:
@@ -93,19 +104,8 @@ def _captures(given: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _integer(given: Any, least: int, most: int = 2**63) -> int:
-    number: int = msgspec.convert(_number(given, int), int)
-    if not least <= number <= most:
-        raise ValueError(given)
-    return number
-
-
 def _auto(given: Any) -> int | None:
-    return None if str(given).lower() == "auto" else _integer(given, 1)
-
-
-def _bytes(given: Any) -> int:
-    return parse_bytes(given) if isinstance(given, str) else _integer(given, 0)
+    return None if str(given).lower() == "auto" else _as(Count, given)
 
 
 def _path(given: Any, is_dir: bool | None = None) -> Path:
@@ -137,24 +137,15 @@ def _shard(given: Any) -> Shard:
 
 
 def _tensors(given: Any) -> str | None:
-    if isinstance(given, bool):
-        return "npy" if given else None
-    return _known_word(given, ("npy",))
+    return ("npy" if given else None) if isinstance(given, bool) else _known_word(given, ["npy"])
 
 
-_INDEXED = re.compile(r"(?<![^,!\s])([A-Z]\w*|fn:\w+)\[(-?\d{1,9}|[-\d]*:[-:\d]*)\](?=\s*(?:,|$))")
-"""A class or function with an index as in Python, `Conv2d[0]`."""
-
-
-def _selectors(given: Any) -> str | None:
-    texts = [given] if isinstance(given, str) else list(given)
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError(given)
-    return _INDEXED.sub(r"\1#\2", ",".join(texts))
+def _selectors(given: Any) -> str:
+    return given if isinstance(given, str) else ",".join(given)
 
 
 def _target(given: Any) -> str:
-    text = str(_integer(given, 0)) if not isinstance(given, str) else given.strip()
+    text = given.strip() if isinstance(given, str) else str(_as(Annotated[int, Meta(ge=0)], given))
     return f"class:{text}" if re.fullmatch(r"[0-9]{1,9}", text) else text
 
 
@@ -163,23 +154,17 @@ def _weights(given: Any) -> str:
     return text.lower() if text.lower() in ("none", "default") else text
 
 
-def _format(given: Any) -> str:
-    return _known_word("jpg" if str(given).lower() == "jpeg" else given, tuple(FORMATS))
-
-
 def _arguments(given: Any) -> Mapping[str, Any]:
     """`key=value` texts, whose values are Python literals, else text; or a mapping."""
     if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
         return given
     arguments: dict[str, Any] = {}
     for pair in [given] if isinstance(given, str) else given:
-        if not isinstance(pair, str):
-            raise ValueError(given)
-        key, equals, value = pair.partition("=")
+        key, equals, value = str(pair).partition("=")
         if pair == HPARAMS:
             key, value = pair, "True"
         elif not equals or not key.isidentifier():
-            raise UsageError(f"model_args={quoted(pair)}: expected KEY=VALUE")
+            raise ValueError(given)
         try:
             arguments[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -193,19 +178,6 @@ def _known_word(given: Any, choices: Collection[str]) -> str:
     if len(found) != 1 or not isinstance(given, str):
         raise ValueError(given)
     return found[0]
-
-
-def _plain(given: Any) -> Any:
-    """Numbers of numpy and torch as Python's."""
-    return given.item() if getattr(given, "ndim", None) == 0 and hasattr(given, "item") else given
-
-
-def _number(given: Any, kind: type) -> Any:
-    """A number, or the text of one."""
-    number = kind(given) if isinstance(given, str) else _plain(given)
-    if isinstance(number, float) and not (math.isfinite(number) and kind is float):
-        raise ValueError(given)
-    return number
 
 
 LISTS = (_size, _numbers, _captures, _selectors)
@@ -237,8 +209,7 @@ def _option(
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-_seed = partial(_integer, least=-(2**63), most=2**64 - 1)
-Seed = Annotated[int, _takes("N", "an integer that torch.manual_seed takes", _seed)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _PIXELS = f"pixels from 1 to {LONGEST_SIDE}, such as 224 or 224x320"
 Size = Annotated[int | tuple[int, int], _takes("PIXELS", _PIXELS, _size)]
 Numbers = Annotated[tuple[float, ...], _takes("N,N,N", "numbers, such as 0.5,0.5,0.5", _numbers)]
@@ -322,13 +293,11 @@ class ModelOptions(Struct, frozen=True):
         None)
     strip_prefix: Annotated[
         str | None, _model("Remove this prefix from the names of weights.", "PREFIX")] = None
-    ema: Annotated[bool | None, _model(
-        "Take the averaged (EMA) weights of a checkpoint, or the plain ones.", usual="no-ema",
-    )] = None
+    ema: Annotated[bool | None, _model("Take the averaged (EMA) weights of a checkpoint, or the "
+        "plain ones.", usual="no-ema")] = None
     partial: Annotated[bool, _model("Load the weights that fit, and leave the others out.")] = False
     device: Annotated[
-        str, _model("Run the model on this device: auto, cpu, cuda, cuda:N or mps.", "DEVICE"),
-    ] = "auto"
+        str, _model("Run the model on auto, cpu, cuda, cuda:N or mps.", "DEVICE")] = "auto"
 
     def __post_init__(self) -> None:
         """`@hparams` among the arguments is an argument of its own."""
@@ -341,48 +310,35 @@ class ModelOptions(Struct, frozen=True):
 class InputOptions(Struct, frozen=True):
     """The user's choices for the model's input; None leaves a choice to the model."""
 
-    preset: Annotated[str | None, _input(
-        f"Prepare images as these models want them. {_named(PRESETS, 'words')}.",
-        choices=tuple(PRESETS), usual="as the model says, else imagenet",
-    )] = None
+    preset: Annotated[str | None, _input(f"Prepare images as these models want them. "
+        f"{_named(PRESETS, 'words')}.", choices=tuple(PRESETS),
+        usual="as the model says, else imagenet")] = None
     size: Annotated[Size | None, _input("Resize the shorter side of images to N pixels, or images "
         "to HxW.\f A YOLO's longer side becomes N.", first=True)] = None
-    crop: Annotated[
-        Size | None, _input("After resizing, crop the centre to NxN or HxW pixels.")] = None
-    interpolation: Annotated[str | None, _input(
-        "Compute the pixels of a resized image in this way.", choices=INTERPOLATIONS)] = None
-    mean: Annotated[
-        Numbers | None, _input("Subtract these means from the channels, whose values are 0..1."),
-    ] = None
-    std: Annotated[Numbers | None, _input(
-        "Divide the channels by these standard deviations, once the mean is subtracted.")] = None
+    crop: Annotated[Size | None, _input("Then crop the centre to NxN or HxW pixels.")] = None
+    interpolation: Annotated[
+        str | None, _input("Resize images in this way.", choices=INTERPOLATIONS)] = None
+    mean: Annotated[Numbers | None, _input("Subtract these means from the channels (0..1).")] = None
+    std: Annotated[Numbers | None, _input("Then divide by these standard deviations.")] = None
     channels: Annotated[Annotated[int, Meta(ge=1, le=4096)] | None, _input(
-        "Read images as greyscale (1) or RGB (3); of another number the files (.npy, .npz, .pt, "
-        ".tif, or a picture with alpha) must have N channels.",
-        usual="as the first convolution says",
-    )] = None
-    background: Annotated[
-        str, _input("Put this colour under transparent images.", "COLOUR")] = "white"
+        "Read images as greyscale (1) or RGB (3), or files of N channels (.npy, .npz, .pt, .tif, "
+        "or pictures with alpha).", usual="as the first convolution says")] = None
+    background: Annotated[str, _input("Put this below transparent images.", "COLOUR")] = "white"
     frames: Annotated[Count | None, _input("Take N frames of each clip, for video models; of a "
         "video file also for others, as N images.", usual="16, else the first")] = None
     input: Annotated[Texts, _input(
         "Give the model this tensor in place of an image: randn:1,128 (random numbers of --seed), "
         "zeros:1,128, or a file (.npy, .npz, .pt). NAME is a parameter of its forward; repeatable.",
-        "NAME=VALUE",
-    )] = ()
-    inputs: Annotated[Count | None, _input(
-        "Pass N images at once to the model.", usual="as the model's forward says")] = None
+        "NAME=VALUE")] = ()
+    inputs: Annotated[
+        Count | None, _input("Pass N images to a forward.", usual="as its arguments say")] = None
     forward_args: Annotated[Texts, _input(
-        "Pass this argument to the model's forward beside the image: a number, true, false, none, "
-        "zeros:1,77, ones:1,77:int64, randn:1,9, or a file (.npy, .npz, .pt). image is the image "
-        "itself, and NAME.KEY=VALUE fills a dict; repeatable.",
-        "NAME=VALUE", flags=("--forward-arg",),
-    )] = ()
+        "Pass this to the model's forward, too: a number, true, false, none, zeros:1,77, "
+        "ones:1,77:int64, randn:1,9, a file (.npy, .npz, .pt), or image; NAME.KEY=VALUE fills a "
+        "dict; repeatable.", "NAME=VALUE", flags=("--forward-arg",))] = ()
     transform: Annotated[str | None, _input(
-        "Prepare images with this function (file.py:fn or pkg.mod:fn): from a PIL image, or the "
-        "array of a .npy, .npz or .pt file, to a tensor [C, H, W], or to a dict of arguments of "
-        "the model.", "FUNCTION",
-    )] = None
+        "Prepare images with this function (file.py:fn or pkg.mod:fn): from a PIL image or an "
+        "array to a tensor [C, H, W], or to a dict of arguments of the model.", "FUNCTION")] = None
 
 
 # How maps are drawn
@@ -397,19 +353,13 @@ class DrawOptions(Struct, frozen=True):
     )] = "auto"
     cmap: Annotated[str, _draw("Colour maps with grey, viridis, coolwarm or another colormap of "
         "matplotlib.\f Auto means grey, for gradients coolwarm.", "CMAP", True)] = "auto"
-    nrow: Annotated[
-        Auto, _draw("Put N maps in a row; auto makes the picture about square.", usual="auto"),
-    ] = None
+    nrow: Annotated[Auto, _draw("Put N maps in a row; auto makes a square.", usual="auto")] = None
     padding: Annotated[
-        Annotated[int, Meta(ge=0)] | None, _draw("Leave N pixels around each map.", usual="2"),
-    ] = None
-    pad_value: Annotated[Share | None, _draw(
-        "Fill the pixels around maps with this grey, from 0 (black) to 1 (white).",
-        "GREY", usual=f"{PAD_GREY}, with padding 0",
-    )] = None
+        Annotated[int, Meta(ge=0)] | None, _draw("Leave N pixels around maps.", usual="2")] = None
+    pad_value: Annotated[Share | None, _draw("Fill the pixels around maps with this grey, from 0 "
+        "(black) to 1 (white).", "GREY", usual=f"{PAD_GREY}, with padding 0")] = None
     scale: Annotated[
-        Auto, _draw("Enlarge maps N times; auto enlarges those below 32 pixels.", usual="auto"),
-    ] = None
+        Auto, _draw("Enlarge maps N times; auto those below 32 pixels.", usual="auto")] = None
     min_tile: int = 32
     """Pixels that the longer side of a tile should have, for `scale=None`."""
     max_maps: Annotated[Count | None, _draw("Draw at most N maps of each layer.", first=True)] = (
@@ -417,31 +367,23 @@ class DrawOptions(Struct, frozen=True):
     max_slices: Annotated[Count, _draw("Draw at most N slices of each map of a clip, volume or "
         "batch: evenly spread ones, of a batch the first.")] = 16
     tensor_layout: Annotated[Texts, _layout] = ()
-    pick: Annotated[Literal["first", "top", "spread"], _draw(
-        "With max_maps, draw the first maps, those of highest mean, or evenly spread ones."),
-    ] = "first"
+    pick: Annotated[Literal["first", "top", "spread"], _draw("With max_maps, draw the first maps, "
+        "those of highest mean, or evenly spread ones.")] = "first"
     order: Annotated[Literal["index", "mean", "similarity"], _draw(
         "Sort tiles by channel, by mean (largest first), or by similarity.")] = "index"
     collapse: Annotated[Annotated[float, Meta(gt=0, le=1)] | None, _draw(
-        "Draw maps that correlate by R or more, such as 0.98, as one tile, marked ×N.", "R"),
-    ] = None
+        "Draw maps that correlate by R or more, such as 0.98, as one tile, marked ×N.", "R")] = None
     labels: Annotated[bool, _draw("Write the channel on each tile.")] = False
-    marks: Annotated[bool, _draw(
-        "Cross out maps that are zero everywhere, strike through other constant ones, and draw a "
-        "strip of values where all maps are constant; or draw nothing but the maps.")] = True
+    marks: Annotated[bool, _draw("Cross out maps of zeros, strike through other constant ones, "
+        "and draw a strip of values where all are constant; or draw only the maps.")] = True
     overlay: Annotated[Share | None, _view(_overlay, "ALPHA")] = None
-    reduce: Annotated[str | None, _view(
-        f"Draw one picture of all channels. {_named(REDUCTIONS, 'help')}.",
-        "REDUCTION", choices=tuple(REDUCTIONS),
-    )] = None
-    figure: Annotated[
-        bool, _view("Also draw a figure with a title, the input and a colour bar.")] = False
-    format: Annotated[str, _write(
-        f"Write pictures in this format: {_named(FORMATS, 'words', ', ')}.",
-        choices=tuple(FORMATS), read=_format,
-    )] = "png"
-    flat: Annotated[bool, _write("Write the pictures of an image into one folder, with image and "
-        "layer in each name: cat__004_layer1.0.conv1.png.")] = False
+    reduce: Annotated[str | None, _view(f"Draw one picture of all channels. "
+        f"{_named(REDUCTIONS, 'help')}.", "REDUCTION", choices=tuple(REDUCTIONS))] = None
+    figure: Annotated[bool, _view("Also draw a figure with title, input and colour bar.")] = False
+    format: Annotated[str, _write(f"Write pictures in this format: "
+        f"{_named(FORMATS, 'words', ', ')}.", choices=tuple(FORMATS))] = "png"
+    flat: Annotated[bool, _write(
+        "Write an image's pictures into one folder: cat__004_layer1.0.conv1.png.")] = False
     tensors: Annotated[str | None, _write(
         "Also keep the raw tensors, in this format.", choices=("npy",), read=_tensors)] = None
 
@@ -482,25 +424,20 @@ class PassOptions(Struct, frozen=True):
     """What happens while an image goes through the model, and back."""
 
     capture: Annotated[Texts, _grad(
-        f"Draw these tensors of each layer: {', '.join(kind.help for kind in KINDS.values())}; "
-        "commas separate them.",
+        f"Draw these tensors of each layer: {', '.join(kind.help for kind in KINDS.values())}.",
         "KINDS", usual="output", read=_captures, expects=f"some of {', '.join(KINDS)}",
     )] = ("output",)
     target: Annotated[
         Target | None, _grad(f"Take gradients of this value: {_targets}", usual="top1")] = None
-    grad_rule: Annotated[
-        Literal["plain", "guided", "deconv"], _grad("Pass gradients through ReLUs by this rule."),
-    ] = "plain"
+    grad_rule: Annotated[Literal["plain", "guided", "deconv"], _grad(
+        "Pass gradients through ReLUs by this rule.")] = "plain"
     ablate: Annotated[Texts, _change(
         "Set these channels of the outputs of layers to zero; repeatable.", "SELECTORS:C,C")] = ()
     edit: Annotated[Texts, _change(
-        "Change the outputs of layers: 'conv1:channel 3,5-7*2' multiplies channels, "
-        "'relu:clamp=0,6' limits values, 'conv1:noise=0.1' adds Gaussian noise of this deviation, "
-        "'layer4:grad*0.5' multiplies gradients; made in the order given, after --ablate; "
-        "repeatable.", "SELECTORS:WHAT",
-    )] = ()
+        "Then change outputs: 'conv1:channel 3,5-7*2' multiplies channels, 'relu:clamp=0,6' "
+        "limits values, 'conv1:noise=0.1' adds Gaussian noise, 'layer4:grad*0.5' multiplies "
+        "gradients; repeatable.", "SELECTORS:WHAT")] = ()
     seed: Seed = 0
-    """Seed of the noise that `edit` adds: that of the model."""
 
     @property
     def gradients(self) -> bool:
@@ -529,10 +466,6 @@ class RunOptions(Struct, frozen=True):
     jobs: Annotated[Count | None, _limit(
         "Encode pictures in N threads.", usual="a quarter of the cores, at least 2")] = None
     tensorboard: Annotated[Folder | None, _board] = None
-    max_output_size: Annotated[int | None, _limit(
-        "Refuse a run that would write more than this (500MB, 2GB), and stop one that does.",
-        "BYTES", read=_bytes, expects="an amount of bytes, such as 500MB or 2GB",
-    )] = None
     shard: Annotated[Shard | None, _option(
         "Draw only part I of N parts of the images; all parts may write into one --out.", "I/N",
         usual="that of torchrun or srun", group=MACHINES, read=_shard,
@@ -588,11 +521,9 @@ class ListOptions(Struct, frozen=True):
     layers: Annotated[Selectors | None, _option(
         "Mark the layers that these selectors match, as in `featviz run`.",
         first=True, group=LAYERS, usual="one layer for each stage")] = None
-    functions: Annotated[
-        bool, _option("Also list the functions that modules call.", group=LAYERS, first=True),
-    ] = False
-    tree: Annotated[
-        bool, _write("Indent each module below the one that holds it.", first=True)] = False
+    functions: Annotated[bool, _option(
+        "Also list the functions that modules call.", group=LAYERS, first=True)] = False
+    tree: Annotated[bool, _write("Indent modules below those that hold them.", first=True)] = False
     inputs: InputOptions = InputOptions()
 
 
@@ -605,8 +536,7 @@ class KernelOptions(Struct, frozen=True):
     out: Annotated[AnyPath, _out("Write the pictures into this folder.")] = Path("featviz-kernels")
     overwrite: Annotated[bool, _replace("Replace the kernels in --out.")] = False
     all_slices: Annotated[bool, _draw(
-        "Draw a tile for each input channel, in a row for each output channel.", first=True),
-    ] = False
+        "Draw a tile for each input channel, in rows of output channels.", first=True)] = False
     tensorboard: Annotated[Folder | None, _board] = None
     draw: DrawOptions = DrawOptions(normalize="symmetric")
 
@@ -708,20 +638,6 @@ class ReportOptions(Struct, frozen=True):
         "in this folder with the pictures of its suspects.", usual="RUN/audit.json")] = None
 
 
-class MergeOptions(Struct, frozen=True):
-    """The options of `merge`."""
-
-    out: Annotated[AnyPath, _out("Write the joined run into this folder.")] = Path("featviz-out")
-    overwrite: Annotated[bool, _replace("Replace the run in --out.")] = False
-
-
-class VerifyOptions(Struct, frozen=True):
-    """The options of `verify`."""
-
-    jobs: Annotated[
-        Count | None, _limit("Read files in N threads.", usual="the cores and four more")] = None
-
-
 class SheetOptions(Struct, frozen=True):
     """The options of `sheet`."""
 
@@ -757,13 +673,11 @@ class Option:
     default: Any
     """`msgspec.NODEFAULT` where it must be given."""
     words: str
-    bounds: str
     group: str
     first: bool
     flags: tuple[str, ...]
     metavar: str = ""
     usual: str = ""
-    """The default in words, where it is not the value."""
     expects: str = ""
     choices: tuple[str, ...] = ()
     read: Callable[[Any], Any] | None = None
@@ -774,35 +688,23 @@ class Option:
         if given is None and (NoneType in self.kinds or self.kinds == {tuple}):
             return None if NoneType in self.kinds else self.default
         try:
-            return (self.read or self._convert)(_plain(given))
+            if self.read is not None:
+                return self.read(given)
+            if self.choices:
+                return _known_word(given, self.choices)
+            if tuple in self.kinds and isinstance(given, (str, tuple)):
+                return tuple(_as(list[str], [given] if isinstance(given, str) else list(given)))
+            if str in self.kinds:
+                return msgspec.convert(fspath(given), str)
+            return _as(self.hint, given)
         except (msgspec.ValidationError, ValueError, TypeError, KeyError):
             shown = quoted(str(given[0] if type(given) is list and len(given) == 1 else given))
             hint = re.split(r"\.[ \f]|: {", self.words)[0].rstrip(".")
             if close := difflib.get_close_matches(shown.lower(), self.choices, 1, 0.65):
                 hint = f"did you mean {close[0]}?"
-            words = {bool: "true or false", int: "an integer", float: "a number"}
-            kind = next((words[kind] for kind in words if kind in self.kinds), "a text")
-            named = "one of " * (len(self.choices) > 1) + ", ".join(self.choices)
-            takes = self.expects or named or kind + self.bounds
-            raise UsageError(f"{self.name}={shown}: expected {takes}", hint) from None
+            raise UsageError(f"{self.name}={shown}: expected {self.expects}", hint) from None
         except UsageError as error:
-            if error.message.startswith(self.name):
-                raise
             raise UsageError(f"{self.name}: {error.message}", error.hint) from None
-
-    def _convert(self, given: Any) -> Any:
-        """By the type, from the text of a number or of true and false, or a single text."""
-        if self.choices:
-            return _known_word(given, self.choices)
-        if tuple in self.kinds and isinstance(given, (str, tuple)):
-            given = [given] if isinstance(given, str) else list(given)
-        elif str in self.kinds and isinstance(given, PathLike):
-            given = fspath(given)
-        elif isinstance(given, str) and bool in self.kinds:
-            given = {"true": True, "false": False}[given.lower()]
-        elif number := next((kind for kind in (int, float) if kind in self.kinds), None):
-            given = _number(given, number)
-        return msgspec.convert(given, self.hint)
 
 
 def _taken_apart(hint: Any) -> tuple[list[Meta], set[Any]]:
@@ -811,10 +713,8 @@ def _taken_apart(hint: Any) -> tuple[list[Meta], set[Any]]:
     if origin is Annotated:
         metas, kinds = _taken_apart(hint.__origin__)
         return [*metas, *hint.__metadata__], kinds
-    if origin is Literal:
-        return [], {str}
-    if origin in (tuple, abc.Mapping, abc.Callable) or not get_args(hint):
-        return [], {origin or hint}
+    if origin in (Literal, tuple, abc.Mapping) or not get_args(hint):
+        return [], {str if origin is Literal else origin or hint}
     parts = [_taken_apart(part) for part in get_args(hint)]
     return [meta for metas, _ in parts for meta in metas], {k for _, kinds in parts for k in kinds}
 
@@ -843,9 +743,14 @@ def declared(kind: type[Struct]) -> dict[str, Option]:
                 bounds = f" above {meta.gt}{end}"
             elif meta.ge is not None:
                 bounds = f" ≥ {meta.ge}" if meta.le is None else f" from {meta.ge} to {meta.le}"
+        if not extra.get("expects"):
+            named = {bool: "true or false", int: "an integer", float: "a number"}
+            plain = next((words for one, words in named.items() if one in kinds), "a text") + bounds
+            several = "one of " * (len(extra["choices"]) > 1)
+            extra["expects"] = several + ", ".join(extra["choices"]) or plain
         made = info.default_factory is not msgspec.NODEFAULT
         default = info.default_factory() if made else info.default
-        found[name] = Option(name, hint, frozenset(kinds), default, words, bounds, **extra)
+        found[name] = Option(name, hint, frozenset(kinds), default, words, **extra)
     return found
 
 
@@ -881,18 +786,15 @@ def read_from(kind: type[T], given: dict[str, Any], but: Collection[str] = (), *
     """A record, and the records in it, of those keywords that are their options, which are removed;
     `further` are values of fields as they stand.
     """
+
+    def values(kind: type[Struct]) -> dict[str, Any]:
+        there = [one for n, one in declared(kind).items() if n in given and n not in but]
+        return {one.name: one.value(given.pop(one.name)) for one in there}
+
     for info in structs.fields(kind):
         if info.name in nested(kind) and info.name not in further:
-            part = values(info.type, given, but)
-            further[info.name] = structs.replace(info.default, **part)
-    return kind(**values(kind, given, but), **further)
-
-
-def values(kind: type[Struct], given: dict[str, Any], but: Collection[str] = ()) -> dict[str, Any]:
-    """The options of a record among keywords, read; from the keywords they are removed."""
-    options = declared(kind)
-    taken = {name: given.pop(name) for name in options if name in given and name not in but}
-    return {name: options[name].value(value) for name, value in taken.items()}
+            further[info.name] = structs.replace(info.default, **values(info.type))
+    return kind(**values(kind), **further)
 
 
 def no_option(wrong: Iterable[str], known: Iterable[str]) -> UsageError:

@@ -18,7 +18,7 @@ from featviz.records import ImageResult, RunResult, Shard
 from featviz.run import run as pipeline
 from featviz.run.prepare import check_options
 from featviz.run.resume import check_destination
-from featviz.run.signals import stop_requests
+from featviz.run.run import stop_requests
 from featviz.text import quoted
 
 NOT_OF_RAY = ("overwrite", "shard", "tensorboard")

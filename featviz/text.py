@@ -4,16 +4,12 @@ fit for a message, a terminal, or the name of a file."""
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
-
-from featviz.errors import UsageError
 
 
 def printable(words: str) -> str:
@@ -127,41 +123,6 @@ def ranges(
     return listed(words, most, comma, sum(map(len, runs[most:])))
 
 
-_MOST_EXPANDED = 100_000
-_BRACES = re.compile(r"\{(?:([0-9]{1,9})\.\.([0-9]{1,9})|([^{}]*(?:,[^{}]*)+))\}")
-
-
-def expand_braces(text: str) -> list[str]:
-    """The texts that braces stand for, as in a shell: numbers from one to another, with as many
-    digits, and words between commas. Text without such braces stands for itself.
-
-    Raises:
-        UsageError: there are more than 100,000.
-
-    Example:
-        >>> expand_braces("{train,val}-{08..10}.tar")[:4]
-        ['train-08.tar', 'train-09.tar', 'train-10.tar', 'val-08.tar']
-    """
-    pieces: list[Sequence[str]] = []
-    place = 0
-    for match in _BRACES.finditer(text):
-        first, last, words = match.groups()
-        pieces.append([text[place : match.start()]])
-        if words:
-            pieces.append(words.split(","))
-        else:  # up or down, with leading zeros if either has any
-            start, end = int(first), int(last)
-            padded = any(word[0] == "0" and len(word) > 1 for word in (first, last))
-            width = max(len(first), len(last)) if padded else 0
-            numbers = range(start, end + 1) if start <= end else range(start, end - 1, -1)
-            pieces.append([f"{n:0{width}d}" for n in numbers[: _MOST_EXPANDED + 1]])
-        place = match.end()
-    pieces.append([text[place:]])
-    if math.prod(map(len, pieces)) > _MOST_EXPANDED:
-        raise UsageError(f"{quoted(text)!r} stands for more than {_MOST_EXPANDED:,} names")
-    return ["".join(piece) for piece in itertools.product(*pieces)]
-
-
 _LONGEST_NAME = 100
 """Characters of one file or folder name; the rest is cut and a hash put in its place."""
 _LONGEST_WAY, _DEEPEST = 1000, 32
@@ -205,20 +166,3 @@ def safe_way(name: str) -> str:
 def counted(count: int, noun: str) -> str:
     """`1 image`, `2,000 images`."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-
-
-def parse_bytes(text: str) -> int:
-    """Read `500MB`, `2G`, `1.5 GB` or a number of bytes; a unit is a power of 1000."""
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]?)B?", text.strip(), re.I | re.A)
-    if match is None:
-        raise ValueError(text)
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-def in_bytes(count: int) -> str:
-    """`500 MB`: as `parse_bytes` reads it, to three digits."""
-    unit = next((unit for unit in "GMK" if count >= _UNITS[unit]), "")
-    return f"{count / _UNITS[unit]:.3g} {unit.replace('K', 'k')}B"

@@ -177,8 +177,8 @@ def kernels(
     """
     order = ordered(KernelOptions, model, options, layers, NOT_OF_KERNELS, "kernels", out=out)
     with order.lent(NO_IMAGE) as source:
-        result = draw_kernels(source, order.options)
-    return KernelPictures(result.as_json(), result.out, order.room, result.skipped)
+        document, skipped = draw_kernels(source, order.options)
+    return KernelPictures(document, order.options.out, order.room, tuple(skipped))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

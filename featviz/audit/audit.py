@@ -26,8 +26,8 @@ from featviz.models.load import LoadedModel
 from featviz.options import AuditOptions, InputOptions, ModelOptions
 from featviz.records import Call, Layer, Sample, Verdict
 from featviz.records.findings import parse_gate
-from featviz.run.batches import Batch, BatchProgress, Study, begun
 from featviz.run.prepare import blank_input
+from featviz.run.visit import Batch, BatchProgress, Study, begun
 from featviz.rundir import junit, write
 from featviz.rundir.place import AUDIT, JUNIT, PRUNING, check_file, writing
 from featviz.rundir.studies import read_audit

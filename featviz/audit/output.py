@@ -25,7 +25,7 @@ from featviz.models.load import LoadedModel
 from featviz.options import AuditOptions, InputOptions
 from featviz.records import Bytes, Call, Sample, TextTable
 from featviz.records.findings import FINDINGS
-from featviz.run.batches import batches
+from featviz.run.visit import batches
 from featviz.rundir import AUDIT_FILE, write
 from featviz.text import printable, quoted, safe_name
 

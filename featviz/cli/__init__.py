@@ -53,8 +53,6 @@ CLOSED_PIPE = 128 + 13
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
-"""Options that are answered from anywhere."""
-
 
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are used."""
@@ -110,14 +108,10 @@ def group() -> None:
 
 def main() -> None:
     """Entry point: run a command, and turn what went wrong into one line and an exit code."""
-    # closed streams (`>&-`) lead nowhere, or the next file would be stdout to who prints from C
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            if nowhere != number:
-                os.dup2(nowhere, number)
-                os.close(nowhere)
-            setattr(sys, name, os.fdopen(number, mode))
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # closed (`>&-`): or the next file would get its number
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what it says of sockets is said by us
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's idle threads leave cores alone
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
@@ -130,12 +124,9 @@ def main() -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process at once, after what asked to be called at the end.
-
-    Taking Python down object by object takes 0.8 s once torch and numba are loaded. A tracer or a
-    thread that is still at work gets Python's own end. A thread of ours that still loads in C++
-    would end the process with `terminate called without an active exception` if it came back while
-    something is called or taken down: nothing is called then.
+    """End the process at once, after what asked to be called at the end: with torch and numba
+    Python's own end takes 0.8 s. A tracer or a thread that is still at work gets that; a thread of
+    ours that still loads in C++ would abort the process while something is called or taken down.
     """
     others = [thread for thread in enumerate_threads() if thread is not current_thread()]
     ours = any(thread.daemon and thread.name.startswith("featviz-") for thread in others)

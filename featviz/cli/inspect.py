@@ -5,11 +5,7 @@ from __future__ import annotations
 
 import logging
 import textwrap
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import click
 
 from featviz.cli import output
 from featviz.cli.options import FILE, IMAGES, MODEL, Given, click_option, command, open_flag
@@ -90,16 +86,16 @@ def kernels(given: Given) -> int:
     """
     from featviz.inspection.kernels import draw_kernels
 
-    result = draw_kernels(given.source, given.record(KernelOptions))
-    output.left_out(result.skipped)
-    log.info("kernels of %s in %s", counted(len(result.rows), "layer"), result.out)
+    document, skipped = draw_kernels(given.source, given.record(KernelOptions))
+    output.left_out(skipped)
+    log.info("kernels of %s in %s", counted(len(document["captures"]), "layer"), document["out"])
     if given["json"]:
-        output.document(result.as_json())
+        output.document(document)
     return 0
 
 
 @command(
-    arguments=[click.Argument(["file"], type=FILE)],
+    arguments=[FILE],
     flags=[click_option(declared(ModelOptions)[name]) for name in ("key", "strip_prefix", "ema")],
 )
 def identify(given: Given) -> int:
@@ -251,7 +247,7 @@ def audit(given: Given) -> int:
     """Audit the model, print the table, and return the exit code."""
     from featviz.audit.audit import audit
     from featviz.audit.output import audit_table
-    from featviz.run.share import refuse_shares
+    from featviz.cli.run import refuse_shares
 
     refuse_shares("audit", "its findings hold for all images together")
     with output.batch_progress() as progress:
@@ -262,29 +258,23 @@ def audit(given: Given) -> int:
         output.table(audit_table(result.document))
     seen = counted(result.document["images"]["seen"], "image")
     log.info("%s seen; the verdicts hold for these images", seen)
-    if (proof := result.document["verify"]) is not None:
-        log.info("%s", _proof(proof))
+    if (proof := result.document["verify"]) is not None and not proof["channels"]:
+        log.info("nothing to verify: no channel can be cut out")
+    elif proof is not None:
+        change, nonfinite = proof["largest_change"], proof.get("nonfinite", 0)
+        words = (
+            f"without the {counted(proof['channels'], 'channel')} that can be cut out the output "
+        )
+        same = f"cannot be compared: {UNLIKE_OUTPUTS}"
+        words += same if change is None else f"changes by {change:g} at most"
+        if nonfinite:
+            words += f", and {nonfinite} of its values become, or cease to be, NaN or infinite"
+        log.info("%s (%s)", words, counted(proof["images"], "image"))
     for verdict in result.verdicts:
         if not verdict.held:
             log.error("gate %s is broken: %s", verdict.gate, verdict.words)
     log.info("results in %s", result.out)
     return result.exit_code
-
-
-def _proof(proof: Mapping[str, Any]) -> str:
-    if not proof["channels"]:
-        return "nothing to verify: no channel can be cut out"
-    change, nonfinite = proof["largest_change"], proof.get("nonfinite", 0)
-    if change is None:
-        words = f"cannot be compared: {UNLIKE_OUTPUTS}"
-    else:
-        words = f"changes by {change:g} at most"
-    if nonfinite:
-        words += f", and {nonfinite} of its values become, or cease to be, NaN or infinite"
-    return (
-        f"without the {counted(proof['channels'], 'channel')} that can be cut out the output "
-        f"{words} ({counted(proof['images'], 'image')})"
-    )
 
 
 @command(ExemplarOptions, ModelOptions, arguments=[MODEL, IMAGES], json="exemplars.json")
@@ -306,13 +296,10 @@ def exemplars(given: Given) -> int:
     Any number of images go through the model once. Values that are NaN or
     infinite excite nothing; of equal values the earlier image comes first.
 
-    \b
-      featviz exemplars resnet18 photos/ --layers avgpool --pick mean --json
-
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed.
     """
+    from featviz.cli.run import refuse_shares
     from featviz.exemplars.exemplars import find_exemplars
-    from featviz.run.share import refuse_shares
 
     refuse_shares("exemplars", "it ranks all images against each other")
     with output.batch_progress() as progress:

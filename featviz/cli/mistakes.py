@@ -31,17 +31,6 @@ _SYNONYMS = {
 }
 """Options of other tools, which no likeness of letters leads to, and what they are called here."""
 
-_EXAMPLES = {
-    "model": "resnet18",
-    "images": "photo.jpg",
-    "run": "featviz-out",
-    "runs": "featviz-out",
-    "parts": "featviz-out",
-    "base": "before",
-    "new": "after",
-    "file": "weights.pth",
-}
-
 
 def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
     """The error's hint, and behind it the command to go on with, where the error knows it."""
@@ -60,12 +49,24 @@ def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
 
 
 def hint_of_click(error: click.ClickException, arguments: Sequence[str]) -> str | None:
-    """The hint of an error that click has found."""
+    """The hint of an error that click has found: for an option that a command lacks, the nearest
+    one that it has."""
     ctx: click.Context | None = getattr(error, "ctx", None)
     if ctx is None:
         return None
-    if isinstance(error, click.NoSuchOption) and (hint := _of_option(error, ctx, arguments)):
-        return hint
+    if isinstance(error, click.NoSuchOption):
+        names = [name for p in ctx.command.params for name in (*p.opts, *p.secondary_opts)]
+        option, known = error.option_name, [*(n for n in names if n.startswith("--")), "--help"]
+        long = f"--{option.lstrip('-')}".replace("_", "-")
+        meant = [_SYNONYMS.get(long, long)]
+        if meant[0].partition("=")[0] not in known:
+            meant = close_to(long, (one for one in known if one != "--trust"), 0.7)
+        if meant:
+            again = [
+                meant[0] + word[len(option) :] if word.partition("=")[0] == option else word
+                for word in arguments
+            ]
+            return _with_command(f"did you mean {meant[0]}?", again)
     option = "--help-all" if getattr(ctx.command, "is_long", False) else "--help"
     return f"{ctx.command_path} {option} lists all options"
 
@@ -84,67 +85,31 @@ def _with_command(words: str, arguments: Sequence[str]) -> str:
 
 
 def unknown_command(words: Sequence[str], commands: Sequence[str]) -> UsageError:
-    """The error for a first word that is no command; a model or an image may stand there."""
+    """The error for a first word that is no command; a model may stand there."""
     name, *rest = words
-    if name in ("version", "help"):
-        hint = _with_command(f"did you mean --{name}?", [f"--{name}"])
-    elif close := close_to(name, commands if name.isalpha() else []):
+    if close := close_to(name, commands if name.isalpha() else []):
         hint = _with_command(f"did you mean {close[0]}?", [close[0], *rest])
-    elif looks_like_model(name) and rest:
+    elif any(map(looks_like_image, rest)):
         hint = _with_command("did you mean run?", ["run", *words])
     else:
         hint = "featviz --help describes them: " + ", ".join(commands)
     return UsageError(f"No such command {quoted(name)!r}.", hint)
 
 
-def _of_option(
-    error: click.NoSuchOption, ctx: click.Context, arguments: Sequence[str]
-) -> str | None:
-    """For an option that a command lacks: the nearest one that it has."""
-    names = [name for p in ctx.command.params for name in (*p.opts, *p.secondary_opts)]
-    option, known = error.option_name, [*(n for n in names if n.startswith("--")), "--help"]
-    long = f"--{option.lstrip('-')}".replace("_", "-")
-    meant = _SYNONYMS.get(long, long)
-    if meant.partition("=")[0] not in known:
-        close = close_to(long, (one for one in known if one != "--trust"), 0.7)
-        if not close:
-            return None
-        meant = close[0]
-    again = [meant + word[len(option) :] if word.partition("=")[0] == option else word
-             for word in arguments]  # fmt: skip
-    return _with_command(f"did you mean {meant}?", again)
-
-
 def missing(argument: str, ctx: click.Context) -> UsageError:
-    """The error for an argument that is not there, with an example."""
-    names = [str(p.name) for p in ctx.command.params if isinstance(p, click.Argument)]
-    words = [str(ctx.params.get(name) or _EXAMPLES[name]) for name in names]
-    hint = _with_command("for example", [*ctx.command_path.split()[1:], *words])
+    """The error for an argument that is not there."""
+    hint = f"{ctx.command_path} --help has examples"
     return UsageError(f"{ctx.command_path} needs {argument.upper()}", hint)
 
 
 def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> None:
     """Refuse an image where MODEL stands."""
-    if looks_like_image(model):
-        other = next((image for image in images if looks_like_model(image)), None)
-        if other is not None or Path(model).is_file() or not images:
-            what = "a folder of images" if Path(model).is_dir() else "an image"
-            again = [*ctx.command_path.split()[1:], other or "resnet18", model]
-            hint = _with_command("MODEL comes first", again)
-            raise UsageError(f"MODEL {quoted(model)!r} is {what}", hint)
-
-
-def looks_like_model(word: str) -> bool:
-    """Whether a word is a form of MODEL, by its letters and by what lies there."""
-    from featviz.models import code, sniff
-    from featviz.models.sources import SOURCES
-
-    names = Path(__file__).parent.parent / "models" / "names.txt"  # of torchvision
-    if any(source.prefix and word.startswith(source.prefix) for source in SOURCES):
-        return True
-    if Path(word).suffix.lower() in (*sniff.SUFFIXES, ".py") or code.FORM.fullmatch(word):
-        return True
-    return word in names.read_text("utf-8").split() and not Path(word).exists()
+    others = [image for image in images if not looks_like_image(image)]
+    if looks_like_image(model) and (others or Path(model).is_file() or not images):
+        what = "a folder of images" if Path(model).is_dir() else "an image"
+        again = [*ctx.command_path.split()[1:], *(others or ["resnet18"])[:1], model]
+        hint = _with_command("MODEL comes first", again)
+        raise UsageError(f"MODEL {quoted(model)!r} is {what}", hint)
 
 
 def looks_like_image(word: str) -> bool:

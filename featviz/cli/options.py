@@ -11,7 +11,7 @@ import inspect
 import logging
 import os
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -69,22 +69,7 @@ class ClickOption(click.Option):
         **settings: Any,
     ) -> None:
         super().__init__(names, **settings)
-        self.group, self.first, self.usual = group, first, usual
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Its flags, and its help with the default; what stands behind a form feed is for
-        `--help-all`."""
-        record = super().get_help_record(ctx)
-        if record is None:
-            return None
-        brief, _, more = record[1].partition("\f")
-        words = brief + more if shows_all(ctx) else brief
-        return record[0], words + f"  [default: {self.usual}]" * bool(self.usual)
-
-
-def shows_all(ctx: click.Context) -> bool:
-    """Whether help leaves nothing out: that of a short command, and `--help-all`."""
-    return not getattr(ctx.command, "is_long", False) or _WHOLE in ctx.meta
+        self.group, self.first, self.usual = group, first, f"  [default: {usual}]" * bool(usual)
 
 
 class Command(click.Command):
@@ -93,15 +78,10 @@ class Command(click.Command):
     The part of its help behind a form feed is for `--help-all`.
     """
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.is_long = len(self.params) > _MOST
-        if self.is_long:
-            words = "Show all options in groups and exit."
-            flag: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
-            self.params.append(
-                ClickOption("--help-all", help=words, group=GENERAL, callback=_show_all, **flag)
-            )
+    @property
+    def is_long(self) -> bool:
+        """Whether `--help` leaves options to `--help-all`."""
+        return len(self.params) > _MOST
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read a command line."""
@@ -112,36 +92,36 @@ class Command(click.Command):
                 raise
             raise mistakes.missing(str(error.param.name), ctx) from None
 
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """What the command does; all that there is to say, where no option is left out."""
-        if not shows_all(ctx):
-            super().format_help_text(ctx, formatter)
-            return
-        formatter.write_paragraph()
-        with formatter.indentation():
-            formatter.write_text(inspect.cleandoc(self.help or "").replace("\f", ""))
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The groups of options, or of a long command the first options."""
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """What the command does, and the groups of its options. Of a long command only the first
+        options, and of texts what stands before a form feed, unless all is asked for."""
+        whole = not self.is_long or _WHOLE in ctx.meta
+        text, _, more = inspect.cleandoc(self.help or "").partition("\f")
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
         sections = {"First options": [p for p in options if getattr(p, "first", False)]}
-        if shows_all(ctx):  # click's own options, such as --help, are general
+        if whole:  # click's own options, such as --help, are general
             groups = [(p, getattr(p, "group", GENERAL)) for p in options]
             sections = {title: [p for p, group in groups if group == title] for title in GROUPS}
-        for title, own in sections.items():
-            if own:
-                with formatter.section(title):
-                    formatter.write_dl([r for p in own if (r := p.get_help_record(ctx))])
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Where the rest is."""
-        if shows_all(ctx):
-            return
-        count = sum(isinstance(p, click.Option) for p in self.get_params(ctx))
-        behind = (self.help or "").partition("\f")[2]
-        more = ", and more examples" if "xamples:" in behind else ""
+        self.format_usage(ctx, formatter)
         formatter.write_paragraph()
-        formatter.write_text(f"`{ctx.command_path} --help-all` shows all {count} options{more}.")
+        with formatter.indentation():
+            formatter.write_text(text + more if whole else text)
+        for title, own in sections.items():
+            rows = []
+            for option in own:
+                flags, words = option.get_help_record(ctx) or ("", "")
+                brief, _, rest = words.partition("\f")
+                usual = getattr(option, "usual", "")
+                rows.append((flags, brief + rest * whole + usual))
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+        if not whole:
+            examples = ", and more examples" if "xamples:" in more else ""
+            formatter.write_paragraph()
+            formatter.write_text(
+                f"`{ctx.command_path} --help-all` shows all {len(options)} options{examples}."
+            )
 
 
 def _show_all(ctx: click.Context, param: click.Parameter, given: bool) -> None:
@@ -151,30 +131,25 @@ def _show_all(ctx: click.Context, param: click.Parameter, given: bool) -> None:
         ctx.exit()
 
 
-class PathType(click.Path):
-    """A path of this machine, and with `urls` the URL of a run in an object store, too."""
-
-    def __init__(self, *, urls: bool = False, **settings: Any) -> None:
-        super().__init__(path_type=Path, **settings)
-        self.urls = urls
-        self.name = "directory" if urls else self.name
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Read it."""
-        if self.urls and (isinstance(value, Url) or is_url(value)):
-            return value if isinstance(value, Url) else Url.of_run(value)
-        refuse_url(value)
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter as error:
-            path = Path(value)
-            hint = "check the path" if os.path.lexists(path) else hint_of(path, misspelt(path))
-            raise UsageError(error.message, hint) from None
+def _file(text: str) -> Path:
+    """A file of this machine that is there; a folder is refused by who reads it."""
+    return _there(text, "File")
 
 
-FILE = PathType(exists=True, dir_okay=False)
-RUN = PathType(urls=True, exists=True)
-"""A run directory. A file is taken, too: the reader of runs says what is wrong with it."""
+def _run(text: str) -> Path | Url:
+    """A run directory that is there, or the URL of one in an object store. A file is taken, too:
+    the reader of runs says what is wrong with it."""
+    return Url.of_run(text) if is_url(text) else _there(text, "Directory")
+
+
+def _there(text: str, noun: str) -> Path:
+    refuse_url(text)
+    path = Path(text)
+    if not path.exists():
+        hint = "check the path" if os.path.lexists(path) else hint_of(path, misspelt(path))
+        raise UsageError(f"{noun} {quoted(text)!r} does not exist.", hint)
+    return path
+
 
 _LARGEST_CONFIG = 2**13
 """Bytes of a TOML file: of a long dotted key Python's reader takes the square."""
@@ -188,55 +163,48 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
     """
     if path is None:
         return
-    group, own = ctx.parent.command if ctx.parent else None, str(ctx.info_name)
-    commands = group.list_commands(ctx) if isinstance(group, click.Group) else []
-    content = _read_toml(path)
-    tables = {key: value for key, value in content.items() if isinstance(value, dict)}
-    for key in sorted(tables.keys() - {own, *commands}):
-        lacks = f"{path} has a table [{quoted(key)}], and there is no such command"
-        hint = "a table is named as a command is, and holds its options"
-        raise UsageError(f"{lacks}; {_meant(key, commands or [own])}", hint)
-    params: dict[str, click.Parameter] = {}
-    for param in ctx.command.params:
-        names = [name.removeprefix("--") for name in param.opts if name.startswith("--")]
-        is_argument = isinstance(param, click.Argument)
-        params |= dict.fromkeys([str(param.name)] if is_argument else names, param)
-    hint = "a key is an option's long name without dashes, or model or images"
-    defaults = {}
-    plain = {key: value for key, value in content.items() if key not in tables}
-    for key, value in {**plain, **tables.get(own, {})}.items():
-        name = key.replace("_", "-")
-        if name not in params:
-            lacks = f"{path} has {quoted(repr(key))}, which {ctx.command_path} lacks"
-            raise UsageError(f"{lacks}; {_meant(name, params)}", hint)
-        if isinstance(value, dict):
-            raise UsageError(f"{path} has a table {quoted(repr(key))}, expected a value", hint)
-        defaults[str(params[name].name)] = _as_typed(params[name], value)
-    ctx.default_map = {**(ctx.default_map or {}), **defaults}
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_text(path, _LARGEST_CONFIG))
+        content = tomllib.loads(read_text(path, _LARGEST_CONFIG))
     except (OSError, FileError, ValueError, RecursionError) as error:
         words = "too many levels" if isinstance(error, RecursionError) else quoted(str(error))
         hint = 'lines of TOML say OPTION = VALUE, such as layers = "ReLU", below [COMMAND] or alone'
         raise UsageError(f"{quoted(str(path))} cannot be read: {words}", hint) from error
-
-
-def _meant(name: str, names: Iterable[str]) -> str:
-    close = mistakes.close_to(name, names)
-    return f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(names))}"
-
-
-def _as_typed(param: click.Parameter, value: Any) -> Any:
-    """A TOML list is a list for repeatable options, and one comma-separated value for others."""
-    many = param.multiple if isinstance(param, click.Option) else param.nargs == -1
-    if isinstance(value, list) and not many:
-        return ",".join(str(item) for item in value)
-    if isinstance(param, click.Option) and param.is_flag and not isinstance(value, bool):
-        return str(value)  # click reads words
-    return [value] if many and not isinstance(value, list) else value
+    group, own = ctx.parent.command if ctx.parent else None, str(ctx.info_name)
+    commands = group.list_commands(ctx) if isinstance(group, click.Group) else [own]
+    tables = {key: value for key, value in content.items() if isinstance(value, dict)}
+    params: dict[str, click.Parameter] = {}
+    for one in ctx.command.params:
+        names = [name.removeprefix("--") for name in one.opts if name.startswith("--")]
+        is_argument = isinstance(one, click.Argument)
+        params |= dict.fromkeys([str(one.name)] if is_argument else names, one)
+    defaults: dict[str, Any] = {}
+    plain = {key: value for key, value in content.items() if key not in tables}
+    for key in [*tables, *plain, *tables.get(own, {})]:
+        name, known = key.replace("_", "-"), commands if key in tables else list(params)
+        if (key if key in tables else name) in known:
+            continue
+        what = "no command has" if key in tables else f"{ctx.command_path} lacks"
+        close = mistakes.close_to(name, known)
+        meant = f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(known))}"
+        raise UsageError(
+            f"{path} has {quoted(repr(key))}, which {what}; {meant}",
+            "a key is an option's long name without dashes, or model or images; "
+            "a table is named as a command is",
+        )
+    for key, value in {**plain, **tables.get(own, {})}.items():
+        option = params[key.replace("_", "-")]
+        if isinstance(value, dict):
+            raise UsageError(f"{path} has a table {quoted(repr(key))}, expected a value")
+        # a list is a list for repeatable options, and one comma-separated value for others
+        many = option.multiple if isinstance(option, click.Option) else option.nargs == -1
+        if isinstance(value, list) and not many:
+            value = ",".join(map(str, value))
+        elif isinstance(option, click.Option) and option.is_flag and not isinstance(value, bool):
+            value = str(value)  # click reads words
+        elif many and not isinstance(value, list):
+            value = [value]
+        defaults[str(option.name)] = value
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
 
 
 _CHECKS = {
@@ -305,12 +273,17 @@ def command(
         flag(
             "Read values of options from this TOML file; the command line wins over it.",
             "--config",
-            **{"type": FILE, "callback": read_config, "is_eager": True, "expose_value": False},
-            group=GENERAL,
+            **{"type": _file, "callback": read_config, "is_eager": True, "expose_value": False},
+            **{"metavar": "FILE", "shell_complete": _paths, "group": GENERAL},
         ),
         _level(logging.ERROR, "Print only errors on stderr.", "-q", "--quiet"),
         _level(logging.DEBUG, "Print more details, and tracebacks, on stderr.", "-v", "--verbose"),
     ]
+    if len(params) > _MOST:
+        eager: dict[str, Any] = {"is_eager": True, "expose_value": False, "callback": _show_all}
+        params.append(
+            flag("Show all options in groups and exit.", "--help-all", group=GENERAL, **eager)
+        )
 
     def decorate(function: Callable[[Given], int]) -> Command:
         def run(**values: Any) -> int:
@@ -343,12 +316,11 @@ def click_option(option: Option) -> ClickOption:
         settings["usual"] = str(usual)
     if bool not in option.kinds:
         metavar = option.metavar or f"[{'|'.join(option.choices)}]" * bool(option.choices) or None
-        settings |= {
-            "type": str,
-            "multiple": option.many or option.read in LISTS,
-            "metavar": metavar,
-        }
-        settings |= {"shell_complete": _offered(option), "required": option.default is NODEFAULT}
+        settings |= {"type": str, "multiple": option.many or option.read in LISTS}
+        settings |= {"metavar": metavar, "required": option.default is NODEFAULT}
+        is_path = Path in option.kinds or option.name in ("arch", "weights", "transform")
+        offered = (lambda *given: _words(option.choices, given[-1])) if option.choices else None
+        settings["shell_complete"] = _paths if is_path else offered
     elif option.default is not False:
         flags[-1] += f"/--no-{option.name}"
         settings["default"] = option.default
@@ -378,19 +350,22 @@ def _paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
     return [CompletionItem(incomplete, type="file")]
 
 
-def _offered(option: Option) -> Any:
-    """What a shell offers for the value of an option."""
-    if option.choices:
-        return lambda ctx, param, incomplete: [
-            CompletionItem(word) for word in option.choices if word.startswith(incomplete)
-        ]
-    is_path = Path in option.kinds or option.name in ("arch", "weights", "transform")
-    return _paths if is_path else None
+def _words(words: Sequence[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
 
 
 MODEL = click.Argument(["model"], required=False, metavar="MODEL", shell_complete=_paths)
 """Its forms stand in a command's help where that says {MODEL}."""
 IMAGES = click.Argument(["images"], nargs=-1, metavar="IMAGE...", shell_complete=_paths)
+FILE = click.Argument(["file"], type=_file, shell_complete=_paths)
+
+
+def run_argument(name: str, metavar: str | None = None) -> click.Argument:
+    """A run directory; with a metavar one or more."""
+    settings: dict[str, Any] = (
+        {"nargs": -1, "required": True, "metavar": metavar} if metavar else {}
+    )
+    return click.Argument([name], type=_run, shell_complete=_paths, **settings)
 
 
 def _given(

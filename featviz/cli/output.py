@@ -80,8 +80,8 @@ def left_out(skipped: Iterable[Skip], never_ran: Sequence[str] = ()) -> None:
 
 
 def table(content: TextTable) -> None:
-    """Print a table with the lines above and below it on stdout; without rows, these alone. In a
-    pipe a row is one line, for grep and awk; on a narrow terminal words fold, numbers do not."""
+    """Print a table with the lines below it on stdout; without rows, these alone. In a pipe a row
+    is one line, for grep and awk; on a narrow terminal words fold, numbers do not."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -104,8 +104,6 @@ def table(content: TextTable) -> None:
     for row in content.totals:
         drawn.add_row(*cells(row), style="bold")
     with _written():
-        for words in content.above:
-            console.print(printable(words), markup=False, highlight=False)
         if content.rows:
             console.print(drawn)
         for words in content.footer:
@@ -144,7 +142,7 @@ def progress_bar() -> Iterator[Callable[[int], None]]:
 @contextmanager
 def batch_progress() -> Iterator[Callable[[str, FeatvizError | None, int], None]]:
     """Print on stderr what goes wrong with an image, and a bar on a terminal: a
-    `run.batches.BatchProgress`."""
+    `run.visit.BatchProgress`."""
     with progress_bar() as advance:
 
         def report(image: str, fault: FeatvizError | None, total: int) -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from featviz.cli import output
-from featviz.cli.options import RUN, Given, command, open_flag
+from featviz.cli.options import Given, click_option, command, open_flag, run_argument
 from featviz.options import (
     DiffFiles,
     DiffThresholds,
-    MergeOptions,
+    KernelOptions,
     ReportOptions,
+    RunOptions,
     SheetOptions,
-    VerifyOptions,
+    declared,
 )
 from featviz.text import counted, listed, quoted
 
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NAMED = 5
+_JOINED, _OUT = "Write the joined run into this folder.", Path("featviz-out")
 
 
 @command(
     ReportOptions,
-    arguments=[click.Argument(["run"], type=RUN)],
+    arguments=[run_argument("run")],
     flags=[open_flag("Open the report in the browser.")],
 )
 def report(given: Given) -> int:
@@ -52,9 +54,7 @@ def report(given: Given) -> int:
       featviz report featviz-out --open
       featviz report new --compare old
       featviz report featviz-out --kernels kernels --audit featviz-audit
-      featviz report featviz-out --exemplars featviz-exemplars
       featviz report featviz-audit
-      featviz report featviz-kernels --open
       featviz report featviz-out --single-file --out maps.html
     """
     from featviz.diff import compare_runs
@@ -76,7 +76,7 @@ def report(given: Given) -> int:
     return 0
 
 
-@command(SheetOptions, arguments=[click.Argument(["run"], type=RUN)])
+@command(SheetOptions, arguments=[run_argument("run")])
 def sheet(given: Given) -> int:
     """Draw one picture of a layer: a column for each image of a run, a row for each channel.
 
@@ -105,7 +105,7 @@ def sheet(given: Given) -> int:
 
 @command(
     *(DiffThresholds, DiffFiles),
-    arguments=[click.Argument([name], type=RUN) for name in ("base", "new")],
+    arguments=[run_argument("base"), run_argument("new")],
 )
 def diff(given: Given) -> int:
     """Compare two run directories, layer by layer.
@@ -146,8 +146,11 @@ def diff(given: Given) -> int:
 
 
 @command(
-    MergeOptions,
-    arguments=[click.Argument(["parts"], nargs=-1, required=True, metavar="DIR...", type=RUN)],
+    arguments=[run_argument("parts", metavar="DIR...")],
+    flags=[
+        click_option(replace(declared(KernelOptions)["out"], words=_JOINED, default=_OUT)),
+        click_option(declared(RunOptions)["overwrite"]),
+    ],
 )
 def merge(given: Given) -> int:
     """Join parts of a run into one run directory.
@@ -176,10 +179,7 @@ def merge(given: Given) -> int:
     return result.exit_code
 
 
-@command(
-    VerifyOptions,
-    arguments=[click.Argument(["runs"], nargs=-1, required=True, metavar="RUN...", type=RUN)],
-)
+@command(arguments=[run_argument("runs", metavar="RUN...")])
 def verify(given: Given) -> int:
     """Check that every file of a run is as it was written.
 
@@ -202,7 +202,7 @@ def verify(given: Given) -> int:
     from featviz.rundir.verify import verify
 
     with output.progress_bar() as advance:
-        verdict = verify(given["runs"], given["jobs"], advance)
+        verdict = verify(given["runs"], progress=advance)
     for series, group in groupby(verdict.runs, key=lambda run: run.series):
         steps = [_is_whole(run) for run in group]
         if series is not None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import shlex
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from msgspec import structs
@@ -22,12 +25,13 @@ from featviz.options import (
     ReportOptions,
     RunOptions,
 )
-from featviz.records import UNLIKE_OUTPUTS, ImageResult, RunResult
-from featviz.text import counted, listed
+from featviz.records import UNLIKE_OUTPUTS, ImageResult, Outcome, RunResult, Shard
+from featviz.text import counted, listed, quoted
 
 log = logging.getLogger(__name__)
 
 _NAMED = 3
+_TORCHRUN, _SLURM = ("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")
 
 
 def _passes(given: Given) -> PassOptions:
@@ -68,43 +72,33 @@ def run(given: Given) -> int:
       featviz run net.py:Net scan.png --size 256
     \f
     An archive is a .zip, .tar or .tar.gz; photos.zip::a/b.jpg is one of its
-    images, and 'shards-{000..063}.tar' are 64 archives. Each may be a URL:
-    s3://bucket/photos/, gs://, https://, hf:// (with s3fs, gcsfs, aiohttp or
-    huggingface_hub). For a video model, the stills of a folder are one clip,
-    and so is an animation.
+    images. Each may be a URL: s3://bucket/photos/, gs://, https://, hf://
+    (with s3fs, gcsfs, aiohttp or huggingface_hub). For a video model, the
+    stills of a folder are one clip, and so is an animation.
 
     \b
     More examples:
-      featviz run weights.safetensors cat.jpg --layers 're:^layer[34]'
       featviz run inception_v3 cat.jpg --layers 'fn:relu@Mixed_5*'
-      featviz run resnet18 cat.jpg --order similarity --collapse 0.98 --labels
       featviz run vit_b_16 cat.jpg --reduce pca --overlay 0.6
-      featviz run resnet18 photos/ --figure --tensorboard logs
       featviz run raft_small left.png right.png --layers 'Conv2d@*flow_head*'
       featviz run net.py:Generator --input z=randn:1,128
-
-    \b
-    Gradients of one class, and what becomes of an image without two channels:
       featviz run resnet18 cat.jpg --capture output,grad --target class:tabby
       featviz run resnet18 cat.jpg --layers layer4 --ablate 'layer4.1:5,17'
-
-    \b
-    Many images: go on after a stop, read a list, share the work:
-      featviz run resnet18 photos.tar --resume --max-output-size 2GB
+      featviz run resnet18 photos.tar --resume --out maps
       find . -name '*.png' -print0 | featviz run resnet18 - -0 --json
       torchrun --nproc-per-node 4 -m featviz run resnet18 photos/
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130
     interrupted, 141 stdout closed.
     """
-    from featviz.run import dry_run, share
+    from featviz.run import dry_run
     from featviz.run import run as pipeline
 
     options = given.record(RunOptions, passes=_passes(given))
     wanted = next((f"--{name}" for name in ("report", "open") if given[name]), None)
     if wanted and isinstance(options.out, Url):
         raise UsageError(f"{wanted} needs a folder, and --out URL leaves none", "leave it out")
-    shard = share.shard_of_process() if options.shard is None else None
+    shard = shard_of_process() if options.shard is None else None
     if given["dry_run"]:
         if shard is None or not shard.index:
             plan = dry_run.dry_run(given.source, given.images, options)
@@ -114,33 +108,44 @@ def run(given: Given) -> int:
                 output.text(dry_run.render(plan))
         return 0
     if shard is not None:
-        if "-" in given.images and share.runs_in_torchrun():
+        if "-" in given.images and _runs_in_torchrun():
             words = "- lists images on stdin, which the processes of torchrun cannot divide"
             raise UsageError(words, "give a folder, or start each process with its own list")
         log.info("this process draws shard %s of the images", shard)
         options = structs.replace(options, shard=shard)
-    messages = Messages()
+    unseen: dict[str, dict[str, str]] = {"never ran": {}, "skipped": {}}
     with output.progress_bar() as advance:
 
         def report(image: ImageResult, total: int) -> None:
             advance(total)
-            messages.add(image, with_outcome=total == 1)
+            unseen["never ran"] |= dict.fromkeys(image.never_ran, "")
+            unseen["skipped"] |= {skip.layer or skip.type: skip.reason for skip in image.skipped}
+            if image.error is not None:
+                output.image_error(image.name, image.error, image.hint)
+            elif not image.kept and (total == 1 or log.isEnabledFor(logging.DEBUG)):
+                _say_outcome(image.name, image.outcome)
             if given["json"]:
                 output.document(_line(image), indent=None)
 
         result = pipeline.run(given.source, given.images, options, report)
-    messages.conclude(result, to_look=not wanted)
+    _conclude(result, unseen, to_look=not wanted)
     if wanted and (result.whole or options.shard is None):
         from featviz.report import build_report
 
         output.written("report", build_report(options.out, ReportOptions()).page, given["open"])
-    return share.exit_code(result) if shard is not None else result.exit_code
+    if shard is None:
+        return result.exit_code
+    # torchrun ends the others where one says that images have failed: the last one says it for all
+    only_failed = result.failures and not (result.missing or result.interrupted)
+    if only_failed and not result.whole and _runs_in_torchrun():
+        return 0
+    return result.exit_code or (3 if result.whole and result.all_failures else 0)
 
 
 def _line(result: ImageResult) -> dict[str, Any]:
+    outcome = result.outcome
     if result.error is not None:
         return {"image": result.name, "error": result.error}
-    outcome = result.outcome
     return {
         "image": result.name,
         "folder": result.folder,
@@ -153,68 +158,91 @@ def _line(result: ImageResult) -> dict[str, Any]:
     }
 
 
-@dataclass
-class Messages:
-    """What is said on stderr of each image, and of all of them at the end of a run."""
+def _say_outcome(name: str, outcome: Outcome) -> None:
+    """The prediction, and what interventions changed."""
+    after = " after" if outcome.intervened else ""
+    for when, guesses in ((" before", outcome.before), (after, outcome.prediction)):
+        if guesses:
+            log.info("%s%s: %s", name, when, ", ".join(guess.words for guess in guesses))
+    if outcome.intervened:
+        words = f"the output cannot be compared: {UNLIKE_OUTPUTS}"
+        if outcome.largest_change is not None:
+            words = f"the output changed by at most {outcome.largest_change:.4g}"
+            if outcome.nonfinite > 0:
+                became = "of its values became NaN or infinite, or ceased to be"
+                words += f", and {outcome.nonfinite} {became}"
+        log.info("%s: %s", name, words)
 
-    never_ran: dict[str, str] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
 
-    def add(self, result: ImageResult, with_outcome: bool) -> None:
-        """Say what went wrong with an image; where it is asked for also the prediction, and what
-        interventions changed; -v asks for it."""
-        outcome = result.outcome
-        self.never_ran |= dict.fromkeys(result.never_ran, "")
-        self.skipped |= {skip.layer or skip.type: skip.reason for skip in result.skipped}
-        if result.error is not None:
-            output.image_error(result.name, result.error, result.hint)
-        if result.kept or not (with_outcome or log.isEnabledFor(logging.DEBUG)):
-            return
-        after = " after" if outcome.intervened else ""
-        for when, guesses in ((" before", outcome.before), (after, outcome.prediction)):
-            if guesses:
-                words = ", ".join(guess.words for guess in guesses)
-                log.info("%s%s: %s", result.name, when, words)
-        if outcome.intervened:
-            words = f"the output cannot be compared: {UNLIKE_OUTPUTS}"
-            if outcome.largest_change is not None:
-                words = f"the output changed by at most {outcome.largest_change:.4g}"
-                if (count := outcome.nonfinite) > 0:
-                    became = "of its values became NaN or infinite, or ceased to be"
-                    words += f", and {count} {became}"
-            log.info("%s: %s", result.name, words)
+def _conclude(result: RunResult, unseen: Mapping[str, Mapping[str, str]], to_look: bool) -> None:
+    """What gave no picture, what is missing, and on the last line what was written, what failed,
+    and, if asked for, how to look at the run."""
+    done = [image for image in result.images if image.error is None]
+    words = []
+    for what, layers in unseen.items():
+        named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
+        words += [f"{what}: {listed(named, _NAMED)}"] if named else []
+    if result.drew_nothing:
+        output.error(
+            f"no picture was drawn; {'; '.join(words) or 'no layer was taken'}",
+            "--layers takes others; `featviz layers MODEL` lists them, with shapes and calls",
+        )
+    else:
+        for line in words:
+            log.warning("%s", line)
+    if result.missing:
+        why = "interrupted" if result.interrupted else "stopped"
+        missing = counted(len(result.missing), "image")
+        log.warning("%s: %s missing, %d complete; --resume goes on", why, missing, len(done))
+    if not done:
+        return
+    line = f"{counted(result.pictures, 'picture')} of {counted(len(done), 'image')}"
+    line += f" in {result.root}"
+    if kept := sum(image.kept for image in done):
+        line += f" ({kept} {'was' if kept == 1 else 'were'} complete before)"
+    if failed := [image.name for image in result.failures]:
+        names = listed(failed, _NAMED)
+        line += f"; {counted(len(failed), 'image')} failed: {names} (see run.json)"
+    if to_look:
+        url = ["--single-file", "--out", "maps.html"] if isinstance(result.root, Url) else []
+        again = shlex.join(["featviz", "report", str(result.root), *url, "--open"])
+        line += f"; to look at them: {again}"
+    log.info("%s", line)
 
-    def conclude(self, result: RunResult, to_look: bool) -> None:
-        """Say what gave no picture, what is missing, and on the last line what was written, what
-        failed, and, if asked for, how to look at the run."""
-        done = [image for image in result.images if image.error is None]
-        words = []
-        for what, layers in (("never ran", self.never_ran), ("skipped", self.skipped)):
-            named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
-            words += [f"{what}: {listed(named, _NAMED)}"] if named else []
-        if result.drew_nothing:
-            output.error(
-                f"no picture was drawn; {'; '.join(words) or 'no layer was taken'}",
-                "--layers takes others; `featviz layers MODEL` lists them, with shapes and calls",
+
+# Several processes on one run
+
+
+def shard_of_process() -> Shard | None:
+    """The share that RANK and WORLD_SIZE (torchrun), or SLURM_PROCID and SLURM_NTASKS, name; None
+    for a process that runs alone."""
+    for names in (_TORCHRUN, _SLURM):
+        given = [os.environ[name] for name in names if name in os.environ]
+        if len(given) < len(names):
+            continue
+        index, count = (int(word) if re.fullmatch(r"[0-9]{1,9}", word) else -1 for word in given)
+        if not 0 <= index < count:
+            raise UsageError(
+                f"{_shown(names)} name no process of several: the number of a process is to be "
+                "from 0 to that of all of them - 1",
+                "start with torchrun or srun, or unset them",
             )
-        else:
-            for line in words:
-                log.warning("%s", line)
-        if result.missing:
-            why = "interrupted" if result.interrupted else "stopped"
-            missing = counted(len(result.missing), "image")
-            log.warning("%s: %s missing, %d complete; --resume goes on", why, missing, len(done))
-        if not done:
-            return
-        line = f"{counted(result.pictures, 'picture')} of {counted(len(done), 'image')}"
-        line += f" in {result.root}"
-        if kept := sum(image.kept for image in done):
-            line += f" ({kept} {'was' if kept == 1 else 'were'} complete before)"
-        if failed := [image.name for image in result.failures]:
-            names = listed(failed, _NAMED)
-            line += f"; {counted(len(failed), 'image')} failed: {names} (see run.json)"
-        if to_look:
-            url = ["--single-file", "--out", "maps.html"] if isinstance(result.root, Url) else []
-            again = shlex.join(["featviz", "report", str(result.root), *url, "--open"])
-            line += f"; to look at them: {again}"
-        log.info("%s", line)
+        return Shard(index, count) if count > 1 else None
+    return None
+
+
+def refuse_shares(command: str, why: str) -> None:
+    """Refuse to divide the images of a command that has to see all of them."""
+    if _runs_in_torchrun():
+        raise UsageError(
+            f"{command} cannot be divided among processes ({_shown(_TORCHRUN)}): {why}",
+            "start it without torchrun",
+        )
+
+
+def _runs_in_torchrun() -> bool:
+    return "WORLD_SIZE" in os.environ and shard_of_process() is not None
+
+
+def _shown(names: Sequence[str]) -> str:
+    return " and ".join(f"{name}={quoted(os.environ[name], 20)}" for name in names)

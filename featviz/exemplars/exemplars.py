@@ -34,9 +34,9 @@ from featviz.layout.views import to_box
 from featviz.models.load import LoadedModel
 from featviz.options import ExemplarOptions, ModelOptions
 from featviz.records import Sample, Site, TextTable
-from featviz.run.batches import BatchProgress, Study, batches, begun
 from featviz.run.choose import choose_layers
 from featviz.run.prepare import blank_input
+from featviz.run.visit import BatchProgress, Study, batches, begun
 from featviz.rundir import EXEMPLARS_FILE, studies, write
 from featviz.rundir.place import EXEMPLARS
 from featviz.text import by, counted, listed, printable, safe_name

@@ -24,7 +24,7 @@ from featviz.images import archives, video
 from featviz.images.archives import Place
 from featviz.images.decode import SUFFIXES, array_format, open_image
 from featviz.records import Sample
-from featviz.text import expand_braces, is_number, quoted, safe_way
+from featviz.text import is_number, quoted, safe_way
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ def find_samples(
     nul_separated: bool = False,
     outside: Path | None = None,
 ) -> list[Sample]:
-    """Turn files, folders (recursively), archives, globs, URLs, `{000..063}` for several of these,
-    and `-` (a list on stdin) into samples; UsageError where an argument leads to no image.
+    """Turn files, folders (recursively), archives, globs, URLs and `-` (a list on stdin) into
+    samples; UsageError where an argument leads to no image.
 
     A sample's name is its path relative to the argument, lengthened by as many parent folders as
     make it unique. A file that is named is taken whatever its suffix; folders and archives give
@@ -72,8 +72,7 @@ def find_samples(
 def check_arguments(arguments: Sequence[str]) -> None:
     """Refuse paths that are not there, before any work."""
     for argument in arguments:
-        plain = argument != "-" and not is_url(argument) and expand_braces(argument) == [argument]
-        if plain and not os.path.exists(argument):  # noqa: PTH110 - takes any name
+        if argument != "-" and not is_url(argument) and not os.path.exists(argument):  # noqa: PTH110 - takes any name
             _expand(argument, None, False, None)
 
 
@@ -104,8 +103,6 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
         return _listed(stdin or sys.stdin.buffer, nul)
     path = Path(argument)
     there = os.path.exists(path)  # noqa: PTH110 - takes any name
-    if not there and (parts := expand_braces(argument)) != [argument]:
-        return [named for part in parts for named in _expand(part, stdin, nul, outside)]
     if is_url(argument):
         if (local := local_path(argument)) is not None:
             return _expand(local, None, nul, outside)

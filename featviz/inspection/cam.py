@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from featviz.drawing import class_maps, colormap, normalize
 from featviz.drawing.drawer import draw_maps
 from featviz.drawing.page import Panel, write_figure
 from featviz.drawing.picture import lay_over, to_image
-from featviz.drawing.values import compiled
 from featviz.errors import FeatvizError, UsageError
 from featviz.gradients.targets import PAIRED
 from featviz.inspection.look import check_files
@@ -135,7 +133,6 @@ def cam(
         FeatvizError: a bad option, no such model, layer or image, no layer with places, or a file
             cannot be written; nothing was written before.
     """
-    Thread(target=compiled, daemon=True).start()  # numba is loaded while the model is
     out = options.out
     draw = DrawOptions(
         reduce=options.method,
@@ -181,10 +178,20 @@ def cam(
             if seen.result is None:
                 yield ImageCam(name, options.method, error=seen.error)
                 continue
-            result = replace(seen.result, path=files.get(name))
-            if result.path is not None:
-                _write(result, result.path, cmap)
-            yield result
+            result, place = seen.result, files.get(name)
+            if place is not None:
+                assert result.shown is not None
+                panels = [
+                    Panel(printable(f"{one.name} ({one.site.layer.type})"), one.picture, one.limits)
+                    for one in result.maps
+                ]
+                title = f"{result.words} at {', '.join(one.name for one in result.maps)}"
+                with reported(place.parent):
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                with atomic(place) as file:
+                    text = {"Software": "featviz cam", "Title": title}
+                    write_figure(file, result.words, result.shown, panels, cmap, text)
+            yield replace(result, path=place)
 
 
 def _files(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
@@ -199,20 +206,6 @@ def _files(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
     }
 
 
-def _write(result: ImageCam, path: Path, cmap: str) -> None:
-    assert result.shown is not None
-    panels = [
-        Panel(printable(f"{one.name} ({one.site.layer.type})"), one.picture, one.limits)
-        for one in result.maps
-    ]
-    with reported(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    title = f"{result.words} at {', '.join(one.name for one in result.maps)}"
-    with atomic(path) as file:
-        text = {"Software": "featviz cam", "Title": title}
-        write_figure(file, result.words, result.shown, panels, cmap, text)
-
-
 def _explain(
     prepared: Prepared, show: Show, cmap: str, images: Sequence[Visit[ModelInput, ImageCam]]
 ) -> ImageCam:
@@ -224,7 +217,6 @@ def _explain(
     # of the one channel that a class activation map has
     draw = structs.replace(prepared.options.draw, cmap=cmap, reduce="max")
     maps: list[LayerCam] = []
-    """From the target to the input."""
     hints, background, shown = prepared.hints(image), image.background(), image.shown()
 
     def take(site: Site, tensor: Tensor, gradient: Tensor) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 from msgspec import structs
@@ -29,8 +28,8 @@ from featviz.models.requirements import versions
 from featviz.options import InputOptions, KernelOptions, ModelOptions
 from featviz.records import Floats, Layer, Site, Skip
 from featviz.run.choose import choose_layers
-from featviz.run.prepare import check_drawing
-from featviz.rundir.place import RUN, check_apart, check_free, model_files, replacing
+from featviz.run.prepare import check_drawing, files_read
+from featviz.rundir.place import RUN, check_apart, check_free, replacing
 from featviz.rundir.write import ImageFolder, RunDirectory, manifest_rows
 
 log = logging.getLogger(__name__)
@@ -42,32 +41,19 @@ _FOR_MAPS = ("tensors", "flat", "overlay", "reduce", "figure")
 """Fields of DrawOptions that kernels have no use for."""
 
 
-@dataclass(frozen=True)
-class KernelsResult:
-    """The pictures of a model's kernels."""
-
-    out: Path
-    rows: tuple[dict[str, Any], ...]
-    skipped: tuple[Skip, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """For programs."""
-        return {
-            "out": str(self.out),
-            "captures": list(self.rows),
-            "skipped": [asdict(skip) for skip in self.skipped],
-        }
-
-
-def draw_kernels(model: ModelOptions | LoadedModel, options: KernelOptions) -> KernelsResult:
+def draw_kernels(
+    model: ModelOptions | LoadedModel, options: KernelOptions
+) -> tuple[dict[str, Any], list[Skip]]:
     """Draw a model's kernels, one picture for each layer, into a folder like a run's image.
+
+    Returns:
+        What `--json` prints, and what could not be drawn.
 
     Raises:
         FeatvizError: a bad option, no such model, nothing to draw, or the folder failed.
     """
     check_drawing(options.draw, options.tensorboard)
-    names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    check_apart(options.out, "--out", model_files(*names))
+    check_apart(options.out, "--out", files_read(model))
     events = None
     if options.tensorboard is not None:
         events = tensorboard.run_folder(options.tensorboard, options.out)
@@ -92,10 +78,11 @@ def draw_kernels(model: ModelOptions | LoadedModel, options: KernelOptions) -> K
                 except LayoutError as error:
                     skipped.append(_skip(layer, error))
         besides += [] if events is None else events.glob(tensorboard.EVENTS)
-        rows = tuple(row for row, _, _ in drawn)
-        manifest = {"captures": list(rows), "skipped": manifest_rows((), skipped)["skipped"]}
+        rows = [row for row, _, _ in drawn]
+        manifest = {"captures": rows, "skipped": manifest_rows((), skipped)["skipped"]}
         folder.finish(manifest, {key: numbers for _, key, numbers in drawn})
-    return KernelsResult(options.out, rows, tuple(skipped))
+    about = {"captures": rows, "skipped": [asdict(skip) for skip in skipped]}
+    return {"out": str(options.out), **about}, skipped
 
 
 def _read(

@@ -63,7 +63,6 @@ class LayerRow:
     parameters: int
     """Each shared one once; 0 for a function."""
     trainable: int
-    """Those of them that require gradients."""
     selected: bool
     input_shape: list[int] | None = None
     """Of the first tensor of the first call; None without one, or for a nested one."""
@@ -99,9 +98,7 @@ class Listing:
     input_shape: list[int]
     not_counted: Mapping[str, int] = field(default_factory=dict)
     """Calls of operators from outside torch, which have no formula and are in no figure."""
-    above: tuple[str, ...] = ()
     tree: bool = False
-    """The table indents each module below the one that holds it."""
 
     @property
     def table(self) -> TextTable:
@@ -134,7 +131,7 @@ class Listing:
         called = f", {counted(functions, 'function')}" if functions else ""
         taken = sum(row.selected for row in self.rows)
         footer.append(f"{total.modules} modules{called}; * {taken} taken by the selectors")
-        return TextTable(("", "name", "type", *figures), figures, rows, (), footer, self.above)
+        return TextTable(("", "name", "type", *figures), figures, rows, (), footer)
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
@@ -169,7 +166,8 @@ def list_model(
         if functions:
             calls = choose.functions(model, blank)
             seen = probe(model, blank, list(calls))
-            called = {layer: (seen.shape(layer), n) for layer, n in calls.items()}
+            first = {layer: shapes[0] for (_, layer, _), shapes in reversed(seen.items())}
+            called = {layer: (first.get(layer), n) for layer, n in calls.items()}
     except ForwardError as error:
         log.warning("no shapes: %s (%s)", error.message, error.hint)
         meter = None
@@ -187,19 +185,17 @@ def list_model(
         place = (at.index, at.name, at.type, at.aliases)
         rows.append(LayerRow(*place, 0, 0, at in taken, output_shape=shape, calls=n))
     rows.sort(key=lambda row: row.index)  # functions behind their module
-    above: tuple[str, ...] = ()
     if meter is not None and model.preprocess.size_guessed:
         words = "the input's size is a guess, %s: shapes and MACs follow it; --size says it"
         log.warning(words, by(blank[0].shape))
-        above = (f"input {by(blank[0].shape)}: its size is a guess; --size says it",)
     of_model = ("parameters", "trainable", "macs", "flops", "activation_bytes")  # in its row
     totals = Totals(
         modules=sum(1 for _ in model.module.modules()),
         parameter_bytes=sum(p.numel() * p.element_size() for p in _initialised(model.module)),
         **{name: getattr(rows[0], name) for name in of_model},
     )
-    not_counted = {} if meter is None else dict(meter.operators.calls.most_common())
-    return Listing(tuple(rows), totals, list(blank[0].shape), not_counted, above, tree)
+    not_counted = {} if meter is None else dict(meter.uncounted.most_common())
+    return Listing(tuple(rows), totals, list(blank[0].shape), not_counted, tree)
 
 
 def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
@@ -216,7 +212,7 @@ def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
                 stack.callback(hook.remove)
         stack.enter_context(running.followed({layer.name for layer in layers}))
         # the inner one decomposes what the outer one sees
-        with meter.operators, meter.flops:
+        with meter, meter.flops:
             forward(model.module, [arg.to(model.device) for arg in blank])
     return meter
 
@@ -237,27 +233,19 @@ def _scaled(value: int, unit: str = "") -> str:
 # What a forward pass costs
 
 
-@dataclass
-class _Frame:
-    """A module that is running: the counts when it was entered, and of what ran inside it."""
-
-    macs: int
-    memory: int
-    input_shape: list[int] | None
-    macs_inside: int = 0
-    """Those that are in the usage of some module."""
-    is_leaf: bool = True
-
-
-class Meter:
-    """Reads the counts at every module's entry and exit."""
+class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Reads the counts at every module's entry and exit; and counts operators from outside torch
+    that have no formula, as `torchvision::deform_conv2d`."""
 
     def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.uncounted: Counter[str] = Counter()
         self.usage: dict[int, dict[str, Any]] = {}
         self.memory = 0
         self.flops = FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION)
-        self.operators = _Uncounted(self.flops.flop_registry)
-        self._running: list[_Frame] = []
+        self._running: list[dict[str, Any]] = []
+        """For each module that is running: the counts when it was entered, the multiply-accumulates
+        in the usage of modules inside it, whether it is a leaf, the shape of its input."""
 
     @property
     def macs(self) -> int:
@@ -268,22 +256,23 @@ class Meter:
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A forward pre-hook."""
         if self._running:
-            self._running[-1].is_leaf = False
+            self._running[-1]["leaf"] = False
         shape = _shape_of_first(tensors([args, kwargs]))
-        self._running.append(_Frame(self.macs, self.memory, shape))
+        counts = {"macs": self.macs, "memory": self.memory, "inside": 0}
+        self._running.append({**counts, "leaf": True, "input_shape": shape})
 
     def leave(self, now: Callable[[], Layer], module: nn.Module, args: Any, output: Any) -> None:
         """A forward hook; `now` tells the layer to which the call belongs."""
         index = now().index
         frame, given = self._running[-1], tensors(output)
-        if frame.is_leaf:
+        if frame["leaf"]:
             parts = (p for t in given for p in (t.unbind() if t.is_nested else [t]))
             self.memory += sum(part.numel() * part.element_size() for part in parts)
-        macs = self.macs - frame.macs
-        inside, frame.macs_inside = frame.macs_inside, macs
-        first = {"input_shape": frame.input_shape, "output_shape": _shape_of_first(given)}
+        macs = self.macs - frame["macs"]
+        inside, frame["inside"] = frame["inside"], macs
+        first = {"input_shape": frame["input_shape"], "output_shape": _shape_of_first(given)}
         usage = self.usage.setdefault(index, {**first, **dict.fromkeys(_COUNTED, 0)})
-        own = (1, macs, macs - inside, FLOPS_PER_MAC * macs, self.memory - frame.memory)
+        own = (1, macs, macs - inside, FLOPS_PER_MAC * macs, self.memory - frame["memory"])
         for name, count in zip(_COUNTED, own, strict=True):
             usage[name] += count
 
@@ -292,22 +281,14 @@ class Meter:
         raised is none of the module's, and its own work counts as its caller's."""
         frame = self._running.pop()
         if self._running:
-            self._running[-1].macs_inside += frame.macs_inside
-
-
-class _Uncounted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operators from outside torch that have no formula, as `torchvision::deform_conv2d`."""
-
-    def __init__(self, formulas: Mapping[Any, Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.formulas = formulas
-        self.calls: Counter[str] = Counter()
+            self._running[-1]["inside"] += frame["inside"]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func.namespace not in ("aten", "prim") and func._overloadpacket not in self.formulas:
-            self.calls[f"{func.namespace}::{func._overloadpacket.__name__}"] += 1
+        known = func._overloadpacket in self.flops.flop_registry
+        if func.namespace not in ("aten", "prim") and not known:
+            self.uncounted[f"{func.namespace}::{func._overloadpacket.__name__}"] += 1
         return func(*args, **(kwargs or {}))
 
 

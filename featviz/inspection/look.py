@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -17,19 +16,16 @@ from featviz.drawing import colormap, values
 from featviz.drawing.drawer import Drawer, magnitude_and_phase
 from featviz.drawing.page import Overview, OverviewRow, Panel
 from featviz.drawing.picture import MAX_PIXELS, GridPicture, write_png
-from featviz.drawing.values import compiled, to_pixels
+from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError, LayoutError, UsageError
-from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
-from featviz.images import find
 from featviz.layout import to_floats
-from featviz.layout.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.options import DrawOptions, LookOptions, ModelOptions, RunOptions
-from featviz.records import Bytes, Floats, Guess, Sample, Site, Skip, finite
-from featviz.run.prepare import Prepared, find_images, prepare, read_input
+from featviz.records import Bytes, Floats, Guess, Layer, Sample, Site, Skip, finite
+from featviz.run.prepare import ModelInput, Prepared, files_read, find_images, prepare, read_input
 from featviz.rundir.atomic import atomic
-from featviz.rundir.place import check_apart, check_file, model_files, picture_of
+from featviz.rundir.place import check_apart, check_file, picture_of
 from featviz.text import by, counted, listed, quoted, safe_name
 
 log = logging.getLogger(__name__)
@@ -86,7 +82,6 @@ class LookResult:
     prediction: tuple[Guess, ...]
     layers: tuple[ShownLayer, ...]
     left_out: tuple[str, ...]
-    """Stages that have no row, so that the page stays short."""
     skipped: tuple[Skip, ...]
     never_ran: tuple[str, ...]
     shown: Bytes = field(repr=False, compare=False)
@@ -116,8 +111,6 @@ def look(
     Args:
         images: as for `run`; of several the first one is shown.
     """
-    # numba is loaded while the model is
-    Thread(target=compiled, name="featviz-loops", daemon=True).start()
     colormap.check_cmap(options.cmap)
     run = RunOptions(
         layers=options.layers,
@@ -137,7 +130,14 @@ def look(
         log.info("the first of %d images, %s; name another one", len(prepared.samples), first)
     if prepared.model.source.get("weights") == "none":
         name += " (random weights)"
-    result = _draw(name, prepared, options, out)
+    result, page = _see(name, prepared, options, out)
+    height, width = page.size
+    if max(height, width) > _LONGEST or height * width > MAX_PIXELS:
+        raise UsageError(
+            f"the picture would have {by((width, height))} pixels, which is too many",
+            "--maps shows fewer of each layer, and --layers takes fewer",
+        )
+    result = replace(result, picture=page.draw())
     with atomic(out) as file:
         size = result.picture.shape[:2]
         rows = [result.picture.reshape(size[0], -1)]
@@ -154,8 +154,7 @@ def check_files(
 ) -> None:
     """Refuse bad files for the pictures of `look` or `cam`, before the model is loaded; with
     `overwrite` any file may go."""
-    names = () if isinstance(model, LoadedModel) else (model.spec, model.arch, model.weights)
-    inputs = [*find.files_of(samples), *model_files(*names)]
+    inputs = files_read(model, samples)
     for path in paths:
         if path.suffix.lower() != ".png":
             other = quoted(str(path.with_suffix(".png")))
@@ -164,23 +163,42 @@ def check_files(
         check_file(path, picture_of(command), overwrite=overwrite)
 
 
-def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> LookResult:
-    """Show the image to the model, and draw the page."""
-    chosen, left_out = list(prepared.layers), []
+def _see(
+    name: str, prepared: Prepared, options: LookOptions, out: Path
+) -> tuple[LookResult, Overview]:
+    """Show the image to the model: what its layers make of it, and the page of that."""
+    chosen, left_out = list(prepared.layers), list[Layer]()
     if options.layers is None and len(chosen) > MOST_STAGES:  # evenly spread ones stay
         kept = {round(place) for place in np.linspace(0, len(chosen) - 1, MOST_STAGES)}
         left_out = [layer for place, layer in enumerate(chosen) if place not in kept]
         chosen = [layer for place, layer in enumerate(chosen) if place in kept]
     image = read_input(prepared.samples[0], prepared.model.preprocess, options.inputs)
-    hints = prepared.hints(image)
-    drawer, wanted = Drawer(prepared.options.draw), {layer.name for layer in chosen}
-    sink = _PageSink(drawer, hints, wanted, options)
+    hints, drawer = prepared.hints(image), Drawer(prepared.options.draw)
+    wanted = {layer.name for layer in chosen}
+    rows: dict[str, ShownLayer] = {}
+    outputs: list[tuple[int, ...]] = []
+    pictures = [("input", _seen(image))]
+
+    def take(site: Site, tensor: Tensor) -> None:
+        """The sink of the hooks: the first maps that a layer gives; numbers only where it gives no
+        maps."""
+        if not site.layer.name and not tensor.is_nested:
+            outputs.append(tuple(tensor.shape))
+            if len(outputs) == 1:
+                pictures.extend(_output_picture(site.key, tensor, hints.input_shape[-2:]))
+        before = rows.get(site.layer.name)
+        if site.layer.name in wanted and (before is None or before.strip):
+            known = hints.at(site, tensor)
+            if tensor.is_complex():
+                site, tensor, known = next(magnitude_and_phase(site, tensor, known, DrawOptions()))
+            picture = drawer.draw(site, tensor, known)[""]
+            if before is None or not picture.strip:
+                rows[site.layer.name] = _telling(site, tensor, picture, options)
+
     root = list_layers(prepared.model.module)[0]
-    hooked = chosen if root in chosen else [*chosen, root]
-    with in_eval_mode(prepared.model.module):
-        outcome, recorder = prepared.show(image.args, hints, sink.take, hooked)
+    with prepared.watched(chosen if root in chosen else [*chosen, root]) as show:
+        outcome, recorder = show(image.args, hints, take)
     never_ran = tuple(layer.name for layer in recorder.never_ran)
-    rows = tuple(replace(row, calls=recorder.calls[row.layer]) for row in sink.rows.values())
     if not rows:
         why = [f"never ran: {listed(never_ran, 3)}"] if never_ran else []
         if recorder.skipped:
@@ -190,16 +208,12 @@ def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Loo
             f"no picture was drawn; {'; '.join(why) or 'no layer was taken'}",
             "--layers takes others; `featviz layers MODEL` lists them, with shapes and calls",
         )
-    for row in rows:
+    for name_of, row in rows.items():
         if row.nonfinite:
-            where, count = row.layer or row.type, row.nonfinite
-            log.warning("%s holds %d NaN or infinite values, shown in magenta", where, count)
+            message = "%s holds %d NaN or infinite values, shown in magenta"
+            log.warning(message, name_of or row.type, row.nonfinite)
     if left_out:
         log.info("%d of %d stages; --layers takes others", len(rows), len(rows) + len(left_out))
-    seen = image.preprocess.shown(image.args)[0]
-    if image.args[0].ndim == 5:  # of a clip or a volume the slice in the middle
-        slices = image.preprocess.pictures(image.args[:1])
-        seen = slices[len(slices) // 2][0]
     result = LookResult(
         path=out,
         model=name,
@@ -207,97 +221,68 @@ def _draw(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Loo
         input_shape=tuple(image.args[0].shape),
         preprocessing=image.words,
         prediction=outcome.prediction,
-        layers=rows,
+        layers=tuple(replace(row, calls=recorder.calls[row.layer]) for row in rows.values()),
         left_out=tuple(layer.name for layer in left_out),
         skipped=tuple(recorder.skipped),
         never_ran=never_ran,
-        shown=_rgb(to_pixels(seen)),
+        shown=pictures[0][1],
     )
-    pictures, outputs = [("input", result.shown)], listed([by(shape) for shape in sink.outputs], 3)
-    if sink.picture is not None and not result.prediction:
-        pictures.append((f"{sink.caption} {by(sink.outputs[0])}", sink.picture))
-        outputs = ""
-    steps = re.split(r", (?![^\[(]*[\])])", result.preprocessing)
+    pictures = pictures[:1] if result.prediction else pictures
+    told = (
+        []
+        if pictures[1:] or not outputs
+        else [f"output {listed([by(one) for one in outputs], 3)}", ""]
+    )
     which = "vary most" if options.pick == "deviation" else "have the highest mean"
-    page = Overview(
+    return result, Overview(
         title=name,
         subtitle=f"{result.name}   input {by(result.input_shape)}",
         pictures=pictures,
         bars=[(guess.title, guess.probability) for guess in result.prediction],
-        remarks=[*([f"output {outputs}", ""] if outputs else []), "preprocessing", *steps],
-        rows=[words_on(row) for row in rows],
+        remarks=[*told, "preprocessing", *re.split(r", (?![^\[(]*[\])])", image.words)],
+        rows=[words_on(row) for row in result.layers],
         key=f"the maps of each layer that {which}; near-duplicates are shown once",
         cmap=options.cmap,
     )
-    height, width = page.size
-    if max(height, width) > _LONGEST or height * width > MAX_PIXELS:
-        raise UsageError(
-            f"the picture would have {by((width, height))} pixels, which is too many",
-            "--maps shows fewer of each layer, and --layers takes fewer",
-        )
-    return replace(result, picture=page.draw())
+
+
+def _seen(image: ModelInput) -> Bytes:
+    """What the model saw; of a clip or a volume the slice in the middle."""
+    seen = image.preprocess.shown(image.args)[0]
+    if image.args[0].ndim == 5:
+        slices = image.preprocess.pictures(image.args[:1])
+        seen = slices[len(slices) // 2][0]
+    return _rgb(to_pixels(seen))
 
 
 def _rgb(pixels: Bytes) -> Bytes:
     return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
 
 
-class _PageSink:
-    """The sink of the hooks: keeps the most telling maps of each layer, and the model's output
-    where that is a picture or a class for each place."""
-
-    def __init__(
-        self, drawer: Drawer, hints: HintBook, wanted: set[str], options: LookOptions
-    ) -> None:
-        self._drawer, self._hints = drawer, hints
-        self._wanted, self._options = wanted, options
-        self.rows: dict[str, ShownLayer] = {}
-        """By name of the layer, in the order in which they ran."""
-        self.outputs: list[tuple[int, ...]] = []
-        self.picture: Bytes | None = None
-        self.caption = "output"
-
-    def take(self, site: Site, tensor: Tensor) -> None:
-        """Draw the first maps that a layer gives; numbers only where it gives no maps."""
-        if not site.layer.name and not tensor.is_nested:
-            self.outputs.append(tuple(tensor.shape))
-            if len(self.outputs) == 1:
-                self._take_output(site.key, tensor)
-        before = self.rows.get(site.layer.name)
-        if site.layer.name not in self._wanted or (before is not None and not before.strip):
-            return
-        hints = self._hints.at(site, tensor)
-        if tensor.is_complex():
-            site, tensor, hints = next(magnitude_and_phase(site, tensor, hints, DrawOptions()))
-        picture = self._drawer.draw(site, tensor, hints)[""]
-        if before is None or not picture.strip:
-            self.rows[site.layer.name] = _telling(site, tensor, picture, self._options)
-
-    def _take_output(self, key: str, output: Tensor) -> None:
-        """Take an output [1, C, H, W]: one or three channels as pixels, 0..1 as they are and others
-        from the least to the greatest; scores of a segmentation as the likeliest class, in colours
-        that mean nothing."""
-        shape = tuple(output.shape)
-        if len(shape) != 4 or shape[0] != 1 or min(shape[2:]) < _SMALLEST_PICTURE:
-            return
-        named = key in ("logits", "out") and shape[1] > 1  # by Hugging Face and torchvision
-        as_large = shape[1] not in (1, 3) and shape[2:] == tuple(self._hints.input_shape[-2:])
-        if not (named or as_large or shape[1] in (1, 3)):
-            return
-        try:
-            numbers = to_floats(output.detach())[0]
-        except LayoutError:
-            return
-        low, high = float(numbers.min()), float(numbers.max())
-        if not np.isfinite([low, high]).all():
-            return
-        if named or as_large:
-            colors, classes = colormap.ramp("turbo"), numbers.argmax(0).cpu().numpy()
-            self.picture, self.caption = colors[classes * 97 % len(colors)], "classes"
-            return
-        if low < -0.05 or high > 1.05:
-            numbers = (numbers - low) / max(high - low, 1e-30)
-        self.picture = _rgb(to_pixels(numbers.clamp(0, 1)))
+def _output_picture(key: str, output: Tensor, size: Sequence[int]) -> list[tuple[str, Bytes]]:
+    """An output [1, C, H, W] with its caption: one or three channels as pixels, 0..1 as they are
+    and others from the least to the greatest; scores of a segmentation as the likeliest class, in
+    colours that mean nothing. Empty where it is neither."""
+    shape = tuple(output.shape)
+    if len(shape) != 4 or shape[0] != 1 or min(shape[2:]) < _SMALLEST_PICTURE:
+        return []
+    named = key in ("logits", "out") and shape[1] > 1  # by Hugging Face and torchvision
+    classes = named or (shape[1] not in (1, 3) and shape[2:] == tuple(size))
+    if not (classes or shape[1] in (1, 3)):
+        return []
+    try:
+        numbers = to_floats(output.detach())[0]
+    except LayoutError:
+        return []
+    low, high = float(numbers.min()), float(numbers.max())
+    if not np.isfinite([low, high]).all():
+        return []
+    if classes:
+        colors, likeliest = colormap.ramp("turbo"), numbers.argmax(0).cpu().numpy()
+        return [(f"classes {by(shape)}", colors[likeliest * 97 % len(colors)])]
+    if low < -0.05 or high > 1.05:
+        numbers = (numbers - low) / max(high - low, 1e-30)
+    return [(f"output {by(shape)}", _rgb(to_pixels(numbers.clamp(0, 1))))]
 
 
 # Which maps tell most

@@ -407,7 +407,6 @@ class TextTable(NamedTuple):
     rows: Sequence[Sequence[str]]
     totals: Sequence[Sequence[str]] = ()
     footer: Sequence[str] = ()
-    above: Sequence[str] = ()
 
     def __str__(self) -> str:
         """All of it as plain text, columns apart by two spaces; control characters are escaped."""
@@ -421,4 +420,4 @@ class TextTable(NamedTuple):
                 for words, width, heading in zip(row, widths, self.headings, strict=True)
             ]
             lines.append("  ".join(parts).rstrip())
-        return "\n".join([*map(printable, self.above), *lines, *map(printable, self.footer)])
+        return "\n".join([*lines, *map(printable, self.footer)])

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -30,25 +30,8 @@ from featviz.records import Layer, Site
 
 log = logging.getLogger(__name__)
 
-LayerCall = tuple[Layer, int]
-"""A layer, and the number of its call from 0."""
-
 Size = tuple[int, int]
 """Height and width."""
-
-
-@dataclass(frozen=True)
-class Probe:
-    """What ran on zeros, in the order in which the layers finished."""
-
-    given: dict[LayerCall, list[list[int]]] = field(default_factory=dict)
-    """Shapes of the tensors that each call of a layer gave."""
-    taken: dict[LayerCall, list[list[int]]] = field(default_factory=dict)
-    """Shapes of the tensors of floats that each call took, where that was asked for."""
-
-    def shape(self, layer: Layer) -> list[int] | None:
-        """Shape of the first tensor that the layer gave."""
-        return next((shapes[0] for (at, _), shapes in self.given.items() if at == layer), None)
 
 
 def probe(
@@ -56,19 +39,15 @@ def probe(
     blank: Sequence[Tensor],
     layers: Sequence[Layer],
     kinds: Sequence[str] = ("output",),
-) -> Probe:
-    """Run the model once on `blank` with these layers hooked.
-
-    Args:
-        kinds: `output`, and `input` where the shapes that layers take are asked for.
-    """
-    ran = Probe()
+) -> dict[tuple[str, Layer, int], list[list[int]]]:
+    """Run the model once on `blank`: the shapes of what each call of these layers gave (`output`),
+    or of the floats that it took (`input`), by kind, layer and call, in the order of the pass."""
+    ran: dict[tuple[str, Layer, int], list[list[int]]] = {}
 
     def sink(site: Site, tensor: Tensor) -> None:
         if tensor.is_nested or (site.kind == "input" and not tensor.is_floating_point()):
             return  # has no shape, or is a mask
-        shapes = ran.given if site.kind == "output" else ran.taken
-        shapes.setdefault((site.layer, site.call), []).append(list(tensor.shape))
+        ran.setdefault((site.kind, site.layer, site.call), []).append(list(tensor.shape))
 
     with in_eval_mode(model.module), hooked(model.module, layers, sink, kinds) as recorder:
         forward(model.module, [arg.to(model.device) for arg in blank], recorder)
@@ -149,8 +128,11 @@ def _first_look(
         return found[1:] if found is not None and found[1] * found[2] > 1 else None
 
     modules, calls = modules_by_name(model.module), []
-    for (layer, number), given in ran.given.items():
-        taken = ran.taken.get((layer, number), ())
+    vectors: set[Layer] = set()
+    for (kind, layer, number), given in ran.items():
+        if kind != "output":
+            continue
+        taken = ran.get(("input", layer, number), [])
         beside_image = [shape for shape in taken if shape[-2:] != [height, width]]  # and its mask
         maps = [size for shape in beside_image if (size := size_of(layer, shape, "input"))]
         several = len(maps) > 2 or len(set(maps)) > 1
@@ -158,12 +140,8 @@ def _first_look(
         size = sizes[0] if several else next((size for size in sizes if size is not None), None)
         learned = next(modules[layer.name].parameters(), None) is not None
         calls.append(Ran(layer, size, several, learned))
-    vectors = {
-        layer
-        for (layer, _), shapes in ran.given.items()
-        for shape in shapes
-        if layer.index and len(shape) == 2 and shape[0] == 1
-    }
+        if layer.index and any(len(shape) == 2 and shape[0] == 1 for shape in given):
+            vectors.add(layer)
     chosen = _stages(calls, (height, width)) or vectors
     return sorted(chosen, key=lambda layer: layer.index)
 
@@ -186,7 +164,6 @@ class Ran:
     takes_several: bool
     """Whether it takes maps of several sizes or stages, as the head of a detector does."""
     learned: bool
-    """Whether it or a module inside it has parameters."""
 
 
 def _stages(calls: Sequence[Ran], image: Size) -> set[Layer]:
@@ -201,29 +178,22 @@ def _stages(calls: Sequence[Ran], image: Size) -> set[Layer]:
     """
     seen = _Pass(calls, image)
     runs = seen.runs()
-    rows = [seen.blocks(run) for run in runs]
+    rows = [seen.blocks(units) for units, _ in runs]
     of_one_size = sum(map(bool, rows)) == 1 and sum(map(len, rows)) >= len(runs)
-    convolutions = [
-        call.layer
-        for call in calls
-        if call.size is not None
-        and call.layer.index
-        and any(name.startswith("Conv") for name in call.layer.classes)
-    ]
-    chosen = set(convolutions[:1])
-    for run, blocks in zip(runs, rows, strict=True):
-        each = of_one_size and blocks
-        chosen |= {*blocks, *seen.behind(blocks, run)} if each else set(seen.end(run))
+    maps = [call.layer for call in calls if call.size is not None and call.layer.index]
+    chosen = {*[at for at in maps if any(name.startswith("Conv") for name in at.classes)][:1]}
+    for (units, follows_trunk), blocks in zip(runs, rows, strict=True):
+        if of_one_size and blocks:
+            chosen |= {*blocks, *seen.behind(blocks, units)}
+            continue
+        # the last unit that holds modules, or else the last one; none where it learnt nothing, or
+        # only follows a trunk as a norm does
+        shown = [unit for unit in units if not ADDS_NOTHING.intersection(unit.layer.classes)]
+        if holders := [unit for unit in units if unit.learned and seen.holds_modules(unit)]:
+            chosen.add(holders[-1].layer)
+        elif not follows_trunk and any(unit.learned for unit in shown):
+            chosen.add(shown[-1].layer)
     return chosen
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Units of one resolution, one behind the other."""
-
-    size: Size
-    units: list[Ran]
-    follows_trunk: bool
 
 
 class _Pass:
@@ -280,7 +250,7 @@ class _Pass:
         change = next((n for n, child in enumerate(inside) if child.size != before), 0)
         early = [child for child in inside[:change] if child.size == before]
         children = [one for child in early for one in self._children.get(child.layer.name, ())]
-        return any(map(self._holds_modules, children))
+        return any(map(self.holds_modules, children))
 
     def _is_trunk(self, call: Ran) -> bool:
         """Whether the children of a module, or of one in it, have two resolutions or more that are
@@ -292,9 +262,16 @@ class _Pass:
         new = [s for s in sizes - {self._before[name]} if abs(s[1] - s[0] * across) <= 1]
         return len(new) > 1 or any(map(self._is_trunk, children))
 
-    def runs(self) -> list[_Run]:
-        """The units of the pass, those of one resolution together."""
-        runs: list[_Run] = []
+    def _within(self, name: str | None, names: Collection[str]) -> str | None:
+        """The module of this name, or the innermost one around it, that is among others."""
+        while name is not None and name not in names:
+            name = self._around[name]
+        return name
+
+    def runs(self) -> list[tuple[list[Ran], bool]]:
+        """The units of the pass, those of one resolution together, and whether they come behind a
+        trunk."""
+        runs: list[tuple[list[Ran], bool]] = []
         trunk = ""
         for call in self._calls:
             name = call.layer.name
@@ -302,42 +279,31 @@ class _Pass:
             if around not in self._opened or name in self._opened or call.size is None:
                 continue
             left = bool(trunk) and not name.startswith(f"{trunk}.")
-            while around is not None and around not in self._trunks:
-                around = self._around[around]
-            trunk = around or ""
-            if not runs or runs[-1].size != call.size or left:
-                runs.append(_Run(call.size, [], left))
-            runs[-1].units.append(call)
+            trunk = self._within(around, self._trunks) or ""
+            if not runs or runs[-1][0][0].size != call.size or left:
+                runs.append(([], left))
+            runs[-1][0].append(call)
         return runs
 
-    def end(self, run: _Run) -> list[Layer]:
-        """The last unit of a run that holds modules, or else the last one; none where it learnt
-        nothing, or only follows a trunk as a norm does."""
-        if holders := [unit for unit in run.units if unit.learned and self._holds_modules(unit)]:
-            return [holders[-1].layer]
-        shown = [unit for unit in run.units if not ADDS_NOTHING.intersection(unit.layer.classes)]
-        if run.follows_trunk or not any(unit.learned for unit in shown):
-            return []
-        return [shown[-1].layer]
-
-    def behind(self, blocks: Sequence[Layer], run: _Run) -> list[Layer]:
-        """The last module that follows the blocks of a run and holds modules, as a neck does."""
+    def behind(self, blocks: Sequence[Layer], units: Sequence[Ran]) -> list[Layer]:
+        """The last module that follows the blocks among units and holds modules, as a neck does."""
         beside = self._children[self._around[blocks[-1].name]]
-        candidates = [call for call in (*beside, *run.units) if call.size == run.size]
         return [
             call.layer
-            for call in candidates
-            if call.layer.index > blocks[-1].index and call.learned and self._holds_modules(call)
+            for call in (*beside, *units)
+            if call.size == units[0].size and call.layer.index > blocks[-1].index
+            if call.learned and self.holds_modules(call)
         ][-1:]
 
-    def blocks(self, run: _Run) -> list[Layer]:
-        """The outermost modules in a run that stand in a row with others of their class, and hold
+    def blocks(self, units: Sequence[Ran]) -> list[Layer]:
+        """The outermost modules in units that stand in a row with others of their class, and hold
         modules."""
-        units = {unit.layer.name for unit in run.units if not unit.takes_several}
+        names = {unit.layer.name for unit in units if not unit.takes_several}
         inside = {
             call.layer
             for call in self._calls
-            if call.size == run.size and self._holds_modules(call) and self._is_part(call, units)
+            if call.size == units[0].size and self.holds_modules(call)
+            if self._within(call.layer.name, names) is not None
         }
         rows = Counter((layer.name.rpartition(".")[0], layer.type) for layer in inside)
         blocks: list[Layer] = []
@@ -348,11 +314,6 @@ class _Pass:
                 blocks.append(layer)
         return blocks
 
-    def _is_part(self, call: Ran, units: set[str]) -> bool:
-        name: str | None = call.layer.name
-        while name is not None and name not in units:
-            name = self._around[name]
-        return name is not None
-
-    def _holds_modules(self, call: Ran) -> bool:
+    def holds_modules(self, call: Ran) -> bool:
+        """Whether modules ran inside it."""
         return call.layer.name in self._children

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
@@ -27,7 +27,7 @@ from featviz.drawing.picture import (
     write_png,
 )
 from featviz.drawing.tensorboard import Board, as_make_grid, histogram
-from featviz.errors import LayoutError, StoreError, UploadError
+from featviz.errors import LayoutError, UploadError
 from featviz.records import Floats, Hints, ImageResult, Sample, Site, finite
 from featviz.run.encoders import Background, shared_cores
 from featviz.run.prepare import ModelInput, Prepared, Show, read_input
@@ -35,8 +35,7 @@ from featviz.run.resume import kept
 from featviz.run.visit import Visit, visit
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.schema import Capture
-from featviz.rundir.write import ImageFolder, RunDirectory, manifest_rows
-from featviz.text import in_bytes
+from featviz.rundir.write import RunDirectory, manifest_rows
 
 T = TypeVar("T")
 Drawn = Visit["ImageResult | ModelInput", "ImageResult | ImageWriter"]
@@ -59,19 +58,12 @@ def draw_all(
         shared_cores(run.prepared.options.jobs) as run.encoders,
         closing(visit(samples, run.read, run.show, stop=stop)) as visits,
     ):
-        while True:
-            try:
-                seen = next(visits, None)
-            except BaseException:  # the image before is told to the board, which has it once only
-                if waiting is not None:
-                    with suppress(Exception):
-                        run.finish(waiting)
-                raise
+        for seen in visits:
             ready, waiting = waiting, seen
             if ready is not None:
-                yield run.finish(ready, waiting)
-            if waiting is None:
-                return
+                yield run.finish(ready, seen)
+        if waiting is not None:
+            yield run.finish(waiting)
 
 
 class Drawing:
@@ -90,8 +82,6 @@ class Drawing:
         self._steps = {sample.name: step for step, sample in enumerate(prepared.samples)}
         self._lost = 0
         """Images in a row that a store did not take."""
-        self._written = 0
-        """Bytes in the folders of the images."""
 
     def read(self, sample: Sample) -> ImageResult | ModelInput:
         """Decode and prepare an image, unless an earlier run has completed it: then its result."""
@@ -111,7 +101,15 @@ class Drawing:
         assert image is not None, "images that cannot be read are not shown"
         writer = ImageWriter(self, sample, image)
         try:
-            writer.draw(self.show_model)
+            outcome, recorder = self.show_model(image.args, writer.hints, writer.take)
+            result = ImageResult(
+                sample.name,
+                writer.folder.name,
+                skipped=tuple(recorder.skipped),
+                never_ran=tuple(layer.name for layer in recorder.never_ran),
+                outcome=outcome,
+            )
+            writer.closing = self.encoders.submit(0, partial(writer.close, result))
         except BaseException:
             writer.abandon()
             raise
@@ -126,41 +124,22 @@ class Drawing:
         result, error = drawn.result, drawn.error
         try:
             if isinstance(result, ImageWriter):
-                try:
-                    writer, result = result, self.encoders.result(result.closing)
-                    self._lost = 0
-                    if self.prepared.options.max_output_size is not None:
-                        self._count(writer.folder, writer)
-                    if self.board is not None:
-                        self.board.post(chain(*writer.posts), self._steps[drawn.sample.name])
-                except UploadError as lost:
-                    self._lost, result, error = self._lost + 1, None, lost
-                    if self._lost == MOST_LOST:
-                        raise
-            elif result is not None and self.prepared.options.max_output_size is not None:
-                self._count(self.store.folder(result.folder))
-        except Exception:
-            if following is not None and isinstance(following.result, ImageWriter):
-                following.result.abandon()
-            raise
+                writer, result = result, self.encoders.result(result.closing)
+                self._lost = 0
+                if self.board is not None:
+                    self.board.post(chain(*writer.posts), self._steps[drawn.sample.name])
+        except Exception as failure:
+            self._lost += isinstance(failure, UploadError)
+            if not isinstance(failure, UploadError) or self._lost == MOST_LOST:
+                if following is not None and isinstance(following.result, ImageWriter):
+                    following.result.abandon()
+                raise
+            result, error = None, failure
         if error is None:
-            assert result is not None, "an image has a result or an error"
+            assert isinstance(result, ImageResult), "an image has a result or an error"
             return result
         folder = self.store.image(drawn.sample.name).name
         return ImageResult(drawn.sample.name, folder, error=error.message, hint=error.hint)
-
-    def _count(self, folder: ImageFolder, writer: ImageWriter | None = None) -> None:
-        """Stop above --max-output-size, image by image: so the same run stops at the same image,
-        whatever is under way."""
-        most = self.prepared.options.max_output_size
-        self._written += folder.size
-        if most is not None and self._written > most:
-            if writer is not None:
-                writer.abandon()
-            raise StoreError(
-                f"{folder.name} would take the run over --max-output-size {in_bytes(most)}",
-                "what is complete stays complete; --resume with a larger limit goes on",
-            )
 
 
 class ImageWriter:
@@ -176,7 +155,6 @@ class ImageWriter:
         self.tasks: list[Future[Any]] = []
         """All that encoders do for this image before they write its manifest."""
         self.posts: list[Iterator[dict[str, Any]]] = []
-        """For TensorBoard, in the order in which the layers ran."""
         self._rows: list[Future[Capture]] = []
         self._stats: dict[str, Floats] = {}
         self._sites: set[Site] = set()
@@ -186,18 +164,6 @@ class ImageWriter:
         self.folder = run.store.new_image(sample.name)
         self._file = partial(self.folder.file, image=sample.name if self.options.flat else None)
         """The path of a layer's file in the image's folder."""
-
-    def draw(self, show: Show) -> None:
-        """Show the image to the model, and have the manifest written once all files are."""
-        outcome, recorder = show(self.image.args, self.hints, self.take)
-        result = ImageResult(
-            self.sample.name,
-            self.folder.name,
-            skipped=tuple(recorder.skipped),
-            never_ran=tuple(layer.name for layer in recorder.never_ran),
-            outcome=outcome,
-        )
-        self.closing = self.run.encoders.submit(0, partial(self._close, result))
 
     def take(
         self, site: Site, tensor: Tensor, gradient: Tensor | None = None, hints: Hints | None = None
@@ -220,8 +186,8 @@ class ImageWriter:
         self._sites |= sites
         raw = None
         if self.options.tensors == "npy":
-            raw, array = self._file(site.layer, f"{site.stem}.npy"), _to_numpy(tensor)
-            self._later(array.nbytes, partial(self._write_tensor, raw, array))
+            raw = self._file(site.layer, f"{site.stem}.npy")
+            self._later(tensor.nbytes, partial(self._write_tensor, raw, _to_numpy(tensor)))
         for key, picture in parts.items():
             at = site.inside(key)
             work = partial(self._write_picture, picture, at, tensor.shape, raw)
@@ -254,7 +220,7 @@ class ImageWriter:
 
     # What follows is run by encoders
 
-    def _close(self, result: ImageResult) -> ImageResult:
+    def close(self, result: ImageResult) -> ImageResult:
         """Write the input, and the manifest once all files are there, which were begun before."""
         height, width, channels = self._shown.shape
         try:

@@ -11,14 +11,12 @@ from torch import Tensor
 from featviz.drawing import grid, page
 from featviz.drawing.class_maps import check_places
 from featviz.drawing.drawer import is_saliency, magnitude_and_phase
-from featviz.errors import UsageError
-from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout import Maps, to_maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions, ModelOptions, RunOptions
 from featviz.records import SALIENCY, STAT_COLUMNS, Hints, Shard, Site
-from featviz.run.prepare import Prepared, find_images, prepare
-from featviz.text import by, counted, in_bytes, printable
+from featviz.run.prepare import find_images, prepare
+from featviz.text import by, counted, printable
 
 # PNG bytes, on the safe side of what was measured over the sample scenes with random weights
 BYTES_PER_VALUE = 0.8
@@ -34,26 +32,6 @@ OWN_FILES = 3
 """Files of an image beside its pictures: input.png, stats.npz and manifest.json."""
 ROW_BYTES = 1000
 """Bytes for each picture in manifest.json and stats.npz, without the numbers of its channels."""
-
-
-def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) -> dict[str, Any]:
-    """Plan a run without writing anything: the files of each image, and totals of all."""
-    prepared = prepare(model, find_images(arguments, options), options)
-    share = options.shard or Shard()
-    return _plan(prepared, len(share.of(prepared.samples)))
-
-
-def check_limits(prepared: Prepared, images: int) -> None:
-    """Hold what a run of so many images would write against the largest size.
-
-    Where a model takes images in their own size the first one stands for all."""
-    most = prepared.options.max_output_size
-    if most is not None and (size := _plan(prepared, images)["estimated_bytes"]) > most:
-        raise UsageError(
-            f"the run would write about {in_bytes(size)}, and --max-output-size is "
-            f"{in_bytes(most)}",
-            "--max-maps, --scale 1, fewer --layers or images; --dry-run shows what takes how much",
-        )
 
 
 def render(plan: Mapping[str, Any]) -> str:
@@ -73,8 +51,11 @@ def render(plan: Mapping[str, Any]) -> str:
     return "\n".join(map(printable, rows))
 
 
-def _plan(prepared: Prepared, images: int) -> dict[str, Any]:
-    """The files that a run of so many images would write, from a pass on zeros."""
+def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) -> dict[str, Any]:
+    """Plan a run without writing anything: the files of each image, and totals of all. Where a
+    model takes images in their own size, the first one stands for all."""
+    prepared = prepare(model, find_images(arguments, options), options)
+    images = len((options.shard or Shard()).of(prepared.samples))
     blank, draw, shown = prepared.blank, prepared.options.draw, prepared.shown
     hints, inputs = prepared.hint_book(blank), [arg.shape for arg in blank]
     files: list[dict[str, Any]] = []
@@ -104,8 +85,8 @@ def _plan(prepared: Prepared, images: int) -> dict[str, Any]:
                 files.extend(_planned(site.inside(SALIENCY), maps, one, shown))
             size += ROW_BYTES + 4 * len(STAT_COLUMNS) * maps.data.shape[0]
 
-    with in_eval_mode(prepared.model.module, prepared.plan.options.gradients):
-        _, recorder = prepared.show(blank, hints, sink)
+    with prepared.watched() as show:
+        _, recorder = show(blank, hints, sink)
     skipped = [(skip.layer, skip.reason) for skip in recorder.skipped]
     skipped += [(layer.name, "did not run") for layer in recorder.never_ran]
     pixels = sum(file["width"] * file["height"] for file in files)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ from featviz.models.torch_files import read_tensor
 from featviz.options import DrawOptions, InputOptions, ModelOptions, RunOptions
 from featviz.records import KINDS, PRESETS, Bytes, Layer, Outcome, Raster, Sample, Site
 from featviz.run.choose import ADDS_NOTHING, choose_layers
+from featviz.rundir.place import model_files
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +54,8 @@ class ModelInput:
 
     picture: DecodedImage
     args: list[Tensor]
-    """The arguments of the model's forward."""
     preprocess: Preprocess
     words: str
-    """How it was prepared."""
     window: Window | None
     """Where the image lies in an input that was padded; None where nothing is padded."""
 
@@ -82,7 +82,6 @@ class Prepared:
     model: LoadedModel
     samples: tuple[Sample, ...]
     blank: list[Tensor]
-    """Zeros in the shapes of the model's inputs."""
     shown: tuple[int, int]
     """Height and width in pixels of the image in the first input, without padding."""
     layers: list[Layer]
@@ -91,7 +90,7 @@ class Prepared:
     """Hints on layouts, by shape of the input; a series has the same for all of its steps."""
 
     def hint_book(self, args: Sequence[Tensor]) -> HintBook:
-        """Hints on the layout of each layer's tensors when the model gets these inputs."""
+        """Hints on the layout of each layer's tensors for these inputs."""
         return HintBook(self.model.module, args[0].shape, self.options.draw.tensor_layout)
 
     def hints(self, image: ModelInput) -> HintBook:
@@ -126,24 +125,20 @@ class Prepared:
             else:
                 yield hooks.show
 
-    def show(
-        self,
-        args: Sequence[Tensor],
-        hints: HintBook,
-        sink: Callable[..., None],
-        layers: Sequence[Layer] | None = None,
-    ) -> tuple[Outcome, Recorder]:
-        """Show the model a single image, as `watched`."""
-        with self.watched(layers) as show:
-            return show(args, hints, sink)
+
+def files_read(model: ModelOptions | LoadedModel, samples: Iterable[Sample] = ()) -> list[Path]:
+    """The files of images and of a model, where nothing may be written."""
+    named = [] if isinstance(model, LoadedModel) else [model.spec, model.arch, model.weights]
+    return [*find.files_of(samples), *model_files(*named)]
 
 
 def prepare(
     model: ModelOptions | LoadedModel, images: Sequence[Sample], options: RunOptions
 ) -> Prepared:
     """Load the model, group the images that were found as it takes them, choose the layers."""
-    loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
-    loaded = fitted(loaded, images)
+    # numba is loaded while the model is
+    Thread(target=values.compiled, name="featviz-loops", daemon=True).start()
+    loaded = fitted(load_model(model, options.inputs), images)
     samples = grouped(images, loaded.preprocess, options.inputs.frames)
     blank, shown = blank_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
@@ -166,11 +161,11 @@ def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
                 numbers = Numbers(f"vector of {count} numbers", torch.zeros(count))
                 preprocess = replace(numbers.preprocess(3), dtype=preprocess.dtype)
     if preprocess.guessed:
-        log.warning(
+        others = ", ".join(name for name in PRESETS if name != "imagenet")
+        words = (
             "preprocessing is a guess, --preset imagenet (others: %s; --size, --crop, --mean and "
-            "--std change it)",
-            ", ".join(name for name in PRESETS if name != "imagenet"),
         )
+        log.warning(words + "--std change it)", others)
     return replace(loaded, preprocess=preprocess)
 
 
@@ -302,16 +297,11 @@ def check_options(options: RunOptions) -> None:
     """Refuse bad options of a run before any work."""
     if options.resume and options.overwrite:
         raise UsageError("resume and overwrite exclude each other", "give one of them")
-    if options.shard is not None and options.overwrite:
-        raise UsageError(
-            f"overwrite would remove what other shards write, and this is shard {options.shard}",
-            "remove the run first, or name another folder with --out",
-        )
-    if options.overwrite and isinstance(options.out, Url):
-        raise UsageError(
-            f"overwrite is for folders, and out is {options.out}",
-            "name another URL, or remove the run there first (`aws s3 rm --recursive`)",
-        )
+    if options.overwrite and (options.shard is not None or isinstance(options.out, Url)):
+        why = f"overwrite is for folders, and out is {options.out}"
+        if options.shard is not None:
+            why = f"overwrite would remove what other shards write, not only shard {options.shard}"
+        raise UsageError(why, "remove the run there first, or name another place with --out")
     check_drawing(options.draw, options.tensorboard)
     decode.check_background(options.inputs.background)
     gradients.check_options(options.passes, options.draw)

@@ -1,42 +1,30 @@
-"""Where a run is written: a place that no other run is written into, and that is hidden until the
-run is whole where it replaces another run; run.json as it grows; images of an earlier run that can
-be kept."""
+"""Where a run is written: a place that no other run is written into, hidden where it is to replace
+another run; run.json as it grows; images of an earlier run that can be kept."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
-from featviz.errors import FeatvizError, ImageError, StoreError
+from featviz.errors import ImageError, StoreError
 from featviz.files import real
 from featviz.files.urls import Url
 from featviz.images import decode
 from featviz.models.requirements import versions
 from featviz.options import RunOptions
 from featviz.records import ImageResult, Outcome, Sample
-from featviz.run.prepare import Prepared, check_options
+from featviz.run.prepare import Prepared
 from featviz.rundir import RUN_FILE, lock, store
-from featviz.rundir.atomic import remove, remove_empty, reported
-from featviz.rundir.place import (
-    RUN,
-    Earlier,
-    check_free,
-    clear_beside,
-    hidden_beside,
-    holds_run,
-    names_of_images,
-    put_in_place,
-)
-from featviz.rundir.read import read_json, read_record
+from featviz.rundir.atomic import remove
+from featviz.rundir.place import RUN, check_free, holds_run, names_of_images, replacing
+from featviz.rundir.read import read_json
 from featviz.rundir.schema import GROWING, Failure, convert, fingerprint
 from featviz.rundir.store import StoredRun
 from featviz.rundir.unlike import differences
@@ -47,12 +35,34 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def held(options: RunOptions) -> Iterator[None]:
-    """No other process writes into the place of the run, but other shards of it."""
-    check_options(options)
+def held(options: RunOptions) -> Iterator[Path]:
+    """The folder to write into, which no other process has but for other shards of the run: `out`;
+    a hidden one, which takes its place at the end, where `out` holds a run that is to be replaced;
+    or one for files on their way to a store.
+    """
     out, shard = options.out, options.shard
-    with store.held(out, shard) if isinstance(out, Url) else lock.held(out, shard):
-        yield
+    if isinstance(out, Url):
+        with store.held(out, shard), store.temporary(out.name) as folder:
+            check_destination(options)
+            yield folder
+        return
+    fixed = real(out).is_mount() or not os.access(real(out).parent, os.W_OK)
+    replaced = options.overwrite and not fixed and holds_run(out)
+    with replacing(out, RUN) if replaced else lock.held(out, shard) as fresh:
+        check_destination(options)
+        yield fresh or out
+
+
+def check_destination(options: RunOptions) -> None:
+    """Say before the model is loaded that `out` cannot be written."""
+    if isinstance(options.out, Url):
+        if not options.resume and options.shard is None:
+            with store.temporary(options.out.name) as folder:
+                StoredRun(folder, options.out).check_free()
+        return
+    there = (options.resume or options.shard is not None) and holds_run(options.out)
+    if not there:
+        check_free(options.out, RUN, options.overwrite)
 
 
 def together(options: RunOptions) -> AbstractContextManager[None]:
@@ -63,62 +73,6 @@ def together(options: RunOptions) -> AbstractContextManager[None]:
     return store.among_shards(out) if isinstance(out, Url) else lock.among_shards(out)
 
 
-@contextmanager
-def place(options: RunOptions, earlier: Earlier | None) -> Iterator[tuple[Path, RunOptions]]:
-    """The folder to write into, and how: a hidden one where the run takes the place of an earlier
-    one when it is whole; one for files on their way to a store."""
-    if isinstance(options.out, Url):
-        with store.temporary(options.out.name) as folder:
-            yield folder, options
-        return
-    out = options.out
-    if options.overwrite:
-        clear_beside(out)
-    fixed = real(out).is_mount() or not os.access(real(out).parent, os.W_OK)
-    if earlier is None or not earlier.complete or fixed:
-        if earlier is not None:
-            remove(out, earlier.ours)
-            remove_empty(out)
-        yield out, options
-        return
-    fresh = hidden_beside(out)
-    with in_any_case(partial(_replace_run, out, fresh)):
-        yield fresh, structs.replace(options, resume=False, overwrite=False)
-
-
-def _replace_run(out: Path, fresh: Path) -> None:
-    """Put a run in the place of the earlier one if all of its images are finished."""
-    try:
-        images = read_record(fresh)[1].images
-    except StoreError:  # it had not begun
-        shutil.rmtree(fresh, ignore_errors=True)
-        return
-    if not images.missing:
-        with reported(out, f"the new run stays in {fresh}"):
-            put_in_place(fresh, out, RUN)
-    elif images.complete:
-        log.warning(
-            "%s stays as it was; what is done of the new run is in %s, where --resume goes on",
-            quoted(str(out)),
-            quoted(str(fresh)),
-        )
-    else:
-        shutil.rmtree(fresh, ignore_errors=True)
-
-
-@contextmanager
-def in_any_case(task: Callable[[], object]) -> Iterator[None]:
-    """Do something at the end of a block; if the block has failed, errors of the task are left
-    out."""
-    try:
-        yield
-    except BaseException:
-        with suppress(FeatvizError, BrokenPipeError):
-            task()
-        raise
-    task()
-
-
 class RunDocument:
     """The content of run.json: what runs, and what became of the images."""
 
@@ -126,17 +80,12 @@ class RunDocument:
         """`samples` are those of the whole run, whichever process or shard takes them."""
         self.record = dict(record)
         self.names = [sample.name for sample in samples]
+        self.fingerprint = fingerprint(self.record)
+        """sha256 of the model and the options: what has the same was drawn in the same way."""
         self.errors: dict[str, str | None] = {}
         """The error of each finished image, by its name; None for one without."""
-        self.missing: Collection[str] = ()
-        """Images that are neither complete nor failed at the end."""
         self.failed = 0
         """How many images have failed by now, those of other shards included."""
-
-    @property
-    def fingerprint(self) -> str:
-        """sha256 of the model and the options: what has the same was drawn in the same way."""
-        return fingerprint(self.record)
 
     def write(self, run: RunDirectory) -> list[str]:
         """Write run.json, the images in their order, and return those that are missing.
@@ -152,14 +101,9 @@ class RunDocument:
         errors |= self.errors
         seen = [name for name in self.names if name in errors]
         missing = [name for name in self.names if name not in errors]
-        images = {
-            "total": len(self.names),
-            "complete": [name for name in seen if errors[name] is None],
-            "missing": missing,
-        }
-        failures = [
-            {"image": name, "error": errors[name]} for name in seen if errors[name] is not None
-        ]
+        complete = [name for name in seen if errors[name] is None]
+        images = {"total": len(self.names), "complete": complete, "missing": missing}
+        failures = [{"image": n, "error": errors[n]} for n in seen if errors[n] is not None]
         self.failed = len(failures)
         run.write_run({**self.record, "images": images, "failures": failures})
         return missing
@@ -194,34 +138,31 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
     }
 
 
-def check_destination(options: RunOptions) -> Earlier | None:
-    """Say before the model is loaded that `out` cannot be written; the run that is there, and is to
-    be replaced."""
-    if isinstance(options.out, Url):
-        if not options.resume and options.shard is None:
-            with store.temporary(options.out.name) as folder:
-                StoredRun(folder, options.out).check_free()
-        return None
-    there = (options.resume or options.shard is not None) and holds_run(options.out)
-    if there or (options.resume and RunDirectory(options.out).complete):
-        return None
-    return check_free(options.out, RUN, options.overwrite)
-
-
 def open_run(
     folder: Path, prepared: Prepared, document: RunDocument, samples: Sequence[Sample]
 ) -> RunDirectory:
-    """The run directory: a new one, or with `resume` the one that is there.
+    """The run directory: a new one, the one that is there with `resume`, or the one that other
+    shards write.
 
     Args:
-        folder: the run directory, or for a run in a store the empty folder for files on their way.
+        folder: from `held`.
         samples: the images of this shard, or of the whole run.
     """
     options = prepared.options
     with together(options):
         out = options.out
-        run = StoredRun(folder, out) if isinstance(out, Url) else RunDirectory.create(folder)
-        before = _joined(run, options, document, samples)
+        joins = options.resume or options.shard is not None
+        if isinstance(out, Url):
+            run: RunDirectory = StoredRun(folder, out)
+        else:
+            run = RunDirectory.create(folder)
+            if not joins and (earlier := check_free(folder, RUN, options.overwrite)):
+                remove(folder, earlier.ours)
+        before = run.record()
+        if before is not None and joins:
+            _check_same(run, options, document, before, samples)
+        elif options.resume or isinstance(run, StoredRun):
+            run.check_free()
         run.refuse_links(document.names)
         known = {safe_way(name) for name in document.names}
         complete = run.complete if options.resume else []
@@ -234,42 +175,33 @@ def open_run(
     return run
 
 
-def _joined(
-    run: RunDirectory, options: RunOptions, document: RunDocument, samples: Sequence[Sample]
-) -> dict[str, Any] | None:
-    """The content of run.json, if the run that is there can go on. Where it is missing or broken,
-    an image that was drawn in the same way is enough: run.json is written anew. A shard joins the
-    run that the others write, if it has none of this shard's images yet."""
-    before = run.record()
-    if before is not None and (options.resume or options.shard is not None):
-        if document.record["model"].get("parameters", "") is None:
-            raise StoreError(
-                f"{options.out} holds a run, and this model's tensors do not tell their values",
-                "--overwrite, or another --out",
-            )
-        old = {key: value for key, value in before.items() if key not in GROWING}
-        if different := differences(old, json.loads(json.dumps(document.record, default=str))):
-            where = f"{'--resume: ' if options.resume else '--out '}{options.out}"
-            more = f" (and {len(different) - 1} more differences)" if different[1:] else ""
-            raise StoreError(
-                f"{where} holds another run; {different[0]}",
-                f"give the same model and options, or another --out{more}",
-            )
-        done = sum(run.image(sample.name).is_complete for sample in samples)
-        if done and not options.resume:
-            raise StoreError(
-                f"--out {options.out} holds {counted(done, 'image')} of shard {options.shard}",
-                "--resume goes on with it, --out names another place",
-            )
-        return before
-    for path in run.complete if options.resume else ():
-        with suppress(StoreError):
-            if run.folder(path).manifest().fingerprint == document.fingerprint:
-                log.warning("%s/%s is written anew from the manifests", options.out, RUN_FILE)
-                return before
-    if options.resume or isinstance(run, StoredRun):
-        run.check_free()
-    return before
+def _check_same(
+    run: RunDirectory,
+    options: RunOptions,
+    document: RunDocument,
+    before: Mapping[str, Any],
+    samples: Sequence[Sample],
+) -> None:
+    """Refuse to go on with another run; or, without `resume`, with a shard that has images."""
+    if document.record["model"].get("parameters", "") is None:
+        raise StoreError(
+            f"{options.out} holds a run, and this model's tensors do not tell their values",
+            "--overwrite, or another --out",
+        )
+    old = {key: value for key, value in before.items() if key not in GROWING}
+    if different := differences(old, json.loads(json.dumps(document.record, default=str))):
+        where = f"{'--resume: ' if options.resume else '--out '}{options.out}"
+        more = f" (and {len(different) - 1} more differences)" if different[1:] else ""
+        raise StoreError(
+            f"{where} holds another run; {different[0]}",
+            f"give the same model and options, or another --out{more}",
+        )
+    done = sum(run.image(sample.name).is_complete for sample in samples)
+    if done and not options.resume:
+        raise StoreError(
+            f"--out {options.out} holds {counted(done, 'image')} of shard {options.shard}",
+            "--resume goes on with it, --out names another place",
+        )
 
 
 def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult | None:

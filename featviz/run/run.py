@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, current_thread, main_thread
 from time import monotonic
+from types import FrameType
 from typing import Any
 
 from featviz.drawing import tensorboard
 from featviz.drawing.kernels import post_kernels
 from featviz.drawing.tensorboard import Board
-from featviz.drawing.values import compiled
-from featviz.errors import UploadError
+from featviz.errors import FeatvizError, UploadError
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.images import find
 from featviz.models.load import LoadedModel
 from featviz.options import ModelOptions, RunOptions
-from featviz.records import ImageResult, RunResult, Sample, Shard
-from featviz.run import dry_run
+from featviz.records import ImageResult, RunResult, Shard
 from featviz.run.draw import Drawing, draw_all
-from featviz.run.prepare import Prepared, board_of, find_images, prepare
-from featviz.run.resume import (
-    RunDocument,
-    check_destination,
-    held,
-    in_any_case,
-    open_run,
-    place,
-    run_record,
-    together,
-)
-from featviz.run.signals import stop_requests
-from featviz.rundir.place import check_apart, model_files
+from featviz.run.prepare import Prepared, board_of, files_read, find_images, prepare
+from featviz.run.resume import RunDocument, held, open_run, run_record, together
+from featviz.rundir.place import check_apart
 from featviz.rundir.write import RunDirectory
 from featviz.text import counted, listed, quoted
 
@@ -48,6 +35,11 @@ _NAMED = 5
 
 SAVED_EVERY = 5.0
 """Seconds between two writings of run.json while a run goes on."""
+
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+"""SIGHUP comes when the terminal closes; Windows has none."""
 
 Progress = Callable[[ImageResult, int], None]
 """Called with each finished image and how many there are in all."""
@@ -69,72 +61,63 @@ def run(
         FeatvizError: nothing could be begun, or the run directory could not be written. What goes
             wrong with one image is in its result instead.
     """
-    # numba is loaded while the model is
-    Thread(target=compiled, name="featviz-loops", daemon=True).start()
-    with held(options):
-        # what can be known to be wrong before the model is loaded
-        found, names = find_images(arguments, options), list[str | None]()
-        if isinstance(model, ModelOptions):
-            names = [model.spec, model.arch, model.weights]
-        if isinstance(options.out, Path):
-            check_apart(options.out, "--out", [*find.files_of(found), *model_files(*names)])
-        earlier = check_destination(options)
-        prepared = prepare(model, found, options)
-        samples = (options.shard or Shard()).of(prepared.samples)
-        dry_run.check_limits(prepared, len(samples))
-        with place(options, earlier) as (folder, inside):
-            return _draw(folder, replace(prepared, options=inside), samples, progress)
+    found = find_images(arguments, options)
+    if isinstance(options.out, Path):
+        check_apart(options.out, "--out", files_read(model, found))
+    with held(options) as folder:
+        return _draw(folder, prepare(model, found, options), progress)
 
 
-def _draw(
-    root: Path, prepared: Prepared, samples: Sequence[Sample], progress: Progress
-) -> RunResult:
-    """Draw these images, which are all or a shard's, into a folder, or through it into a store."""
+def _draw(root: Path, prepared: Prepared, progress: Progress) -> RunResult:
+    """Draw all images, or those of a shard, into a folder, or through it into a store."""
     options, module = prepared.options, prepared.model.module
+    samples = (options.shard or Shard()).of(prepared.samples)
     document = RunDocument(run_record(prepared), prepared.samples)
     folder = open_run(root, prepared, document, samples)
     images: list[ImageResult] = []  # only their names and errors
     nonfinite: Counter[str] = Counter()
     pictures, save_next = 0, monotonic() + SAVED_EVERY
     below = options.out if isinstance(options.out, Path) else None
-    with (
-        in_any_case(partial(_end, document, folder, options)),
-        tensorboard.opened(board_of(options), below) as board,
-        stop_requests() as stop,
-    ):
-        if board is not None and not options.resume and (options.shard or Shard()).index == 0:
-            with in_eval_mode(module):
-                post_kernels(module, prepared.layers, board)
-        drawing = Drawing(prepared, folder, document.fingerprint, board)
-        with closing(draw_all(drawing, samples, stop)) as results:
-            for result in results:
-                about: Any = {"error": result.error, "hint": result.hint, "kept": result.kept}
-                images.append(ImageResult(result.name, result.folder, **about))
-                pictures += len(result.rows)
-                rows = () if result.kept else result.rows
-                nonfinite.update(dict.fromkeys([row.label for row in rows if row.nonfinite], 1))
-                document.errors[result.name] = result.error
-                if options.shard is None and (now := monotonic()) >= save_next:
-                    with suppress(UploadError):  # the store may answer again at the end
-                        document.write(folder)
-                    # a fiftieth of the time at most, however long run.json grows
-                    save_next = monotonic() + max(SAVED_EVERY, 50 * (monotonic() - now))
-                progress(result, len(samples))
-        layers = [f"{quoted(name)} ({counted(n, 'image')})" for name, n in nonfinite.items()]
-        if layers:
-            log.warning("NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED))
-    missing = tuple(sample.name for sample in samples if sample.name in document.missing)
-    end = stop.is_set(), pictures, not document.missing, document.failed
+    try:
+        with tensorboard.opened(board_of(options), below) as board, stop_requests() as stop:
+            if board is not None and not options.resume and (options.shard or Shard()).index == 0:
+                with in_eval_mode(module):
+                    post_kernels(module, prepared.layers, board)
+            drawing = Drawing(prepared, folder, document.fingerprint, board)
+            with closing(draw_all(drawing, samples, stop)) as results:
+                for result in results:
+                    about: Any = {"error": result.error, "hint": result.hint, "kept": result.kept}
+                    images.append(ImageResult(result.name, result.folder, **about))
+                    pictures += len(result.rows)
+                    rows = () if result.kept else result.rows
+                    nonfinite.update({row.label for row in rows if row.nonfinite})
+                    document.errors[result.name] = result.error
+                    if options.shard is None and (now := monotonic()) >= save_next:
+                        with suppress(UploadError):  # the store may answer again at the end
+                            document.write(folder)
+                        # a fiftieth of the time at most, however long run.json grows
+                        save_next = monotonic() + max(SAVED_EVERY, 50 * (monotonic() - now))
+                    progress(result, len(samples))
+            layers = [f"{quoted(name)} ({counted(n, 'image')})" for name, n in nonfinite.items()]
+            if layers:
+                log.warning("NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED))
+    except BaseException:
+        with suppress(FeatvizError, BrokenPipeError):
+            _end(document, folder, options)
+        raise
+    missed = _end(document, folder, options)
+    missing = tuple(sample.name for sample in samples if sample.name in missed)
+    end = stop.is_set(), pictures, not missed, document.failed
     return RunResult(options.out, tuple(images), missing, *end)
 
 
-def _end(document: RunDocument, folder: RunDirectory, options: RunOptions) -> None:
-    """Write run.json. The last of several shards knows what became of all images, by the manifests
-    and by what the others have written into run.json."""
+def _end(document: RunDocument, folder: RunDirectory, options: RunOptions) -> list[str]:
+    """Write run.json, and return the images that are missing. The last of several shards knows what
+    became of all, by the manifests and by what the others have written into run.json."""
     with together(options):
         if options.shard is not None:
             folder.refresh()
-        document.missing = document.write(folder)
+        return document.write(folder)
 
 
 def draw_into(folder: Path, prepared: Prepared, board: Board | None) -> list[ImageResult]:
@@ -145,3 +128,33 @@ def draw_into(folder: Path, prepared: Prepared, board: Board | None) -> list[Ima
     document.errors = {result.name: result.error for result in results}
     document.write(store)
     return results
+
+
+@contextmanager
+def stop_requests() -> Iterator[Event]:
+    """An event that the first SIGINT, SIGTERM or SIGHUP sets, while the block runs.
+
+    The same signal once more raises KeyboardInterrupt (torchrun and schedulers follow one signal
+    with another). Only the main thread can take signals; in any other the event is never set. What
+    whoever started this process has ignored (`nohup`, or a shell's `&`) stays so.
+    """
+    event = Event()
+    seen: set[int] = set()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if number in seen:
+            raise KeyboardInterrupt
+        seen.add(number)
+        event.set()
+        log.warning("stopping after this image; once more to stop at once")
+
+    if current_thread() is not main_thread():
+        yield event
+        return
+    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heeded}
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

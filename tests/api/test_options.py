@@ -68,10 +68,9 @@ BAD = [
     ("ablate", "5", "ablate='5' cannot be read"),
     ("edit", "conv:0.1", "edit='conv:0.1' cannot be read"),
     ("jobs", 0, "jobs=0: expected an integer ≥ 1"),
-    ("max_output_size", "x", "max_output_size=x: expected an amount of bytes"),
     ("shard", "0/2", "shard=0/2: expected I/N"),
     ("device", "gpu", "'gpu' is no device"),
-    ("seed", 10**30, f"seed={10**30}: expected an integer that torch.manual_seed takes"),
+    ("seed", 10**30, f"seed={10**30}: expected an integer from 0 to {2**63 - 1}"),
     ("model_args", "3", "model_args=3: expected KEY=VALUE"),
 ]
 WRONG_TYPES = [
@@ -85,18 +84,17 @@ WRONG_TYPES = [
 
 GOOD: list[tuple[Any, str, object, object]] = [
     (PassOptions, "capture", None, ("output",)),
-    (ModelOptions, "seed", 2**63, 2**63),
     (ModelOptions, "seed", np.int64(7), 7),
     (ModelOptions, "model_args", ["a=1", "b=x"], {"a": 1, "b": "x"}),
     (InputOptions, "size", "224,320", (224, 320)),
     (InputOptions, "mean", ".5,.5,.5", (0.5, 0.5, 0.5)),
     (DrawOptions, "order", "Similarity", "similarity"),
-    (DrawOptions, "format", "JPEG", "jpg"),
+    (DrawOptions, "format", "WebP", "webp"),
     (ModelOptions, "weights", "None", "none"),
     (ModelOptions, "model_args", ["@hparams"], {}),
     (PassOptions, "target", 281, "class:281"),
     (PassOptions, "target", "281", "class:281"),
-    (RunOptions, "layers", "Conv2d[0], fn:add[1:],Net.[01]", "Conv2d#0, fn:add#1:,Net.[01]"),
+    (RunOptions, "layers", ["Conv2d#0", "fn:add"], "Conv2d#0,fn:add"),
 ]
 
 
@@ -158,7 +156,7 @@ def test_values_of_another_type_are_refused(
         {"size": "20x24", "mean": "0,0,0", "std": [1, 1, 1]},
         {"size": "20,24", "mean": "0 0 0", "std": (".5", ".5", ".5")},
         {"size": [20, 24], "crop": (8,)},
-        {"jobs": 1, "shard": "1/1", "max_output_size": "1GB"},
+        {"jobs": 1, "shard": "1/1"},
         {"capture": ["output", "input"], "ablate": ["0:1"], "edit": "0:clamp=0,1"},
     ],
 )

@@ -65,30 +65,3 @@ def test_an_output_below_a_file_names_it(featviz: Run, tiny_file: Path, picture:
     """A parent that is a file is the system's error, with the path."""
     outcome = featviz("run", tiny_file, picture, "--out", picture / "x", "-q")
     refused(outcome, 1, "picture.png", "cannot be written: Not a directory")
-
-
-def test_an_index_that_is_not_there_says_which_are(
-    featviz: Run, tiny_file: Path, picture: Path
-) -> None:
-    """In an error, and in the warning of one selector beside others; a range as well."""
-    outcome = featviz("run", tiny_file, picture, "--layers", "*#99", "-q")
-    refused(outcome, 2, "no layer matches --layers")
-    assert re.search(r"hint: \* has #0 to #\d; types here", outcome.err), outcome.err
-    outcome = featviz("run", tiny_file, picture, "--layers", "ReLU,Conv2d#7:", "--dry-run")
-    assert "selector 'Conv2d#7:' matches no layer; Conv2d has #0\n" in outcome.err
-
-
-def test_a_file_that_is_no_image_is_named_once_with_what_is_read(
-    featviz: Run, tiny_file: Path, tmp_path: Path
-) -> None:
-    """With the kinds of images and arrays, and how other arguments are given."""
-    notes = tmp_path / "notes.md"
-    notes.write_bytes(b"\x00\x01\x02 no text")
-    done = featviz("run", tiny_file, notes, "--out", tmp_path / "out", "-q")
-    assert done.code == 1
-    said, hint = done.err.splitlines()
-    assert said == "error: notes.md is no image that Pillow can read"
-    assert hint.startswith("hint: give an image (PNG, JPEG, GIF, ")
-    assert hint.endswith(
-        "or an array (.npy, .npz, .pt); --forward-arg passes other arguments of the model"
-    )

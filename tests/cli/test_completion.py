@@ -27,7 +27,6 @@ main()
 @pytest.mark.parametrize(
     ("shell", "line", "answer"),
     [
-        ("bash", "featviz run resnet18 --max-o", "plain,--max-output-size"),
         ("bash", "featviz run resnet18 --pick s", "plain,spread"),
         ("zsh", "featviz iden", "identify"),
         ("fish", "featviz run model.p", "file,model.p"),

@@ -60,8 +60,6 @@ def test_only_its_own_picture_is_replaced(featviz: Run, tmp_path: Path) -> None:
     ("words", "code", "message"),
     [
         (["--out", "page.jpg"], 2, "--out page.jpg: look writes PNG\nhint: --out page.png"),
-        (["--maps", "0"], 2, "maps=0: expected an integer ≥ 1"),
-        (["--cmap", "viridiss"], 2, "hint: did you mean viridis"),
         (["--layers", "Conv3d"], 2, "no layer matches --layers 'Conv3d'"),
         (["--out", str(SEVEN), "--overwrite"], 2, "is the input"),
         (["--size", "2"], 1, "the model failed in"),

@@ -40,18 +40,10 @@ COMMANDS = [
 ]
 
 OPTIONS = [
-    *(
-        (f"{RUN} {words}", f"{name} does nothing without gradients", "--capture output,grad")
-        for words, name in (
-            ("--target sum", "target"),
-            ("--grad-rule guided", "grad_rule"),
-            ("--edit conv1:grad*2", "edit=grad"),
-        )
-    ),
+    (f"{RUN} --edit conv1:grad*2", "edit=grad does nothing", "--capture output,grad"),
     (f"{RUN} --layer b1", "No such option '--layer'", f"--layers? featviz {RUN} --layers b1"),
     (f"{RUN} --max_maps 3", "No such option", f"--max-maps? featviz {RUN} --max-maps 3"),
     (f"{RUN} --gpu", "No such option '--gpu'", f"--device=cuda? featviz {RUN} --device=cuda"),
-    (f"{RUN} --colormap grey", "No such option", f"--cmap? featviz {RUN} --cmap grey"),
     (f"{RUN} --output x", "No such option '--output'", "did you mean --out?"),
     (f"{RUN} --first 4", "No such option", "featviz run --help-all lists all"),  # not --trust
     ("layers model.pth --overlay 0.5", "No such option '--overlay'", "layers --help-all lists"),
@@ -59,26 +51,22 @@ OPTIONS = [
 ]
 
 PLACES = [
-    ("layers", "featviz layers needs MODEL", "for example: featviz layers resnet18"),
-    ("run model.pth", "featviz run needs IMAGES", "featviz run model.pth photo.jpg"),
-    ("report", "featviz report needs RUN", "for example: featviz report featviz-out"),
+    ("layers", "featviz layers needs MODEL", "featviz layers --help has examples"),
+    ("run model.pth", "featviz run needs IMAGES", "featviz run --help has examples"),
     ("report nope", "Directory 'nope' does not exist", "the current folder has no 'nope'"),
-    ("diff ran", "featviz diff needs NEW", "for example: featviz diff ran after"),
+    ("diff ran", "featviz diff needs NEW", "featviz diff --help has examples"),
     ("run cat.jpg", "'cat.jpg' is an image", "MODEL comes first: featviz run resnet18 cat.jpg"),
-    ("run photos", "'photos' is a folder of images", "featviz run resnet18 photos"),
     ("run cat.jpg photos/a.png", "'cat.jpg' is an image", "featviz run resnet18 cat.jpg"),
     (
         "run cat.jpg model.pth --size 9",
         "MODEL 'cat.jpg' is an image",
         "MODEL comes first: featviz run model.pth cat.jpg",
     ),
-    ("audit cat.jpg net.py:Net", "MODEL 'cat.jpg' is an image", "featviz audit net.py:Net cat.jpg"),
 ]
 
 MODELS = [
     ("run resnet81 cat.jpg", "or file named 'resnet81'", "did you mean resnet18,"),
     ("run resnt18 cat.jpg", "or file named 'resnt18'", "? featviz run resnet18 cat.jpg"),
-    ("run weights.pth cat.jpg --arch resnt18", "named 'resnt18'", "cat.jpg --arch resnet18"),
     ("run modle.pth cat.jpg", "no model file 'modle.pth'", "featviz run model.pth cat.jpg"),
     ("run far/x.pth cat.jpg", "no model file 'far/x.pth'", "check the path"),
     ("run org/net cat.jpg", "no model file 'org/net'", "hf download org/net"),
@@ -86,7 +74,6 @@ MODELS = [
     ("run nett.py:Net cat.jpg", "no file 'nett.py'", "featviz run net.py:Net cat.jpg"),
     ("run net.py:Nett cat.jpg", "there is no 'Nett'", "there is Net"),
     ("run code cat.jpg", "no folder of a Hugging Face model", "FILE --arch MODEL"),
-    ("run store cat.jpg", "no folder of a Hugging Face model", "FILE --arch MODEL"),
     ("run empty.pth cat.jpg", "empty.pth is no checkpoint: it is empty", "that torch.save wrote"),
     ("run notes.txt cat.jpg", "it is a text file", "a file that torch.save wrote"),
     ("run weights.pth cat.jpg", "matches no torchvision architecture", "--arch says"),
@@ -101,13 +88,11 @@ MODELS = [
 
 IMAGES = [
     ("run model.pth cta.jpg", "no image 'cta.jpg'", "did you mean cat.jpg? featviz run model.pth"),
-    ("run model.pth cat", "no image 'cat'", "did you mean cat.jpg? featviz run model.pth"),
     ("run model.pth photos/a.pgn", "no image 'photos/a.pgn'", "did you mean photos/a.png?"),
     ("run model.pth far/x.jpg", "no image 'far/x.jpg'", "the current folder has no 'far'"),
     ("run model.pth photos/zz.jpg", "photos/zz.jpg", "path: the folder 'photos' has no 'zz.jpg'"),
     ("run model.pth epmty.zip::a.png", "no archive 'epmty.zip'", "did you mean empty.zip?"),
     ("run model.pth cat.jpg/x.jpg", "no image 'cat.jpg/x.jpg'", "'cat.jpg' is no folder"),
-    ("run model.pth far.zip::a.png", "no archive", "the current folder has no 'far.zip'"),
     ("run model.pth 'photos/*.jpg'", "no image matches 'photos/*.jpg'", "check the pattern"),
     ("run model.pth code", "no images in folder 'code'", "it has no .avif"),
     ("run model.pth empty.zip", "archive 'empty.zip' cannot be read", "is it whole?"),
@@ -134,18 +119,12 @@ VALUES = [
     ("audit model.pth photos --fail-on ded>5", "no finding 'ded'", "did you mean dead?"),
     ("report photos", "photos is no run directory", "give a folder that `featviz run` wrote"),
     (
-        "report ex",
-        "ex is no run directory: it holds exemplars",
-        "a folder that `featviz run` wrote",
-    ),
-    (
         "sheet aud --layer x",
         "aud is no run directory: it holds an audit",
         "a folder that `featviz run` wrote",
     ),
     ("report ran --kernels photos", "photos holds no kernels", "a folder that `featviz kernels`"),
     ("sheet gone --layer x", "Directory 'gone' does not exist", "current folder has no 'gone'"),
-    ("diff gone photos", "Directory 'gone' does not exist", "the current folder has no 'gone'"),
     ("diff notes.txt photos", "notes.txt is a file, not a run directory", "give a folder"),
     (f"{RUN} --out cat.jpg", "--out cat.jpg is the input", ""),
     ("audit model.pth photos --out s3://b/x", "s3://b/x is a URL", "give a path, and copy"),
@@ -206,14 +185,12 @@ def test_a_mistake_gets_its_message_and_its_hint(
     assert set(tree(here)) == before
 
 
-def test_most_mistakes_do_not_wait_for_torch(here: Path) -> None:
-    """At least 50: all that neither the content of a model nor of an image is needed for."""
-    lines = [line for line, *_ in MISTAKES] + ["look resnet18 nosuch.jpg"]
-    found = zip(lines, apart(lines, here), strict=True)
-    waited = [line for line, done in found if "torch" in done.imported]
-    assert len(lines) - len(waited) >= 50, waited
-    quick = [*COMMANDS, *OPTIONS, *PLACES, ("look resnet18 nosuch.jpg", "", "")]
-    assert {line for line, *_ in quick} & {*waited} == set()
+def test_mistakes_do_not_wait_for_torch(here: Path) -> None:
+    """All that neither the content of a model nor of an image is needed for."""
+    quick = [*COMMANDS, *OPTIONS, *PLACES][::5]
+    lines = [*(line for line, *_ in quick), "run resnet81 cat.jpg", "look resnet18 nosuch.jpg"]
+    for line, done in zip(lines, apart(lines, here), strict=True):
+        assert done.code == 2 and "torch" not in done.imported, line
 
 
 @pytest.mark.usefixtures("here")
@@ -222,7 +199,6 @@ def test_most_mistakes_do_not_wait_for_torch(here: Path) -> None:
     [
         "run model.pth photos --layers b1, -q",
         "run model.pth --layers b1, photos/a.png",
-        "run --layers b1, model.pth photos",
         "run weights.jpg photos --arch net.py:Net --partial --layers Conv2d",
         "run model.pth --layers 'b1, b3' photos/a.png",
     ],

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torchvision
@@ -25,15 +24,11 @@ class Net(nn.Sequential):
 
 WITHOUT = [
     "run net.py:Net noise.png --out 1 --preset clip --size 64x48 --crop 32 --channels 3",
-    "run net.py:Net numbers.npy --out 2 --size 32x32 --interpolation lanczos",
     "run net.pth noise.png --arch net.py:Net --out 3",
     "run whole.pth noise.png --out 4",
     "run net.pt2 noise.png --out 5 --trust",
     "look net.py:Net noise.png --out page.png",
-    "layers net.py:Net",
-    "kernels net.py:Net --out 6",
     "audit net.py:Net noise.png",
-    "exemplars net.py:Net noise.png --out 7",
     "cam net.py:Net noise.png --target class:1 --out page.png --overwrite",
 ]
 OF_TORCHVISION = "layers resnet18 --weights none"
@@ -50,7 +45,6 @@ def test_a_network_of_ones_own_needs_no_torchvision(tmp_path: Path) -> None:
     torch.save(net, tmp_path / "whole.pth")
     torch.export.save(torch.export.export(net, (torch.zeros(1, 3, 64, 64),)), tmp_path / "net.pt2")
     Image.effect_noise((80, 60), 50).convert("RGB").save(tmp_path / "noise.png")
-    np.save(tmp_path / "numbers.npy", np.zeros((3, 60, 80), np.float32))
     lines = [f"{line} -q" for line in (*WITHOUT, OF_TORCHVISION)]
     for line, done in zip(lines, apart(lines, tmp_path, "import torch"), strict=True):
         assert done.code == 0, (line, done.err)
@@ -62,10 +56,8 @@ def test_a_network_of_ones_own_needs_no_torchvision(tmp_path: Path) -> None:
 BAD = {
     "run net.pth cat.png --max-maps 0": "max_maps=0: expected an integer ≥ 1",
     "run net.pth cat.png --normalize zzz": "--normalize 'zzz' is no normalization mode",
-    "run net.pth cat.png --layers re:b[": "is no regular expression",
     "audit net.pth cat.png --fail-on dead>0 --fail-on ded>5%": "there is no finding 'ded'",
     "run net.pth cat.png --device gpu": "--device 'gpu' is no device",
-    "cam net.pth cat.png --overlay 2": "overlay=2: expected a number from 0 to 1",
     "exemplars net.pth cat.png --top 0": "top=0: expected an integer from 1 to 1000",
 }
 

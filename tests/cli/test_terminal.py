@@ -12,7 +12,6 @@ import pytest
 import torch
 from conftest import Outcome
 from PIL import Image
-from rundirs import Drawn, write_run
 
 CLI = Callable[..., Outcome]
 EVIL = "a\x1b]0;owned\x07\nerror: forged\u202eb\x9b31m"
@@ -151,10 +150,3 @@ def test_a_name_that_is_not_utf8(featviz: CLI, tiny_file: Path, tmp_path: Path) 
     done = featviz("run", tiny_file, photo.parent, *layers, "--out", out, "--resume")
     assert done.code == 0 and "(1 was complete before)" in done.err
     check_tame(done, named=False)
-
-
-def test_a_report_of_hostile_names_prints_none_raw(featviz: CLI, tmp_path: Path) -> None:
-    """An image that does not fit is named by a manifest from elsewhere."""
-    root = write_run(tmp_path / "run", {f"{EVIL}.png": [Drawn("x", more={"maps": EVIL})]})
-    check_tame(featviz("report", root))
-    check_tame(featviz("merge", root, "--out", tmp_path / "merged"), named=False)

@@ -86,13 +86,3 @@ def test_the_colour_network_knows_the_colours_of_the_scenes() -> None:
             (x - scene).abs().mean(1)[coloured].mean() for x in (given, script.grey(scene))
         )
         assert error < 0.1 and error < 0.85 * blind, (name, error, blind)
-
-
-@pytest.mark.slow
-def test_retraining_the_colour_network_learns() -> None:
-    """Sixty steps take the loss well down."""
-    script = train_script("colour")
-    scenes = [script.read_scene(ROOT / "sample_images/scenes" / script.SCENES[0])]
-    torch.manual_seed(0)
-    first = script.train(script.build_model(), scenes, 1, 2, 0)
-    assert script.train(script.build_model(), scenes, 60, 2, 0) < 0.75 * first

@@ -24,7 +24,7 @@ from featviz.hooks.layers import list_layers
 from featviz.images import decode
 from featviz.models.load import adopt
 from featviz.options import ExemplarOptions, InputOptions
-from featviz.run.batches import Batch
+from featviz.run.visit import Batch
 
 from .conftest import SIZE, draw
 

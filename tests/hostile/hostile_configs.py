@@ -41,7 +41,6 @@ BASELINES: dict[str, bytes] = {
 }
 ARGUMENTS: dict[str, list[str]] = {
     "a size of 5,000 digits": ["--size", "9" * 5_000],
-    "an amount of bytes of 400 digits": ["--max-output-size", "9" * 400],
     "a selector that is a title": ["--layers", f"a{TITLE}"],
     "a model argument that is code": ["--model-arg", f"a=__import__('os').mkdir('{MARKER}')"],
     "a target of no class": ["--target", f"class:{TITLE}"],

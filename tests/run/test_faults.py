@@ -20,7 +20,6 @@ from featviz.images import decode, find
 from featviz.options import InputOptions, ModelOptions, RunOptions
 from featviz.records import ImageResult
 from featviz.run import run as pipeline
-from featviz.run import signals
 from featviz.rundir import LOCK_FILE, write
 from featviz.rundir.read import read_json
 
@@ -84,7 +83,7 @@ def test_signals_are_taken_only_in_the_main_thread() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     def inside() -> bool:
-        with signals.stop_requests() as stop:
+        with pipeline.stop_requests() as stop:
             return stop.is_set() or signal.getsignal(signal.SIGINT) is not before
 
     before = signal.getsignal(signal.SIGINT)
@@ -134,7 +133,7 @@ def test_a_full_disk(featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
         assert tree(disk / "out") == tree(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("name", ["output.png", "stats.npz", "manifest.json", "input.png"])
+@pytest.mark.parametrize("name", ["output.png", "manifest.json", "input.png"])
 def test_a_write_that_fails(
     name: str, draw: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,11 +204,11 @@ def test_an_image_that_vanishes_or_changes_while_listed(
 
 
 @pytest.mark.slow
-def test_four_hundred_images_of_which_twenty_are_broken(
+def test_many_images_of_which_some_are_broken(
     tiny_file: Path, tmp_path: Path, featviz: Run
 ) -> None:
-    """380 complete, 20 named with a reason, exit code 3, and the memory stays flat."""
-    photos = make_photos(tmp_path / "photos", 400)
+    """Those are named with a reason, exit code 3, and the memory stays flat."""
+    photos = make_photos(tmp_path / "photos", 160)
     broken = sorted(photos.iterdir())[7::20]
     for path in broken[::2]:
         path.write_bytes(path.read_bytes()[: len(path.read_bytes()) // 2])
@@ -225,13 +224,13 @@ def test_four_hundred_images_of_which_twenty_are_broken(
     result = pipeline.run(ModelOptions(str(tiny_file)), [str(photos)], options, progress)
     run = run_json(tmp_path / "out")
     assert result.exit_code == 3
-    assert len(complete(tmp_path / "out")) == len(run["images"]["complete"]) == 380
+    assert len(complete(tmp_path / "out")) == len(run["images"]["complete"]) == 152
     failures = {row["image"]: row["error"] for row in run["failures"]}
     assert set(failures) == {path.name for path in broken}
     for number, path in enumerate(broken):
         said = "is no image that Pillow can read" if number % 2 else "truncated"
         assert failures[path.name].startswith(path.name) and said in failures[path.name]
-    grown = float(np.median(np.diff(resident[100::50]))) / 50  # a single step is no growth
+    grown = float(np.median(np.diff(resident[40::30]))) / 30  # a single step is no growth
     # allocators keep some; an image that stayed would be its input, maps and tiles, 20 kB and more
     assert grown < 10_000, f"{grown:.0f} bytes for each image"
 

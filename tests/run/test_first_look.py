@@ -19,29 +19,22 @@ VIT_B = ["conv_proj", *(f"encoder.layers.encoder_layer_{n}" for n in range(12))]
 TORCHVISION = {
     "resnet18": "conv1 relu layer1 layer2 layer3 layer4",
     "densenet121": "conv0 relu0 denseblock1 denseblock2 denseblock3 denseblock4",
-    "mobilenet_v2": "0.0 1 3 6 13 18",
     "swin_t": "0.0 1 3 5 7",
     "vit_b_32": " ".join(VIT_B),
     "regnet_y_400mf": "stem stem.0 trunk_output.block1 trunk_output.block2 trunk_output.block3 "
     "trunk_output.block4",
-    "efficientnet_b0": "0.0 1 2 3 5 8",
     "squeezenet1_1": "0 1 4 7 12",
 }
 """Names of the layers; those of `features` without it."""
 
 TIMM = {
-    "resnet26": "conv1 act1 layer1 layer2 layer3 layer4",
-    "convnextv2_atto": "stem.0 stages.0 stages.1 stages.2 stages.3",
     "pvt_v2_b0": "patch_embed.proj stages.0 stages.1 stages.2 stages.3",
     "efficientvit_b0": "stem stem.in_conv.conv stages.0 stages.1 stages.2 stages.3",
-    "mixer_s32_224": "stem.proj " + " ".join(f"blocks.{n}" for n in range(8)),
     "mobilenetv4_conv_small": "conv_stem bn1 blocks.0 blocks.1 blocks.2 blocks.4",
 }
 
 YOLO = {
     "yolo11n": "0 0.conv 2 4 6 10 13 16 19 22",
-    "yolov8n": "0 0.conv 2 4 6 9 12 15 18 21",
-    "yolo11n-seg": "0 0.conv 2 4 6 10 13 16 19 22",
     "yolo11n-cls": "0 0.conv 2 4 6 9",
 }
 """Names of the layers without `model`: backbone, then neck; nothing of the head."""
@@ -103,10 +96,6 @@ SMALL_VIT = {
     "image_size": 64, "patch_size": 16, "hidden_size": 32, "num_hidden_layers": 3,
     "num_attention_heads": 2,
 }  # fmt: skip
-SAM = {
-    **SMALL_VIT, "mlp_dim": 32, "output_channels": 16, "global_attn_indexes": [2],
-    "window_size": 2, "num_pos_feats": 8,
-}  # fmt: skip
 SWIN = {
     "image_size": 128, "embed_dim": 16, "depths": [2, 2, 2, 1], "num_heads": [1, 1, 2, 2],
     "window_size": 4,
@@ -124,8 +113,6 @@ SEGFORMER = {"hidden_sizes": [8, 16, 24, 32], "decoder_hidden_size": 16}
          "encoder.stages.2 encoder.stages.3 model.encoder"),
         ("ViT", "ForImageClassification", SMALL_VIT, (64, 64), "vit.",
          "embeddings.patch_embeddings.projection layers.0 layers.1 layers.2"),
-        ("SamVision", "Model", SAM, (64, 64), "vision_encoder.",
-         "patch_embed.projection layers.0 layers.1 layers.2 neck"),
         ("Swin", "ForImageClassification", SWIN, (128, 128), "swin.",
          "embeddings.patch_embeddings.projection encoder.layers.0.blocks.1 "
          "encoder.layers.1.blocks.1 encoder.layers.2.blocks.1 encoder.layers.3"),

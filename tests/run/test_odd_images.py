@@ -19,7 +19,7 @@ from featviz.text import safe_name
 Run = Callable[..., Outcome]
 
 
-@pytest.mark.parametrize("name", ODD_MEMBERS, ids=lambda name: ascii(name)[:24])
+@pytest.mark.parametrize("name", ODD_MEMBERS[::4], ids=lambda name: ascii(name)[:24])
 def test_a_member_of_an_archive_takes_no_place_of_ours(
     name: str, featviz: Run, tiny_file: Path, tmp_path: Path
 ) -> None:
@@ -58,9 +58,19 @@ def test_names_that_lead_to_one_folder_are_told_apart(
     assert len(complete(tmp_path / "out")) == 3
 
 
+def to_zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-@pytest.mark.parametrize("name", ["odd.png", "odd.tar", "odd.zip", "odd.tar.gz"])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (os.mkfifo, "odd.png"),
+        (os.mkfifo, "odd.zip"),
+        (lambda p: p.symlink_to("/dev/zero"), "o.tar"),
+    ],
+)
 def test_a_fifo_or_device_as_image(
     make: Callable[[Path], None],
     name: str,

@@ -104,11 +104,11 @@ def test_a_run_that_was_stopped_between_uploads_goes_on(
     assert stored() == whole
 
 
-@pytest.mark.parametrize("lost", ["run.json", "00.png/stats.npz", "00.png/manifest.json"])
+@pytest.mark.parametrize("lost", ["00.png/stats.npz", "00.png/manifest.json"])
 def test_resume_mends_what_was_lost(
     lost: str, featviz: Run, words: list[object], local: Path, memory: Any
 ) -> None:
-    """run.json is written anew from the manifests, an image of which a file is gone drawn again."""
+    """An image of which a file is gone is drawn again."""
     assert featviz(*words, "--out", URL).code == 0
     memory.rm_file(f"/bucket/maps/{lost}")
     assert featviz(*words, "--out", URL, "--resume").code == 0
