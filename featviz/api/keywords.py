@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from featviz.drawing.normalize import in_full
 from featviz.errors import UsageError
 from featviz.hooks.eval_mode import uncompiled
-from featviz.images import memory
+from featviz.images import arrays
 from featviz.models.arguments import UserTransform
 from featviz.models.load import LoadedModel, adopt, fed, load_model
 from featviz.options import (
@@ -224,7 +224,7 @@ def as_files(images: Any) -> Iterator[list[str]]:
     room = Room()
     inside = room.path / "in-memory"
     inside.mkdir()
-    yield memory.to_files(pictures, inside)
+    yield arrays.to_files(pictures, inside)
 
 
 def selectors(layers: Any) -> str | None:

@@ -136,13 +136,12 @@ def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> Non
 
 def looks_like_model(word: str) -> bool:
     """Whether a word is a form of MODEL, by its letters and by what lies there."""
-    from featviz.models import code, sniff
-    from featviz.models.sources import SOURCES
+    from featviz.models import code, sources
 
     names = Path(__file__).parent.parent / "models" / "names.txt"  # of torchvision
-    if any(source.prefix and word.startswith(source.prefix) for source in SOURCES):
+    if any(source.prefix and word.startswith(source.prefix) for source in sources.SOURCES):
         return True
-    if Path(word).suffix.lower() in (*sniff.SUFFIXES, ".py") or code.FORM.fullmatch(word):
+    if Path(word).suffix.lower() in (*sources.SUFFIXES, ".py") or code.FORM.fullmatch(word):
         return True
     return word in names.read_text("utf-8").split() and not Path(word).exists()
 
@@ -150,10 +149,10 @@ def looks_like_model(word: str) -> bool:
 def looks_like_image(word: str) -> bool:
     """Whether a word names an image, or a folder that holds no model."""
     from featviz.images.decode import SUFFIXES
-    from featviz.models import sniff
+    from featviz.models import sources
 
     path = Path(word)
     if path.suffix.lower() in SUFFIXES:
-        return not (path.is_file() and sniff.sniff(path) in sniff.KINDS)
+        return not (path.is_file() and sources.sniff(path) in sources.KINDS)
     is_model = any((path / name).exists() for name in ("config.json", "adapter_config.json"))
     return path.is_dir() and not is_model

@@ -17,9 +17,8 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import BinaryIO, TypeAlias, TypeVar
 
 from featviz.errors import FileError, UsageError
-from featviz.files import real, urls
-from featviz.files.missing import hint_of, misspelt
-from featviz.files.urls import Remote, Url, is_url, local_path
+from featviz.files import hint_of, misspelt, real, urls
+from featviz.files.urls import Remote, Url, is_url
 from featviz.images import archives
 from featviz.images.archives import Place
 from featviz.images.decode import SUFFIXES, array_format, open_image
@@ -107,8 +106,6 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
     if not there and (parts := expand_braces(argument)) != [argument]:
         return [named for part in parts for named in _expand(part, stdin, nul, outside)]
     if is_url(argument):
-        if (local := local_path(argument)) is not None:
-            return _expand(local, None, nul, outside)
         try:
             return _in_store(argument)
         except FileError as error:
@@ -141,8 +138,7 @@ def _listed(stdin: BinaryIO, nul: bool) -> list[Named]:
     named: list[Named] = []
     for line in (os.fsdecode(line if nul else line.rstrip(b"\r")) for line in lines):
         if line:
-            local = local_path(line) if is_url(line) else line
-            path: Place = Remote.at(line) if local is None else Path(local)
+            path: Place = Remote.at(line) if is_url(line) else Path(line)
             inside = archives.split(path)
             named.append((PurePosixPath(inside[1]).name if inside else path.name, path))
     if not named:
@@ -160,12 +156,14 @@ def _in_store(url: str) -> list[Named]:
     place = Remote.at(url)
     if archives.is_archive(place):
         return _in_archive(str(place), place)
-    if glob.has_magic(place.place):
+    if glob.has_magic(place.place) and not place.is_web:
         found: list[Named] = [*urls.matching(place)]
         if not found:
             raise UsageError(f"no image matches {quoted(str(place))!r}", "check the pattern")
         return found
     plain = "/" in place.place and PurePath(place.name).suffix
+    if place.is_web and url.endswith("/"):
+        raise UsageError(f"{str(place)!r} is a page of a web server", "give the files on it")
     if url.endswith("/") or (not plain and urls.is_folder(place)):
         below = [pair for pair in urls.below(place) if not archives.is_hidden(pair[0])]
         return _images(f"folder {str(place)!r}", below)

@@ -83,12 +83,6 @@ def file_of(visit: Visit) -> None:
     return visit.send(body[first : last + 1], 206, Content_Range=words)
 
 
-def page(*links: str) -> Answer:
-    """A page with these links."""
-    body = "".join(f'<li><a href="{link}">x</a></li>' for link in links).encode()
-    return lambda visit: visit.send(b"<html>" + body, Content_Type="text/html")
-
-
 def unavailable(visit: Visit) -> None:
     """503."""
     visit.send(b"later", 503)
