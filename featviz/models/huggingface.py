@@ -89,8 +89,8 @@ def load_huggingface(options: ModelOptions) -> Loaded:
         words = f"{folder} has no weights: none of {', '.join(_WEIGHTS)}"
         raise LoadError(words, "--weights FILE names them")
     tensors = weights.read_weights(path, options)
-    fields = {**fields, **options.model_args}
-    module = _built(folder, architecture, fields, path, dict(tensors.tensors), options)
+    fields, where = {**fields, **options.model_args}, quoted(str(folder / _FILE))
+    module = _built(where, architecture, fields, path.name, dict(tensors.tensors), options)
     if (first := next(iter(inspect.signature(module.forward).parameters))) != _IMAGE:
         if not hasattr(module, "vision_model"):
             raise _no_image(architecture, first)
@@ -104,25 +104,16 @@ def load_huggingface(options: ModelOptions) -> Loaded:
 
 
 def _built(
-    folder: Path,
-    architecture: str,
-    fields: dict[str, Any],
-    path: Path,
-    tensors: dict[str, Tensor],
-    options: ModelOptions,
+    where: str, name: str, fields: dict[str, Any], file: str, tensors: Any, options: ModelOptions
 ) -> nn.Module:
     """The module of a checked config, with the tensors of a file."""
-    where = quoted(str(folder / _FILE))
     attention = str(fields.pop("attn_implementation", "eager"))  # so that its weights can be seen
-    if attention not in ("eager", "sdpa"):
-        words = f"--model-arg attn_implementation={attention} is none of eager, sdpa"
-        raise UsageError(words, None)
     try:
         library: Any = import_module("transformers")
     except ImportError as error:
-        words = f"{quoted(architecture)} is a model of the package transformers: {error}"
+        words = f"{quoted(name)} is a model of the package transformers: {error}"
         raise LoadError(words, "pip install 'featviz[hf]'") from error
-    kind = _model_class(where, architecture, library)
+    kind = _model_class(where, name, library)
     with _quiet(library), torch.random.fork_rng(devices=()):
         torch.manual_seed(options.seed)
         try:
@@ -142,21 +133,19 @@ def _built(
         except LoadError:
             raise
         except Exception as error:  # whatever the constructors of a class make of a bad config
-            words = f"{architecture} could not be built of {where} and {path.name}"
+            words = f"{name} could not be built of {where} and {file}"
             raise LoadError(
                 f"{words}: {quoted(first_line(error))}",
                 "is it the config of these weights? --partial loads what fits",
             ) from error
-    mismatched = [key for key, *_ in info["mismatched_keys"]]
-    keys = {"missing": info["missing_keys"], "of another shape": mismatched}
-    parts = [f"{word} {_some(names)}" for word, names in keys.items() if names]
-    words = f"{path.name} does not fit {architecture}: {'; '.join(parts)}"
-    if parts and not options.partial:
+    odd = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
+    words = f"{file} does not fit {name}: missing or of another shape: {_some(odd)}"
+    if odd and not options.partial:
         raise LoadError(words, "the config of these weights, or --partial for what fits")
-    if parts:
+    if odd:
         log.warning("%s (--partial: these are random)", words)
     if unused := info["unexpected_keys"]:
-        log.warning("%s has no use for %s", architecture, _some(unused))
+        log.warning("%s has no use for %s", name, _some(unused))
     return module  # type: ignore[no-any-return]
 
 

@@ -187,7 +187,7 @@ def _as_it_is(path: Path, options: ModelOptions) -> Loaded:
         words = f"{path.name} matches no torchvision architecture"
         if isinstance(content, Mapping) and "pytorch-lightning_version" in content:
             words = f"{path.name} is a Lightning checkpoint, and does not say of which class"
-            remedy = "--arch net.py:CLASS names it"
+            remedy = "name the class: --arch net.py:CLASS"
             if hparams := content.get(_HPARAMS):
                 words += f"; it has {_HPARAMS}: {listed([*map(quoted, map(str, hparams))], 8)}"
                 remedy += " --model-arg @hparams"

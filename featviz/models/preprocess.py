@@ -224,8 +224,7 @@ class Preprocess:
     guessed: bool = field(default=False, compare=False)
     """Whether neither the model nor the user says how images go in."""
     size_guessed: bool = field(default=False, compare=False)
-    """Whether neither the model nor the user says how large its input is, so that the size of
-    `blank` is a guess."""
+    """Whether neither says how large the input is, so that the size of `blank` is a guess."""
     further: tuple[str, ...] = ()
     any_values: bool = field(default=False, compare=False)
     """Whether mean and std are the user's own, for values of any range."""
@@ -316,12 +315,7 @@ class Preprocess:
             return Image.new(self._mode, FALLBACK_SIZE)
         return Raster(np.zeros((self.chain.channels, *FALLBACK_SIZE), np.float32), "")
 
-    @property
-    def words(self) -> str:
-        """The steps in words, for the manifest."""
-        return self.words_for("")
-
-    def words_for(self, numbers: str) -> str:
+    def words_for(self, numbers: str = "") -> str:
         """The steps in words for an image whose `numbers` became values in this way; empty for
         pictures."""
         channels, steps = self.chain.channels, self.chain.steps

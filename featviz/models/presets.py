@@ -263,19 +263,16 @@ Tesseract."""
 def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
     """The image processor of a folder's model, whose config.json was checked; None where no file
     tells it."""
-    where, given = quoted(str(folder / _FILE)), None
-    for name in ("processor_config.json", _FILE):  # the first also of processors of text
-        try:
-            content = read_json(folder / name)
-        except FileNotFoundError:
-            continue
-        except FileError as error:
-            raise LoadError(str(error), "fetch the file again, or remove it") from error
-        if name != _FILE and isinstance(content, dict):
-            content = content.get("image_processor")
-        if isinstance(content, dict):
-            given = content
-            break
+    where, found = quoted(str(folder / _FILE)), list[Any]()
+    try:
+        for name in ("processor_config.json", _FILE):  # the first also of processors of text
+            if (folder / name).exists():
+                content = read_json(folder / name)
+                whole = name == _FILE or not isinstance(content, dict)
+                found.append(content if whole else content.get("image_processor"))
+    except FileError as error:
+        raise LoadError(str(error), "fetch the file again, or remove it") from error
+    given = next((one for one in found if isinstance(one, dict)), None)
     if given is None:
         return None
     _check_numbers(given, where)
@@ -316,8 +313,9 @@ def _processor(given: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     name = given.get("image_processor_type") or given.get("feature_extractor_type")
     if name is None:
         auto = import_module("transformers.models.auto.image_processing_auto")
-        kinds = auto.IMAGE_PROCESSOR_MAPPING_NAMES.get(config.get("model_type"), {})
-        name = kinds.get("torchvision")
+        name = auto.IMAGE_PROCESSOR_MAPPING_NAMES.get(config.get("model_type"), {}).get(
+            "torchvision"
+        )
     name = re.sub("(ImageProcessor|FeatureExtractor)(Fast)?$", "", str(name))
     if name not in _ALLOWED.split("|"):
         raise ValueError(f"{name} names no image processor that featviz lets prepare an image")
@@ -364,17 +362,17 @@ def _measured(processor: Any, channels: int) -> Chain:
     mean = tuple(float(f"{value:.6g}") + 0.0 for value in -low / (high - low))
     plain = std == (1.0,) * channels and mean == (0.0,) * channels
     said, own_size = {"size": {}, "resample": 2, **processor.to_dict()}, black.shape != narrow.shape
-    size = (int(black.shape[2]), int(black.shape[3]))
-    name = type(processor).__name__
+    size = None if own_size else (int(black.shape[2]), int(black.shape[3]))
+    name, edge = type(processor).__name__, said["size"].get("shortest_edge")
     return Chain(
-        said["size"].get("shortest_edge") if own_size else size,
-        None,
+        edge or size,
+        size if edge else None,
         None if plain else mean,
         None if plain else std,
         channels,
         _RESAMPLE[said["resample"]],
         bgr=bool(said.get("do_flip_channel_order")),
         library=partial(_pixels, processor),
-        library_steps=(f"by {name}" if own_size else f"by {name} to {by(size)}",),
+        library_steps=(f"by {name}" + (f" to {by(size)}" if size else ""),),
         library_own_size=own_size,
     )

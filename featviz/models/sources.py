@@ -219,11 +219,8 @@ def unknown_name(library: str, name: str, names: Sequence[str]) -> UsageError:
     """The error for a model that torchvision or timm has not, with the nearest that it has."""
     prefix, file = ("timm:", "") if library == "timm" else ("", " or file")
 
-    def unlike(other: str) -> tuple[float, str]:  # of b0 to b8, as like as one another: b0
-        return -difflib.SequenceMatcher(None, other, name.lower()).ratio(), other
-
-    many = difflib.get_close_matches(name.lower(), names, 20)
-    close = [f"{prefix}{other}" for other in sorted(many, key=unlike)[:3]]
+    near = difflib.get_close_matches(name.lower(), sorted(names, reverse=True), 3)
+    close = [f"{prefix}{other}" for other in near]
     return UsageError(
         f"no {library} model{file} named {name!r}",
         f"did you mean {', '.join(close)}?" if close else f"a name such as {prefix}resnet18",

@@ -110,7 +110,7 @@ def _damaged(path: Path, error: Exception) -> LoadError:
     message = f"{path.name} cannot be loaded: {type(cause).__name__}: {words}".removesuffix(": ")
     if "Unsupported operand" in str(error):  # of a pickle protocol that is not torch.save's own
         return LoadError(message, "if you trust the file, --trust", add=("--trust",))
-    if "<module '__main__'" in words:
+    if isinstance(cause, AttributeError) and "__main__" in words:
         hint = "save its state_dict(), and give --arch SCRIPT.py:CLASS"
         return LoadError(f"{path.name} was saved by the script of its class: {words}", hint)
     return LoadError(message, "is the file whole, and from this torch or older?")
@@ -189,13 +189,7 @@ def add_values(tensor: Tensor, sha256: Any) -> None:
 
 # From what a training script saved to tensors by name ---------------------------------------------
 _PLAIN = (
-    "state_dict",
-    "model_state_dict",
-    "model",
-    "net",
-    "network",
-    "module",
-    "weights",
+    *("state_dict", "model_state_dict", "model", "net", "network", "module", "weights"),
     "params",
 )
 _AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "ema", "params_ema")
@@ -294,11 +288,8 @@ def _tensors(content: Any) -> dict[str, Tensor]:
 def _describe(content: Any) -> str:
     if not isinstance(content, Mapping):
         return f"a {type(content).__name__}"
-    keys = [
-        quoted(repr(key)) if isinstance(key, (str, int)) else f"a {type(key).__name__}"
-        for key in [*content][:8]
-    ]
-    return f"keys {', '.join(keys)}" if keys else "nothing"
+    keys = [quoted(repr(key)) for key in content if isinstance(key, (str, int))]
+    return f"keys {listed(keys, 8)}" if keys else "nothing"
 
 
 def _without(weights: Unwrapped, prefix: str) -> Unwrapped:

@@ -65,13 +65,10 @@ class WebServer(ThreadingHTTPServer):
 
 
 def file_of(visit: Visit) -> None:
-    """A file, or the part that was asked for, or a page of links to what a folder holds."""
-    from urllib.parse import quote, unquote
+    """A file, or the part that was asked for."""
+    from urllib.parse import unquote
 
     path = visit.server.root / unquote(visit.path.partition("?")[0]).lstrip("/")
-    if path.is_dir():
-        names = [f"{p.name}{'/' * p.is_dir()}" for p in sorted(path.iterdir(), reverse=True)]
-        return page(*map(quote, names))(visit)
     if not path.is_file():
         return visit.send(b"", 404)
     body = path.read_bytes()

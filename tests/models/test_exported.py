@@ -147,7 +147,7 @@ def test_the_exported_shape_decides_the_size(
     """An image of any size becomes what the program takes."""
     program = export(nn.Conv2d(shape[1], 2, 3), tmp_path / "m.pt2", *shape)
     preprocess = load(program).preprocess
-    assert words in preprocess.words
+    assert words in preprocess.words_for()
     assert preprocess.tensor(Image.new("RGB", (90, 70))).shape == shape
     assert preprocess.blank()[0].shape == shape
 
