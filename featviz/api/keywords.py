@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from featviz.drawing.normalize import in_full
 from featviz.errors import UsageError
 from featviz.hooks.eval_mode import uncompiled
-from featviz.images import memory
+from featviz.images import arrays
 from featviz.models.arguments import Numbers, UserTransform
 from featviz.models.load import LoadedModel, adopt, fed, load_model
 from featviz.options import (
@@ -236,8 +236,8 @@ def as_files(images: Any) -> Iterator[list[str]]:
     inside.mkdir()
     if not all(isinstance(name, str) and name.isidentifier() for name in named):
         raise UsageError("a mapping has no name of an argument of forward", "{'z': tensor}")
-    values = [f"{name}={memory.to_npy(one, inside / f'{name}.npy')}" for name, one in named.items()]
-    yield values or memory.to_files(pictures, inside)
+    values = [f"{name}={arrays.to_npy(one, inside / f'{name}.npy')}" for name, one in named.items()]
+    yield values or arrays.to_files(pictures, inside)
 
 
 def selectors(layers: Any) -> str | None:

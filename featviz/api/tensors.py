@@ -28,7 +28,7 @@ from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import as_written, uncompiled
 from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import parse, remedy, select, types_present, wants_functions
-from featviz.images import memory
+from featviz.images import arrays
 from featviz.layout import recognise
 from featviz.options import DrawOptions, no_option, read_from
 from featviz.records import Hints, Layer, Site
@@ -155,7 +155,7 @@ def grid(
             f"for example tensor_layout={draw.tensor_layout[0].rpartition('=')[2]!r}",
         )
     hints = Hints(layout=draw.tensor_layout[0] if draw.tensor_layout else None)
-    pictures = [] if image is None else memory.to_images(image)
+    pictures = [] if image is None else arrays.to_images(image)
     if len(pictures) > 1:
         raise UsageError(f"an overlay takes one image, not {len(pictures)}", "give one of them")
     background = [np.asarray(picture.convert("RGB")) for picture in pictures]

@@ -115,10 +115,10 @@ def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> Non
 def looks_like_image(word: str) -> bool:
     """Whether a word names an image, or a folder that holds no model."""
     from featviz.images.decode import SUFFIXES
-    from featviz.models import sniff
+    from featviz.models import sources
 
     path = Path(word)
     if path.suffix.lower() in SUFFIXES:
-        return not (path.is_file() and sniff.sniff(path) in sniff.KINDS)
+        return not (path.is_file() and sources.sniff(path) in sources.KINDS)
     is_model = any((path / name).exists() for name in ("config.json", "adapter_config.json"))
     return path.is_dir() and not is_model

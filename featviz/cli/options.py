@@ -25,8 +25,7 @@ from msgspec import NODEFAULT, Struct
 from featviz.cli import mistakes
 from featviz.drawing.normalize import in_full
 from featviz.errors import FileError, UsageError
-from featviz.files import read_text
-from featviz.files.missing import hint_of, misspelt
+from featviz.files import hint_of, misspelt, read_text
 from featviz.files.urls import Url, is_url, refuse_url
 from featviz.models.sources import MODEL_HELP
 from featviz.options import (

@@ -1,8 +1,9 @@
 """Files that somebody else wrote: opened only if they are regular, small enough, and where they
-should be. Nothing here needs torch."""
+should be; and what a path means at which there is nothing. Nothing here needs torch."""
 
 from __future__ import annotations
 
+import difflib
 import errno
 import json
 import os
@@ -10,7 +11,8 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
 from featviz.errors import FileError
@@ -226,3 +228,45 @@ def _only_regular(descriptor: int) -> BinaryIO:
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
     raise OSError(_IRREGULAR)
+
+
+_MOST_NAMES, _LONGEST_NAME = 5000, 80
+"""Entries of a folder among which a name is looked for, and letters of it that are compared: this
+takes 2 seconds at worst."""
+
+
+def misspelt(path: Path) -> Path | None:
+    """The file or folder that a path may mean: one of a like name in its folder; None where there
+    is none.
+
+    Example:
+        >>> misspelt(Path("photos/Cta.jpg"))  # doctest: +SKIP
+        PosixPath('photos/cat.jpg')
+    """
+    try:
+        with os.scandir(path.parent) as entries:
+            names = {entry.name.lower(): entry.name for entry in islice(entries, _MOST_NAMES)}
+    except (OSError, ValueError):
+        return None
+    wanted = path.name[:_LONGEST_NAME].lower()
+    close = difflib.get_close_matches(wanted, names, 1, 0.75)
+    close = close or sorted(name for name in names if PurePath(name).stem == wanted)
+    near = path.parent / names[close[0]] if wanted and close else path
+    return None if near == path else near
+
+
+def hint_of(path: Path, near: Path | None) -> str:
+    """What helps: the path that was meant, or where the way to this one ends.
+
+    Args:
+        near: what `misspelt` says of it.
+    """
+    if near is not None:
+        return f"did you mean {quoted(str(near))}?"
+    folders = [one for one in path.parents if os.path.isdir(one)]  # noqa: PTH112
+    folder = folders[0] if folders else Path()
+    missing = path.relative_to(folder).parts[0] if folders else str(path)
+    if os.path.lexists(folder / missing):
+        return f"check the path: {quoted(str(folder / missing))!r} is no folder"
+    where = "the current folder" if folder == Path() else f"the folder {quoted(str(folder))!r}"
+    return f"check the path: {where} has no {quoted(missing)!r}"

@@ -4,29 +4,23 @@ message."""
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from glob import has_magic
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from featviz.errors import FileError, UsageError
 from featviz.text import quoted
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
-
 WEB = ("http", "https")
 _PIECE, _BLOCK = 2**20, 4 * 2**20
 """Bytes of a file, and of an archive, that are asked for at once."""
-_DEEPEST = 32
-"""Folders inside one another that are searched."""
-_FOLDERS = ("file", "local")
 _NO_STORE = re.compile(
     "arrow_hdfs|async_?wrapper|blockcache|cached|dask|data|dir|file|filecache|generic|git|jlab|"
     "jupyter|libarchive|local|reference|simplecache|tar|zip"
@@ -68,7 +62,7 @@ class Url:
         """The URL of a run directory, without slashes at its end; UsageError where it is of a kind
         in which there can be no run."""
         url = cls(text.rstrip("/"))
-        if "::" in text or url.protocol in (*WEB, *_FOLDERS, "data") or not url.path:
+        if "::" in text or url.protocol in (*WEB, "file", "local", "data") or not url.path:
             raise UsageError(
                 f"{quoted(str(url))} is no place in an object store",
                 "for example s3://bucket/maps, gs://bucket/maps, az://container/maps; "
@@ -78,7 +72,7 @@ class Url:
 
     @property
     def protocol(self) -> str:
-        """`s3` of `S3://bucket/a.jpg`, in small letters."""
+        """`s3` of `S3://bucket/a.jpg`."""
         match = _URL.match(self.whole)
         return match[1].lower() if match else ""
 
@@ -114,11 +108,8 @@ class Url:
 
     def filesystem(self) -> Any:
         """fsspec's filesystem of the store, one for all threads; what it raises is its own.
-
-        Raises:
-            UsageError: there is no such store, its package is missing, or the URL or the
-                configuration of fsspec has an option that the package does not take.
-        """
+        UsageError where there is no such store, or it does not take what the URL or the
+        configuration of fsspec says."""
         given = _class_for(self.protocol)._get_kwargs_from_urls(self.whole)
         try:
             return _connected(self.protocol, tuple(sorted(given.items())), os.getpid())
@@ -137,19 +128,6 @@ def refuse_url(place: object) -> None:
             f"{quoted(str(Url(place)))} is a URL, and only a path of this machine can stand here",
             "give a path, and copy between it and the store (`aws s3 cp --recursive`)",
         )
-
-
-def local_path(url: str) -> str | None:
-    """The path of a `file://` URL; None for any other URL."""
-    if Url(url).protocol not in _FOLDERS:
-        return None
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost"):
-        words = f"{quoted(url)!r} is a file of the machine {quoted(parts.netloc)!r}"
-        raise UsageError(words, "file:///folder/a.jpg has three slashes")
-    from urllib.request import url2pathname  # imports sockets, which --help needs not
-
-    return url2pathname(parts.path)
 
 
 def scrubbed(text: str) -> str:
@@ -185,10 +163,8 @@ def _connected(protocol: str, given: tuple[tuple[str, Any], ...], process: int) 
 
 
 def tried(url: Url, task: Callable[[], T]) -> T:
-    """Ask a store for something; the libraries of stores try again as they see fit.
-
-    They raise what they like, botocore's errors and those of aiohttp among it, so all is taken for
-    the store's answer.
+    """Ask a store for something; the libraries of stores try again as they see fit, and raise what
+    they like (botocore's errors, those of aiohttp), so all is taken for the store's answer.
 
     Raises:
         FileNotFoundError: there is no such file or bucket.
@@ -206,12 +182,13 @@ def tried(url: Url, task: Callable[[], T]) -> T:
             words = "the store refuses access: are the credentials there?"
         elif isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
             words = "the store did not answer in time"
-        elif status:
-            reason = quoted(url.without_secrets(str(getattr(error, "message", ""))))
-            words = f"the server answers {status} {reason}".strip()
         else:
-            words = quoted(url.without_secrets(str(error)).strip()) or type(error).__name__
-        raise (FileNotFoundError if status == 404 else FileError)(words) from error
+            said = getattr(error, "message", "") if status else error
+            words = quoted(url.without_secrets(str(said)).strip())
+            words = f"the server answers {status} {words}".strip() if status else words
+        raise (FileNotFoundError if status == 404 else FileError)(
+            words or type(error).__name__
+        ) from error
 
 
 def lacks_rights(error: BaseException | None) -> bool:
@@ -249,7 +226,7 @@ class Remote:
 
     @property
     def is_web(self) -> bool:
-        """Whether it is on a web server, whose folders are pages."""
+        """Whether it is on a web server, which has no folders."""
         return self.url.protocol in WEB
 
     @property
@@ -303,55 +280,34 @@ def open_parts(place: Remote) -> Any:
 
 
 def is_folder(place: Remote) -> bool:
-    """Whether there are files below; a server of web pages is not asked."""
+    """Whether there are files below; a web server is not asked."""
     return not place.is_web and _asked(place, lambda: place.url.filesystem().isdir(place.path))
 
 
 def below(folder: Remote, pattern: str = "**") -> Iterator[tuple[str, Remote]]:
     """The files below a folder whose relative names match, with these, sorted as on disk. What a
-    page or a listing names elsewhere is left out."""
+    listing names elsewhere is left out."""
     from fsspec.utils import glob_translate
 
     wanted, base = re.compile(glob_translate(pattern)), folder.path.rstrip("/") + "/"
-    found, folders = dict[str, str](), [base]
-    for path in folders:  # to which those are added that this finds
-        asked = path if folder.is_web else path.rstrip("/")
-        ls = partial(folder.url.filesystem().ls, asked, detail=True)
-        rows: list[dict[str, Any]] = _asked(folder, ls, missing=[])
-        for row in rows:
-            whole, is_deeper = row["name"], row["type"] == "directory"
-            if whole.rstrip("/") == path.rstrip("/") or (folder.is_web and set(whole) & {"?", "#"}):
-                continue  # the marker of the folder itself; a link that is no file
-            name = whole.removeprefix(base).removesuffix("/" * is_deeper)
-            name = unquote(name) if folder.is_web else name
-            if not whole.startswith(base) or set(name.split("/")) & {"", ".", ".."}:
-                level = logging.DEBUG if folder.is_web else logging.WARNING  # pages have any links
-                log.log(level, "%s: %s is left out: it lies elsewhere", folder, quoted(name))
-            elif not is_deeper:
-                found[name] = whole
-            elif name.count("/") + 1 < _DEEPEST:
-                folders.append(whole.rstrip("/") + "/")
+    paths = _asked(folder, lambda: folder.url.filesystem().find(folder.path.rstrip("/")))
+    found = {path.removeprefix(base): path for path in paths if path.startswith(base)}
     for name in sorted(found, key=lambda name: name.split("/")):
-        if wanted.match(name):
+        if wanted.match(name) and not set(name.split("/")) & {"", ".", ".."}:
             yield name, replace(folder, path=found[name])
 
 
 def matching(pattern: Remote) -> Iterator[tuple[str, Remote]]:
     """The files that a glob matches, with their names below the part of it without wildcards."""
-    parts = (pattern.path.partition("?")[0] if pattern.is_web else pattern.path).split("/")
+    parts = pattern.path.split("/")
     fixed = next(number for number, part in enumerate(parts) if has_magic(part))
-    tail = "/".join(parts[fixed:])
-    folder = replace(pattern, path="/".join(parts[:fixed]))
-    return below(folder, unquote(tail) if pattern.is_web else tail)
+    return below(replace(pattern, path="/".join(parts[:fixed])), "/".join(parts[fixed:]))
 
 
-def _asked(place: Remote, task: Callable[[], T], missing: T | None = None) -> T:
-    """Ask the store; without `missing`, which stands for what is not there, that is an error."""
+def _asked(place: Remote, task: Callable[[], T]) -> T:
     try:
         return tried(place.url, task)
     except FileNotFoundError:
-        if missing is not None:
-            return missing
         raise FileError("there is no such file in the store") from None
     except FileError as error:  # of which the library's own error quotes the whole URL
         raise error from None

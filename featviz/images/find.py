@@ -17,9 +17,8 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import BinaryIO, TypeAlias, TypeVar
 
 from featviz.errors import FileError, UsageError
-from featviz.files import real, urls
-from featviz.files.missing import hint_of, misspelt
-from featviz.files.urls import Remote, Url, is_url, local_path
+from featviz.files import hint_of, misspelt, real, urls
+from featviz.files.urls import Remote, Url, is_url
 from featviz.images import archives, video
 from featviz.images.archives import Place
 from featviz.images.decode import SUFFIXES, array_format, open_image
@@ -62,11 +61,12 @@ def find_samples(
         far = path.place.replace("::", "/") if isinstance(path, Remote) else _identity(path)
         return _tidy(far)
 
-    samples = []
-    for path, name in told_apart({path: name for name, path in unique.values()}, parts).items():
-        inside = archives.split(path)
-        samples.append(Sample(name, (path,), _identity(inside[0]) if inside else None))
-    return samples
+    names = told_apart({path: name for name, path in unique.values()}, parts)
+    inside = {path: archives.split(path) for path in names}
+    return [
+        Sample(name, (path,), _identity(archive[0]) if (archive := inside[path]) else None)
+        for path, name in names.items()
+    ]
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
@@ -100,12 +100,15 @@ def _identity(path: Place) -> str:
 def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | None) -> list[Named]:
     """The files that an argument stands for, at least one."""
     if argument == "-":
-        return _listed(stdin or sys.stdin.buffer, nul)
+        lines = (stdin or sys.stdin.buffer).read().split(b"\0" if nul else b"\n")
+        texts = [os.fsdecode(line if nul else line.rstrip(b"\r")) for line in lines]
+        places = [Remote.at(text) if is_url(text) else Path(text) for text in texts if text]
+        if not places:
+            raise UsageError("stdin lists no images", "one path a line, or NUL-separated with -0")
+        return [(_name(place), place) for place in places]
     path = Path(argument)
     there = os.path.exists(path)  # noqa: PTH110 - takes any name
     if is_url(argument):
-        if (local := local_path(argument)) is not None:
-            return _expand(local, None, nul, outside)
         try:
             return _in_store(argument)
         except FileError as error:
@@ -128,23 +131,13 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
             raise UsageError(f"no image matches {quoted(argument)!r}", "check the pattern")
         return found
     near = misspelt(path)
-    again = None if near is None else (argument, str(near))
-    message = f"no image {argument!r}: no such file or folder"
-    raise UsageError(message, hint_of(path, near), replace=again)
+    words, hint = f"no image {argument!r}: no such file or folder", hint_of(path, near)
+    raise UsageError(words, hint, replace=(argument, str(near)) if near else None)
 
 
-def _listed(stdin: BinaryIO, nul: bool) -> list[Named]:
-    lines = stdin.read().split(b"\0" if nul else b"\n")
-    named: list[Named] = []
-    for line in (os.fsdecode(line if nul else line.rstrip(b"\r")) for line in lines):
-        if line:
-            local = local_path(line) if is_url(line) else line
-            path: Place = Remote.at(line) if local is None else Path(local)
-            inside = archives.split(path)
-            named.append((PurePosixPath(inside[1]).name if inside else path.name, path))
-    if not named:
-        raise UsageError("stdin lists no images", "one path a line, or NUL-separated with -0")
-    return named
+def _name(path: Place) -> str:
+    inside = archives.split(path)
+    return PurePosixPath(inside[1]).name if inside else path.name
 
 
 def _in_store(url: str) -> list[Named]:
@@ -157,12 +150,14 @@ def _in_store(url: str) -> list[Named]:
     place = Remote.at(url)
     if archives.is_archive(place):
         return _in_archive(str(place), place)
-    if glob.has_magic(place.place):
+    if glob.has_magic(place.place) and not place.is_web:
         found: list[Named] = [*urls.matching(place)]
         if not found:
             raise UsageError(f"no image matches {quoted(str(place))!r}", "check the pattern")
         return found
     plain = "/" in place.place and PurePath(place.name).suffix
+    if place.is_web and url.endswith("/"):
+        raise UsageError(f"{str(place)!r} is a page of a web server", "give the files on it")
     if url.endswith("/") or (not plain and urls.is_folder(place)):
         below = [pair for pair in urls.below(place) if not archives.is_hidden(pair[0])]
         return _images(f"folder {str(place)!r}", below)
@@ -254,6 +249,10 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
     def place(path: Place) -> PurePath:  # one absolute spelling, also in a store
         return PurePosixPath("/", path.place) if isinstance(path, Remote) else real(path)
 
+    def by_numbers(frame: Sample) -> list[tuple[int, str]]:  # frame2 before frame10 before frames
+        parts = re.split(r"(\d+)", frame.path.name)
+        return [(int(part), "") if is_number(part) else (-1, part) for part in parts]
+
     folders: dict[PurePath, list[Sample]] = {}
     found: list[Sample] = []
     for sample in samples:
@@ -262,7 +261,7 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
         else:
             folders.setdefault(place(sample.path).parent, []).append(sample)
     for folder, frames in folders.items():
-        ordered = sorted(frames, key=lambda frame: natural_key(frame.path.name))
+        ordered = sorted(frames, key=by_numbers)
         above = PurePosixPath(frames[0].name).parent
         name = frames[0].name if len(frames) == 1 else folder.name
         name = (str(above) if above.name else name) or "clip"
@@ -286,11 +285,6 @@ def stills(samples: Sequence[Sample], count: int) -> list[Sample]:
         parts = (replace(sample, name=n, still=(at, count)) for at, n in enumerate(names))
         found += parts if is_video else [sample]
     return found
-
-
-def natural_key(name: str) -> list[tuple[int, str]]:
-    """Sorts `frame2` before `frame10`, and both before `frames`."""
-    return [(int(part), "") if is_number(part) else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _is_whole(path: Place) -> bool:
@@ -317,8 +311,7 @@ def together(samples: Sequence[Sample], count: int) -> list[Sample]:
     joined = []
     for group in (samples[i : i + count] for i in range(0, len(samples), count)):
         names = [group[0].name, *(PurePosixPath(sample.name).name for sample in group[1:])]
-        paths = tuple(path for sample in group for path in sample.paths)
-        joined.append(Sample("+".join(names), paths))
+        joined.append(Sample("+".join(names), tuple(p for sample in group for p in sample.paths)))
     return joined
 
 

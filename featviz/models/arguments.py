@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 import ast
+import copyreg
+import functools
 import hashlib
 import inspect
+import io
 import math
+import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -21,9 +26,10 @@ from torch.utils.hooks import RemovableHandle
 
 from featviz.errors import FileError, ImageError, LoadError, UsageError
 from featviz.files import npy, read_bytes
-from featviz.models import code, digests
+from featviz.models import code
 from featviz.models.preprocess import Chain, Preprocess, input_dtype
 from featviz.models.torch_files import read_tensor
+from featviz.models.weights import ADDRESS, add_values
 from featviz.records import Raster
 from featviz.text import listed, quoted
 
@@ -36,6 +42,8 @@ _FORMS = (
 )
 _MADE = re.compile(r"(zeros|ones|randn(?!.*:[ib])):(\d+(?:,\d+)*)(?::(float32|int64|bool))?")
 _WORDS = {"true": True, "false": False, "none": None, IMAGE: IMAGE}
+_DIGITS = 16
+"""Digits of a sha256 that stand in words for people."""
 _MOST_BYTES = 2**30
 _MOST_VALUES = 2**28
 _READERS: dict[str, Callable[[bytes], np.ndarray]] = {
@@ -101,8 +109,7 @@ def _value(what: str, text: str, random: torch.Generator) -> tuple[Any, str]:
             raise UsageError(f"{where} {error.message}", error.hint) from error
         except (ValueError, TypeError) as error:
             raise UsageError(f"{where} cannot be read: {error}", "np.save of an array") from error
-        digest = hashlib.sha256(data).hexdigest()[: digests.SHOWN_DIGITS]
-        return tensor, f"{path.name} (sha256 {digest})"
+        return tensor, f"{path.name} (sha256 {hashlib.sha256(data).hexdigest()[:_DIGITS]})"
     try:
         number = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -124,16 +131,15 @@ def from_values(given: Mapping[str, Any]) -> list[Argument]:
         by_key = isinstance(values, Mapping) and values
         for key, value in values.items() if by_key else [(None, values)]:
             value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-            words, digest = quoted(repr(value)), ""
+            words, told = quoted(repr(value)), ""
             if isinstance(value, str) and value == IMAGE:
                 value = words = IMAGE
             elif isinstance(value, Tensor):
-                words = f"[{','.join(map(str, value.shape))}]"
-                digest = digests.of_tensor(value)
+                words, told = f"[{','.join(map(str, value.shape))}]", digest(value)
             elif words != repr(value) or not _is_plain(value):
-                digest = digests.of_value(value)
+                told = digest(value)
             label = f"{name}.{key}" if key else name
-            shown = f" (sha256 {digest[: digests.SHOWN_DIGITS]})" if digest else ""
+            shown = f" (sha256 {told[:_DIGITS]})" if told else ""
             found.append(Argument(name, key, value, f"{label}={words}{shown}"))
     return found
 
@@ -143,6 +149,48 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     return isinstance(value, (int, float, str, type(None))) or value == {}
+
+
+def digest(value: Any) -> str:
+    """sha256 of a value: of a tensor its values; of a function its bytecode with default and bound
+    values, but not what it calls; of all else what pickle makes of it, or else its `repr`."""
+    sha256 = hashlib.sha256()
+    if isinstance(value, Tensor):
+        add_values(value, sha256)
+        return sha256.hexdigest()
+
+    def by_values(tensor: Tensor) -> tuple[type, tuple[str]]:
+        return str, (f"{tensor.dtype} {list(tensor.shape)} {digest(tensor)}",)
+
+    pickled = io.BytesIO()
+    pickler = pickle.Pickler(pickled)
+    pickler.fast = True  # whether equal parts are the same object makes no difference
+    pickler.dispatch_table = {**copyreg.dispatch_table, Tensor: by_values}
+    try:
+        pickler.dump(_told(value))
+        sha256.update(pickled.getvalue())
+    except Exception:  # it cannot be pickled, or holds itself
+        sha256.update(ADDRESS.sub("0x", repr(value)).encode("utf-8", "backslashreplace"))
+    return sha256.hexdigest()
+
+
+def _told(value: Any) -> Any:
+    """What can be called, as plain values that say what it does; any other value as it is. A class
+    counts by its name."""
+    if isinstance(value, functools.partial):
+        return _told(value.func), value.args, value.keywords
+    if isinstance(value, MethodType):
+        return _told(value.__func__), getattr(value.__self__, "__dict__", None)
+    if isinstance(value, FunctionType):
+        held = [_told(cell.cell_contents) for cell in value.__closure__ or ()]
+        return _told(value.__code__), value.__defaults__, value.__kwdefaults__, held
+    if isinstance(value, CodeType):
+        consts = [sorted(map(repr, c)) if isinstance(c, frozenset) else c for c in value.co_consts]
+        return value.co_code, value.co_names, [*map(_told, consts)]
+    call = inspect.getattr_static(type(value), "__call__", None)
+    if isinstance(call, FunctionType):
+        return _told(call), vars(value)
+    return value
 
 
 def feed(
@@ -288,7 +336,7 @@ class UserTransform:
         """A function that a program has at hand. Where it is sent to another process, its code is
         told here, as there may be no source there."""
         name = getattr(function, "__qualname__", type(function).__name__)
-        return cls(name, digests.of_value(function), function)
+        return cls(name, digest(function), function)
 
     @classmethod
     def named(cls, text: str) -> UserTransform:
@@ -313,7 +361,7 @@ class UserTransform:
         return replace(empty, transform=replace(self, names=tuple(filter(None, outputs))))
 
     def __str__(self) -> str:
-        digest = f" (sha256 {self.code[: digests.SHOWN_DIGITS]})" if self.code else ""
+        digest = f" (sha256 {self.code[:_DIGITS]})" if self.code else ""
         return f"transform {self.text.rpartition('/')[2]}{digest}"
 
     def __call__(self, image: Image.Image | np.ndarray) -> list[Tensor]:

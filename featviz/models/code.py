@@ -1,11 +1,10 @@
-"""The user's own code: imported where MODEL, `--transform` or a trusted pickle names it."""
+"""The user's own code: imported where MODEL, `--transform` or a trusted file names it."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
 import importlib.util
-import logging
 import os
 import re
 import sys
@@ -16,11 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from featviz.errors import LoadError, UsageError
-from featviz.files import real
-from featviz.files.missing import misspelt
+from featviz.files import misspelt, real
 from featviz.text import quoted
-
-log = logging.getLogger(__name__)
 
 FORM = re.compile(r"(?P<where>.+\.py|[A-Za-z_][\w.]*):(?P<attribute>[A-Za-z_][\w.]*)")
 """`pkg.mod:name` or `file.py:name`."""
@@ -50,11 +46,6 @@ def digest(spec: str) -> str | None:
     return hashlib.sha256(Path(name).read_bytes()).hexdigest()
 
 
-def raised(what: str, error: BaseException) -> LoadError:
-    """The error for what the user's code raised."""
-    return LoadError(f"{what} {type(error).__name__}: {error}", "-v shows the traceback")
-
-
 def _imported(where: str, spec: str) -> ModuleType:
     path = Path(where) if where.endswith(".py") else None
     if path and not path.is_file():
@@ -67,7 +58,7 @@ def _imported(where: str, spec: str) -> ModuleType:
         )
     try:
         if path:
-            return from_file(path)
+            return _from_file(path)
         with importable():
             return importlib.import_module(where)
     except (Exception, SystemExit) as error:
@@ -77,7 +68,8 @@ def _imported(where: str, spec: str) -> ModuleType:
                 f"no module {where!r} for {spec!r}",
                 "run where it can be imported, or name the .py file",
             ) from error
-        raise raised(f"importing {where} failed:", error) from error
+        words = f"importing {where} failed: {type(error).__name__}: {error}"
+        raise LoadError(words, "-v shows the traceback") from error
 
 
 @contextmanager
@@ -97,9 +89,10 @@ def importable(*folders: Path) -> Iterator[None]:
         raise
 
 
-def from_file(path: Path) -> ModuleType:
+def _from_file(path: Path) -> ModuleType:
     """Run a file as a module of its own; two files of one name are two modules."""
-    name = _module_name(path)
+    place = hashlib.sha256(os.fsencode(real(path))).hexdigest()[:12]
+    name = f"featviz_user_{path.stem}_{place}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -113,27 +106,3 @@ def from_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
-
-
-def from_script(name: str, model: Path) -> Any:
-    """A class or function that was defined in a script, from the one file of code in the current
-    folder or beside the file of the model that defines it at the top."""
-    first, *rest = name.split(".")
-    defines = re.compile(rf"^(class|def)\s+{re.escape(first)}\b".encode(), re.MULTILINE)
-    folders = dict.fromkeys([real(Path()), real(model.parent)])
-    scripts = [path for place in folders for path in sorted(place.glob("*.py")) if path.is_file()]
-    files = [path for path in scripts if defines.search(path.read_bytes())]
-    if len(files) != 1:
-        names = ", ".join(path.name for path in files) or "no .py file"
-        words = f"{name!r} was defined in a script, and {names} in {', '.join(map(str, folders))}"
-        raise LoadError(f"{model.name}: {words}", "run where the one file is that defines it")
-    log.info("%s: from %s, which is imported", name, files[0].name)
-    found: Any = sys.modules.get(_module_name(files[0])) or _imported(str(files[0]), name)
-    for part in (first, *rest):
-        found = getattr(found, part)
-    return found
-
-
-def _module_name(path: Path) -> str:
-    place = hashlib.sha256(os.fsencode(real(path))).hexdigest()[:12]
-    return f"featviz_user_{path.stem}_{place}"

@@ -15,14 +15,10 @@ from torch import nn
 
 from featviz.errors import LoadError
 from featviz.models.code import importable
-from featviz.models.preprocess import FixedInput
 from featviz.models.requirements import first_line
 from featviz.text import quoted
 
 Shape = tuple[int | None, ...]
-
-_LOGGERS = ("torch.export", "torch.export.unflatten", "torch._export.serde.serialize")
-"""torch logs why a program cannot be loaded, and raises an error in other words."""
 
 _NEEDED = re.compile(rb'\\"type\\": \\"([\w.]+)\.\w+\\"|torch\.ops\.(torchvision)\.')
 """Classes of outputs, and operators, whose package must be imported first."""
@@ -30,25 +26,38 @@ _NEEDED = re.compile(rb'\\"type\\": \\"([\w.]+)\.\w+\\"|torch\.ops\.(torchvision
 
 def read(
     path: Path, trust: bool = False, device: torch.device | None = None
-) -> tuple[nn.Module, FixedInput]:
+) -> tuple[nn.Module, tuple[int | None, tuple[int, int] | None]]:
     """Read a .pt2 file with `torch.export.load`, which can run whatever code it holds: the program
-    as a tree of modules by the original's names, and the input that it was exported for."""
+    as a tree of modules by the original's names, and the channels and the size of its input."""
     if not trust:
         words = "is an exported program, and torch reads it by running what it holds"
         words = f"{quoted(path.name)} {words}; nothing was executed"
         raise LoadError(words, "if you trust the file, --trust", add=("--trust",))
+    heard = logging.root.manager.disable
+    logging.disable(logging.ERROR)  # torch logs tracebacks, and raises
     try:
-        program = _loaded(path)
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.endswith("models/model.json")]
+            texts = [archive.read(name) for name in names]
+        with importable(path.parent), path.open("rb") as file:
+            for one, other in [found for text in texts for found in _NEEDED.findall(text)]:
+                import_module((one or other).decode())
+            program = torch.export.load(file)
         if device is not None and device.type != "cpu":
             from torch.export.passes import move_to_device_pass
 
             program = move_to_device_pass(program, device)
         module = torch.export.unflatten(program)
     except Exception as error:  # the file decides what torch raises
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # torch says last what it was doing
+            cause = cause.__cause__
         raise LoadError(
-            f"{quoted(path.name)} cannot be loaded: {quoted(first_line(error))}",
+            f"{quoted(path.name)} cannot be loaded: {quoted(first_line(cause))}",
             "is the file whole, as torch.export.save wrote it, and from this torch or older?",
         ) from error
+    finally:
+        logging.disable(heard)
     shape = _input_shape(path, program)
 
     def refuse_others(module: nn.Module, args: Sequence[Any]) -> None:
@@ -59,37 +68,7 @@ def read(
 
     module.register_forward_pre_hook(refuse_others)
     _, channels, *size = shape
-    return module, FixedInput(channels, None if None in size else tuple(size))  # type: ignore[arg-type]
-
-
-def _loaded(path: Path) -> Any:
-    """The program; packages that it names are imported."""
-    with zipfile.ZipFile(path) as archive:
-        names = [name for name in archive.namelist() if name.endswith("models/model.json")]
-        texts = [archive.read(name) for name in names]
-    packages = {one or other for text in texts for one, other in _NEEDED.findall(text)}
-    reasons: list[BaseException] = []
-
-    def keep(record: logging.LogRecord) -> bool:
-        reasons.extend(record.exc_info[1:2] if record.exc_info else ())  # type: ignore[arg-type]
-        return False
-
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    with importable(path.parent), path.open("rb") as file:
-        for package in sorted(packages):
-            import_module(package.decode())
-        for logger in loggers:
-            logger.addFilter(keep)
-        try:
-            return torch.export.load(file)
-        except Exception as error:
-            cause = [error, *reasons][-1]
-            while cause.__cause__ is not None:  # torch says last what it was doing
-                cause = cause.__cause__
-            raise cause from None
-        finally:
-            for logger in loggers:
-                logger.removeFilter(keep)
+    return module, (channels, None if None in size else tuple(size))  # type: ignore[return-value]
 
 
 def _input_shape(path: Path, program: Any) -> Shape:

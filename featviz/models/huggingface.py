@@ -24,12 +24,10 @@ from torch import Tensor, nn
 
 from featviz.errors import FileError, LoadError, UsageError
 from featviz.files import read_json
-from featviz.models import checkpoint
-from featviz.models.preprocess import FixedInput
+from featviz.models import weights
 from featviz.models.presets import from_transformers, image_size
 from featviz.models.requirements import first_line
 from featviz.models.sources import Loaded, download_hint, load_source
-from featviz.models.weights import read_weights, unwrap
 from featviz.models.zoo import timm_name_beside
 from featviz.options import ModelOptions
 from featviz.text import listed, quoted
@@ -87,29 +85,44 @@ def load_huggingface(options: ModelOptions) -> Loaded:
         loaded = load_source(found)
         return replace(loaded, source={**loaded.source, "kind": "huggingface"})
     architecture, fields = _read_config(folder)
-    fields = {**fields, **options.model_args}
-    attention = str(fields.pop("attn_implementation", "eager"))  # so that its weights can be seen
-    if attention not in ("eager", "sdpa"):
-        words = f"--model-arg attn_implementation={attention} is none of eager, sdpa"
-        raise UsageError(words, None)
     if path is None:
         words = f"{folder} has no weights: none of {', '.join(_WEIGHTS)}"
         raise LoadError(words, "--weights FILE names them")
-    weights = read_weights(path, options)
-    where = quoted(str(folder / _FILE))
+    tensors = weights.read_weights(path, options)
+    fields, where = {**fields, **options.model_args}, quoted(str(folder / _FILE))
+    module = _built(where, architecture, fields, path.name, dict(tensors.tensors), options)
+    if (first := next(iter(inspect.signature(module.forward).parameters))) != _IMAGE:
+        if not hasattr(module, "vision_model"):
+            raise _no_image(architecture, first)
+        log.info("%s is run by its vision tower (get_image_features)", architecture)
+        module = ImageTower(module)
+    log.info("%s: %s", folder.name, architecture)
+    record = {"name": folder.resolve().name, "arch": architecture, **weights.record(path)}
+    taken = {"taken": list(tensors.steps)} if tensors.steps else {}
+    source = {"kind": "huggingface", **record, **taken}
+    return Loaded(module, from_transformers(folder, fields), source, (None, image_size(fields)))
+
+
+def _built(
+    where: str, name: str, fields: dict[str, Any], file: str, tensors: Any, options: ModelOptions
+) -> nn.Module:
+    """The module of a checked config, with the tensors of a file."""
+    attention = str(fields.pop("attn_implementation", "eager"))  # so that its weights can be seen
     try:
         library: Any = import_module("transformers")
     except ImportError as error:
-        words = f"{quoted(architecture)} is a model of the package transformers: {error}"
+        words = f"{quoted(name)} is a model of the package transformers: {error}"
         raise LoadError(words, "pip install 'featviz[hf]'") from error
-    kind = _model_class(where, architecture, library)
+    kind = _model_class(where, name, library)
     with _quiet(library), torch.random.fork_rng(devices=()):
         torch.manual_seed(options.seed)
         try:
+            config = kind.config_class.from_dict(dict(fields))
+            _check_parts(config, where, library.PreTrainedConfig)
             module, info = kind.from_pretrained(
                 None,
-                config=_configuration(where, fields, kind, library),
-                state_dict=dict(weights.tensors),
+                config=config,
+                state_dict=tensors,
                 attn_implementation=attention,
                 local_files_only=True,
                 trust_remote_code=False,
@@ -120,32 +133,20 @@ def load_huggingface(options: ModelOptions) -> Loaded:
         except LoadError:
             raise
         except Exception as error:  # whatever the constructors of a class make of a bad config
-            words = f"{architecture} could not be built of {where} and {path.name}"
+            words = f"{name} could not be built of {where} and {file}"
             raise LoadError(
                 f"{words}: {quoted(first_line(error))}",
                 "is it the config of these weights? --partial loads what fits",
             ) from error
-    mismatched = [key for key, *_ in info["mismatched_keys"]]
-    keys = {"missing": info["missing_keys"], "of another shape": mismatched}
-    parts = [f"{word} {_some(names)}" for word, names in keys.items() if names]
-    words = f"{path.name} does not fit {architecture}: {'; '.join(parts)}"
-    if parts and not options.partial:
+    odd = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
+    words = f"{file} does not fit {name}: missing or of another shape: {_some(odd)}"
+    if odd and not options.partial:
         raise LoadError(words, "the config of these weights, or --partial for what fits")
-    if parts:
+    if odd:
         log.warning("%s (--partial: these are random)", words)
     if unused := info["unexpected_keys"]:
-        log.warning("%s has no use for %s", architecture, _some(unused))
-    if (first := next(iter(inspect.signature(module.forward).parameters))) != _IMAGE:
-        if not hasattr(module, "vision_model"):
-            raise _no_image(architecture, first)
-        log.info("%s is run by its vision tower (get_image_features)", architecture)
-        module = ImageTower(module)
-    log.info("%s: %s", folder.name, architecture)
-    record = {"name": folder.resolve().name, "arch": architecture, **checkpoint.record(path)}
-    taken = {"taken": list(weights.steps)} if weights.steps else {}
-    source = {"kind": "huggingface", **record, **taken}
-    fixed = FixedInput(None, image_size(fields))
-    return Loaded(module, from_transformers(folder, fields), source, fixed)
+        log.warning("%s has no use for %s", name, _some(unused))
+    return module  # type: ignore[no-any-return]
 
 
 def architecture_beside(path: Path) -> str | None:
@@ -162,20 +163,16 @@ def _read_config(folder: Path) -> tuple[str, dict[str, Any]]:
     try:
         fields = read_json(folder / _FILE)
     except FileNotFoundError as error:
-        names = sorted(quoted(path.name) for path in folder.iterdir())
-        raise LoadError(
-            f"{quoted(str(folder))} is no folder of a Hugging Face model: it lacks {_FILE} "
-            f"(it holds {listed(names, _SHOWN) or 'nothing'})",
-            "give a file of weights and its architecture: FILE --arch MODEL",
-        ) from error
+        words = f"{quoted(str(folder))} is no folder of a Hugging Face model: it lacks {_FILE}"
+        hint = "give a file of weights and its architecture: FILE --arch MODEL"
+        raise LoadError(words, hint) from error
     except FileError as error:
         raise LoadError(f"{error}", "fetch the file again") from error
     architecture = _architecture(fields)
-    if architecture is None and isinstance(fields, dict) and "architecture" in fields:
-        raise LoadError(f"{where} is one of timm's, or of none", "pip install 'featviz[timm]'")
     if architecture is None:
         words = f"{where} names no architecture of transformers"
-        raise LoadError(words, "give the file of weights, and --arch file.py:factory")
+        hint = "give the file of weights, and --arch file.py:factory or timm:NAME"
+        raise LoadError(words, hint)
     return architecture, _checked(fields, where, architecture)
 
 
@@ -228,27 +225,20 @@ def _no_image(name: str, first: str) -> LoadError:
     )
 
 
-def _configuration(where: str, fields: Mapping[str, Any], kind: Any, library: Any) -> Any:
-    made = kind.config_class.from_dict(dict(fields))
-    for part in _parts(made, library.PreTrainedConfig):
+def _check_parts(value: Any, where: str, kind: type) -> None:
+    """Refuse what a configuration, or one in it at any depth, would fetch or build elsewhere."""
+    if isinstance(value, kind):
         for key in ("architecture", "backbone"):
-            if ":" in (name := str(getattr(part, key, ""))):
+            if ":" in (name := str(getattr(value, key, ""))):
                 words = f"{where} names a backbone elsewhere: {quoted(name)}"
                 hint = "a folder that names one of transformers, or a plain one of timm"
                 raise LoadError(words, hint)
-        if getattr(part, "model_args", None):
+        if getattr(value, "model_args", None):
             raise LoadError(f"{where} gives timm arguments of its own (model_args)")
-    return made
-
-
-def _parts(value: Any, kind: type) -> Iterator[Any]:
-    """The configuration objects in a value, at every depth."""
-    if isinstance(value, kind):
-        yield value
         value = vars(value)
     for item in value.values() if isinstance(value, dict) else value:
         if isinstance(item, (kind, dict, list, tuple)):
-            yield from _parts(item, kind)
+            _check_parts(item, where, kind)
 
 
 def _some(keys: Iterable[str]) -> str:
@@ -304,7 +294,7 @@ def load_adapter(options: ModelOptions) -> Loaded:
     file = next((folder / n for n in _ADAPTER_WEIGHTS if (folder / n).is_file()), None)
     if file is None:
         raise LoadError(f"{folder.name} has no {_ADAPTER_WEIGHTS[0]}", "fetch it")
-    content = unwrap(checkpoint.read(file, options.trust), name=file.name)
+    content = weights.unwrap(weights.read(file, options.trust), name=file.name)
     kept = {k: v for k, v in content.tensors.items() if ".original_module." not in k}
     tensors = {_PEFTS.sub("", name): tensor for name, tensor in kept.items()}
     made_for = quoted(str(config.get("base_model_name_or_path") or "it does not say which"))
@@ -328,7 +318,7 @@ def load_adapter(options: ModelOptions) -> Loaded:
                 f"--arch with the model that it was made for: {made_for}",
             ) from error
     log.info("%s: %s", folder.name, words)
-    record = {**checkpoint.record(file), "base": dict(base.source), "taken": [words]}
+    record = {**weights.record(file), "base": dict(base.source), "taken": [words]}
     return replace(base, source={"kind": "adapter", **record})
 
 

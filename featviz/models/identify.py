@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import isqrt
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from featviz.errors import LoadError
-from featviz.models import checkpoint
+from featviz.models import weights
 from featviz.models.huggingface import architecture_beside
-from featviz.models.weights import Unwrapped, stripped_forms, unwrap
+from featviz.models.weights import Unwrapped
 from featviz.models.zoo import timm_name_beside
 from featviz.text import quoted
 
 INDEX = Path(__file__).with_name("architectures.json.gz")
-_NEAREST = 3
+_NEAREST, _COLUMNS = 3, ("name", "fitting", "total")
 _LEAST_NEAR = 1 / 3
 """Share of an architecture's tensors that must fit for it to be named a neighbour."""
 
@@ -41,14 +41,6 @@ _POSITIONS = "encoder.pos_embedding"
 Shapes = Mapping[str, Sequence[int]]
 
 
-class Near(NamedTuple):
-    """An architecture, and how many of its tensors the file has in the right shape."""
-
-    name: str
-    fitting: int
-    total: int
-
-
 @dataclass(frozen=True)
 class Known:
     """The architectures that fit tensors: those of `names` entirely (twins have the same shapes),
@@ -59,7 +51,8 @@ class Known:
     arguments: Mapping[str, int] = field(default_factory=dict)
     """Of the builder, where they differ from its defaults: `num_classes`, `image_size` of a vision
     transformer, `aux_loss` or `aux_logits`."""
-    nearest: tuple[Near, ...] = ()
+    nearest: tuple[tuple[str, int, int], ...] = ()
+    """Each with how many tensors the file has of it in the right shape, and how many it has."""
 
     @property
     def name(self) -> str | None:
@@ -70,14 +63,13 @@ class Known:
     def words(self) -> str:
         """For people."""
         if not self.names:
-            near = (f"{n.name} ({n.fitting} of {n.total} tensors fit)" for n in self.nearest)
+            near = (f"{name} ({fit} of {of} tensors fit)" for name, fit, of in self.nearest)
             return f"nearest: {', '.join(near)}"
         words = f"it is {self.name}"
         if "num_classes" in self.arguments:
             words += f" with {self.arguments['num_classes']} classes"
-        for argument, heads in (("aux_loss", "auxiliary head"), ("aux_logits", "auxiliary heads")):
-            if argument in self.arguments:
-                words += f" {'with' if self.arguments[argument] else 'without'} its {heads}"
+        for argument in {"aux_loss", "aux_logits"} & self.arguments.keys():
+            words += f" {'with' if self.arguments[argument] else 'without'} its auxiliary heads"
         twins = ", ".join(self.names[1:])
         return words + (f" (or {twins}, of the same shapes)" if twins else "")
 
@@ -87,13 +79,13 @@ def identify_file(
 ) -> tuple[str, dict[str, Any]]:
     """What a file of weights is, in words and as a document for programs."""
     try:
-        content = checkpoint.read(path)
+        content = weights.read(path)
     except LoadError as error:  # identify has no --trust
         trusted = f"with `featviz run`: {error.hint}" if error.add else error.hint
         raise LoadError(error.message, trusted) from error
-    weights = unwrap(content, key, prefix, ema, path.name)
-    match = identify_forms(stripped_forms(weights))
-    whole = None if weights.module is None else type(weights.module).__name__
+    found = weights.unwrap(content, key, prefix, ema, path.name)
+    match = identify_forms(weights.stripped_forms(found))
+    whole = None if found.module is None else type(found.module).__name__
     beside = None if whole else timm_name_beside(path) or architecture_beside(path)
     steps, tensors = [*match.form.steps], len(match.form.tensors)
     words = [*steps, f"{tensors} tensors"]
@@ -114,7 +106,7 @@ def identify_file(
         "architecture": match.name,
         "also": list(match.names[1:]),
         "num_classes": match.arguments.get("num_classes"),
-        "nearest": [near._asdict() for near in match.nearest],
+        "nearest": [dict(zip(_COLUMNS, near, strict=True)) for near in match.nearest],
         "whole_model": whole,
         "beside": beside,
     }
@@ -124,7 +116,7 @@ def identify_file(
 def identify_forms(forms: Iterable[Unwrapped]) -> Known:
     """The best match among several forms of the same tensors, with and without prefixes."""
     matches = [identify(form) for form in forms]
-    best = [max((n.fitting / n.total for n in known.nearest), default=0.0) for known in matches]
+    best = [max((fit / of for _, fit, of in known.nearest), default=0.0) for known in matches]
     whole = [known for known in matches if known.names]
     return whole[0] if whole else matches[best.index(max(best))]
 
@@ -137,18 +129,20 @@ def identify(form: Unwrapped) -> Known:
         for key, tensor in form.tensors.items()
         if not key.endswith("num_batches_tracked")
     }
-    index = _index()
-    names = [name for name, entry in index.items() if _fits(shapes, entry)]
+    index, names, near = _index(), [], []
+    for name in sorted(index, key=_plain_first):
+        entry = index[name]
+        expected = entry["tensors"].keys()
+        both = shapes.keys() & expected
+        fitting = sum(_same(shapes, key, entry) for key in both)
+        near.append((name, fitting, len(expected)))
+        odd = shapes.keys() ^ expected
+        if fitting == len(both) and all(key.startswith(tuple(_AUXILIARY)) for key in odd):
+            names.append(name)
     if not names:
-        near = []
-        for name, entry in index.items():
-            both = shapes.keys() & entry["tensors"].keys()
-            fitting = sum(_same(shapes, key, entry) for key in both)
-            near.append(Near(name, fitting, len(entry["tensors"])))
-        near.sort(key=lambda n: (-n.fitting / n.total, -n.fitting, _plain_first(n.name)))
-        close = [n for n in near[:_NEAREST] if n.fitting >= _LEAST_NEAR * n.total]
+        near.sort(key=lambda one: (-one[1] / one[2], -one[1]))
+        close = [one for one in near[:_NEAREST] if one[1] >= _LEAST_NEAR * one[2]]
         return Known(form, nearest=tuple(close))
-    names.sort(key=_plain_first)
     entry, arguments = index[names[0]], {}
     for key, (axis, factor, offset) in entry["head"].items():
         if key in shapes:
@@ -174,14 +168,6 @@ def _plain_first(name: str) -> tuple[bool, int, str]:
 def _index() -> dict[str, dict[str, Any]]:
     index: dict[str, dict[str, Any]] = json.loads(gzip.decompress(INDEX.read_bytes()))
     return index
-
-
-def _fits(shapes: Shapes, entry: Mapping[str, Any]) -> bool:
-    """Whether all tensors are those of an architecture, but for auxiliary heads that one of the two
-    lacks."""
-    expected = entry["tensors"].keys()
-    heads = all(key.startswith(tuple(_AUXILIARY)) for key in shapes.keys() ^ expected)
-    return heads and all(_same(shapes, key, entry) for key in shapes.keys() & expected)
 
 
 def _same(shapes: Shapes, key: str, entry: Mapping[str, Any]) -> bool:

@@ -17,23 +17,14 @@ from msgspec import structs
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from featviz.errors import LoadError, UsageError
-from featviz.models import arguments, checkpoint, code, digests, exported, identify, sniff, zoo
+from featviz.errors import FeatvizError, LoadError, UsageError
+from featviz.models import arguments, code, exported, identify, weights, zoo
 from featviz.models.arguments import Numbers, UserTransform
-from featviz.models.checkpoint import unwrapped
 from featviz.models.huggingface import ImageTower, architecture_beside
 from featviz.models.preprocess import Preprocess
 from featviz.models.presets import choose_preprocess, from_ultralytics
-from featviz.models.requirements import UnfitError, pick_device, unfit
-from featviz.models.sources import Loaded, load_source, source_of
-from featviz.models.weights import (
-    in_full_precision,
-    put_into,
-    put_weights,
-    read_weights,
-    stripped_forms,
-    unwrap,
-)
+from featviz.models.requirements import pick_device, unfit
+from featviz.models.sources import EXPORTED, Loaded, load_source, sniff, source_of
 from featviz.options import InputOptions, ModelOptions
 from featviz.text import listed, printable, quoted
 
@@ -66,14 +57,14 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
     try:
         loaded = load_source(options)
     except Exception as error:
-        if "operator torchvision::" in str(error) and not isinstance(error, UnfitError):
+        if "operator torchvision::" in str(error) and not isinstance(error, FeatvizError):
             raise unfit(error) from error
         raise
     for name, tensor in [*loaded.module.named_parameters(), *loaded.module.named_buffers()]:
         if not is_lazy(tensor) and tensor.is_meta:
             words = f"the model's {name} is on the device meta, where tensors have no values"
             raise LoadError(words, "model.to_empty(device='cpu') where it is built, and weights")
-    module = in_full_precision(unwrapped(loaded.module), device).to(device)
+    module = weights.in_full_precision(weights.unwrapped(loaded.module), device).to(device)
     transform: UserTransform | Numbers | None = None
     if inputs.input:
         transform = Numbers.given(inputs.input, options.seed)
@@ -100,13 +91,12 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
         raise UsageError("--transform as text is for a MODEL string", "give the function itself")
     if inputs.forward_args:
         raise UsageError("forward_args as text is for a MODEL string", "forward_args={'t': 10}")
-    module = unwrapped(module)
+    module = weights.unwrapped(module)
     tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
-    digest = digests.of_module(module)
-    record = {"kind": "module", "type": type(module).__name__, "parameters": digest}
+    source = {"kind": "module", "type": type(module).__name__, "parameters": weights.digest(module)}
     preprocess = choose_preprocess(module, None, inputs)
     scores, names = _classes(module)
-    return LoadedModel(module, preprocess, tensor.device, record, names, scores)
+    return LoadedModel(module, preprocess, tensor.device, source, names, scores)
 
 
 @contextmanager
@@ -158,67 +148,63 @@ def _classes(module: nn.Module) -> tuple[str | None, tuple[str, ...]]:
 def load_file(options: ModelOptions) -> Loaded:
     """Load a file; weights into `options.arch`, else into what a config.json beside the file names,
     else into the architecture whose tensors they are."""
-    path = Path(options.spec)
-    if options.arch is None and (beside := zoo.timm_name_beside(path)):
-        log.info("%s: config.json beside it says timm:%s", path.name, beside)
-        options = structs.replace(options, arch=f"timm:{beside}")
-    if options.arch is None and (name := architecture_beside(path)):
+    path, arch = Path(options.spec), options.arch
+    if arch is None and (beside := zoo.timm_name_beside(path)):
+        arch = f"timm:{beside}"
+        log.info("%s: config.json beside it says %s", path.name, arch)
+    elif arch is None and (name := architecture_beside(path)):
         log.info("%s: config.json beside it says %s", path.name, name)
-        if sniff.sniff(path) != sniff.EXPORTED:  # a program is a model of its own
-            options = structs.replace(options, arch=f"hf:{path.parent}")
-    if options.arch is None and options.hparams:
-        words = f"--model-arg @hparams is for a class of your own, and {path.name} names none"
-        raise UsageError(words, "--arch net.py:CLASS names it")
-    if options.arch is None:
-        return _from_content(path, options)
-    source = source_of(options.arch, "--arch")
+        if sniff(path) != EXPORTED:  # a program is a model of its own
+            arch = f"hf:{path.parent}"
+    if arch is None:
+        return _as_it_is(path, options)
+    source = source_of(arch, "--arch")
     if source.kind == "file":
-        words = f"--arch {options.arch!r} is a file of its own"
+        words = f"--arch {arch!r} is a file of its own"
         raise UsageError(words, "give a name or a factory")
-    arch = options.arch if source.certain else source.name(options.arch)
-    base = load_source(structs.replace(options, spec=options.arch, arch=None, weights=str(path)))
+    base = load_source(structs.replace(options, spec=arch, arch=None, weights=str(path)))
+    arch = arch if source.certain else source.name(arch)
     return replace(base, source={**base.source, "kind": "file", "arch": arch})
 
 
-def _from_content(path: Path, options: ModelOptions) -> Loaded:
-    """A whole model as it is; weights in the architecture that they say they belong to."""
-    record = {"kind": "file", **checkpoint.record(path)}
-    if sniff.sniff(path) == sniff.EXPORTED:
+def _as_it_is(path: Path, options: ModelOptions) -> Loaded:
+    """A whole model; weights in the architecture of torchvision whose tensors they are."""
+    if options.hparams:
+        words = f"--model-arg @hparams is for a class of your own, and {path.name} names none"
+        raise UsageError(words, "--arch net.py:CLASS names it")
+    record = {"kind": "file", **weights.record(path)}
+    if sniff(path) == EXPORTED:
         program, fixed = exported.read(path, options.trust, pick_device(options.device))
         return Loaded(program, None, record, fixed)
-    content = checkpoint.read(path, options.trust)
+    content = weights.read(path, options.trust)
     if isinstance(content, nn.Module) and options.key is None:
         return Loaded(content, None, record)
-    weights = unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
-    if weights.module is not None:
-        arguments = content.get("train_args") if isinstance(content, Mapping) else None
-        entry = from_ultralytics(weights.module, arguments)
-        return Loaded(weights.module, entry, {**record, "taken": list(weights.steps)})
-    known = identify.identify_forms(stripped_forms(weights))
-    if known.name is None and known.nearest and options.partial:
-        known = replace(known, names=(known.nearest[0].name,))
-    elif known.name is None:
-        keys = content.keys() if isinstance(content, Mapping) else ()
-        if _HPARAMS in keys or "pytorch-lightning_version" in keys:
-            found = content.get(_HPARAMS)
-            names = [quoted(str(name)) for name in found] if isinstance(found, Mapping) else []
-            has = f"; it has {_HPARAMS}: {listed(names, 8)}" if names else ""
-            raise LoadError(
-                f"{path.name} is a Lightning checkpoint, and does not say of which class{has}",
-                "name the class: --arch net.py:CLASS" + (" --model-arg @hparams" if names else ""),
-            )
-        near = f"; {known.words}" if known.nearest else ""
-        raise LoadError(
-            f"{path.name} matches no torchvision architecture{near}",
-            "--arch says what its weights belong to (a name, timm:NAME, or file.py:factory)"
-            + ("; --partial loads what fits into the nearest" if near else ""),
-        )
+    found = weights.unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
+    if found.module is not None:
+        trained = content.get("train_args") if isinstance(content, Mapping) else None
+        entry = from_ultralytics(found.module, trained)
+        return Loaded(found.module, entry, {**record, "taken": list(found.steps)})
+    known = identify.identify_forms(weights.stripped_forms(found))
+    name = known.name or (known.nearest[0][0] if known.nearest and options.partial else None)
+    if name is None:
+        remedy = "--arch says what its weights belong to (a name, timm:NAME, or file.py:factory)"
+        words = f"{path.name} matches no torchvision architecture"
+        if isinstance(content, Mapping) and "pytorch-lightning_version" in content:
+            words = f"{path.name} is a Lightning checkpoint, and does not say of which class"
+            remedy = "name the class: --arch net.py:CLASS"
+            if hparams := content.get(_HPARAMS):
+                words += f"; it has {_HPARAMS}: {listed([*map(quoted, map(str, hparams))], 8)}"
+                remedy += " --model-arg @hparams"
+        elif known.nearest:
+            words += f"; {known.words}"
+            remedy += "; --partial loads what fits into the nearest"
+        raise LoadError(words, remedy)
     built_with = {**known.arguments, **options.model_args}
-    module, entry = zoo.build_torchvision(str(known.name), None, options.seed, built_with)
+    module, entry = zoo.build_torchvision(name, None, options.seed, built_with)
     log.info("%s: %s", path.name, "; ".join((*known.form.steps, known.words)))
-    what = f"{path.name} does not fit {known.name}"
-    taken = [*known.form.steps, put_into(module, known.form.tensors, what, options.partial)]
-    return Loaded(module, entry, {**record, "arch": known.name, **known.arguments, "taken": taken})
+    what, tensors = f"{path.name} does not fit {name}", known.form.tensors
+    taken = [*known.form.steps, weights.put_into(module, tensors, what, options.partial)]
+    return Loaded(module, entry, {**record, "arch": name, **known.arguments, "taken": taken})
 
 
 # Factories, `pkg.mod:factory` and `file.py:factory` --------------------------------------------
@@ -234,7 +220,7 @@ def load_factory(options: ModelOptions) -> Loaded:
         if path is None:
             message = "--model-arg @hparams needs a Lightning checkpoint"
             raise UsageError(message, "--weights FILE names it")
-        hparams = _read_hparams(checkpoint.read(path, options.trust), path.name)
+        hparams = _read_hparams(weights.read(path, options.trust), path.name)
     spec = options.spec
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(options.seed)
@@ -247,43 +233,43 @@ def load_factory(options: ModelOptions) -> Loaded:
             try:
                 module = module(**given)
             except Exception as error:
-                raise code.raised(f"{spec} raised", error) from error
+                words = f"{spec} raised {type(error).__name__}: {error}"
+                raise LoadError(words, "-v shows the traceback") from error
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
         raise LoadError(f"{spec} gave a {kind}, not an nn.Module", "return the model")
     record: dict[str, Any] = {"seed": options.seed}
     if path is not None:
-        record = put_weights(module, read_weights(path, options), path, options)
+        tensors = weights.read_weights(path, options)
+        record = weights.put_weights(module, tensors, path, options)
     if hparams:
         record[_HPARAMS] = {name: quoted(repr(value)) for name, value in hparams.items()}
     if (digest := code.digest(spec)) is not None:
         record["code_sha256"] = digest
-    parameters = digests.of_module(module)
+    parameters = weights.digest(module)
     if parameters is not None or path is None:  # else the file's sha256 tells it from others
         record["parameters"] = parameters
     return Loaded(module, None, {"kind": "factory", "name": source_of(spec).name(spec), **record})
 
 
 def _given(
-    named: Callable[..., Any], name: str, arguments: Mapping[str, Any], hparams: Mapping[str, Any]
+    named: Callable[..., Any], name: str, given: Mapping[str, Any], hparams: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The arguments that a function or class gets: all of the user's, and of the hyper_parameters
     those that it takes, as Lightning itself chooses them."""
     try:
         parameters = inspect.signature(named).parameters
     except (TypeError, ValueError):  # one that does not tell
-        return {**hparams, **arguments}
+        return {**hparams, **given}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return {**hparams, **arguments}
-    if wrong := [argument for argument in arguments if argument not in parameters]:
+        return {**hparams, **given}
+    if wrong := [argument for argument in given if argument not in parameters]:
         close = difflib.get_close_matches(wrong[0], parameters, 1)
         raise UsageError(
             f"--model-arg {quoted(wrong[0])}: {name} takes no such argument",
             f"did you mean {close[0]}?" if close else f"it takes {', '.join(parameters) or 'none'}",
         )
-    if others := [quoted(argument) for argument in hparams if argument not in parameters]:
-        log.info("hyper_parameters that the model does not take: %s", listed(others, 8))
-    return {**{n: value for n, value in hparams.items() if n in parameters}, **arguments}
+    return {**{n: value for n, value in hparams.items() if n in parameters}, **given}
 
 
 def _read_hparams(content: Any, file: str) -> dict[str, Any]:
@@ -291,8 +277,7 @@ def _read_hparams(content: Any, file: str) -> dict[str, Any]:
     all of them as one argument."""
     found = content.get(_HPARAMS) if isinstance(content, Mapping) else None
     if not isinstance(found, Mapping) or not found:
-        kind = f"{_HPARAMS} that are a {type(found).__name__}, no dict"
-        words = f"--model-arg @hparams: {file} has {kind if found else f'no {_HPARAMS}'}"
+        words = f"--model-arg @hparams: {file} has no dict of {_HPARAMS}"
         raise LoadError(words, "give the arguments: --model-arg NAME=VALUE, repeatable")
     named = {str(key): value for key, value in found.items()}
     name = content.get("hparams_name")

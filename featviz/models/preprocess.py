@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from featviz.errors import ImageError
+from featviz.models.requirements import letterbox
 from featviz.records import Raster
 from featviz.text import by
 
 HeightWidth = tuple[int, int]
 Size = int | HeightWidth
+Window = tuple[int, int, int, int]
+"""Where the image lies in the input, in pixels: top, left, height and width."""
 
 FALLBACK_SIZE = (224, 224)
 """Input size for a forward pass on zeros where the image's own size decides."""
@@ -31,32 +36,6 @@ _THICK = 16
 
 _NEAR, _TINY = 1e-3, torch.finfo(torch.float32).tiny
 """How far beyond 0..1 a value may be by rounding, and the least range of values."""
-
-
-@dataclass(frozen=True)
-class FixedInput:
-    """The input that a model takes and no other; None where it takes any."""
-
-    channels: int | None
-    size: HeightWidth | None
-
-
-class Window(NamedTuple):
-    """Where the image lies in the input, in pixels."""
-
-    top: int
-    left: int
-    height: int
-    width: int
-
-
-class Library(NamedTuple):
-    """A library's own function that prepares an image."""
-
-    prepare: Callable[[Any], Tensor]
-    """From a picture of mode L or RGB, or a Raster [C, H, W], to float32 [1, C, H, W]."""
-    steps: tuple[str, ...]
-    own_size: bool
 
 
 @dataclass(frozen=True)
@@ -77,15 +56,23 @@ class Chain:
     """Whether resizing smooths; torchvision's video models were trained without."""
     multiple: int = 1
     bgr: bool = False
-    library: Library | None = field(default=None, compare=False)
-    """Does these steps, or nearly these, until the user changes one."""
+    stride: int = 0
+    """Of Ultralytics' LetterBox, as its predictors use it: the longer side is resized to `resize`,
+    rounded up to a multiple of it, the rest is padded with grey to one. 0: no LetterBox."""
+    stretch: bool = False
+    """LetterBox resizes to a square instead, and does not pad."""
+    library: Callable[[Any], Tensor] | None = field(default=None, compare=False)
+    """A library's own function from a picture of mode L or RGB, or a Raster [C, H, W], to float32
+    [1, C, H, W]. It does these steps, or nearly these, until the user changes one."""
+    library_steps: tuple[str, ...] = field(default=(), compare=False)
+    library_own_size: bool = field(default=False, compare=False)
 
     def __call__(self, image: Image.Image | Raster) -> Tensor:
         """A picture of mode L or RGB, or numbers [C, H, W], as float32 [1, C, H, W]."""
         if self.library is not None:
             self._resized_to(image.size[::-1])
-            return self.library.prepare(image)
-        values = self._sized(image)
+            return self.library(image)
+        values = self._letterboxed(image) if self.stride else self._sized(image)
         values = values if values.is_floating_point() else values.float() / 255
         values = (values.flip(0) if self.bgr else values)[None]
         if self.mean is None or self.std is None:
@@ -96,21 +83,24 @@ class Chain:
     def own_size(self) -> bool:
         """Whether the image decides the size of the input."""
         if self.library is not None:
-            return self.library.own_size
+            return self.library_own_size
+        if self.stride:
+            return not self.stretch
         return self.crop is None and not isinstance(self.resize, tuple)
-
-    def window(self, size: tuple[int, int]) -> Window | None:
-        """Where an image of a size (width, height) lies in the input that was padded for it; None
-        where nothing is padded."""
-        return None
 
     @property
     def steps(self) -> tuple[str, ...]:
         """Each step in words."""
         if self.library is not None:
-            return self.library.steps
+            return (*self.library_steps, self.normalising)
         steps = []
-        if (to := self.resize) is not None:
+        if self.stride:
+            side = self._side
+            size = f"to {side}×{side}" if self.stretch else f"longer side to {side}"
+            steps.append(f"resize {size} (bilinear, by OpenCV)")
+            if not self.stretch:
+                steps.append(f"pad with 114 to multiples of {self.stride}")
+        elif (to := self.resize) is not None:
             size = f"to {by(to)}" if isinstance(to, tuple) else f"shorter side to {to}"
             steps.append(f"resize {size} ({self.interpolation})")
         if self.crop is not None:
@@ -161,6 +151,36 @@ class Chain:
                 picture = picture.crop((left, top, right, bottom))
         return picture if isinstance(picture, Tensor) else to_tensor(picture)
 
+    def _letterboxed(self, image: Image.Image | Raster) -> Tensor:
+        """The bytes [C, H, W] of an image, resized and padded by Ultralytics."""
+        pixels = np.atleast_3d(
+            np.asarray(image) if isinstance(image, Image.Image) else image.values
+        )
+        if isinstance(image, Raster):
+            if len(pixels) not in (1, 3) or pixels.min() < 0 or pixels.max() > 1:
+                words = "numbers that are no picture are not padded as Ultralytics pads pictures"
+                raise ImageError(words, "--size HxW, --preset none")
+            levels = (pixels * 255 + 0.5).astype(np.uint8)
+            pixels = np.ascontiguousarray(np.moveaxis(levels, 0, -1))
+        pad = {"auto": not self.stretch, "scale_fill": self.stretch, "stride": self.stride}
+        padded = torch.from_numpy(letterbox()(self._side, **pad)(image=pixels))
+        return padded.reshape(*padded.shape[:2], -1).permute(2, 0, 1)
+
+    @property
+    def _side(self) -> int:
+        assert isinstance(self.resize, int)
+        return math.ceil(self.resize / self.stride) * self.stride
+
+    @lru_cache(maxsize=64)  # noqa: B019 - of a few sizes
+    def window(self, size: tuple[int, int]) -> Window | None:
+        """Where an image of a size (width, height) lies in the input that was padded for it; None
+        where nothing is padded."""
+        if not self.stride:
+            return None
+        white = self._letterboxed(Image.new("L", size, 255))[0].numpy() == 255
+        rows, columns = np.flatnonzero(white.any(axis=1)), np.flatnonzero(white.any(axis=0))
+        return int(rows[0]), int(columns[0]), len(rows), len(columns)
+
     def _resized_to(self, given: HeightWidth) -> HeightWidth:
         """The (height, width) of a resized image; the longer side is rounded down as torchvision
         does."""
@@ -207,8 +227,7 @@ class Preprocess:
     guessed: bool = field(default=False, compare=False)
     """Whether neither the model nor the user says how images go in."""
     size_guessed: bool = field(default=False, compare=False)
-    """Whether neither the model nor the user says how large its input is, so that the size of
-    `blank` is a guess."""
+    """Whether neither says how large the input is, so that the size of `blank` is a guess."""
     further: tuple[str, ...] = ()
     any_values: bool = field(default=False, compare=False)
     """Whether mean and std are the user's own, for values of any range."""
@@ -306,12 +325,7 @@ class Preprocess:
             return Image.new(self._mode, FALLBACK_SIZE)
         return Raster(np.zeros((self.chain.channels, *FALLBACK_SIZE), np.float32), "")
 
-    @property
-    def words(self) -> str:
-        """The steps in words, for the manifest."""
-        return self.words_for("")
-
-    def words_for(self, numbers: str) -> str:
+    def words_for(self, numbers: str = "") -> str:
         """The steps in words for an image whose `numbers` became values in this way; empty for
         pictures."""
         channels, steps = self.chain.channels, self.chain.steps

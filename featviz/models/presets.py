@@ -7,10 +7,9 @@ import inspect
 import json
 import math
 import re
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,16 +26,13 @@ from featviz.models import arguments
 from featviz.models.preprocess import (
     FALLBACK_SIZE,
     Chain,
-    FixedInput,
     HeightWidth,
-    Library,
     Preprocess,
     Size,
-    Window,
     input_dtype,
     listed,
 )
-from featviz.models.requirements import UnfitError, tamed
+from featviz.models.requirements import letterbox
 from featviz.options import InputOptions
 from featviz.records import PRESETS, Raster
 from featviz.text import by, counted, quoted
@@ -49,14 +45,16 @@ _MOST_CHANNELS = 512
 
 
 def choose_preprocess(
-    module: nn.Module, entry: Any, options: InputOptions, fixed: FixedInput | None = None
+    module: nn.Module,
+    entry: Any,
+    options: InputOptions,
+    fixed: tuple[int | None, HeightWidth | None] = (None, None),
 ) -> Preprocess:
     """The preset that the user names, else the library's own (`entry`: torchvision's weights entry,
-    or a chain), else what fits the first convolution, or the input that is `fixed`; then the user's
-    other wishes."""
-    fixed = fixed or FixedInput(None, None)
+    or a chain), else what fits the first convolution, or the channels and the size that are
+    `fixed`; then the user's other wishes."""
     known: Chain | None = entry if isinstance(entry, Chain) else None
-    expected = known.channels if known else fixed.channels or first_channels(module)
+    expected = known.channels if known else fixed[0] or first_channels(module)
     if known is None:
         known = None if entry is None else from_torchvision(entry)
         known = known or from_ultralytics(module)
@@ -67,19 +65,19 @@ def choose_preprocess(
         known = Chain(mean=(0.5,) * 3, std=(0.5,) * 3, multiple=8)
     channels, guessed = options.channels or expected, False
     if options.preset is not None:
-        base = _named(options.preset, channels, module, fixed.size)
+        base = _named(options.preset, channels, module, fixed[1])
     elif known is not None and known.channels == channels:
         base = known
     elif channels != 3:
-        base = Chain(fixed.size, channels=channels)
+        base = Chain(fixed[1], channels=channels)
     else:
-        base = _named("imagenet", channels, module, fixed.size)
+        base = _named("imagenet", channels, module, fixed[1])
         guessed = None in (options.size or options.crop, options.mean, options.std)
     side = getattr(module, "image_size", None)  # of torchvision's vision transformers
     if isinstance(side, int) and isinstance(base.crop, int) and base.crop != side:
         base = replace(base, resize=side, crop=side, library=None)
     base = _changed(base, options)
-    said = options.size or options.crop or isinstance(base, Letterbox)
+    said = options.size or options.crop or base.stride
     of_clips = isinstance(_first_convolution(module), nn.Conv3d)
     return Preprocess(
         base,
@@ -131,12 +129,12 @@ def _named(name: str, channels: int, module: nn.Module, size: HeightWidth | None
         words = f"--preset {name} is for RGB, and the model takes {counted(channels, 'channel')}"
         raise UsageError(words, "--preset none, with --size, --mean and --std; or --channels 3")
     if preset.letterbox is not None:
-        _augment()
+        letterbox()
         if size is not None and size[0] != size[1]:
             words = f"--preset {name} pads to squares, and the model takes {by(size)}"
             raise UsageError(words, "--preset none")
         side, stride = (preset.letterbox, _largest_stride(module)) if size is None else size
-        return Letterbox(side, channels=channels, stride=stride)
+        return Chain(side, channels=channels, stride=stride)
     resize: Size | None = preset.resize
     crop: Size | None = preset.crop
     if size is not None and crop is not None and size[0] == size[1]:
@@ -149,7 +147,7 @@ def _named(name: str, channels: int, module: nn.Module, size: HeightWidth | None
 def _changed(base: Chain, options: InputOptions) -> Chain:
     given = {name: getattr(options, name) for name in ("interpolation", "crop", "mean", "std")}
     changes = {name: value for name, value in given.items() if value is not None}
-    if isinstance(base, Letterbox) and (isinstance(options.size, tuple) or "crop" in changes):
+    if base.stride and (isinstance(options.size, tuple) or "crop" in changes):
         base = Chain(mean=base.mean, std=base.std, channels=base.channels)
     if options.size is not None:
         changes = {"resize": options.size, "crop": None, **changes}
@@ -211,8 +209,8 @@ def from_timm(config: Mapping[str, Any]) -> Chain:
     def prepare(image: Image.Image | Raster) -> Tensor:
         return chain(image) if isinstance(image, Raster) else transform(image)[None]
 
-    steps = (f"timm's crop mode {config['crop_mode']}", *chain.steps)
-    return replace(chain, library=Library(prepare, steps, own_size=False))
+    steps = (f"timm's crop mode {config['crop_mode']}", *chain.steps[:-1])
+    return replace(chain, library=prepare, library_steps=steps)
 
 
 # Ultralytics ----------------------------------------------------------------------------------
@@ -220,72 +218,8 @@ def from_timm(config: Mapping[str, Any]) -> Chain:
 _SMALLEST_STRIDE, _LARGEST_STRIDE, _LARGEST_SIZE = 32, 1024, 8192
 
 
-@dataclass(frozen=True)
-class Letterbox(Chain):
-    """Ultralytics' LetterBox as its predictors use it: the longer side is resized to `resize`, the
-    rest is padded with grey."""
-
-    resize: int = 640
-    stride: int = _SMALLEST_STRIDE
-    """The sides are padded to multiples of it, and the longer side is rounded up to one."""
-    stretch: bool = False
-    """The image is resized to a square instead, and not padded."""
-
-    @property
-    def own_size(self) -> bool:
-        """Whether the image decides the size of the input."""
-        return not self.stretch
-
-    @property
-    def steps(self) -> tuple[str, ...]:
-        """Each step in words."""
-        side = math.ceil(self.resize / self.stride) * self.stride
-        size = f"to {side}×{side}" if self.stretch else f"longer side to {side}"
-        pad = () if self.stretch else (f"pad with 114 to multiples of {self.stride}",)
-        return (f"resize {size} (bilinear, by OpenCV)", *pad, self.normalising)
-
-    def _sized(self, image: Image.Image | Raster) -> Tensor:
-        if not isinstance(image, Raster):
-            return self._padded(np.asarray(image))
-        values = image.values
-        if len(values) not in (1, 3) or values.min() < 0 or values.max() > 1:
-            words = "numbers that are no picture are not padded as Ultralytics pads pictures"
-            raise ImageError(words, "--size HxW, --preset none")
-        levels = (values * 255 + 0.5).astype(np.uint8)
-        return self._padded(np.ascontiguousarray(np.moveaxis(levels, 0, -1)))
-
-    def _padded(self, pixels: np.ndarray) -> Tensor:
-        """Bytes [H, W, 3], [H, W, 1] or [H, W], resized and padded: [C, H, W]."""
-        side = math.ceil(self.resize / self.stride) * self.stride
-        auto, fill = not self.stretch, self.stretch
-        box = _augment().LetterBox(side, auto=auto, scale_fill=fill, stride=self.stride)
-        padded = torch.from_numpy(box(image=np.atleast_3d(pixels)))
-        return padded.reshape(*padded.shape[:2], -1).permute(2, 0, 1)
-
-    @lru_cache(maxsize=64)  # noqa: B019 - of a few boxes
-    def window(self, size: tuple[int, int]) -> Window:
-        """Where an image of a size (width, height) lies in the padded one."""
-        white = self._padded(np.full(size[::-1], 255, np.uint8))[0].numpy() == 255
-        rows, columns = np.flatnonzero(white.any(axis=1)), np.flatnonzero(white.any(axis=0))
-        return Window(int(rows[0]), int(columns[0]), len(rows), len(columns))
-
-
-def _augment() -> Any:
-    name = "ultralytics.data.augment"
-    try:
-        if sys.modules.get(name) is None:
-            with tamed():
-                import_module(name)
-    except (ImportError, OSError) as error:
-        words = f"Ultralytics cannot be imported: {error}"
-        hint = "pip install ultralytics; or --preset none with --size HxW"
-        raise UnfitError(words, hint) from error
-    return sys.modules[name]
-
-
 def _largest_stride(module: nn.Module) -> int:
-    """The largest stride of the heads of a model of Ultralytics, at least 32; a file can say
-    anything."""
+    """Of the heads of a model of Ultralytics, at least 32; a file can say anything."""
     stride = getattr(module, "stride", None)
     largest = float(stride.max()) if isinstance(stride, Tensor) and stride.numel() else 0.0
     return int(largest) if _SMALLEST_STRIDE <= largest <= _LARGEST_STRIDE else _SMALLEST_STRIDE
@@ -311,7 +245,7 @@ def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
         return Chain(size or 224, size or 224, channels=channels)
     stretch = not classes.isdisjoint({"RTDETRDetectionModel", "DepthModel"})
     stride = _largest_stride(module)
-    return Letterbox(size or 640, channels=channels, stride=stride, stretch=stretch)
+    return Chain(size or 640, channels=channels, stride=stride, stretch=stretch)
 
 
 # transformers ---------------------------------------------------------------------------------
@@ -340,19 +274,16 @@ Tesseract."""
 def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
     """The image processor of a folder's model, whose config.json was checked; None where no file
     tells it."""
-    where, given = quoted(str(folder / _FILE)), None
-    for name in ("processor_config.json", _FILE):  # the first also of processors of text
-        try:
-            content = read_json(folder / name)
-        except FileNotFoundError:
-            continue
-        except FileError as error:
-            raise LoadError(str(error), "fetch the file again, or remove it") from error
-        if name != _FILE and isinstance(content, dict):
-            content = content.get("image_processor")
-        if isinstance(content, dict):
-            given = content
-            break
+    where, found = quoted(str(folder / _FILE)), list[Any]()
+    try:
+        for name in ("processor_config.json", _FILE):  # the first also of processors of text
+            if (folder / name).exists():
+                content = read_json(folder / name)
+                whole = name == _FILE or not isinstance(content, dict)
+                found.append(content if whole else content.get("image_processor"))
+    except FileError as error:
+        raise LoadError(str(error), "fetch the file again, or remove it") from error
+    given = next((one for one in found if isinstance(one, dict)), None)
     if given is None:
         return None
     _check_numbers(given, where)
@@ -393,8 +324,9 @@ def _processor(given: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     name = given.get("image_processor_type") or given.get("feature_extractor_type")
     if name is None:
         auto = import_module("transformers.models.auto.image_processing_auto")
-        kinds = auto.IMAGE_PROCESSOR_MAPPING_NAMES.get(config.get("model_type"), {})
-        name = kinds.get("torchvision")
+        name = auto.IMAGE_PROCESSOR_MAPPING_NAMES.get(config.get("model_type"), {}).get(
+            "torchvision"
+        )
     name = re.sub("(ImageProcessor|FeatureExtractor)(Fast)?$", "", str(name))
     if name not in _ALLOWED.split("|"):
         raise ValueError(f"{name} names no image processor that featviz lets prepare an image")
@@ -426,7 +358,7 @@ def _pixels(processor: Any, image: Image.Image | Raster) -> Tensor:
 
 def _measured(processor: Any, channels: int) -> Chain:
     """A processor with its outputs for black, white and another shape. The chain has its own size,
-    crop, mean and deviation, for where the user changes one."""
+    mean and deviation, for where the user changes one."""
     (height, width), mode = FALLBACK_SIZE, "L" if channels == 1 else "RGB"
     black, white, narrow = (
         _pixels(processor, Image.new(mode, (width, high), colour))
@@ -440,32 +372,18 @@ def _measured(processor: Any, channels: int) -> Chain:
     std = tuple(float(f"{value:.6g}") for value in 1 / (high - low))
     mean = tuple(float(f"{value:.6g}") + 0.0 for value in -low / (high - low))
     plain = std == (1.0,) * channels and mean == (0.0,) * channels
-    said = {"resample": 2, **processor.to_dict()}
-    size, crop, pad = (
-        {key: value for key, value in (said.get(name) or {}).items() if value}
-        for name in ("size", "crop_size", "pad_size")
-    )
-    longest = size.get("longest_edge")
-    both = size if "height" in size else pad or {"height": longest, "width": longest}
-    resize: Any = size.get("shortest_edge") or (both["height"], both["width"])
-    chain = Chain(
-        resize if size and said.get("do_resize") else None,
-        (crop["height"], crop["width"]) if crop and said.get("do_center_crop") else None,
+    said, own_size = {"size": {}, "resample": 2, **processor.to_dict()}, black.shape != narrow.shape
+    size = None if own_size else (int(black.shape[2]), int(black.shape[3]))
+    name, edge = type(processor).__name__, said["size"].get("shortest_edge")
+    return Chain(
+        edge or size,
+        size if edge else None,
         None if plain else mean,
         None if plain else std,
         channels,
         _RESAMPLE[said["resample"]],
         bgr=bool(said.get("do_flip_channel_order")),
+        library=partial(_pixels, processor),
+        library_steps=(f"by {name}" + (f" to {by(size)}" if size else ""),),
+        library_own_size=own_size,
     )
-    steps = [f"by {type(processor).__name__}"]
-    for step, name, sides in (
-        ("resize", "size", size),
-        ("center_crop", "crop_size", crop),
-        ("pad", "pad_size", pad),
-    ):
-        if said.get(f"do_{step}") and sides:
-            how = f", {chain.interpolation}" if step == "resize" else ""
-            steps.append(f"{name} {by(sides.values())} ({' and '.join(sides)}{how})")
-    steps.append(chain.normalising)
-    library = Library(partial(_pixels, processor), tuple(steps), black.shape != narrow.shape)
-    return replace(chain, library=library)

@@ -9,14 +9,14 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from featviz.errors import FeatvizError, UsageError
 from featviz.version import __version__
@@ -28,10 +28,6 @@ _NO_MEMORY = re.compile("cannot allocate memory|failed to map segment|cannot map
 """What the system's loader says of a library that does not fit into the memory."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-
-
-class UnfitError(FeatvizError):
-    """torch or torchvision is missing, or their builds do not fit each other."""
 
 
 def require_torch(alone: bool = False) -> None:
@@ -78,10 +74,10 @@ def _import(package: str) -> None:
             gc.enable()
 
 
-def unfit(error: Exception) -> UnfitError:
+def unfit(error: Exception) -> FeatvizError:
     """The error for a torchvision whose build does not fit that of torch."""
     found = versions()
-    return UnfitError(
+    return FeatvizError(
         f"torch {found['torch']} and torchvision {found['torchvision']} cannot be used together: "
         f"{first_line(error)}",
         "install a pair that fits: pip install --upgrade --force-reinstall torch torchvision",
@@ -111,27 +107,38 @@ def versions() -> dict[str, str]:
     return found
 
 
-@contextmanager
-def tamed() -> Iterator[None]:
-    """Let Ultralytics be imported without what its first import does beside: it asks for the
-    network, reports on stdout, writes settings into the user's folder (or YOLO_CONFIG_DIR), and
-    replaces `torch.save` and `PIL.Image.open`, which would then install a package where an image is
+def import_ultralytics(name: str) -> ModuleType:
+    """A module of Ultralytics, without what its first import does beside: it asks for the network,
+    reports on stdout, writes settings into the user's folder (or YOLO_CONFIG_DIR), and replaces
+    `torch.save` and `PIL.Image.open`, which would then install a package where an image is
     broken."""
     import torch
     from PIL import Image
 
+    if module := sys.modules.get(name):
+        return module
     names = ("YOLO_CONFIG_DIR", "YOLO_OFFLINE")
     before = {name: os.environ[name] for name in names if name in os.environ}
     opens, saves = Image.open, torch.save
     with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
         os.environ |= {"YOLO_CONFIG_DIR": folder, **before, "YOLO_OFFLINE": "true"}
         try:
-            yield
+            return import_module(name)
         finally:
             Image.open, torch.save = opens, saves
             for name in names:
                 del os.environ[name]
             os.environ |= before
+
+
+def letterbox() -> Any:
+    """Ultralytics' class LetterBox."""
+    try:
+        return import_ultralytics("ultralytics.data.augment").LetterBox
+    except (ImportError, OSError) as error:
+        words = f"Ultralytics cannot be imported: {error}"
+        hint = "pip install ultralytics; or --preset none with --size HxW"
+        raise FeatvizError(words, hint) from error
 
 
 def check_device(name: str) -> None:

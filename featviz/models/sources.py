@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
+import struct
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -16,15 +18,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featviz.errors import UsageError
-from featviz.files.missing import misspelt
-from featviz.models import code, sniff
+from featviz.files import misspelt
+from featviz.models import code
 from featviz.options import ModelOptions
 from featviz.text import quoted
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from featviz.models.preprocess import FixedInput
+
+SUFFIXES = (".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".pt2")
+"""File names of models; a file of another name is read by its content all the same."""
+
+_LOOKS = {
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"\x89HDF": "an HDF5 file (Keras?)",
+    b"version https://git-lfs": "a Git LFS pointer, not the file itself (git lfs pull)",
+    b"<": "a web page",
+    b"{": "a JSON file",
+    **{bytes((8, version, 18)): "an ONNX model" for version in (3, 4, 7, 8)},
+}
+"""What a file looks like that begins so."""
+
+_MOST_UNPACKED = 20
+"""A zip that unpacks to more times its size is a bomb; torch.save does not compress at all."""
+
+_EXPORTED_NAMES = ("/archive_format", "serialized_exported_program.json")
+"""In lower case: torch's reader of archives makes no difference, so no other reader gets these."""
+
+KINDS = ("zip", "pickle", "safetensors", "shards", "torchscript", "pt2")
+
+ZIP, PICKLE, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED = KINDS
 
 
 @dataclass(frozen=True)
@@ -35,8 +60,8 @@ class Loaded:
     entry: Any = None
     """torchvision's weights entry, or the chain of another library."""
     source: Mapping[str, Any] = field(default_factory=dict)
-    fixed: FixedInput | None = None
-    """The input that the module was made for; None where it takes others."""
+    fixed: tuple[int | None, tuple[int, int] | None] = (None, None)
+    """Channels, and height and width, of the one input that it takes; None where it takes any."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +93,7 @@ class ModelSource:
 
 def _is_file_or_code(spec: str) -> bool:
     path = Path(spec)
-    is_file = path.suffix.lower() in sniff.SUFFIXES or "/" in spec or path.exists()
+    is_file = path.suffix.lower() in SUFFIXES or "/" in spec or path.exists()
     return is_file or code.FORM.fullmatch(spec) is not None
 
 
@@ -111,7 +136,7 @@ SOURCES = (
     ModelSource(
         "file",
         "load",
-        f"a file ({' '.join(sniff.SUFFIXES)})",
+        f"a file ({' '.join(SUFFIXES)})",
         recognises=lambda spec: Path(spec).is_file(),
         weights="",
         takes_arch=True,
@@ -157,7 +182,7 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
 def download_hint(spec: str) -> str:
     """What to do where there is no such file or folder: it may be a model id of Hugging Face's."""
     is_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", spec)
-    if is_id is None or Path(spec).suffix.lower() in sniff.SUFFIXES:
+    if is_id is None or Path(spec).suffix.lower() in SUFFIXES:
         return "check the path"
     name = spec.rpartition("/")[2]
     first = f"hf download {spec} --local-dir {name}, and MODEL is hf:{name}"
@@ -194,11 +219,8 @@ def unknown_name(library: str, name: str, names: Sequence[str]) -> UsageError:
     """The error for a model that torchvision or timm has not, with the nearest that it has."""
     prefix, file = ("timm:", "") if library == "timm" else ("", " or file")
 
-    def unlike(other: str) -> tuple[float, str]:  # of b0 to b8, as like as one another: b0
-        return -difflib.SequenceMatcher(None, other, name.lower()).ratio(), other
-
-    many = difflib.get_close_matches(name.lower(), names, 20)
-    close = [f"{prefix}{other}" for other in sorted(many, key=unlike)[:3]]
+    near = difflib.get_close_matches(name.lower(), sorted(names, reverse=True), 3)
+    close = [f"{prefix}{other}" for other in near]
     return UsageError(
         f"no {library} model{file} named {name!r}",
         f"did you mean {', '.join(close)}?" if close else f"a name such as {prefix}resnet18",
@@ -219,3 +241,37 @@ def _accepted(options: ModelOptions) -> ModelSource:
         words = f"--model-arg @hparams is for a class of your own, and {options.spec!r} is none"
         raise UsageError(words, "--arch net.py:CLASS names it")
     return source
+
+
+def sniff(path: Path) -> str:
+    """One of KINDS, or words for people that say what the file looks like."""
+    if not path.is_file():
+        return "no regular file"
+    with path.open("rb") as file:
+        head = file.read(512)
+    if head.startswith(b"PK\x03\x04"):
+        return _zip_kind(path)
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
+        return SAFETENSORS  # a header of 640 bytes begins as a pickle does
+    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return PICKLE
+    if path.name.endswith(".index.json") and head:
+        return SHARDS
+    looks = (words for mark, words in _LOOKS.items() if head.lstrip().startswith(mark))
+    return next(looks, "no format that featviz knows") if head else "empty"
+
+
+def _zip_kind(path: Path) -> str:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names, unpacked = archive.namelist(), sum(i.file_size for i in archive.filelist)
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error):
+        return "a zip archive that is truncated or damaged"
+    if unpacked > _MOST_UNPACKED * path.stat().st_size:
+        return f"a zip archive that would unpack to {unpacked:,} bytes"
+    if any(name.endswith("/constants.pkl") or name.startswith("constants.pkl") for name in names):
+        return TORCHSCRIPT
+    if any(name.casefold().endswith(_EXPORTED_NAMES) for name in names):
+        return EXPORTED
+    whole = any(name.endswith("/data.pkl") for name in names)
+    return ZIP if whole else "a zip archive that is no checkpoint"

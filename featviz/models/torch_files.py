@@ -20,7 +20,7 @@ import weakref
 from argparse import Namespace
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from io import BytesIO
 from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any, BinaryIO
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from featviz.errors import FileError
 from featviz.files import npy
-from featviz.models.requirements import require_torchvision, tamed
+from featviz.models.requirements import import_ultralytics, require_torchvision
 from featviz.text import listed, quoted
 
 _YOLO = ("ultralytics.nn.modules.", "ultralytics.nn.tasks.")
@@ -102,15 +102,13 @@ _SAVE_IMAGE = "torch.save(tensor, 'image.pt') of a plain tensor [C, H, W]"
 
 
 class RefusedError(Exception):
-    """What a file holds that is no model, in words that follow on its name: `holds a ...`."""
+    """What a file holds that is no model, in words that follow on its name: `holds a ...`; or the
+    names that it may not use."""
 
-
-class UnknownNamesError(Exception):
-    """Names that a file may not use."""
-
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, words: str, names: Iterable[str] = ()) -> None:
         self.names = sorted(names)
-        super().__init__(", ".join(self.names))
+        needs = f"needs {listed([*map(quoted, self.names)], 20)}, which could run any code"
+        super().__init__(words or f"{needs}; nothing was executed")
 
 
 class _Name(type):
@@ -146,7 +144,7 @@ def load(file: BinaryIO, plain: bool = False) -> Any:
         needed = {*_KEPT}
     allowed = {} if plain else {n: m for n in needed if (m := _meaning(n)) is not None}
     if unknown := needed - allowed.keys():
-        raise UnknownNamesError(unknown)
+        raise RefusedError("", unknown)
     file.seek(0)
     with _only(allowed), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about old ways to save, which a reader cannot change
@@ -156,7 +154,7 @@ def load(file: BinaryIO, plain: bool = False) -> Any:
             found = _UNSUPPORTED.search(str(error))
             name = found[1] if found and "." in found[1] else f"builtins.{found and found[1]}"
             if found and _meaning(name) is None:
-                raise UnknownNamesError({name}) from error
+                raise RefusedError("", {name}) from error
             if found or "persistent_load of storage" in str(error):
                 words = "is a whole model in the format of before torch 1.6"
                 raise RefusedError(words) from error
@@ -172,10 +170,8 @@ def read_tensor(data: bytes) -> np.ndarray:
         raise FileError("is of the older format of torch.save", _SAVE_IMAGE)
     try:
         content = load(BytesIO(data), plain=True)
-    except UnknownNamesError as error:
-        names = listed([*map(quoted, error.names)], 3)
-        words = f"holds more than tensors ({names}); nothing was executed"
-        raise FileError(words, _SAVE_IMAGE) from error
+    except RefusedError as error:
+        raise FileError(str(error), _SAVE_IMAGE) from error
     except Exception as error:  # a broken pickle decides itself what it raises
         words = quoted(str(error).splitlines()[0]) if str(error) else type(error).__name__
         raise FileError(f"is no whole file of torch.save: {words}") from error
@@ -187,10 +183,7 @@ def read_tensor(data: bytes) -> np.ndarray:
     if content.layout != torch.strided or content.is_quantized or content.is_complex():
         raise FileError("holds a tensor that is sparse, complex or quantised", _SAVE_IMAGE)
     dense = content.detach().resolve_neg()
-    try:
-        array: np.ndarray = dense.numpy()
-    except TypeError:
-        array = dense.float().numpy()
+    array: np.ndarray = (dense.float() if dense.dtype == torch.bfloat16 else dense).numpy()
     return array
 
 
@@ -232,8 +225,8 @@ def _attribute(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     if name.startswith("torchvision."):
         require_torchvision()
-    with tamed() if name.startswith(_YOLO) else nullcontext():
-        return getattr(importlib.import_module(module), attribute)
+    imported = import_ultralytics if name.startswith(_YOLO) else importlib.import_module
+    return getattr(imported(module), attribute)
 
 
 def lacks(name: str) -> bool:
@@ -248,9 +241,8 @@ def lacks(name: str) -> bool:
 
 
 def _class(name: str) -> type | None:
-    if name not in _HELPERS and not (
-        _NAME.fullmatch(name) and (name.startswith(_PACKAGES) or name in _MODULES)
-    ):
+    known = name in (*_HELPERS, *_MODULES) or name.startswith(_PACKAGES)
+    if not (known and _NAME.fullmatch(name)):
         return None
     kind: Any = _attribute(name)
     if name in _HELPERS:
@@ -383,7 +375,7 @@ def _check(content: Any) -> None:
             for part in module.modules():
                 part.extra_repr()  # reads the settings of a layer, which others rely on
         except Exception as error:  # whatever a state that a file made up leads to
-            raise broken(module) from error
+            raise _broken(module) from error
 
 
 def nested(content: Any) -> Iterator[Any]:
@@ -445,13 +437,15 @@ def _check_module(module: nn.Module) -> None:
             type(key) is str and (value is None or isinstance(value, kind))
             for key, value in dict.items(items)  # one of its own could hide some
         ):
-            raise broken(module)
+            raise _broken(module)
     if not all(_PART.fullmatch(name) for name in attributes["_modules"]):
         raise RefusedError(f"{of} with a module of an impossible name")
     if filled := sorted(name for name in _HOOKS if attributes.get(name)):
         raise RefusedError(f"{of} with {filled[0]}, which would call what the file says")
-    if not is_sound(module):
-        raise broken(module)
+    for name, fresh in _FRESH.items():
+        kind = type(fresh) if isinstance(fresh, (bool, dict, set)) else object
+        if name not in attributes or not isinstance(attributes[name], kind):
+            raise _broken(module)
 
 
 def _replaces(module: nn.Module, name: Any, value: Any) -> bool:
@@ -473,17 +467,6 @@ def _replaces(module: nn.Module, name: Any, value: Any) -> bool:
     return not (is_type or (name == "all_weights" and isinstance(module, nn.RNNBase)))
 
 
-def is_sound(module: nn.Module) -> bool:
-    """Whether all that nn.Module keeps is there, and of its kind."""
-    attributes = vars(module)
-    return all(
-        name in attributes
-        and (not isinstance(value, (bool, dict, set)) or isinstance(attributes[name], type(value)))
-        for name, value in _FRESH.items()
-    )
-
-
-def broken(module: nn.Module) -> RefusedError:
-    """The error for a module that torch could not use."""
+def _broken(module: nn.Module) -> RefusedError:
     words = "it lacks parts of an nn.Module, or contains itself"
     return RefusedError(f"holds a broken {type(module).__name__}: {words}")

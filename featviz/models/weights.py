@@ -1,9 +1,14 @@
-"""Weights: from what a training script saved to tensors by name, and from these into a module."""
+"""Weights and whole models: files read without running what they hold, tensors by name, and from
+these into a module."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
+import pickle
 import re
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,23 +17,179 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from featviz.errors import LoadError
-from featviz.models import checkpoint
-from featviz.models.torch_files import nested
+from featviz.errors import FeatvizError, FileError, LoadError
+from featviz.files import open_regular, read_json, real
+from featviz.models import exported, sources, torch_files
+from featviz.models.code import importable
+from featviz.models.torch_files import RefusedError, nested
 from featviz.options import ModelOptions
 from featviz.text import listed, quoted
 
 log = logging.getLogger(__name__)
 
+_SHOWN = 4
+
+# Files -------------------------------------------------------------------------------------------
+
+
+def record(path: Path) -> dict[str, Any]:
+    """What run.json says of a file: its name and sha256, no folder."""
+    with path.open("rb") as file:
+        return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def read(path: Path, unsafe: bool = False) -> Any:
+    """Read what a file holds: a module, or a mapping with tensors somewhere in it.
+
+    Raises:
+        LoadError: no checkpoint, truncated, or a pickle that needs more than is allowed.
+    """
+    try:
+        kind = sources.sniff(path)
+    except OSError as error:
+        raise LoadError(f"{path} cannot be read: {error.strerror}", None) from error
+    if kind == sources.TORCHSCRIPT:
+        raise LoadError(
+            f"{path.name} is TorchScript, which takes no hooks on its layers",
+            "give the Python model that it was made from, with its weights: "
+            "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pth') and --arch MODEL",
+        )
+    if kind == sources.EXPORTED:
+        return exported.read(path, unsafe)[0]
+    if kind == sources.SHARDS:
+        return _read_shards(path, unsafe)
+    if kind not in sources.KINDS:
+        words = f"{path.name} is no checkpoint: it is {kind}"
+        raise LoadError(words, "a file that torch.save wrote")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old ways to save, which a reader cannot change
+            if kind == sources.SAFETENSORS:
+                from safetensors.torch import load_file
+
+                return load_file(path)
+            if unsafe:
+                with importable(path.parent):
+                    content = torch.load(path, "cpu", weights_only=False)
+                return unwrapped(content) if isinstance(content, nn.Module) else content
+            with open_regular(path) as file:
+                return torch_files.load(file)
+    except FeatvizError:
+        raise
+    except RefusedError as error:
+        raise _refused(path, error) from error
+    except Exception as error:  # a broken pickle decides itself what it makes torch raise
+        raise _damaged(path, error) from error
+
+
+def _refused(path: Path, error: RefusedError) -> LoadError:
+    if lacking := [name for name in error.names if torch_files.lacks(name)]:
+        package = lacking[0].partition(".")[0]
+        return LoadError(
+            f"{path.name} needs the package {package} for {listed([*map(quoted, lacking)], 3)}",
+            f"pip install {package}, or a newer one (-U) if it is there",
+        )
+    trust = "if you trust the file, --trust"
+    remedy = trust if error.names else f"save the state_dict() of a model that runs; {trust}"
+    return LoadError(f"{path.name} {error}", remedy, add=("--trust",))
+
+
+def _damaged(path: Path, error: Exception) -> LoadError:
+    if isinstance(error, ModuleNotFoundError):  # of a file that is trusted
+        places = ", ".join(dict.fromkeys(str(real(f)) for f in (Path.cwd(), path.parent)))
+        return LoadError(
+            f"{path.name} needs the module {str(error.name)!r}, which cannot be found",
+            f"it was looked for in {places}; PYTHONPATH=FOLDER adds the folder that has it",
+        )
+    cause: BaseException = error
+    if isinstance(error, pickle.UnpicklingError) and error.__context__ is not None:
+        cause = error.__context__  # the same without torch's advice to load the file unsafely
+    words = quoted(re.split(r"(?<=\w)\. |\n", str(cause).strip())[0])
+    message = f"{path.name} cannot be loaded: {type(cause).__name__}: {words}".removesuffix(": ")
+    if "Unsupported operand" in str(error):  # of a pickle protocol that is not torch.save's own
+        return LoadError(message, "if you trust the file, --trust", add=("--trust",))
+    if isinstance(cause, AttributeError) and "__main__" in words:
+        hint = "save its state_dict(), and give --arch SCRIPT.py:CLASS"
+        return LoadError(f"{path.name} was saved by the script of its class: {words}", hint)
+    return LoadError(message, "is the file whole, and from this torch or older?")
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper; a
+    compiled one ignores hooks that come later, or traces them into its graph."""
+    inner = getattr(module, "_orig_mod", None)
+    if inner is None and isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        inner = module.module
+    return unwrapped(inner) if isinstance(inner, nn.Module) else module
+
+
+def _read_shards(path: Path, unsafe: bool) -> Any:
+    """The files that an index.json names, which must lie beside it."""
+    try:
+        shards = sorted({Path(str(n)).name for n in read_json(path)["weight_map"].values()})
+    except (FileError, ValueError, KeyError, TypeError, AttributeError) as error:
+        words = f"{path.name} is no index of shards: {error}"
+        raise LoadError(words, "it lacks a weight_map") from error
+    tensors: dict[str, Any] = {}
+    for name in shards:
+        words, shard = f"{path.name} names {quoted(name)}", path.with_name(name)
+        is_index = name.endswith(".index.json")  # which could name itself
+        if is_index or not os.path.isfile(shard):  # noqa: PTH113 - takes names of any length
+            raise LoadError(f"{words}, which is not beside it", "fetch it")
+        part = read(shard, unsafe)
+        if not isinstance(part, dict):
+            raise LoadError(f"{words}, which holds no dict of tensors")
+        tensors |= part
+    return tensors
+
+
+# Digests -----------------------------------------------------------------------------------------
+
+ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
+
+
+def digest(module: nn.Module) -> str | None:
+    """sha256 of a module: names, classes and settings (`extra_repr`) of what it consists of,
+    parameters and buffers, but not the code of the classes; None where a tensor does not tell its
+    values. Takes about a second for each gigabyte."""
+    sha256 = hashlib.sha256()
+    for name, part in module.named_modules():
+        try:
+            settings = ADDRESS.sub("0x", str(part.extra_repr()))
+        except Exception:  # the user's own code
+            settings = ""
+        words = f"{name}: {type(part).__qualname__}({settings})\n"
+        sha256.update(words.encode("utf-8", "backslashreplace"))
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        sha256.update(f"{name}: {tensor.dtype}\n".encode())
+        if not (is_lazy(tensor) or tensor.is_meta):
+            sha256.update(f"{list(tensor.shape)}\n".encode())
+            try:
+                add_values(tensor, sha256)
+            except Exception:  # a tensor of somebody else's class
+                return None
+    return sha256.hexdigest()
+
+
+def add_values(tensor: Tensor, sha256: Any) -> None:
+    """Add a tensor's bytes, or those of the tensors that it consists of (torchao's)."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, settings = tensor.__tensor_flatten__()
+        sha256.update(ADDRESS.sub("0x", repr(settings)).encode())
+        for name in names:
+            add_values(getattr(tensor, name), sha256)
+        return
+    tensor = tensor.detach().cpu()
+    tensor = tensor.int_repr() if tensor.is_quantized else tensor
+    tensor = tensor.to_dense() if tensor.layout != torch.strided else tensor
+    sha256.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+# From what a training script saved to tensors by name ---------------------------------------------
 _PLAIN = (
-    "state_dict",
-    "model_state_dict",
-    "model",
-    "net",
-    "network",
-    "module",
-    "weights",
+    *("state_dict", "model_state_dict", "model", "net", "network", "module", "weights"),
     "params",
 )
 _AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "ema", "params_ema")
@@ -53,8 +214,6 @@ DataParallel, which may also be a module's own name."""
 
 _DEEPEST = 4
 
-_SHOWN = 4
-
 
 @dataclass(frozen=True)
 class Unwrapped:
@@ -67,7 +226,7 @@ class Unwrapped:
 
 def read_weights(path: Path, options: ModelOptions) -> Unwrapped:
     """The tensors of a file by name."""
-    content = checkpoint.read(path, options.trust)
+    content = read(path, options.trust)
     return unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
 
 
@@ -129,11 +288,8 @@ def _tensors(content: Any) -> dict[str, Tensor]:
 def _describe(content: Any) -> str:
     if not isinstance(content, Mapping):
         return f"a {type(content).__name__}"
-    keys = [
-        quoted(repr(key)) if isinstance(key, (str, int)) else f"a {type(key).__name__}"
-        for key in [*content][:8]
-    ]
-    return f"keys {', '.join(keys)}" if keys else "nothing"
+    keys = [quoted(repr(key)) for key in content if isinstance(key, (str, int))]
+    return f"keys {listed(keys, 8)}" if keys else "nothing"
 
 
 def _without(weights: Unwrapped, prefix: str) -> Unwrapped:
@@ -179,7 +335,7 @@ def put_weights(
         log.info("%s: %s", path.name, "; ".join(fitting.steps))
     what = f"{path.name} does not fit {options.spec}"
     loaded = put_into(module, fitting.tensors, what, options.partial)
-    return {**checkpoint.record(path), "taken": [*fitting.steps, loaded]}
+    return {**record(path), "taken": [*fitting.steps, loaded]}
 
 
 def put_into(

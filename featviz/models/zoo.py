@@ -49,10 +49,7 @@ def load_timm(options: ModelOptions) -> Loaded:
 
 
 def _loaded(
-    options: ModelOptions,
-    kind: str,
-    build: Callable[..., tuple[nn.Module, Any]],
-    read: Callable[[str, Sequence[Mapping[str, Tensor]]], dict[str, int]],
+    options: ModelOptions, kind: str, build: Callable[..., Any], read: Callable[..., Any]
 ) -> Loaded:
     name, weights = options.spec.removeprefix(f"{kind}:"), options.weights or "default"
     source: dict[str, Any] = {"kind": kind, "name": name}
@@ -101,8 +98,7 @@ def build_torchvision(
         quiet["weights_backbone"] = None
     try:
         with torch.random.fork_rng(devices=()), warnings.catch_warnings():
-            # about how inception and googlenet initialise; nothing that a user here could act on
-            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", FutureWarning)  # how inception and googlenet initialise
             torch.manual_seed(seed)
             module: nn.Module = models.get_model(name, **quiet, **arguments)
     except (TypeError, ValueError) as error:
@@ -236,13 +232,9 @@ def _where_weights_are(config: Any, name: str) -> dict[str, Any]:
 
 
 def _not_loaded(config: Any, name: str, why: str) -> LoadError:
-    place = f"put {config.url} into {Path(torch.hub.get_dir()) / 'checkpoints'}"
-    if config.hf_hub_id:
-        from huggingface_hub import constants
-
-        file = f"{config.hf_hub_id} {config.hf_hub_filename or _HUB_FILES[0]}"
-        place = f"`hf download {file}` elsewhere, for {constants.HF_HUB_CACHE} or --weights FILE"
+    file = f"{config.hf_hub_id} {config.hf_hub_filename or _HUB_FILES[0]}"
+    place = f"`hf download {file}` elsewhere" if config.hf_hub_id else f"fetch {config.url}"
     return LoadError(
         f"the weights of {name} could not be loaded: {why.strip().splitlines()[0]}",
-        f"{place}; or use --weights none for random ones",
+        f"{place} for --weights FILE; or use --weights none for random ones",
     )

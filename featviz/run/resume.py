@@ -117,7 +117,7 @@ def run_record(prepared: Prepared) -> dict[str, Any]:
         **versions(),
         "device": model.device.type,
         "model": model.source,
-        "preprocessing": model.preprocess.words,
+        "preprocessing": model.preprocess.words_for(),
         "layers": [layer.name for layer in prepared.layers],
         "options": recorded_options(prepared.options),
     }

@@ -261,7 +261,7 @@ class Study:
             **versions(),
             "device": self.model.device.type,
             "model": dict(self.model.source),
-            "preprocessing": self.model.preprocess.words,
+            "preprocessing": self.model.preprocess.words_for(),
         }
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import featviz as fv
 from featviz.errors import FeatvizError
-from featviz.images import memory
+from featviz.images import arrays
 
 from .drawn import NAN, drawn
 
@@ -77,7 +77,7 @@ def test_pil_images_of_every_mode(mode: str, tmp_path: Path) -> None:
     pixels = np.arange(48, dtype=np.uint8).reshape(6, 8)
     grey = Image.fromarray(pixels)
     image = Image.fromarray(pixels.astype(np.uint16)) if mode == "I;16" else grey.convert(mode)
-    (path,) = memory.to_files([image], tmp_path)
+    (path,) = arrays.to_files([image], tmp_path)
     with Image.open(path) as found:
         kept = image.convert("RGB") if mode in ("CMYK", "HSV") else image
         assert found.mode == kept.mode
@@ -90,7 +90,7 @@ def test_the_exif_of_an_opened_photograph_is_kept(tmp_path: Path) -> None:
     exif[274] = 6
     Image.new("RGB", (8, 4)).save(tmp_path / "photo.jpg", exif=exif)
     with Image.open(tmp_path / "photo.jpg") as photo:
-        (path,) = memory.to_files([photo], tmp_path)
+        (path,) = arrays.to_files([photo], tmp_path)
     with Image.open(path) as found:
         assert found.size == (8, 4) and found.getexif()[274] == 6
 
@@ -100,11 +100,11 @@ def test_grey_and_bool_tensors() -> None:
     values = torch.linspace(0, 1, 12).reshape(3, 4)
     expected = (values * 255).round().to(torch.uint8).numpy()
     for tensor in (values, values[None], values[None, None]):
-        (found,) = memory.to_images(tensor)
+        (found,) = arrays.to_images(tensor)
         assert found.mode == "L" and np.array_equal(np.asarray(found), expected)
-    (found,) = memory.to_images(values > 0.5)
+    (found,) = arrays.to_images(values > 0.5)
     assert np.array_equal(np.asarray(found), (values > 0.5).numpy() * np.uint8(255))
-    (found,) = memory.to_images(values.half())
+    (found,) = arrays.to_images(values.half())
     assert np.abs(np.asarray(found).astype(int) - expected).max() <= 1
 
 
@@ -114,7 +114,7 @@ def test_grey_and_bool_tensors() -> None:
         (torch.rand(3, 4, 4) - 0.5, "image 0 has values from -0.* floats of an image are 0..1"),
         (torch.full((3, 4, 4), NAN), "image 0 has values from nan to nan"),
         (torch.zeros(3, 4, 4, dtype=torch.int64), "image 0 holds int64"),
-        (torch.zeros(3, 4, 4, dtype=torch.complex64), "image 0 holds torch.complex64"),
+        (torch.zeros(3, 4, 4, dtype=torch.complex64), "image 0 holds complex64"),
         (torch.rand(3, 4, 4).to_sparse(), "image 0 is no dense tensor"),
         (torch.zeros(5), r"channels \[5\] is no image"),
         (torch.zeros(3, 0, 5), r"channels \[0, 5, 3\] is no image"),

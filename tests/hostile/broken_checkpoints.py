@@ -136,7 +136,7 @@ def _expanded() -> object:
     return weights
 
 
-PICKLE = "cannot be loaded: its pickle is broken, or not as torch.save writes it"
+PICKLE = "cannot be loaded: UnpicklingError: "
 HEADER = "cannot be loaded: Error while deserializing header: "
 NOTHING = "holds no weights: nothing"
 NO_INDEX = "is no index of shards"

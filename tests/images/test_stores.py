@@ -163,12 +163,11 @@ def test_a_bucket_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_list_on_stdin_has_urls(
-    featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: str, featviz: Run, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file:// URL is the file on this machine, beside plain paths; percent signs are read."""
-    urls = [f"file://{photos}", f"file://{photos}/sub%20dir/00.png"]
-    assert find.find_samples(urls) == find.find_samples([str(photos), f"{photos}/sub dir/00.png"])
-    listed = f"{photos / '00.png'}\nfile://{photos / '01.png'}\n".encode()
+    """Beside plain paths."""
+    make_photos(tmp_path / "near", 2)
+    listed = f"{store}00.png\n{tmp_path / 'near' / '01.png'}\n".encode()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(listed)))
     done = featviz("run", tiny_file, *SMALL, "-", "--out", tmp_path / "out")
     assert done.code == 0 and complete(tmp_path / "out") == ["00.png", "01.png"]

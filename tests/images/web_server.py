@@ -65,13 +65,10 @@ class WebServer(ThreadingHTTPServer):
 
 
 def file_of(visit: Visit) -> None:
-    """A file, or the part that was asked for, or a page of links to what a folder holds."""
-    from urllib.parse import quote, unquote
+    """A file, or the part that was asked for."""
+    from urllib.parse import unquote
 
     path = visit.server.root / unquote(visit.path.partition("?")[0]).lstrip("/")
-    if path.is_dir():
-        names = [f"{p.name}{'/' * p.is_dir()}" for p in sorted(path.iterdir(), reverse=True)]
-        return page(*map(quote, names))(visit)
     if not path.is_file():
         return visit.send(b"", 404)
     body = path.read_bytes()
@@ -81,12 +78,6 @@ def file_of(visit: Visit) -> None:
     first, last = int(part[1]), min(int(part[2]), len(body) - 1)
     words = f"bytes {first}-{last}/{len(body)}"
     return visit.send(body[first : last + 1], 206, Content_Range=words)
-
-
-def page(*links: str) -> Answer:
-    """A page with these links."""
-    body = "".join(f'<li><a href="{link}">x</a></li>' for link in links).encode()
-    return lambda visit: visit.send(b"<html>" + body, Content_Type="text/html")
 
 
 def unavailable(visit: Visit) -> None:

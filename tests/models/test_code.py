@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from cli.outcomes import Run
-from conftest import Outcome
-from runs import refused
 from torch import nn
 
 from featviz.errors import FeatvizError, LoadError, UsageError
@@ -185,79 +182,14 @@ def test_the_seed_decides_and_the_global_generator_is_left_alone(
     assert not same_weights(one, other)
 
 
-SCRIPT = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 2, 1)
-    def forward(self, x):
-        return self.conv(x)
-
-if __name__ == "__main__":
-    torch.save(Net(), "net.pth", _use_new_zipfile_serialization=%s)
-"""
-
-
-@pytest.fixture(scope="module", params=[True, False], ids=["zip", "legacy"])
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a script has left that saved a model of its own class, which is `__main__.Net`."""
-    folder = tmp_path_factory.mktemp("saved")
-    (folder / "user_train.py").write_text(SCRIPT % request.param)
-    with contextlib.chdir(folder):
-        runpy.run_path("user_train.py", run_name="__main__")
-    return folder
-
-
-@pytest.fixture
-def script(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of it for one test, which is not the current one."""
-    folder, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
-    shutil.copytree(saved, folder)
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    return folder
-
-
-@pytest.mark.parametrize("place", ["beside", "here"])
-def test_the_class_of_a_script_is_found(
-    place: str, script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once the user trusts it, `__main__.Net` comes from the file that defines it, in the current
-    folder or beside the model; its weights are those that were saved."""
-    if place == "here":
-        (script / "user_train.py").rename(Path.cwd() / "user_train.py")
-    module = load(script / "net.pth", trust=True)
-    assert type(module).__name__ == "Net"
-    assert type(module).__module__.startswith("featviz_user_user_train")
-    assert module.conv.out_channels == 2
-
-
-@pytest.mark.parametrize("files", [0, 2])
-def test_a_class_that_no_file_or_several_define(files: int, script: Path) -> None:
-    """The message names the class, the files and the folders; no file is picked by chance."""
-    code = (script / "user_train.py").read_text()
-    (script / "user_train.py").unlink()
-    for number in range(files):
-        (script / f"user_{number}.py").write_text(code)
-    found = "user_0.py, user_1.py" if files else "no .py file"
-    with pytest.raises(FeatvizError, match=f"'Net' was defined in a script, and {found} in .*work"):
-        load(script / "net.pth", trust=True)
-
-
-def test_the_error_shows_the_command_to_go_on_with(
-    featviz: Run, script: Path, picture: Path, tmp_path: Path
-) -> None:
-    """The command in the hint, run as it stands, draws the model."""
-    arguments = ("run", script / "net.pth", picture, "--out", tmp_path / "my maps")
-    outcome = featviz(*arguments)
-    refused(outcome, 1, "net.pth needs __main__.Net, which could run any code; nothing was")
-    words = outcome.err.splitlines()[1]
-    assert words.endswith(
-        f"featviz run {script}/net.pth {picture} --out '{tmp_path}/my maps' --trust"
-    )
-    done: Outcome = featviz(*arguments, "--trust")
-    assert done.code == 0, done.err
-    assert (tmp_path / "my maps" / picture.name / "001_conv" / "output.png").is_file()
+def test_the_class_of_a_script_is_given_as_code(tmp_path: Path) -> None:
+    """A whole model of a script's own class is one of `__main__.Net`, which nobody finds."""
+    script = "import torch\nclass Net(torch.nn.Identity): pass\ntorch.save(Net(), 'net.pth')\n"
+    (tmp_path / "train.py").write_text(script)
+    with contextlib.chdir(tmp_path):
+        runpy.run_path("train.py", run_name="__main__")
+    with pytest.raises(
+        FeatvizError, match=r"was saved by the script of its class: .*Net"
+    ) as caught:
+        load(tmp_path / "net.pth", trust=True)
+    assert "--arch SCRIPT.py:CLASS" in str(caught.value.hint)

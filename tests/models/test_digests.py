@@ -18,9 +18,10 @@ from runs import make_photos, run_json, tree
 from torch import nn
 
 import featviz as fv
-from featviz.models import digests
+from featviz.models.arguments import digest as value_digest
 from featviz.models.arguments import from_values
 from featviz.models.load import load_model
+from featviz.models.weights import digest
 from featviz.options import InputOptions, ModelOptions
 from featviz.rundir.unlike import differences
 
@@ -53,7 +54,7 @@ class Told(nn.Module):
 )
 def test_settings_of_a_module_are_part_of_its_digest(one: nn.Module, other: nn.Module) -> None:
     """Those that `repr` shows, which are in no tensor."""
-    assert digests.of_module(one) != digests.of_module(other)
+    assert digest(one) != digest(other)
 
 
 class Packed(torch.Tensor):
@@ -92,16 +93,16 @@ def packed(number: int, scale: float) -> nn.Module:
 def test_tensors_that_consist_of_others_count_by_these() -> None:
     """Quantised weights of torchao have a digest; a tensor that tells nothing has none."""
     one, again, other, scaled = (packed(n, s) for n, s in ((1, 0.5), (1, 0.5), (2, 0.5), (1, 0.25)))
-    assert digests.of_module(one) == digests.of_module(again)
-    assert len({*map(digests.of_module, (one, other, scaled))}) == 3
-    assert digests.of_module(packed(1, float("nan"))) is None
+    assert digest(one) == digest(again)
+    assert len({*map(digest, (one, other, scaled))}) == 3
+    assert digest(packed(1, float("nan"))) is None
 
 
 def test_a_model_without_a_digest_is_not_resumed(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run of it may be one of other weights."""
-    monkeypatch.setattr(digests, "of_module", lambda module: None)
+    monkeypatch.setattr("featviz.models.weights.digest", lambda module: None)
     again = {"size": 8, "resume": True}
     fv.run(nn.Conv2d(3, 2, 1), photos, "Conv2d", tmp_path / "out", **again)  # type: ignore[arg-type]
     with pytest.raises(fv.errors.StoreError, match="this model's tensors do not tell"):
@@ -114,9 +115,9 @@ def test_a_model_without_a_digest_is_not_resumed(
 def test_what_a_module_says_of_itself_may_be_anything(say: Callable[[], Any]) -> None:
     """Addresses change nothing, an `extra_repr` that raises is none, odd characters are taken."""
     kept = [object() for _ in range(3)]  # the next object lies at another address
-    first = digests.of_module(Told(say))
+    first = digest(Told(say))
     kept.append(object())
-    assert digests.of_module(Told(say)) == first
+    assert digest(Told(say)) == first
 
 
 def imported(path: Path, code: str) -> Any:
@@ -133,7 +134,6 @@ FORMS = {
     "function": "def f(x):\n    return x * {}\n",
     "method": "class P:\n    def g(self, x):\n        return x * {}\nf = P().g\n",
     "object": "class P:\n    def __call__(self, x):\n        return x * {}\nf = P()\n",
-    "class": "class f:\n    def __init__(self, x):\n        self.x = x * {}\n",
     "lambda": "f = lambda x: x * {}\n",
     "nested": "f = lambda x: [y * {} for y in x]\n",
     "default": "def f(x, by={}):\n    return x * by\n",
@@ -153,7 +153,7 @@ def test_an_edited_function_has_another_digest(form: str, tmp_path: Path) -> Non
     for index, by in enumerate(("2", "2", "3")):
         (tmp_path / str(index)).mkdir()
         path = tmp_path / str(index) / "prep.py"
-        of.append(digests.of_value(imported(path, FORMS[form].format(by)).f))
+        of.append(value_digest(imported(path, FORMS[form].format(by)).f))
     assert of[0] == of[1] != of[2]
 
 
@@ -172,24 +172,22 @@ def test_the_order_of_a_constant_set_changes_nothing() -> None:
 
     one, other = ordered([0, 8]), ordered([8, 0])
     assert repr(frozenset([0, 8])) != repr(frozenset([8, 0]))
-    assert digests.of_value(one) == digests.of_value(other)
-    assert digests.of_value(one) != digests.of_value(ordered([0, 9]))
+    assert value_digest(one) == value_digest(other)
+    assert value_digest(one) != value_digest(ordered([0, 9]))
 
 
 def test_values_count_in_full() -> None:
     """Tensors and arrays inside of others by all their values, whatever `repr` shows."""
     for kind in (torch.tensor, np.array):
         with np.printoptions(precision=3):  # as some libraries set them
-            texts = {digests.of_value([{"t": kind(v)}]) for v in (0.1, 0.1 + 1e-7, [0.1])}
+            texts = {value_digest([{"t": kind(v)}]) for v in (0.1, 0.1 + 1e-7, [0.1])}
         assert len(texts) == 3
-    assert digests.of_value([torch.zeros(2)]) != digests.of_value([torch.zeros(2).int()])
+    assert value_digest([torch.zeros(2)]) != value_digest([torch.zeros(2).int()])
     one, other = [1, "ab", {"a": (1.5,)}], [1, "".join("ab"), {"a": (1.5,)}]
-    assert digests.of_value(one) == digests.of_value(other) != digests.of_value([1])
-    beside_a_module = [lambda x, kept=(hashlib, gain): x * kept[1] for gain in (1, 5)]
-    assert len({*map(digests.of_value, beside_a_module)}) == 2  # a module cannot be pickled
+    assert value_digest(one) == value_digest(other) != value_digest([1])
     endless: list[Any] = []
     endless.append(endless)
-    assert digests.of_value(endless) == digests.of_value(endless)
+    assert value_digest(endless) == value_digest(endless)
 
 
 CODE = """

@@ -16,7 +16,7 @@ from hostile_nodes import around, named
 from torch import nn
 
 from featviz.errors import LoadError
-from featviz.models import checkpoint
+from featviz.models import weights
 from featviz.models.load import load_model
 from featviz.options import InputOptions, ModelOptions
 
@@ -80,7 +80,7 @@ def test_many_names_are_counted(folder: Path) -> None:
     """A file that names a thousand functions does not fill the screen."""
     path = written(around([named(f"m{n:04}:f") for n in range(1000)]))(folder)
     with pytest.raises(LoadError, match=r"needs m0000\.f, .*, m0019\.f and 980 more, which"):
-        checkpoint.read(path)
+        weights.read(path)
 
 
 @pytest.mark.parametrize(

@@ -113,13 +113,13 @@ def test_hyper_parameters_as_one_argument(folder: Path) -> None:
             "plain.pth",
             {"arch": "user_lit.py:Lit"},
             LoadError,
-            r"plain\.pth has no hyper_parameters",
+            r"plain\.pth has no dict of hyper_parameters",
         ),
         (
             "list.ckpt",
             {"arch": "user_lit.py:Lit"},
             LoadError,
-            r"list\.ckpt has hyper_parameters that are a list, no dict",
+            r"list\.ckpt has no dict of hyper_parameters",
         ),
     ],
 )

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from featviz.errors import FeatvizError, LoadError, UsageError
-from featviz.models import sniff
+from featviz.models import sources
 from models.loading import load
 
 peft: Any = pytest.importorskip("peft", reason="peft is not installed")
@@ -101,7 +101,7 @@ def test_a_header_that_begins_as_a_pickle_does(tmp_path: Path) -> None:
         if path.read_bytes().startswith(b"\x80\x02"):
             break
     assert path.read_bytes().startswith(b"\x80\x02")
-    assert sniff.sniff(path) == sniff.SAFETENSORS
+    assert sources.sniff(path) == sources.SAFETENSORS
 
 
 LINEAR = {k: v for k, v in FACTORS.items() if k.startswith("block")}

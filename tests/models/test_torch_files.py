@@ -22,7 +22,7 @@ from torch import nn
 from torchvision import models
 
 from featviz.errors import LoadError
-from featviz.models import checkpoint, torch_files
+from featviz.models import torch_files, weights
 from featviz.models.weights import unwrap
 from models.loading import load, nothing_fetched, on_meta, same_modules, same_weights, uninitialised
 
@@ -57,7 +57,7 @@ def test_a_pickle_that_asks_for_more_is_refused(attempt: str, box: Sandbox) -> N
     path.write_bytes(around(make(box)))
     before = sorted(box.root.rglob("*"))
     with pytest.raises(LoadError) as caught:
-        unwrap(checkpoint.read(path), name="model.pth")
+        unwrap(weights.read(path), name="model.pth")
     if find_spec("ultralytics") or "ultralytics" not in caught.value.message:
         assert words in caught.value.message
     assert caught.value.message.isprintable() and len(caught.value.message) < 600
@@ -140,7 +140,7 @@ def test_whole_models_of_torch_load_without_flags(kind: str, tmp_path: Path) -> 
     """What torch.nn and its helpers make."""
     module = WHOLE[kind]()
     torch.save(module, tmp_path / "whole.pth")
-    loaded = checkpoint.read(tmp_path / "whole.pth")
+    loaded = weights.read(tmp_path / "whole.pth")
     assert type(loaded) is type(module) and same_weights(loaded, module)
     if kind == "tied":
         assert loaded[0].weight is loaded[1].weight
@@ -168,7 +168,7 @@ def test_detection_models_that_ran_load(tmp_path: Path) -> None:
             r"needs torch\.nn\.utils\.weight_norm\.WeightNorm",
         ),
         (None, {"_use_new_zipfile_serialization": False}, "in the format of before torch 1.6"),
-        (None, {"pickle_protocol": 4}, "its pickle is broken, or not as torch.save writes it"),
+        (None, {"pickle_protocol": 4}, "UnpicklingError: "),
         (torch.compile, {}, r"needs .*torch\._dynamo"),
     ],
 )
@@ -199,7 +199,7 @@ def test_a_load_leaves_the_allowed_globals_as_they_were(tiny_file: Path) -> None
     file = io.BytesIO()
     torch.save(Note(), file)
     with torch.serialization.safe_globals([Note]):
-        with pytest.raises(torch_files.UnknownNamesError, match="Note"):
+        with pytest.raises(torch_files.RefusedError, match="Note"):
             torch_files.load(file)
         assert Note in torch.serialization.get_safe_globals()
 
@@ -220,7 +220,7 @@ def test_arguments_of_a_script_load_as_data(
     arguments = kind(lr=1e-3, data=Path("runs/a"), more=kind(depth=2), betas=(0.9, 0.99))
     content = {"model": {"w": torch.ones(2)}, "args": arguments}
     torch.save(content, tmp_path / "c.pth", _use_new_zipfile_serialization=zipped)
-    read = checkpoint.read(tmp_path / "c.pth")
+    read = weights.read(tmp_path / "c.pth")
     assert torch.equal(read["model"]["w"], torch.ones(2))
     found = read["args"]
     assert (found.lr, found.data, found.more.depth) == (1e-3, "runs/a", 2)

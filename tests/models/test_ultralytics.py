@@ -27,10 +27,10 @@ from featviz import capture as featviz_capture
 from featviz.errors import LoadError
 from featviz.hooks.layers import list_layers
 from featviz.hooks.selectors import parse, select
-from featviz.models import checkpoint
+from featviz.models import weights
 from featviz.models.load import adopt, load_model
-from featviz.models.preprocess import Preprocess
-from featviz.models.presets import Letterbox, from_ultralytics
+from featviz.models.preprocess import Chain, Preprocess
+from featviz.models.presets import from_ultralytics
 from featviz.options import InputOptions, ModelOptions
 
 from .loading import load, same_weights
@@ -119,7 +119,7 @@ def test_what_official_files_keep_beside_the_weights(small: nn.Module, tmp_path:
         "Resize", "ToTensor", "Normalize",
     ]  # fmt: skip
     assert found.model[-1].detect is heads.Detect.forward
-    content = checkpoint.read(tmp_path / "last.pt")
+    content = weights.read(tmp_path / "last.pt")
     assert content["train_metrics"] == {"mAP": 0.5, "count": 3, "old": 0.25}
 
 
@@ -207,7 +207,7 @@ def test_the_first_import_has_no_other_effects(small: nn.Module, tmp_path: Path)
         "def refuse(*args, **more): sys.exit('asked the network')\n"
         "socket.getaddrinfo = socket.socket.connect = refuse\n"
         "from featviz.models import checkpoint\n"
-        f"checkpoint.read(__import__('pathlib').Path({str(path)!r}))\n"
+        f"weights.read(__import__('pathlib').Path({str(path)!r}))\n"
         "assert 'ultralytics' in sys.modules\n"
         "import torch, PIL.Image\n"
         "assert PIL.Image.open.__module__ == 'PIL.Image'\n"
@@ -279,10 +279,10 @@ def test_the_input_is_their_letterbox(size: tuple[int, int], stride: int) -> Non
         pixels = np.atleast_3d(np.asarray(image))
         box = augment.LetterBox(640, auto=True, stride=stride)
         theirs = F.to_tensor(box(image=pixels))
-        assert torch.equal(Letterbox(640, stride=stride)(image)[0], theirs)
+        assert torch.equal(Chain(640, stride=stride)(image)[0], theirs)
     placed = box.get_params({"img": pixels})
     wide, high = placed["new_unpad"]
-    window = Letterbox(640, stride=stride).window(image.size)
+    window = Chain(640, stride=stride).window(image.size)
     assert window == (placed["top"], placed["left"], high, wide)
 
 
@@ -315,24 +315,24 @@ def test_the_longer_side_comes_from_the_checkpoint(yolo: nn.Module, yolo_file: P
     yolo.args = {"imgsz": 300}  # type: ignore[assignment]
     for arguments, size in (({"imgsz": 500}, 512), ({}, 320), (None, 320), ({"imgsz": "x"}, 320)):
         chain = from_ultralytics(yolo, arguments)
-        assert chain is not None and chain.steps == Letterbox(size).steps
+        assert chain is not None and chain.steps == Chain(size, stride=32).steps
     yolo.args = {}  # type: ignore[assignment]
     for wrong in (10**9, 0, -5, True, [640, 640], None):
-        assert from_ultralytics(yolo, {"imgsz": wrong}) == Letterbox(640)
-    assert adopt(yolo, InputOptions()).preprocess.chain == Letterbox(640)
+        assert from_ultralytics(yolo, {"imgsz": wrong}) == Chain(640, stride=32)
+    assert adopt(yolo, InputOptions()).preprocess.chain == Chain(640, stride=32)
     assert from_ultralytics(nn.Conv2d(3, 1, 1), {"imgsz": 320}) is None
     before = yolo.stride
     for stride, used in ((64.0, 64), (8.0, 32), (1e9, 32), (float("nan"), 32)):
         yolo.stride = torch.tensor([8.0, stride])
-        assert from_ultralytics(yolo, {}) == Letterbox(640, stride=used)
+        assert from_ultralytics(yolo, {}) == Chain(640, stride=used)
     yolo.stride = torch.empty(0)
-    assert from_ultralytics(yolo, {}) == Letterbox(640)
+    assert from_ultralytics(yolo, {}) == Chain(640, stride=32)
     yolo.stride = before
 
 
 def test_wishes_for_the_size(yolo_file: Path) -> None:
     """--size N is the longer side; HxW and --crop take padding away."""
-    assert preprocess(yolo_file, size=600).chain.steps == Letterbox(608).steps
+    assert preprocess(yolo_file, size=600).chain.steps == Chain(608, stride=32).steps
     assert preprocess(yolo_file, size=600).tensor(picture(300, 600)).shape == (1, 3, 320, 608)
     exact = preprocess(yolo_file, size=(96, 64))
     assert exact.chain.window((50, 30)) is None
@@ -360,7 +360,7 @@ def test_an_overlay_has_no_padding(
     assert done.code == 0, done.err
     (file,) = (tmp_path / "out").glob("wide.png/*/output.png")
     with Image.open(tmp_path / "wide.png") as opened:
-        window = Letterbox(320).window(opened.size)
+        window = Chain(320, stride=32).window(opened.size)
         seen = augment.LetterBox(320, auto=True)(image=np.asarray(opened.convert("RGB")))
     assert window.height < seen.shape[0]
     with Image.open(file) as drawn:

@@ -68,7 +68,7 @@ def test_weights_load_without_arch_however_they_are_wrapped(
     with uninitialised():
         loaded = load_model(ModelOptions(str(path)), InputOptions())
     assert (loaded.source["arch"], loaded.source["num_classes"]) == ("shufflenet_v2_x0_5", 7)
-    assert "resize shorter side to 256" in loaded.preprocess.words
+    assert "resize shorter side to 256" in loaded.preprocess.words_for()
     for key, value in small.state_dict().items():
         if "num_batches" not in key:
             close = torch.allclose(loaded.module.state_dict()[key], value, atol=1e-3)

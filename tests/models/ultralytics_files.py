@@ -13,14 +13,15 @@ import pytest
 import torch
 from torch import nn
 
-from featviz.models.requirements import tamed
+from featviz.models.requirements import import_ultralytics
 
 os.environ.setdefault("YOLO_CONFIG_DIR", tempfile.mkdtemp(prefix="ultralytics-"))
-with tamed():
-    ultralytics: Any = pytest.importorskip(
-        "ultralytics", reason="ultralytics is not installed (extra featviz[test-ecosystem])"
-    )
-    get_cfg = importlib.import_module("ultralytics.cfg").get_cfg
+try:
+    ultralytics: Any = import_ultralytics("ultralytics")
+except ImportError:
+    reason = "ultralytics is not installed (extra featviz[test-ecosystem])"
+    pytest.skip(reason, allow_module_level=True)
+get_cfg = importlib.import_module("ultralytics.cfg").get_cfg
 
 NAMES = ("yolo11n", "yolov8n", "yolo11n-seg", "yolo11n-cls")
 
