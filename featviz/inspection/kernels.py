@@ -83,7 +83,7 @@ def draw_kernels(model: ModelOptions | LoadedModel, options: KernelOptions) -> K
         layers = [layer.name for layer, _ in read]
         record = {"kind": "kernels", **versions(), "model": loaded.source, "layers": layers}
         run.write_run({**record, "options": given})
-        folder = run.folder("")
+        folder = ImageFolder(run, "")
         drawn = []
         with tensorboard.opened(events, options.out) as board:
             for layer, kernels in read:

@@ -25,7 +25,6 @@ from featviz.run.prepare import ModelInput, grouped, read_input, warn_of_guess
 from featviz.run.visit import Visit, visit
 from featviz.rundir.place import (
     FileKind,
-    ResultKind,
     check_apart,
     check_file,
     check_free,
@@ -65,7 +64,7 @@ def begun(
     model: ModelOptions | LoadedModel,
     arguments: Sequence[str],
     options: AuditOptions | ExemplarOptions,
-    kind: ResultKind,
+    kind: str,
     files: Collection[tuple[str, Path, FileKind]] = (),
 ) -> Iterator[tuple[Path, LoadedModel, list[Sample]]]:
     """A folder to write into, which takes the place of `--out` if the block succeeds; the model and

@@ -99,7 +99,6 @@ class Drawing:
             folder = self.store.image(sample.name)
             if result := kept(folder, sample, self.fingerprint):
                 return result
-            folder.refuse_others()
             folder.discard()
         return read_input(sample, self.prepared.model.preprocess, self.prepared.options.inputs)
 
@@ -138,7 +137,7 @@ class Drawing:
                     if self._lost == MOST_LOST:
                         raise
             elif result is not None and self.prepared.options.max_output_size is not None:
-                self._count(self.store.folder(result.folder))
+                self._count(ImageFolder(self.store, result.folder))
         except Exception:
             if following is not None and isinstance(following.result, ImageWriter):
                 following.result.abandon()

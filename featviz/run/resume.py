@@ -24,8 +24,9 @@ from featviz.models.requirements import versions
 from featviz.options import RunOptions
 from featviz.records import ImageResult, Outcome, Sample
 from featviz.run.prepare import Prepared, check_options
-from featviz.rundir import RUN_FILE, lock, store
-from featviz.rundir.atomic import remove, remove_empty, reported
+from featviz.rundir import RUN_FILE, store
+from featviz.rundir import place as places
+from featviz.rundir.atomic import reported
 from featviz.rundir.place import (
     RUN,
     Earlier,
@@ -33,12 +34,10 @@ from featviz.rundir.place import (
     clear_beside,
     hidden_beside,
     holds_run,
-    names_of_images,
     put_in_place,
 )
 from featviz.rundir.read import read_json, read_record
 from featviz.rundir.schema import GROWING, Failure, convert, fingerprint
-from featviz.rundir.store import StoredRun
 from featviz.rundir.unlike import differences
 from featviz.rundir.write import ImageFolder, RunDirectory
 from featviz.text import counted, listed, quoted, safe_way
@@ -51,7 +50,7 @@ def held(options: RunOptions) -> Iterator[None]:
     """No other process writes into the place of the run, but other shards of it."""
     check_options(options)
     out, shard = options.out, options.shard
-    with store.held(out, shard) if isinstance(out, Url) else lock.held(out, shard):
+    with store.held(out, shard) if isinstance(out, Url) else places.held(out, shard):
         yield
 
 
@@ -60,7 +59,7 @@ def together(options: RunOptions) -> AbstractContextManager[None]:
     if options.shard is None:
         return nullcontext()
     out = options.out
-    return store.among_shards(out) if isinstance(out, Url) else lock.among_shards(out)
+    return store.among_shards(out) if isinstance(out, Url) else places.among_shards(out)
 
 
 @contextmanager
@@ -77,8 +76,7 @@ def place(options: RunOptions, earlier: Earlier | None) -> Iterator[tuple[Path, 
     fixed = real(out).is_mount() or not os.access(real(out).parent, os.W_OK)
     if earlier is None or not earlier.complete or fixed:
         if earlier is not None:
-            remove(out, earlier.ours)
-            remove_empty(out)
+            RunDirectory(out).clear(earlier.ours)
         yield out, options
         return
     fresh = hidden_beside(out)
@@ -199,7 +197,7 @@ def check_destination(options: RunOptions) -> Earlier | None:
     if isinstance(options.out, Url):
         if not options.resume and options.shard is None:
             with store.temporary(options.out.name) as folder:
-                StoredRun(folder, options.out).check_free()
+                RunDirectory(folder, options.out).check_free()
         return None
     there = (options.resume or options.shard is not None) and holds_run(options.out)
     if there or (options.resume and RunDirectory(options.out).complete):
@@ -219,26 +217,24 @@ def open_run(
     options = prepared.options
     with together(options):
         out = options.out
-        run = StoredRun(folder, out) if isinstance(out, Url) else RunDirectory.create(folder)
-        before = _joined(run, options, document, samples)
-        run.refuse_links(document.names)
+        run = RunDirectory.create(folder, out if isinstance(out, Url) else None)
+        _join(run, options, document, samples)
         known = {safe_way(name) for name in document.names}
         complete = run.complete if options.resume else []
         if gone := [quoted(path) for path in complete if path not in known]:
             log.warning("%s: stays, though no longer among the inputs", listed(gone, 3))
         # hidden folders that no process is writing into
-        old = set(names_of_images(before or {})).difference(document.names)
-        run.clear_images([*(sample.name for sample in samples), *old])
+        run.clear_images([sample.name for sample in samples])
         document.write(run)
     return run
 
 
-def _joined(
+def _join(
     run: RunDirectory, options: RunOptions, document: RunDocument, samples: Sequence[Sample]
-) -> dict[str, Any] | None:
-    """The content of run.json, if the run that is there can go on. Where it is missing or broken,
-    an image that was drawn in the same way is enough: run.json is written anew. A shard joins the
-    run that the others write, if it has none of this shard's images yet."""
+) -> None:
+    """Refuse a run that cannot go on. Where run.json is missing or broken, an image that was drawn
+    in the same way is enough: it is written anew. A shard joins the run that the others write, if
+    that has none of this shard's images yet."""
     before = run.record()
     if before is not None and (options.resume or options.shard is not None):
         if document.record["model"].get("parameters", "") is None:
@@ -260,15 +256,14 @@ def _joined(
                 f"--out {options.out} holds {counted(done, 'image')} of shard {options.shard}",
                 "--resume goes on with it, --out names another place",
             )
-        return before
+        return
     for path in run.complete if options.resume else ():
         with suppress(StoreError):
-            if run.folder(path).manifest().fingerprint == document.fingerprint:
+            if ImageFolder(run, path).manifest().fingerprint == document.fingerprint:
                 log.warning("%s/%s is written anew from the manifests", options.out, RUN_FILE)
-                return before
-    if options.resume or isinstance(run, StoredRun):
+                return
+    if options.resume or run.store is not None:
         run.check_free()
-    return before
 
 
 def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult | None:

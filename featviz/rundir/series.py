@@ -14,7 +14,7 @@ from pathlib import Path
 
 from featviz.errors import StoreError
 from featviz.rundir import LOCK_FILE, REPORT, REPORT_FILE, REPORT_ZIP, RUN_FILE
-from featviz.rundir.atomic import part_of, remove, remove_empty, reported
+from featviz.rundir.atomic import part_of, remove, reported
 from featviz.rundir.place import RUN, Earlier, check_free
 from featviz.text import quoted
 
@@ -55,7 +55,6 @@ def remove_steps(steps: Mapping[Path, Earlier]) -> None:
     """Remove run directories: what their records list."""
     for path, earlier in steps.items():
         remove(path, earlier.ours)
-        remove_empty(path)
 
 
 def check_series(root: Path, overwrite: bool, resume: bool, board: Path | None) -> list[int]:

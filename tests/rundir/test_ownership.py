@@ -123,7 +123,9 @@ def test_links_in_a_run_stop_overwrite(draw: Run, ran: Path, tmp_path: Path) -> 
         (ran / place).symlink_to(tmp_path / "target")
         before = snapshot(tmp_path)
         done = draw(ran, "--overwrite")
-        refused(done, 1, f"did not write: {place}")
+        refused(
+            done, 1, "did not write: ", place.rpartition("/")[0] if "manifest" in place else place
+        )
         assert snapshot(tmp_path) == before
         (ran / place).unlink()
         saved.rename(ran / place)

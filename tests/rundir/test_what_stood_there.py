@@ -13,8 +13,8 @@ from conftest import Outcome
 from runs import SMALL, refused, snapshot, tree
 
 from featviz.errors import UsageError
-from featviz.rundir import LOCK_FILE, RUN_FILE, lock
-from featviz.rundir.place import check_apart
+from featviz.rundir import LOCK_FILE, RUN_FILE
+from featviz.rundir.place import check_apart, held
 
 MARKS = {
     "run": "run.json",
@@ -133,7 +133,7 @@ def test_an_earlier_result(command: str, write: Write, out: Path, tmp_path: Path
 
 def test_a_folder_that_another_process_writes(write: Write, out: Path, tmp_path: Path) -> None:
     """Exit code 1 and one line; what is there stays, the lock of the other one too."""
-    with lock.held(out):
+    with held(out):
         before = sorted(tmp_path.rglob("*"))
         refused(write(), 1, f"is being written by process {os.getpid()} on ")
         assert sorted(tmp_path.rglob("*")) == before
