@@ -25,8 +25,9 @@ from featviz.records import Call, Layer, Sample, Verdict
 from featviz.records.findings import parse_gate
 from featviz.run.batches import BatchProgress, Study, begun
 from featviz.run.prepare import blank_input
-from featviz.rundir import junit, write
+from featviz.rundir import write
 from featviz.rundir.place import AUDIT, JUNIT, PRUNING, check_file, writing
+from featviz.rundir.studies import junit
 from featviz.text import listed
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ def audit(
         else:
             label = Path(model.spec).name
         with writing(options.junit, JUNIT, "--junit", options.overwrite) as file:
-            file.write(junit.document({label: verdicts}))
+            file.write(junit({label: verdicts}))
     return AuditResult(options.out, document, tuple(verdicts))
 
 

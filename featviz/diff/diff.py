@@ -15,7 +15,7 @@ from featviz.errors import CompareError, UsageError
 from featviz.files.urls import Url
 from featviz.options import DiffFiles, DiffThresholds
 from featviz.records import Comparison, OnlyIn, Place
-from featviz.rundir import DIFF_FILE, junit
+from featviz.rundir import DIFF_FILE
 from featviz.rundir.atomic import atomic
 from featviz.rundir.image import DamagedError, ReadImage
 from featviz.rundir.place import (
@@ -31,6 +31,7 @@ from featviz.rundir.place import (
 )
 from featviz.rundir.read import ReadRun, read_run, warn_of
 from featviz.rundir.store import here
+from featviz.rundir.studies import junit
 from featviz.rundir.write import write_record
 from featviz.text import by, listed
 
@@ -140,7 +141,7 @@ def _diff(
                     with atomic(fresh / name) as file:
                         file.write(text.encode("utf-8", "replace"))
             write_record(fresh, DIFF_FILE, output.as_json(result))
-    texts[JUNIT] = junit.document({str(result.new): output.verdicts(result)}, "diff")
+    texts[JUNIT] = junit({str(result.new): output.verdicts(result)}, "diff")
     for option, path, kind in single:
         if kind in texts:
             with writing(path, kind, option, files.overwrite) as file:

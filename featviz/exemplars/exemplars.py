@@ -23,15 +23,13 @@ from featviz.run.choose import choose_layers
 from featviz.run.prepare import blank_input
 from featviz.rundir import EXEMPLARS_FILE, write
 from featviz.rundir.place import EXEMPLARS
+from featviz.rundir.schema import Failure, Seen
 from featviz.rundir.studies import (
     SCHEMA_VERSION,
     ExemplarChannel,
     ExemplarLayer,
     ExemplarRecord,
-    FailedImage,
     FieldOfView,
-    ImagesSeen,
-    LeftOut,
 )
 from featviz.text import by, listed
 
@@ -104,7 +102,7 @@ def find_exemplars(
                 top = collector.tops[site, name]
                 rows.append(cutter.draw(target, top, row, options.pick, len(study.seen), folder))
         skipped = {**plan.skipped, **collector.skipped}
-        failures = [FailedImage(*failure) for failure in study.failures]
+        failures = [Failure(name, error, number) for name, number, error in study.failures]
         record = ExemplarRecord(
             SCHEMA_VERSION,
             **study.about,
@@ -115,8 +113,10 @@ def find_exemplars(
                 "per_class": options.per_class,
                 **structs.asdict(options.inputs),
             },
-            images=ImagesSeen(len(study.samples), len(study.seen), failures),
-            skipped=[LeftOut(layer, reason) for layer, reason in sorted(skipped.items())],
+            images=Seen(len(study.seen), len(study.samples), failures),
+            skipped=[
+                {"layer": layer, "reason": reason} for layer, reason in sorted(skipped.items())
+            ],
             never_ran=list(plan.never_ran),
             layers=rows,
         )

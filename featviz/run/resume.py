@@ -36,9 +36,8 @@ from featviz.rundir.place import (
     holds_run,
     put_in_place,
 )
-from featviz.rundir.read import read_json, read_record
+from featviz.rundir.read import differences, read_json, read_record
 from featviz.rundir.schema import GROWING, Failure, convert, fingerprint
-from featviz.rundir.unlike import differences
 from featviz.rundir.write import ImageFolder, RunDirectory
 from featviz.text import counted, listed, quoted, safe_way
 

@@ -44,6 +44,8 @@ from featviz.rundir.store import Store, files_of_images
 from featviz.text import listed, quoted, safe_name, safe_way
 from featviz.version import __version__
 
+__all__ = ["ImageFolder", "RunDirectory", "atomic", "write_json"]
+
 _SHORT = 40
 """Bytes of an image's name in the names of its files, so that what follows is not cut off."""
 _TRIES = 10

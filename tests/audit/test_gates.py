@@ -14,7 +14,7 @@ from featviz.audit import findings
 from featviz.errors import UsageError
 from featviz.records import Verdict
 from featviz.records.findings import parse_gate
-from featviz.rundir import junit
+from featviz.rundir.studies import junit
 
 from .audited import COLOURS, PLANTED, Run
 
@@ -116,7 +116,7 @@ def test_only_what_both_have_is_compared(caplog: pytest.LogCaptureFixture) -> No
 def test_junit_has_a_case_for_each_gate() -> None:
     """What a CI server reads: names, counts, and the figure in the failure."""
     verdicts = [Verdict("dead>5%", True, "fine"), Verdict("a<b&c", False, 'it is "broken" <here>')]
-    report = junit.document({"m.pth": verdicts, "n.pth": verdicts[:1]})
+    report = junit({"m.pth": verdicts, "n.pth": verdicts[:1]})
     root = ElementTree.fromstring(report)
     assert root.tag == "testsuites"
     first, second = root
