@@ -39,7 +39,6 @@ class Layer:
     """Qualified name, `layer1.0.conv1`; empty for the model itself."""
     type: str
     classes: tuple[str, ...] = ()
-    """Class names along the MRO, most derived first, without `object`."""
     aliases: tuple[str, ...] = ()
     """Further qualified names of a shared module in the same place; of a function, those of its
     module."""
@@ -138,7 +137,6 @@ class Hints:
     patch: tuple[int, int] | None = None
     """Height and width in pixels of the patches that become tokens, where the model cuts such."""
     prefix: tuple[str, ...] = ()
-    """Names of the tokens in front of the grid, in their order: `class_token`, ..."""
     attention: bool = False
     features_last: bool = False
     """Whether the layer makes or scales the numbers along the last axis, as linear layers do: its
@@ -276,7 +274,6 @@ class Guess:
 
     index: int
     name: str | None
-    """None where the weights have no names."""
     score: float
     probability: float
 
@@ -349,7 +346,6 @@ class ImageResult:
     skipped: tuple[Skip, ...] = ()
     never_ran: tuple[str, ...] = ()
     error: str | None = None
-    """What went wrong; None for a complete image."""
     hint: str | None = None
     outcome: Outcome = field(default_factory=Outcome)
     kept: bool = False
@@ -399,7 +395,6 @@ class TextTable(NamedTuple):
 
     headings: Sequence[str]
     numbers: Collection[str]
-    """Headings of the columns that are set flush right."""
     rows: Sequence[Sequence[str]]
     totals: Sequence[Sequence[str]] = ()
     footer: Sequence[str] = ()

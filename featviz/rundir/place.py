@@ -63,7 +63,6 @@ _SHOWN = 3
 """Foreign files that a message names."""
 _EVENTS = "events.out.tfevents."
 """How the names of TensorBoard's files begin, which stay where they are."""
-_IMAGE_FILES = (MANIFEST_FILE, STATS_FILE, INPUT_FILE)
 _LAYER_FILE = re.compile(
     rf"(\d{{3,}}_[^/]+/({'|'.join([*KINDS, 'kernel'])})([.-][^/]*)?|[^/]+__\d{{3,}}_[^/]+)"
     rf"\.({'|'.join(FORMATS)}|npy)"
@@ -106,17 +105,12 @@ class Earlier:
     to be ours."""
     others: list[str] = field(default_factory=list)
     run: Mapping[str, Any] | None = None
-    """The content of run.json."""
     complete: int = 0
-    """How many images of the run have a manifest."""
 
 
 def look(root: Path, besides: Collection[Path] = ()) -> Earlier:
-    """Tell what is ours in a folder from all else. Locks and TensorBoard's events are neither.
-
-    Args:
-        besides: files that the user has named for this command to write.
-    """
+    """Tell what is ours in a folder, or was named beside it, from all else. Locks and TensorBoard's
+    events are neither."""
     final = os.path.realpath(root)
     named = {os.path.relpath(os.path.realpath(p), final).replace(os.sep, "/") for p in besides}
     files = {path: regular for path, regular in walk(root) if not is_lock(path)}
@@ -156,7 +150,8 @@ def is_lock(way: str) -> bool:
 
 def is_own_name(inside: str) -> bool:
     """Whether a file in an image's folder has a name that featviz gives."""
-    return inside in _IMAGE_FILES or _LAYER_FILE.fullmatch(inside) is not None
+    own = (MANIFEST_FILE, STATS_FILE, INPUT_FILE)
+    return inside in own or _LAYER_FILE.fullmatch(inside) is not None
 
 
 def _record(root: Path, name: str) -> dict[str, Any] | None:
@@ -373,11 +368,6 @@ def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
     """Refuse to write where an input is: over it, or into a folder that holds it.
 
     A folder below that of the images is fine: it was none of them when the command began.
-
-    Args:
-        out: the file or folder that will be written.
-        option: by which it was named.
-        inputs: files and folders that the command reads.
     """
     place = os.path.realpath(out)
     within = place.rstrip(os.sep) + os.sep

@@ -63,7 +63,6 @@ class ReadRun:
     damaged: Mapping[str, str]
     """Images with a manifest that does not fit, or that their files do not fit; and why."""
     url: Url | None = None
-    """Where it was brought from, if `root` is a copy."""
 
     @property
     def place(self) -> Path | Url:

@@ -83,7 +83,6 @@ class Capture:
     zero_fraction: Annotated[float, Meta(ge=0, le=1)]
     nonfinite: Count
     channels: _Channels | None = None
-    """The drawn channels in tile order, where they are not simply all."""
     slices: Annotated[list[Annotated[int, Meta(ge=1, le=_LARGEST)]], _Two] | None = None
     """[drawn, held] tiles of each channel, side by side, where it holds several: the time steps of
     a clip, the regions of a batch."""
@@ -173,7 +172,6 @@ class ImageFields:
     sha256: Text
     size: Size | None = None
     files: list[Text] | None = None
-    """The files of a clip, or of several images."""
 
 
 @dataclass(frozen=True)
