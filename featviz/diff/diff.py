@@ -69,7 +69,7 @@ def diff(
             check_file(path, kind, option, files.overwrite)
         if (folder := maps_folder(files)) is not None:
             check_apart(folder, "--out", (one, two))
-            check_free(folder, DIFF, True, [path for _, path, _ in single])
+            check_free(folder, DIFF, True)
         return _diff(_read("BASE", one, base), _read("NEW", two, new), thresholds, files, render)
 
 
@@ -132,7 +132,7 @@ def _diff(
     texts: dict[FileKind, bytes] = {}
     single = _single_files(files)
     if (folder := maps_folder(files)) is not None:
-        with replacing(folder, DIFF, [path for _, path, _ in single]) as fresh:
+        with replacing(folder, DIFF) as fresh:
             result = replace(result, layers=output.draw(result.layers, base, new, fresh))
             if files.html and render:
                 page, beside = render(result, base, new, files.html, folder)

@@ -71,9 +71,8 @@ def draw_kernels(model: ModelOptions | LoadedModel, options: KernelOptions) -> K
     events = None
     if options.tensorboard is not None:
         events = tensorboard.run_folder(options.tensorboard, options.out)
-    besides = [] if events is None else list(events.glob(tensorboard.EVENTS))
-    check_free(options.out, RUN, options.overwrite, besides)
-    with replacing(options.out, RUN, besides) as fresh:
+    check_free(options.out, RUN, options.overwrite)
+    with replacing(options.out, RUN) as fresh:
         loaded = load_model(model, NO_IMAGE)
         with in_eval_mode(loaded.module):
             read, skipped = _read(loaded, options.layers)
@@ -91,7 +90,6 @@ def draw_kernels(model: ModelOptions | LoadedModel, options: KernelOptions) -> K
                     drawn.append(_draw(layer, kernels, folder, options, board))
                 except LayoutError as error:
                     skipped.append(_skip(layer, error))
-        besides += [] if events is None else events.glob(tensorboard.EVENTS)
         rows = tuple(row for row, _, _ in drawn)
         manifest = {"captures": list(rows), "skipped": manifest_rows((), skipped)["skipped"]}
         folder.finish(manifest, {key: numbers for _, key, numbers in drawn})

@@ -81,9 +81,8 @@ def begun(
     for option, path, what in files:
         check_apart(path, option, inputs)
         check_file(path, what, option, options.overwrite)
-    besides = [path for _, path, _ in files]
-    check_free(options.out, kind, options.overwrite, besides)
-    with replacing(options.out, kind, besides) as folder:
+    check_free(options.out, kind, options.overwrite)
+    with replacing(options.out, kind) as folder:
         loaded = load_model(model, options.inputs) if isinstance(model, ModelOptions) else model
         warn_of_guess(loaded.preprocess)
         yield folder, loaded, list(grouped(samples, loaded.preprocess))

@@ -2,10 +2,10 @@
 the place of an earlier result only if featviz wrote all that is there.
 
 A folder is ours if our record in it says what our writers always say. A file in it is ours if that
-record, or the manifest of one of its images, lists it, or if its hidden name says that it was being
-written when its command was killed. Records are not held against `schema`: a run of which one field
-does not fit, or that a later featviz wrote, cannot be shown, but its owner must be able to replace
-it.
+record, or the manifest of one of its images, lists it; if its hidden name says that it was being
+written when its command was killed; or, for a page or JUnit XML, if its head says so. Records are
+not held against `schema`: a run of which one field does not fit, or that a later featviz wrote,
+cannot be shown, but its owner must be able to replace it.
 
 A folder is locked for as long as a command writes it. The lock is the system's own (flock, by
 filelock): it ends with its process, however that ends. It lies in the folder, so that all see it
@@ -23,7 +23,7 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -44,9 +44,7 @@ from featviz.rundir import (
     LOCK_FILE,
     MANIFEST_FILE,
     REPORT,
-    REPORT_FILE,
     REPORT_RECORD,
-    REPORT_ZIP,
     RUN_FILE,
     SHARD_LOCKS,
     SHARDS_LOCK,
@@ -108,17 +106,13 @@ class Earlier:
     complete: int = 0
 
 
-def look(root: Path, besides: Collection[Path] = ()) -> Earlier:
-    """Tell what is ours in a folder, or was named beside it, from all else. Locks and TensorBoard's
-    events are neither."""
-    final = os.path.realpath(root)
-    named = {os.path.relpath(os.path.realpath(p), final).replace(os.sep, "/") for p in besides}
+def look(root: Path) -> Earlier:
+    """Tell what is ours in a folder from all else. Locks and TensorBoard's events are neither."""
     files = {path: regular for path, regular in walk(root) if not is_lock(path)}
-    found = Earlier(run=_record(root, RUN_FILE))
+    found, named = Earlier(run=_record(root, RUN_FILE)), set[str]()
     for name in (*_LISTINGS, f"{REPORT}/{REPORT_RECORD}"):
         if (record := _record(root, name)) is not None:
             named |= {name, *_files(record, name.rpartition("/")[0])}
-    named |= {name for name in (REPORT_FILE, REPORT_ZIP) if _is_ours(root / name, PAGE)}
     if found.run is not None:
         named.add(RUN_FILE)
         for name in [name for name in files if name.rpartition("/")[2] == MANIFEST_FILE]:
@@ -129,7 +123,8 @@ def look(root: Path, besides: Collection[Path] = ()) -> Earlier:
                 found.complete += 1
                 named |= {name, *_files(manifest, folder)}
     for name, regular in files.items():
-        if regular and (name in named or any(map(part_of, name.split("/")))):
+        hidden = any(map(part_of, name.split("/")))
+        if regular and (name in named or hidden or _says_so(root / name)):
             found.ours.append(name)
         elif not name.rpartition("/")[2].startswith(_EVENTS):
             found.others.append(name)
@@ -204,31 +199,27 @@ def walk(root: Path) -> Iterator[tuple[str, bool]]:
 # Folders
 
 
-def check_free(
-    root: Path, kind: str, overwrite: bool, besides: Collection[Path] = ()
-) -> Earlier | None:
+def check_free(root: Path, kind: str, overwrite: bool) -> Earlier | None:
     """Say before the work that a folder cannot become the result's; the earlier result, which is to
     be replaced.
 
     Args:
         kind: the result's record.
-        besides: files that the user has named for this command to write.
     """
     noun = kind.removesuffix(".json")
     if root.exists() and not root.is_dir():
         raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
     if _record(root, kind) is None:
-        apart = {real(path) for path in besides}
         for way, _ in walk(root):
             top, name = way.partition("/")[0], way.rpartition("/")[2]
             passed = is_lock(way) or part_of(top) or name.startswith(_EVENTS)
-            if not passed and real(root / way) not in apart:
+            if not passed:
                 words = f"--out {root} is not empty and holds no {noun} of featviz"
                 if (root / kind).exists():
                     words += f": its {kind} is none that featviz wrote"
                 raise StoreError(words, "name another folder with --out")
         return None
-    found = look(root, besides)
+    found = look(root)
     if not overwrite and (found.complete or kind != RUN):
         hint = "--overwrite replaces it, --out names another folder"
         if kind == RUN and found.run is not None and "kind" not in found.run:
@@ -254,7 +245,7 @@ def taken(where: str, complete: int, hint: str) -> StoreError:
 
 
 @contextmanager
-def replacing(root: Path, kind: str, besides: Collection[Path] = ()) -> Iterator[Path]:
+def replacing(root: Path, kind: str) -> Iterator[Path]:
     """A folder beside `root` to write into, which takes its place if the block succeeds: the result
     appears whole or not at all. Meanwhile `root` is locked."""
     fresh = hidden_beside(root)
@@ -263,7 +254,7 @@ def replacing(root: Path, kind: str, besides: Collection[Path] = ()) -> Iterator
             clear_beside(root)
             fresh.mkdir(parents=True)
             yield fresh
-            put_in_place(fresh, root, kind, besides)
+            put_in_place(fresh, root, kind)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -288,11 +279,11 @@ def clear_beside(root: Path) -> None:
             remove(path, [LOCK_FILE, *look(path).ours])
 
 
-def put_in_place(fresh: Path, root: Path, kind: str, besides: Collection[Path] = ()) -> None:
+def put_in_place(fresh: Path, root: Path, kind: str) -> None:
     """Put a finished folder in the place of an earlier result, which is removed, or stays where
     that fails. It is looked for anew: the work before may have taken hours."""
     final, old = real(root), fresh.with_suffix(".old")
-    ours = (check_free(final, kind, True, besides) or look(final, besides)).ours
+    ours = (check_free(final, kind, True) or look(final)).ours
     if final.exists():
         final.replace(old)
     try:
@@ -345,6 +336,12 @@ def writing(
     check_file(out, kind, option, overwrite)
     with atomic(out) as file:
         yield file
+
+
+def _says_so(path: Path) -> bool:
+    """Whether a page or a report on gates says that featviz wrote it."""
+    kind = {".html": PAGE, ".zip": PAGE, ".xml": JUNIT}.get(path.suffix)
+    return kind is not None and _is_ours(path, kind)
 
 
 def _is_ours(path: Path, kind: FileKind) -> bool:
