@@ -71,12 +71,12 @@ FAULTS: dict[str, Callable[[Path, random.Random], object]] = {
 
 
 @pytest.mark.slow
-def test_a_hundred_planted_faults_are_found(whole: Path) -> None:
+def test_forty_planted_faults_are_found(whole: Path) -> None:
     """One file of one image is removed, emptied, changed by a bit, or turned around with its size
     kept: it is found each time, and no other image is blamed (seed 18)."""
     dice = random.Random(18)
     paths = sorted(p for p in whole.rglob("*") if p.is_file() and p.parent != whole)
-    for number in range(100):
+    for number in range(40):
         path, fault = dice.choice(paths), [*FAULTS][number % len(FAULTS)]
         before = path.read_bytes()
         FAULTS[fault](path, dice)
@@ -190,13 +190,13 @@ def test_a_changed_setting_in_run_json_is_found(whole: Path) -> None:
 
     path, dice, found = whole / "run.json", random.Random(27), 0
     data = path.read_bytes()
-    for _ in range(60):
+    for _ in range(24):
         path.write_bytes(data)
         flipped(path, dice)
         changed = told(path.read_bytes()) != told(data)
         assert verify([whole]).runs[0].is_whole is not changed, path.read_bytes()
         found += changed
-    assert found > 40
+    assert found > 12
 
 
 def test_settings_of_another_run_are_named(featviz: Run, whole: Path) -> None:
