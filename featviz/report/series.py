@@ -17,8 +17,7 @@ from featviz.report.views import Links, PictureView
 from featviz.rundir import SERIES_ASSETS
 from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.schema import Capture
-from featviz.rundir.series import read_steps
-from featviz.rundir.studies import read_audit
+from featviz.rundir.studies import read_audit, read_steps
 from featviz.text import quoted
 
 BOX = {"left": 6.0, "width": 308.0, "top": 6.0, "height": 52.0, "room": 40.0}

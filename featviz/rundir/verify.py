@@ -19,8 +19,8 @@ from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.place import holds_run, look
 from featviz.rundir.read import ReadRun, image_folders, read_run
 from featviz.rundir.schema import MOST_RECORD, fingerprint
-from featviz.rundir.series import read_steps, step_folders
 from featviz.rundir.store import here
+from featviz.rundir.studies import read_steps, step_folders
 from featviz.text import listed, quoted
 
 Progress = Callable[[int], None]

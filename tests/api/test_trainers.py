@@ -18,7 +18,7 @@ from featviz.errors import StoreError, UsageError
 from featviz.options import ReportOptions
 from featviz.report import build_report
 from featviz.rundir.read import read_run
-from featviz.rundir.series import read_steps
+from featviz.rundir.studies import read_steps
 from featviz.rundir.verify import verify
 
 from .training import SHOWN, digits, network, same

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import featviz as fv
 from featviz.errors import FeatvizError, StoreError, UsageError
 from featviz.rundir.read import read_run
-from featviz.rundir.series import read_steps
+from featviz.rundir.studies import read_steps
 from featviz.rundir.verify import verify
 
 from .training import SHOWN, digits, moody_network, network, same, train

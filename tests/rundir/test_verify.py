@@ -14,7 +14,7 @@ import pytest
 from conftest import Outcome
 from runs import SMALL, make_photos, tree
 
-from featviz.rundir.series import step_folder
+from featviz.rundir.studies import step_folder
 from featviz.rundir.verify import verify
 
 Run = Callable[..., Outcome]
