@@ -35,7 +35,15 @@ from featviz.options import (
     read,
     read_from,
 )
-from featviz.records import STAT_COLUMNS, Comparison, Floats, Guess, ImageResult, RunResult
+from featviz.records import (
+    STAT_COLUMNS,
+    Comparison,
+    Floats,
+    Guess,
+    ImageResult,
+    RunResult,
+    TextTable,
+)
 from featviz.report import ReportResult, build_report
 from featviz.report.pages import render_comparison
 from featviz.run import run as pipeline
@@ -49,7 +57,7 @@ _COLUMNS = np.dtype([(name, np.float32) for name in STAT_COLUMNS])
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class FeatureMaps:
+class FeatureMaps(showing.Shown):
     """A drawn tensor of a layer, for one image.
 
     What the manifest says of it are attributes: `layer` (the qualified name, empty for the model
@@ -59,6 +67,7 @@ class FeatureMaps:
 
     of: RunImage
     row: Capture
+    side = showing.LARGE
 
     def __getattr__(self, name: str) -> Any:
         if name in Capture.__slots__:
@@ -105,32 +114,17 @@ class FeatureMaps:
         table: np.ndarray = values.view(_COLUMNS)[:, 0]
         return table
 
-    def _figure(self, side: int) -> showing.Figure:
-        words = f"{self.row.label} ({self.type}) {self.row.place.stem}, {by(self.shape)}"
-        return showing.figure(lambda: self.image, words, side)
-
-    def _repr_html_(self) -> str:
-        return showing.render([self._figure(showing.LARGE)])
+    def _pictures(self) -> showing.Pictures:
+        words = f"{self.row.label} ({self.row.type}) {self.row.place.stem}, {by(self.shape)}"
+        yield lambda: self.image, words
 
     def __repr__(self) -> str:
         what, maps = f"{self.row.label} ({self.type}) {self.row.place.stem}", self.row.maps
         return f"<FeatureMaps of {what}: {counted(maps, 'map')}, {by(self.shape)}>"
 
 
-class Captures(tuple[FeatureMaps, ...]):
-    """Feature maps in the order in which the model came to them. Where a failed image has none, an
-    index raises its error."""
-
-    error: StoreError | None = None
-
-    def __getitem__(self, index: Any) -> Any:
-        if self.error is not None and not self:
-            raise self.error
-        return super().__getitem__(index)
-
-
 @dataclass(frozen=True, repr=False, eq=False)
-class RunImage(ImageResult):
+class RunImage(showing.Shown, ImageResult):
     """An image of a run, whose files are read when they are asked for."""
 
     pictures: int = 0
@@ -148,18 +142,11 @@ class RunImage(ImageResult):
         """The likeliest classes, where the model is a classifier."""
         return self.outcome.prediction
 
-    @property
-    def failure(self) -> StoreError | None:
-        """Why there are no maps of it; None for a complete image."""
-        if self.error is None:
-            return None
-        return StoreError(f"{self.name} failed: {self.error}", self.hint)
-
     @cached_property
     def read(self) -> ReadImage:
         """The image as the run directory has it; StoreError if it failed, or a file is broken."""
-        if self.failure is not None:
-            raise self.failure
+        if self.error is not None:
+            raise StoreError(f"{self.name} failed: {self.error}", self.hint)
         if not isinstance(self.root, Url):
             return read_image(self.root, self.folder, hold=True)
         room = Room()
@@ -171,9 +158,7 @@ class RunImage(ImageResult):
     def captures(self) -> tuple[FeatureMaps, ...]:
         """What was drawn, in the order in which the model came to it; nothing if it failed."""
         rows = self.read.manifest.captures if self.error is None else ()
-        found = Captures(FeatureMaps(self, row) for row in rows)
-        found.error = self.failure
-        return found
+        return tuple(FeatureMaps(self, row) for row in rows)
 
     @property
     def input(self) -> Image.Image:
@@ -184,23 +169,19 @@ class RunImage(ImageResult):
         state = "failed" if self.error else counted(self.pictures, "picture")
         return f"<RunImage {self.name!r}: {state}>"
 
-    def _repr_html_(self) -> str:
-        left = self.pictures - showing.MOST
-        words = f"{self.name}: {left} more in .captures" if left > 0 else ""
-        if self.error is not None:
-            words = f"{self.name} failed: {self.error}"
-        return showing.render(self._figures(), [words])
+    def _lines(self) -> list[str]:
+        return [] if self.error is None else [f"{self.name} failed: {self.error}"]
 
-    def _figures(self) -> list[showing.Figure]:
-        if self.error is not None:
-            return []
-        said = self.prediction[0].words if self.prediction else "input"
-        shown = showing.figure(lambda: self.input, f"{self.name}: {said}")
-        return [shown, *(maps._figure(showing.SMALL) for maps in self.captures[: showing.MOST])]
+    def _pictures(self) -> showing.Pictures:
+        if self.error is None:
+            said = self.prediction[0].words if self.prediction else "input"
+            yield lambda: self.input, f"{self.name}: {said}"
+            for maps in self.captures:
+                yield from maps._pictures()
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Run(RunResult):
+class Run(showing.Shown, RunResult):
     """The feature maps of images."""
 
     images: tuple[RunImage, ...] = ()
@@ -214,25 +195,20 @@ class Run(RunResult):
     @property
     def captures(self) -> tuple[FeatureMaps, ...]:
         """What was drawn of all images, one after the other; StoreError if a file is broken."""
-        found = Captures(maps for image in self.images for maps in image.captures)
-        found.error = next((image.failure for image in self.images if image.failure), None)
-        return found
+        return tuple(maps for image in self.images for maps in image.captures)
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
         pictures = counted(self.pictures, "picture")
         return f"<Run of {counted(len(self.images), 'image')}{failed}: {pictures}>"
 
-    def _repr_html_(self) -> str:
-        figures: list[showing.Figure] = []
-        here = isinstance(self.root, Path) and not self.root.is_file()
-        for image in self.images if here else ():
-            if len(figures) < showing.MOST:
-                figures += image._figures()
-        lines = [f"{image.name} failed: {image.error}" for image in self.failures]
-        if (left := self.pictures + len(self.images) - showing.MOST) > 0:
-            lines.append(f"{left} more pictures")
-        return showing.render(figures[: showing.MOST], [repr(self).strip("<>"), *lines])
+    def _pictures(self) -> showing.Pictures:
+        for image in self.images:
+            yield from image._pictures()
+
+    def _lines(self) -> list[str]:
+        failed = [line for image in self.images for line in image._lines()]
+        return [repr(self).strip("<>"), *failed]
 
 
 @keywords_of(RunOptions, ModelOptions)
@@ -308,7 +284,7 @@ def order_run(model: Any, options: Mapping[str, Any], layers: Any, out: Any) -> 
 
 
 @dataclass(frozen=True, repr=False)
-class RunDifference(Comparison):
+class RunDifference(showing.Shown, Comparison):
     """How two runs differ; shows itself as a table."""
 
     out: Path | None = None
@@ -321,8 +297,8 @@ class RunDifference(Comparison):
     def __repr__(self) -> str:
         return f"<RunDifference: {self.words}>"
 
-    def _repr_html_(self) -> str:
-        return showing.render(table=diff_table(self))
+    def _table(self) -> TextTable:
+        return diff_table(self)
 
 
 @keywords_of(DiffThresholds, DiffFiles)

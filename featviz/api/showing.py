@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,59 +27,59 @@ MOST_ROWS = 60
 MOST_BYTES = 3 * 2**20
 """What all pictures of one page may take as text."""
 
-
-Figure: TypeAlias = tuple[str | None, str, tuple[int, int]]
-"""A picture as a data URI, or None where there is none; the words below it; and width and height,
-in pixels, at which it is shown."""
+Pictures: TypeAlias = Iterable[tuple[Callable[[], Image.Image], str]]
+"""What reads each picture, and the words below it."""
 
 
-def figure(read: Callable[[], Image.Image], words: str, side: int = SMALL) -> Figure:
-    """A picture as text, made smaller where a side is longer than `side`, and shown larger by a
-    whole factor where it is small; one that cannot be read says so."""
-    try:
-        picture = read()
-    except StoreError as error:
-        return None, f"{words}: {error.message}", (side, side)
-    picture = picture if picture.mode in ("L", "RGB") else picture.convert("RGB")
-    picture.thumbnail((side, side), Image.Resampling.BOX)
-    file = io.BytesIO()
-    picture.save(file, "png")
-    data = base64.b64encode(file.getvalue()).decode()
-    factor = max(1, side // (2 * max(picture.size)))
-    shown = (picture.width * factor, picture.height * factor)
-    return f"data:image/png;base64,{data}", words, shown
+class Shown:
+    """A result that shows itself in a notebook."""
 
+    side = SMALL
+    """The longest side of its pictures."""
 
-def render(
-    figures: Sequence[Figure] = (),
-    lines: Sequence[str] = (),
-    table: TextTable | None = None,
-) -> str:
-    """HTML for a notebook; what would make it too large is left out, and counted."""
-    kept, room = [], MOST_BYTES
-    for address, words, size in figures:
-        room -= len(address or "")
-        if room >= 0:
-            kept.append((address, quoted(words), size))
-    below = [quoted(line) for line in lines if line]
-    if left := len(figures) - len(kept):
-        below.append(f"{left} more pictures")
-    if table is not None and (more := len(table.rows) - MOST_ROWS) > 0:
-        footer = (f"{more} more rows", *table.footer)
-        table = table._replace(rows=table.rows[:MOST_ROWS], footer=footer)
-    return render_notebook({"figures": kept, "lines": below, "table": table})
+    def _pictures(self) -> Pictures:
+        return ()
 
+    def _lines(self) -> Sequence[str]:
+        """What stands below the pictures."""
+        return ()
 
-def gallery(
-    pictures: Sequence[tuple[Callable[[], Image.Image], str]], where: str, *lines: str
-) -> str:
-    """The first pictures of a result, each with its words, and how many more there are."""
-    more = [f"{len(pictures) - MOST} more in {where}"] if len(pictures) > MOST else []
-    return render([figure(*one) for one in pictures[:MOST]], [*lines, *more])
+    def _table(self) -> TextTable | None:
+        return None
+
+    def _repr_html_(self) -> str:
+        """The first pictures, as data URIs; a large one is made smaller, a small one is shown
+        larger by a whole factor, and one that cannot be read says so."""
+        figures: list[tuple[str | None, str, tuple[int, int]]] = []
+        room, side = MOST_BYTES, self.side
+        lines = [quoted(line) for line in self._lines()]
+        for read, words in self._pictures():
+            try:
+                picture = read()
+            except StoreError as error:
+                figures.append((None, quoted(f"{words}: {error.message}"), (side, side)))
+                continue
+            picture = picture if picture.mode in ("L", "RGB") else picture.convert("RGB")
+            picture.thumbnail((side, side), Image.Resampling.BOX)
+            file = io.BytesIO()
+            picture.save(file, "png")
+            data = base64.b64encode(file.getvalue()).decode()
+            room -= len(data)
+            if room < 0 or len(figures) == MOST:
+                lines.append("there are more pictures")
+                break
+            factor = max(1, side // (2 * max(picture.size)))
+            size = picture.width * factor, picture.height * factor
+            figures.append((f"data:image/png;base64,{data}", quoted(words), size))
+        table = self._table()
+        if table is not None and (more := len(table.rows) - MOST_ROWS) > 0:
+            footer = (f"{more} more rows", *table.footer)
+            table = table._replace(rows=table.rows[:MOST_ROWS], footer=footer)
+        return render_notebook({"figures": figures, "lines": lines, "table": table})
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class FolderResult:
+class FolderResult(Shown):
     """A result whose files lie in a folder."""
 
     document: Mapping[str, Any]

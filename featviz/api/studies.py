@@ -46,7 +46,7 @@ from featviz.text import by, counted
 
 
 @dataclass(frozen=True, repr=False)
-class LayerTable(Listing):
+class LayerTable(showing.Shown, Listing):
     """All modules of a model; shows itself as a table."""
 
     out = None
@@ -64,33 +64,30 @@ class LayerTable(Listing):
     def __str__(self) -> str:
         return str(self.table)
 
-    def _repr_html_(self) -> str:
-        return showing.render(table=self.table)
+    def _table(self) -> TextTable:
+        return self.table
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class KernelPicture:
+class KernelPicture(showing.Shown):
     """The kernels of a layer."""
 
     of: KernelPictures
     row: Mapping[str, Any]
     """All that the manifest says of them: layer, type, shape, range, min, max, mean, std, ..."""
     layer: str
+    side = showing.LARGE
 
     @property
     def image(self) -> Image.Image:
         """The picture, a tile for each output channel: mode L, P or RGB."""
         return self.of.picture_at(str(self.row["file"]))
 
-    @property
-    def _words(self) -> str:
-        return f"{self.layer} ({self.row['type']}), {by(self.row['shape'])}"
-
     def __repr__(self) -> str:
-        return f"<KernelPicture {self._words}>"
+        return f"<KernelPicture {self.layer} ({self.row['type']}), {by(self.row['shape'])}>"
 
-    def _repr_html_(self) -> str:
-        return showing.render([showing.figure(lambda: self.image, self._words, showing.LARGE)])
+    def _pictures(self) -> showing.Pictures:
+        yield lambda: self.image, repr(self).strip("<>").partition(" ")[2]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -107,9 +104,9 @@ class KernelPictures(showing.FolderResult):
     def __repr__(self) -> str:
         return f"<KernelPictures of {counted(len(self.captures), 'layer')}>"
 
-    def _repr_html_(self) -> str:
-        pictures = [(partial(getattr, one, "image"), one._words) for one in self.captures]
-        return showing.gallery(pictures, ".captures")
+    def _pictures(self) -> showing.Pictures:
+        for one in self.captures:
+            yield from one._pictures()
 
 
 @keywords_of(ListOptions, ModelOptions)
@@ -182,11 +179,12 @@ def kernels(
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class LookPage(LookResult):
+class LookPage(showing.Shown, LookResult):
     """One page on what a model makes of an image; shows itself as the picture."""
 
     out: Path | None = None
     """The file of the picture; None where none was wanted, and `path` is gone."""
+    side = showing.PAGE
 
     @property
     def image(self) -> Image.Image:
@@ -202,9 +200,8 @@ class LookPage(LookResult):
         said = f", {self.prediction[0].words}" if self.prediction else ""
         return f"<LookPage of {self.name}: {counted(len(self.layers), 'layer')}{said}>"
 
-    def _repr_html_(self) -> str:
-        words = repr(self).strip("<>")
-        return showing.render([showing.figure(lambda: self.image, words, showing.PAGE)])
+    def _pictures(self) -> showing.Pictures:
+        yield lambda: self.image, repr(self).strip("<>")
 
 
 @keywords_of(LookOptions, ModelOptions)
@@ -247,7 +244,7 @@ def look(
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class ClassMaps:
+class ClassMaps(showing.Shown):
     """The class activation maps of images; `image` and `tensor` are those of the first map."""
 
     images: tuple[ImageCam, ...]
@@ -277,14 +274,14 @@ class ClassMaps:
         words = f"{REDUCTIONS[self.images[0].method].words} of {counted(len(self.images), 'image')}"
         return f"<ClassMaps, {words}{failed}: {counted(len(self.maps), 'map')}>"
 
-    def _repr_html_(self) -> str:
+    def _pictures(self) -> showing.Pictures:
+        for one in self.images:
+            for at in one.maps:
+                yield partial(getattr, at, "image"), f"{one.words} at {at.name}"
+
+    def _lines(self) -> list[str]:
         failed = [f"{name} failed: {reason}" for name, reason in self.failures.items()]
-        pictures = [
-            (partial(getattr, at, "image"), f"{one.words} at {at.name}")
-            for one in self.images
-            for at in one.maps
-        ]
-        return showing.gallery(pictures, ".maps", repr(self).strip("<>"), *failed)
+        return [repr(self).strip("<>"), *failed]
 
 
 @keywords_of(CamOptions, ModelOptions)
@@ -366,14 +363,16 @@ class AuditTable(showing.FolderResult):
         broken = [verdict for verdict in self.verdicts if not verdict.held]
         return [f"gate {verdict.gate} is broken: {verdict.words}" for verdict in broken]
 
-    def _repr_html_(self) -> str:
-        figures = [
-            showing.figure(partial(self.picture_at, name), Path(name).stem)
-            for name in list(self.suspects)[: showing.MOST]
-        ]
+    def _pictures(self) -> showing.Pictures:
+        for name in self.suspects:
+            yield partial(self.picture_at, name), Path(name).stem
+
+    def _lines(self) -> list[str]:
         seen = counted(self.document["images"]["seen"], "image")
-        lines = [*self._broken, f"{seen} seen; the verdicts hold for these images"]
-        return showing.render(figures, lines, audit_table(self.document))
+        return [*self._broken, f"{seen} seen; the verdicts hold for these images"]
+
+    def _table(self) -> TextTable:
+        return audit_table(self.document)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -393,20 +392,19 @@ class ExemplarSheets(showing.FolderResult):
         """The picture of a channel; None where no image excites it."""
         return None if channel.file is None else self.picture_at(channel.file)
 
-    @property
-    def _seen(self) -> str:
-        return f"{counted(self.document['images']['seen'], 'image')} seen"
-
     def __repr__(self) -> str:
-        return f"<ExemplarSheets of {counted(len(self.layers), 'layer')}: {self._seen}>"
+        seen = counted(self.document["images"]["seen"], "image")
+        return f"<ExemplarSheets of {counted(len(self.layers), 'layer')}: {seen} seen>"
 
-    def _repr_html_(self) -> str:
-        rows = self.layers[: showing.MOST]
-        side = 2 * showing.SMALL if len(rows) > 1 else showing.LARGE
-        figures = [
-            showing.figure(partial(self.sheet, row), row.layer or row.type, side) for row in rows
-        ]
-        return showing.render(figures, [self._seen], self.table)
+    def _pictures(self) -> showing.Pictures:
+        for row in self.layers:
+            yield partial(self.sheet, row), row.label
+
+    def _lines(self) -> list[str]:
+        return [repr(self).strip("<>")]
+
+    def _table(self) -> TextTable:
+        return self.table
 
 
 @keywords_of(AuditOptions, ModelOptions)

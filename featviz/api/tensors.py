@@ -154,36 +154,28 @@ def grid(
             f"tensor_layout={text}: grid draws one tensor, which has one layout and no layer",
             f"for example tensor_layout={draw.tensor_layout[0].rpartition('=')[2]!r}",
         )
+    if isinstance(tensor, np.ndarray):
+        with suppress(TypeError, ValueError):
+            tensor = torch.from_numpy(tensor.astype(tensor.dtype.newbyteorder("=")))
+    if not isinstance(tensor, Tensor):
+        kind = getattr(tensor, "dtype", type(tensor).__name__)
+        raise UsageError(
+            f"grid draws a tensor or an array of numbers, not {str(kind)!r}", "give maps [C, H, W]"
+        )
     hints = Hints(layout=draw.tensor_layout[0] if draw.tensor_layout else None)
+    maps = tensor.detach()
+    if not maps.is_nested and maps.ndim == 3 and hints.layout is None:
+        if len(maps) != 1:
+            maps = maps[None]  # the axis of the batch that a layer's output would have
+        else:
+            try:
+                recognise(list(maps.shape), hints)
+            except LayoutError as error:
+                raise LayoutError(error.message, "one map is [1, 1, H, W]: tensor[None]") from None
     pictures = [] if image is None else arrays.to_images(image)
     if len(pictures) > 1:
         raise UsageError(f"an overlay takes one image, not {len(pictures)}", "give one of them")
     background = [np.asarray(picture.convert("RGB")) for picture in pictures]
     site = Site(Layer(0, "tensor", "Tensor"), "output", 0, "")
-    parts = Drawer(draw).draw(site, _of_one_image(_as_tensor(tensor), hints), hints, background)
+    parts = Drawer(draw).draw(site, maps, hints, background)
     return to_image(parts[""])
-
-
-def _as_tensor(value: Any) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, np.ndarray):
-        with suppress(TypeError, ValueError):
-            return torch.from_numpy(value.astype(value.dtype.newbyteorder("=")))
-    kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-    raise UsageError(
-        f"grid draws a tensor or an array of numbers, not {kind!r}", "give maps [C, H, W]"
-    )
-
-
-def _of_one_image(tensor: Tensor, hints: Hints) -> Tensor:
-    """Maps [C, H, W] get the axis of the batch that a layer's output would have."""
-    if tensor.is_nested or tensor.ndim != 3 or hints.layout is not None:
-        return tensor
-    if len(tensor) != 1:
-        return tensor[None]
-    try:
-        recognise(list(tensor.shape), hints)
-    except LayoutError as error:
-        raise LayoutError(error.message, "one map is [1, 1, H, W]: tensor[None]") from None
-    return tensor

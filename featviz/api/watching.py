@@ -40,7 +40,7 @@ from featviz.options import (
 from featviz.run import run as pipeline
 from featviz.run.prepare import Prepared, find_images, prepare
 from featviz.rundir.place import RUN, replacing
-from featviz.rundir.series import (
+from featviz.rundir.studies import (
     check_series,
     read_steps,
     removable,

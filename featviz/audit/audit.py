@@ -28,9 +28,9 @@ from featviz.records import Call, Layer, Sample, Verdict
 from featviz.records.findings import parse_gate
 from featviz.run.prepare import blank_input
 from featviz.run.visit import Batch, BatchProgress, Study, begun
-from featviz.rundir import junit, write
+from featviz.rundir import write
 from featviz.rundir.place import AUDIT, JUNIT, PRUNING, check_file, writing
-from featviz.rundir.studies import read_audit
+from featviz.rundir.studies import junit, read_audit
 from featviz.text import listed
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def audit(
         else:
             label = Path(model.spec).name
         with writing(options.junit, JUNIT, "--junit", options.overwrite) as file:
-            file.write(junit.document({label: verdicts}))
+            file.write(junit({label: verdicts}))
     return AuditResult(options.out, document, tuple(verdicts))
 
 

@@ -310,7 +310,7 @@ def exemplars(given: Given) -> int:
         output.document(record.as_json())
     else:
         output.table(result.table)
-    skipped = [f"{one.layer} ({one.reason})" for one in record.skipped]
+    skipped = [f"{one['layer']} ({one['reason']})" for one in record.skipped]
     for what, layers in (("skipped", skipped), ("never ran", record.never_ran)):
         if layers:
             log.warning("%s: %s", what, listed(layers, _NAMED))

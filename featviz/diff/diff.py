@@ -39,12 +39,13 @@ from featviz.records import (
     Verdict,
     finite,
 )
-from featviz.rundir import DIFF_FILE, junit
+from featviz.rundir import DIFF_FILE
 from featviz.rundir import place as outputs
 from featviz.rundir.atomic import atomic
 from featviz.rundir.image import DamagedError
 from featviz.rundir.read import ReadRun, read_run, warn_of
 from featviz.rundir.store import here
+from featviz.rundir.studies import junit
 from featviz.rundir.write import write_record
 from featviz.text import by, counted, listed, safe_name
 
@@ -78,14 +79,13 @@ def diff(
             )
     asked = ("--html", files.html, outputs.PAGE), ("--junit", files.junit, outputs.JUNIT)
     single = [(option, path, kind) for option, path, kind in asked if path is not None]
-    besides = [path for _, path, _ in single]  # they may be inside the folder
     with here(base) as one, here(new) as two:
         for option, path, kind in single:
             outputs.check_apart(path, option, (one, two))
             outputs.check_file(path, kind, option, files.overwrite)
         if (folder := maps_folder(files)) is not None:
             outputs.check_apart(folder, "--out", (one, two))
-            outputs.check_free(folder, outputs.DIFF, True, besides)
+            outputs.check_free(folder, outputs.DIFF, True)
         runs = []
         for side, root, place in (("BASE", one, base), ("NEW", two, new)):
             run = replace(read_run(root), url=None if isinstance(place, Path) else place)
@@ -96,7 +96,7 @@ def diff(
         result = compare_runs(*runs, thresholds)
         texts: dict[outputs.FileKind, bytes] = {}
         if folder is not None:
-            with outputs.replacing(folder, outputs.DIFF, besides) as fresh:
+            with outputs.replacing(folder, outputs.DIFF) as fresh:
                 result = replace(result, layers=draw(result.layers, *runs, fresh))
                 if files.html and render:
                     page, beside = render(result, *runs, files.html, folder)
@@ -105,7 +105,7 @@ def diff(
                         with atomic(fresh / name) as file:
                             file.write(text.encode("utf-8", "replace"))
                 write_record(fresh, DIFF_FILE, as_json(result))
-        texts[outputs.JUNIT] = junit.document({str(result.new): verdicts(result)}, "diff")
+        texts[outputs.JUNIT] = junit({str(result.new): verdicts(result)}, "diff")
         for option, path, kind in single:
             with outputs.writing(path, kind, option, files.overwrite) as file:
                 file.write(texts[kind])

@@ -170,14 +170,15 @@ def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | N
     if folder is None:
         yield None
         return
-    if below is not None:
-        way = os.path.relpath(folder.absolute(), below.absolute()).replace(os.sep, "/")
-        atomic.refuse_links(below, [] if way.startswith(os.pardir) else [way])
     require()
     name = f"{EVENTS[:-1]}{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-    with atomic.reported(folder, "name another folder"):
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / name).open("xb") as file:
-            board = Board(file)
-            board.post((), file_version="brain.Event:2")
-            yield board
+    if below is not None and os.path.relpath(folder, below).startswith(os.pardir):
+        below = None
+    with (
+        atomic.reported(folder, "name another folder"),
+        atomic.opened(folder, below),
+        (folder / name).open("xb") as file,
+    ):
+        board = Board(file)
+        board.post((), file_version="brain.Event:2")
+        yield board

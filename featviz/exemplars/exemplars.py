@@ -39,6 +39,7 @@ from featviz.run.prepare import blank_input
 from featviz.run.visit import BatchProgress, Study, batches, begun
 from featviz.rundir import EXEMPLARS_FILE, studies, write
 from featviz.rundir.place import EXEMPLARS
+from featviz.rundir.schema import Failure, Seen
 from featviz.text import by, counted, listed, printable, safe_name
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ def find_exemplars(
                 sheet += "" if name is None else f"/{safe_name(f'{number:03d}_{name}.png')}"
                 row = replace(row, sheet=sheet)
                 rows.append(cutter.draw(target, found.tops[site, name], row, folder))
-        failures = [studies.FailedImage(*failure) for failure in study.failures]
+        failures = [Failure(name, error, number) for name, number, error in study.failures]
         skipped = sorted(found.skipped.items())
         record = studies.ExemplarRecord(
             studies.SCHEMA_VERSION,
@@ -123,8 +124,8 @@ def find_exemplars(
                 "per_class": options.per_class,
                 **structs.asdict(options.inputs),
             },
-            images=studies.ImagesSeen(len(samples), len(study.seen), failures),
-            skipped=[studies.LeftOut(layer, reason) for layer, reason in skipped],
+            images=Seen(len(study.seen), len(samples), failures),
+            skipped=[{"layer": layer, "reason": reason} for layer, reason in skipped],
             never_ran=found.never_ran,
             layers=rows,
         )

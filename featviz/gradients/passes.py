@@ -243,7 +243,7 @@ def paired(take: Callable[[Site, Tensor, Tensor], None]) -> Sink:
         if not KINDS[site.kind].backward:
             outputs[site] = tensor.clone()
             return
-        of = replace(site, kind=KINDS[site.kind].of)
+        of = site._replace(kind=KINDS[site.kind].of)
         take(of, outputs.pop(of), tensor)
 
     return sink

@@ -57,9 +57,8 @@ def draw_kernels(
     events = None
     if options.tensorboard is not None:
         events = tensorboard.run_folder(options.tensorboard, options.out)
-    besides = [] if events is None else list(events.glob(tensorboard.EVENTS))
-    check_free(options.out, RUN, options.overwrite, besides)
-    with replacing(options.out, RUN, besides) as fresh:
+    check_free(options.out, RUN, options.overwrite)
+    with replacing(options.out, RUN) as fresh:
         loaded = load_model(model, NO_IMAGE)
         with in_eval_mode(loaded.module):
             read, skipped = _read(loaded, options.layers)
@@ -69,7 +68,7 @@ def draw_kernels(
         layers = [layer.name for layer, _ in read]
         record = {"kind": "kernels", **versions(), "model": loaded.source, "layers": layers}
         run.write_run({**record, "options": given})
-        folder = run.folder("")
+        folder = ImageFolder(run, "")
         drawn = []
         with tensorboard.opened(events, options.out) as board:
             for layer, kernels in read:
@@ -77,7 +76,6 @@ def draw_kernels(
                     drawn.append(_draw(layer, kernels, folder, options, board))
                 except LayoutError as error:
                     skipped.append(_skip(layer, error))
-        besides += [] if events is None else events.glob(tensorboard.EVENTS)
         rows = [row for row, _, _ in drawn]
         manifest = {"captures": rows, "skipped": manifest_rows((), skipped)["skipped"]}
         folder.finish(manifest, {key: numbers for _, key, numbers in drawn})

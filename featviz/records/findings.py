@@ -205,7 +205,6 @@ class Gate:
     percent: bool
     """Whether the limit is a share of the channels, in percent; else it is a count."""
     inclusive: bool
-    """Whether it is broken at the limit, too (`>=`)."""
     where: str = "*"
 
 
@@ -252,7 +251,6 @@ class DifferenceMap:
     """The relative difference at the ends of the colours."""
     plan: GridPlan
     slices: int
-    """Maps side by side of one channel."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +277,6 @@ class ComparedLayer:
     """The smallest of a whole tensor, over the images in which the layer differs; NaN where only
     statistics are known."""
     most_changed: Sequence[int]
-    """The channels that differ most, of those that all images have."""
     image: str
     """The image in which the layer differs most; of equals the first."""
     severity: float
@@ -326,9 +323,7 @@ class OnlyIn:
     """The images and layers that one run has and the other has not."""
 
     images: Mapping[str, str]
-    """What became of each image, by name, in the other run."""
     places: Mapping[tuple[Place, str], str]
-    """What became of each (place, type of the layer) in the other run."""
 
     @property
     def words(self) -> list[str]:

@@ -62,10 +62,8 @@ class CaptureKind:
     name: str
     """As in `--capture`, in the manifest, and as the first part of file names (`Site.stem`)."""
     of: Literal["output", "input"]
-    """The tensor that is captured, or at which the gradient is taken."""
     backward: bool
     help: str
-    """The name for help texts, explained where it needs to be."""
 
     @property
     def normalize(self) -> str:
@@ -106,9 +104,7 @@ class Reduction:
 
     name: str
     words: str
-    """What its tile shows, in figures and in the report."""
     help: str
-    """What a picture of all channels shows, in help texts."""
     unit: str = ""
     """What its values are counted in, where that is not the unit of the tensor."""
     colors: tuple[tuple[str, str], ...] = ()

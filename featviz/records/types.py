@@ -5,10 +5,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+)
 
 from featviz.files.urls import Remote, Url
 from featviz.text import percent, printable
@@ -17,6 +27,7 @@ if TYPE_CHECKING:  # completion of a shell imports this, and has no time for num
     import numpy as np
     from numpy.typing import NDArray
 
+_L = TypeVar("_L")
 Bytes: TypeAlias = "NDArray[np.uint8]"
 Floats: TypeAlias = "NDArray[np.float32]"
 Integers: TypeAlias = "NDArray[np.int64]"
@@ -39,7 +50,6 @@ class Layer:
     """Qualified name, `layer1.0.conv1`; empty for the model itself."""
     type: str
     classes: tuple[str, ...] = ()
-    """Class names along the MRO, most derived first, without `object`."""
     aliases: tuple[str, ...] = ()
     """Further qualified names of a shared module in the same place; of a function, those of its
     module."""
@@ -60,31 +70,10 @@ class Layer:
         return self.name or self.type
 
 
-class Place(NamedTuple):
-    """Where in a run's image a tensor was met, by name: what two runs are matched by."""
+class At(NamedTuple, Generic[_L]):
+    """Where in a run's image a tensor was met: the file `KIND[.callN][.KEY]` of a layer."""
 
-    layer: str
-    kind: str
-    call: int
-    key: str
-
-    @property
-    def stats_key(self) -> str:
-        """Its key in stats.npz."""
-        return "|".join(map(str, self))
-
-    @property
-    def stem(self) -> str:
-        """`output`, `output.call1`, `output.call1.boxes`."""
-        call = f".call{self.call}" if self.call else ""
-        return f"{self.kind}{call}" + (f".{self.key}" if self.key else "")
-
-
-@dataclass(frozen=True)
-class Site:
-    """The place of a captured tensor: the file `KIND[.callN][.KEY]` of a layer."""
-
-    layer: Layer
+    layer: _L
     kind: str
     """One of the capture kinds, `output`, `input`, `grad`, `grad-input`; or `kernel`."""
     call: int
@@ -92,23 +81,26 @@ class Site:
     """Path inside a tuple, list or dict (`0`, `boxes`, `0.feat`); empty for a plain tensor."""
 
     @property
-    def place(self) -> Place:
-        """The same by name."""
-        return Place(self.layer.name, self.kind, self.call, self.key)
+    def stats_key(self) -> str:
+        """Its key in stats.npz."""
+        name = self.layer.name if isinstance(self.layer, Layer) else self.layer
+        return f"{name}|{self.kind}|{self.call}|{self.key}"
 
     @property
     def stem(self) -> str:
-        """File name without extension."""
-        return self.place.stem
+        """`output`, `output.call1`, `output.call1.boxes`."""
+        call = f".call{self.call}" if self.call else ""
+        return f"{self.kind}{call}" + (f".{self.key}" if self.key else "")
 
-    def inside(self, key: str) -> Site:
+    def inside(self, key: str) -> Self:
         """A part of this tensor, by name; the tensor itself for an empty one."""
-        return replace(self, key=f"{self.key}.{key}".lstrip(".")) if key else self
+        return self._replace(key=f"{self.key}.{key}".lstrip(".")) if key else self
 
-    @property
-    def stats_key(self) -> str:
-        """Key of this tensor's statistics in `stats.npz`."""
-        return self.place.stats_key
+
+Place: TypeAlias = At[str]
+"""By the layer's name: what two runs are matched by."""
+Site: TypeAlias = At[Layer]
+"""With the layer itself, as it is captured."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +130,6 @@ class Hints:
     patch: tuple[int, int] | None = None
     """Height and width in pixels of the patches that become tokens, where the model cuts such."""
     prefix: tuple[str, ...] = ()
-    """Names of the tokens in front of the grid, in their order: `class_token`, ..."""
     attention: bool = False
     features_last: bool = False
     """Whether the layer makes or scales the numbers along the last axis, as linear layers do: its
@@ -280,7 +271,6 @@ class Guess:
 
     index: int
     name: str | None
-    """None where the weights have no names."""
     score: float
     probability: float
 
@@ -353,7 +343,6 @@ class ImageResult:
     skipped: tuple[Skip, ...] = ()
     never_ran: tuple[str, ...] = ()
     error: str | None = None
-    """What went wrong; None for a complete image."""
     hint: str | None = None
     outcome: Outcome = field(default_factory=Outcome)
     kept: bool = False
@@ -403,7 +392,6 @@ class TextTable(NamedTuple):
 
     headings: Sequence[str]
     numbers: Collection[str]
-    """Headings of the columns that are set flush right."""
     rows: Sequence[Sequence[str]]
     totals: Sequence[Sequence[str]] = ()
     footer: Sequence[str] = ()

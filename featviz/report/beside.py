@@ -20,7 +20,6 @@ from featviz.rundir import AUDIT_FILE
 from featviz.rundir.image import ReadImage
 from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.schema import Audit, Capture
-from featviz.rundir.series import read_steps
 from featviz.rundir.studies import (
     ExemplarRecord,
     ReadAudit,
@@ -29,6 +28,7 @@ from featviz.rundir.studies import (
     read_audit,
     read_exemplars,
     read_kernels,
+    read_steps,
 )
 from featviz.text import by, counted, listed, quoted
 

@@ -27,9 +27,8 @@ from featviz.rundir import place as outputs
 from featviz.rundir.image import ReadImage, format_of
 from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.schema import Capture
-from featviz.rundir.series import read_steps
 from featviz.rundir.store import here
-from featviz.rundir.studies import is_audit, is_kernels, read_audit, read_kernels
+from featviz.rundir.studies import is_audit, is_kernels, read_audit, read_kernels, read_steps
 from featviz.rundir.write import write_record
 
 MOST_BYTES = 25_000_000

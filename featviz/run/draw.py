@@ -89,7 +89,6 @@ class Drawing:
             folder = self.store.image(sample.name)
             if result := kept(folder, sample, self.fingerprint):
                 return result
-            folder.refuse_others()
             folder.discard()
         return read_input(sample, self.prepared.model.preprocess, self.prepared.options.inputs)
 

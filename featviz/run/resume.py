@@ -21,13 +21,10 @@ from featviz.models.requirements import versions
 from featviz.options import RunOptions
 from featviz.records import ImageResult, Outcome, Sample
 from featviz.run.prepare import Prepared
-from featviz.rundir import RUN_FILE, lock, store
-from featviz.rundir.atomic import remove
-from featviz.rundir.place import RUN, check_free, holds_run, names_of_images, replacing
-from featviz.rundir.read import read_json
+from featviz.rundir import RUN_FILE, place, store
+from featviz.rundir.place import RUN, check_free, holds_run, replacing
+from featviz.rundir.read import differences, read_json
 from featviz.rundir.schema import GROWING, Failure, convert, fingerprint
-from featviz.rundir.store import StoredRun
-from featviz.rundir.unlike import differences
 from featviz.rundir.write import ImageFolder, RunDirectory
 from featviz.text import counted, listed, quoted, safe_way
 
@@ -48,7 +45,7 @@ def held(options: RunOptions) -> Iterator[Path]:
         return
     fixed = real(out).is_mount() or not os.access(real(out).parent, os.W_OK)
     replaced = options.overwrite and not fixed and holds_run(out)
-    with replacing(out, RUN) if replaced else lock.held(out, shard) as fresh:
+    with replacing(out, RUN) if replaced else place.held(out, shard) as fresh:
         check_destination(options)
         yield fresh or out
 
@@ -58,7 +55,7 @@ def check_destination(options: RunOptions) -> None:
     if isinstance(options.out, Url):
         if not options.resume and options.shard is None:
             with store.temporary(options.out.name) as folder:
-                StoredRun(folder, options.out).check_free()
+                RunDirectory(folder, options.out).check_free()
         return
     there = (options.resume or options.shard is not None) and holds_run(options.out)
     if not there:
@@ -70,7 +67,7 @@ def together(options: RunOptions) -> AbstractContextManager[None]:
     if options.shard is None:
         return nullcontext()
     out = options.out
-    return store.among_shards(out) if isinstance(out, Url) else lock.among_shards(out)
+    return store.among_shards(out) if isinstance(out, Url) else place.among_shards(out)
 
 
 class RunDocument:
@@ -152,25 +149,23 @@ def open_run(
     with together(options):
         out = options.out
         joins = options.resume or options.shard is not None
-        if isinstance(out, Url):
-            run: RunDirectory = StoredRun(folder, out)
-        else:
-            run = RunDirectory.create(folder)
-            if not joins and (earlier := check_free(folder, RUN, options.overwrite)):
-                remove(folder, earlier.ours)
+        run = RunDirectory.create(folder, out if isinstance(out, Url) else None)
+        earlier = None
+        if run.store is None and not joins:
+            earlier = check_free(folder, RUN, options.overwrite)
+        if earlier is not None:
+            run.clear(earlier.ours)
         before = run.record()
         if before is not None and joins:
             _check_same(run, options, document, before, samples)
-        elif options.resume or isinstance(run, StoredRun):
+        elif options.resume or run.store is not None:
             run.check_free()
-        run.refuse_links(document.names)
         known = {safe_way(name) for name in document.names}
         complete = run.complete if options.resume else []
         if gone := [quoted(path) for path in complete if path not in known]:
             log.warning("%s: stays, though no longer among the inputs", listed(gone, 3))
         # hidden folders that no process is writing into
-        old = set(names_of_images(before or {})).difference(document.names)
-        run.clear_images([*(sample.name for sample in samples), *old])
+        run.clear_images([sample.name for sample in samples])
         document.write(run)
     return run
 

@@ -30,7 +30,6 @@ from featviz.run.encoders import read_ahead
 from featviz.run.prepare import ModelInput, files_read, fitted, grouped, read_input, samples_of
 from featviz.rundir.place import (
     FileKind,
-    ResultKind,
     check_apart,
     check_file,
     check_free,
@@ -170,7 +169,7 @@ def begun(
     model: ModelOptions | LoadedModel,
     arguments: Sequence[str],
     options: AuditOptions | ExemplarOptions,
-    kind: ResultKind,
+    kind: str,
     files: Collection[tuple[str, Path, FileKind]] = (),
 ) -> Iterator[tuple[Path, LoadedModel, list[Sample]]]:
     """A folder to write into, which takes the place of `--out` if the block succeeds; the model and
@@ -186,9 +185,8 @@ def begun(
     for option, path, what in files:
         check_apart(path, option, inputs)
         check_file(path, what, option, options.overwrite)
-    besides = [path for _, path, _ in files]
-    check_free(options.out, kind, options.overwrite, besides)
-    with replacing(options.out, kind, besides) as folder:
+    check_free(options.out, kind, options.overwrite)
+    with replacing(options.out, kind) as folder:
         loaded = fitted(load_model(model, options.inputs), samples)
         yield folder, loaded, grouped(samples, loaded.preprocess, options.inputs.frames)
 

@@ -87,14 +87,11 @@ class ReadImage:
 
     root: Path
     folder: str
-    """Relative to the run directory, with forward slashes."""
     manifest: Manifest
     input_size: tuple[int, int]
-    """Width and height of input.png."""
     sizes: Mapping[str, int]
     """Bytes of its pictures and tensors, by their names in the folder."""
     kept_stats: Mapping[str, Floats] | None = None
-    """Its statistics, where all of a run are kept in memory."""
     pixels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Width and height of pictures that are no grids."""
 

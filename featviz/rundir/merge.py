@@ -16,10 +16,9 @@ from featviz.files.urls import Url
 from featviz.rundir import MANIFEST_FILE
 from featviz.rundir.image import ReadImage, read_image, same_content
 from featviz.rundir.place import RUN, check_free, replacing
-from featviz.rundir.read import ReadRun, read_run
+from featviz.rundir.read import ReadRun, differences, read_run
 from featviz.rundir.schema import GROWING
 from featviz.rundir.store import here
-from featviz.rundir.unlike import differences
 from featviz.rundir.verify import faults_of
 from featviz.rundir.write import RunDirectory
 from featviz.text import quoted
@@ -120,15 +119,15 @@ def _outcome(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, An
         names |= own
     order = sorted(names, key=lambda name: name.split("/"))
     errors = {name: error for run in reversed(runs) for name, error in run.failures.items()}
-    images = {
-        "total": len(order) + max(0, others),
-        "complete": [name for name in order if name in complete],
+    left = [name for name in order if name not in complete]
+    return {
+        "images": {
+            "total": len(order) + max(0, others),
+            "complete": [name for name in order if name in complete],
+            "missing": [name for name in left if name not in errors],
+        },
+        "failures": [{"image": name, "error": errors[name]} for name in left if name in errors],
     }
-    if any("missing" in run.record["images"] for run in runs):
-        images["missing"] = [n for n in order if n not in complete and n not in errors]
-    failed = [name for name in order if name in errors and name not in complete]
-    failures = [{"image": name, "error": errors[name]} for name in failed]
-    return {"images": images, "failures": failures}
 
 
 def _bring(image: ReadImage, target: Path) -> None:

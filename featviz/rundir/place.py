@@ -2,12 +2,14 @@
 the place of an earlier result only if featviz wrote all that is there.
 
 A folder is ours if our record in it says what our writers always say. A file in it is ours if that
-record, or the manifest of one of its images, lists it, or if its hidden name says that it was being
-written when its command was killed. In an image's folder that has lost its manifest those files are
-ours that have names which featviz gives.
+record, or the manifest of one of its images, lists it; if its hidden name says that it was being
+written when its command was killed; or, for a page or JUnit XML, if its head says so. Records are
+not held against `schema`: a run of which one field does not fit, or that a later featviz wrote,
+cannot be shown, but its owner must be able to replace it.
 
-Records are not held against `schema`: a run of which one field does not fit, or that a later
-featviz wrote, cannot be shown, but its owner must be able to replace it.
+A folder is locked for as long as a command writes it. The lock is the system's own (flock, by
+filelock): it ends with its process, however that ends. It lies in the folder, so that all see it
+under whatever path they have mounted it; it says who holds it, and goes when the command ends.
 """
 
 from __future__ import annotations
@@ -15,19 +17,24 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
+import stat
 import struct
+import time
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
+
+from filelock import FileLock, SoftFileLock, Timeout
 
 from featviz.errors import FileError, StoreError, UsageError
-from featviz.files import Folder, open_regular, real
-from featviz.records import FORMATS, KINDS
+from featviz.files import Folder, open_regular, read_bytes, real
+from featviz.records import FORMATS, KINDS, Shard
 from featviz.rundir import (
     AUDIT_FILE,
     DIFF_FILE,
@@ -37,15 +44,13 @@ from featviz.rundir import (
     LOCK_FILE,
     MANIFEST_FILE,
     REPORT,
-    REPORT_FILE,
     REPORT_RECORD,
-    REPORT_ZIP,
     RUN_FILE,
     SHARD_LOCKS,
+    SHARDS_LOCK,
     STATS_FILE,
-    lock,
 )
-from featviz.rundir.atomic import atomic, part_name, part_of, remove, remove_empty, reported
+from featviz.rundir.atomic import atomic, part_name, part_of, remove, reported
 from featviz.text import counted, listed, quoted, safe_way
 
 _HEAD = 1000
@@ -56,31 +61,29 @@ _SHOWN = 3
 """Foreign files that a message names."""
 _EVENTS = "events.out.tfevents."
 """How the names of TensorBoard's files begin, which stay where they are."""
-_IMAGE_FILES = (MANIFEST_FILE, STATS_FILE, INPUT_FILE)
 _LAYER_FILE = re.compile(
     rf"(\d{{3,}}_[^/]+/({'|'.join([*KINDS, 'kernel'])})([.-][^/]*)?|[^/]+__\d{{3,}}_[^/]+)"
     rf"\.({'|'.join(FORMATS)}|npy)"
 )
 """A file of a layer in an image's folder."""
 
+PATIENCE = 600.0
+"""Seconds for which a shard waits for others that begin or end."""
+MOST_WORDS = 4096
+"""Bytes that are read of what a lock says."""
+_POLL = 0.1
+"""Seconds between two looks at a lock that another process holds."""
+_WRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""To write into a file that is there, and is no link; nothing of it is lost by opening it."""
+
 
 # Whose a file is
 
 
-@dataclass(frozen=True)
-class ResultKind:
-    """A kind of result that has a folder of its own."""
-
-    noun: str
-    record: str
-    """The file that says that the folder is ours, and lists the others."""
-
-
-RUN = ResultKind("run", RUN_FILE)
-AUDIT = ResultKind("audit", AUDIT_FILE)
-DIFF = ResultKind("diff", DIFF_FILE)
-EXEMPLARS = ResultKind("exemplars", EXEMPLARS_FILE)
-REPORT_FOLDER = ResultKind("report", REPORT_RECORD)
+RUN, AUDIT, DIFF, EXEMPLARS = RUN_FILE, AUDIT_FILE, DIFF_FILE, EXEMPLARS_FILE
+REPORT_FOLDER = REPORT_RECORD
+"""Kinds of results that have a folder of their own, by the record which says that the folder is
+ours, and lists the others."""
 
 _LISTINGS = (AUDIT_FILE, DIFF_FILE, EXEMPLARS_FILE, REPORT_RECORD)
 _SAYS: dict[str, dict[str, type]] = {
@@ -96,60 +99,36 @@ class Earlier:
     """What featviz wrote into a folder, and what else is there; paths have forward slashes."""
 
     ours: list[str] = field(default_factory=list)
-    """In the order in which they are to go: manifests first, without which nothing looks complete,
-    and records last, by which the rest is known to be ours."""
+    """In the order in which they are to go: manifests and records last, by which the rest is known
+    to be ours."""
     others: list[str] = field(default_factory=list)
     run: Mapping[str, Any] | None = None
-    """The content of run.json."""
     complete: int = 0
-    """How many images of the run have a manifest."""
 
 
-def look(root: Path, besides: Collection[Path] = ()) -> Earlier:
-    """Tell what is ours in a folder from all else. Locks and TensorBoard's events are neither.
-
-    Args:
-        besides: files that the user has named for this command to write.
-    """
-    final = os.path.realpath(root)
-    named = {os.path.relpath(os.path.realpath(p), final).replace(os.sep, "/") for p in besides}
+def look(root: Path) -> Earlier:
+    """Tell what is ours in a folder from all else. Locks and TensorBoard's events are neither."""
     files = {path: regular for path, regular in walk(root) if not is_lock(path)}
-    found, lost = Earlier(), set[PurePosixPath]()
+    found, named = Earlier(run=_record(root, RUN_FILE)), set[str]()
     for name in (*_LISTINGS, f"{REPORT}/{REPORT_RECORD}"):
         if (record := _record(root, name)) is not None:
-            folder = name.rpartition("/")[0]
-            named |= {name, *(f"{folder}/{file}".lstrip("/") for file in _files(record))}
-    named |= {name for name in (REPORT_FILE, REPORT_ZIP) if _is_ours(root / name, PAGE)}
-    if (run := _record(root, RUN_FILE)) is not None:
-        found.run = run
+            named |= {name, *_files(record, name.rpartition("/")[0])}
+    if found.run is not None:
         named.add(RUN_FILE)
-        folders = {safe_way(name) for name in names_of_images(run)} if not run.get("kind") else {""}
-        ends = (path.rpartition("/") for path, regular in files.items() if regular)
-        with_manifest = {above for above, _, name in ends if name == MANIFEST_FILE}
-        for folder in folders | with_manifest:
-            manifest = _record(root, f"{folder}/{MANIFEST_FILE}".lstrip("/"))
-            if folder not in folders:  # run.json does not know it: is it where its image's is?
-                image = {} if manifest is None else manifest.get("image")
-                stated = image.get("path") if isinstance(image, dict) else None
-                if not isinstance(stated, str) or safe_way(stated) != folder:
-                    continue
-            found.complete += folder in with_manifest
-            if manifest is None:
-                lost.add(PurePosixPath(folder))
-            else:
-                inside = (MANIFEST_FILE, *_files(manifest))
-                named |= {f"{folder}/{name}".lstrip("/") for name in inside}
+        for name in [name for name in files if name.rpartition("/")[2] == MANIFEST_FILE]:
+            manifest = _record(root, name) or {}
+            folder, image = name.rpartition("/")[0], manifest.get("image")
+            stated = image.get("path") if isinstance(image, dict) else None
+            if manifest and folder == (safe_way(stated) if isinstance(stated, str) else ""):
+                found.complete += 1
+                named |= {name, *_files(manifest, folder)}
     for name, regular in files.items():
-        path = PurePosixPath(name)
-        if regular and (
-            name in named
-            or any(map(part_of, path.parts))
-            or any(f in lost and is_own_name(str(path.relative_to(f))) for f in path.parents)
-        ):
+        hidden = any(map(part_of, name.split("/")))
+        if regular and (name in named or hidden or _says_so(root / name)):
             found.ours.append(name)
-        elif not path.name.startswith(_EVENTS):
+        elif not name.rpartition("/")[2].startswith(_EVENTS):
             found.others.append(name)
-    found.ours.sort(key=lambda way: (way in _SAYS, not way.endswith(f"/{MANIFEST_FILE}")))
+    found.ours.sort(key=lambda way: (way in _SAYS, way.endswith(f"/{MANIFEST_FILE}")))
     return found
 
 
@@ -159,29 +138,6 @@ def holds_run(root: Path) -> bool:
     return _record(root, RUN_FILE) is not None
 
 
-def names_of_images(record: Mapping[str, Any]) -> list[str]:
-    """The images that a run.json knows of: complete, missing or failed; none for kernels, and where
-    it is damaged."""
-    if not is_record(record, RUN_FILE) or record.get("kind") is not None:
-        return []
-    images, rows = record["images"], record["failures"]
-    missing = images.get("missing")
-    names = [*images["complete"], *(missing if isinstance(missing, list) else [])]
-    names += [row.get("image") for row in rows if isinstance(row, dict)]
-    return [name for name in names if isinstance(name, str) and name]
-
-
-def left_of_image(root: Path, way: str) -> list[str]:
-    """Files of ours in the folder of an image that is not complete, the manifest first; relative
-    to the run directory, as the folder."""
-    ours = [
-        inside
-        for inside, regular in walk(root / way)
-        if regular and (is_own_name(inside) or part_of(PurePosixPath(inside).name))
-    ]
-    return [f"{way}/{inside}" for inside in sorted(ours, key=lambda name: name != MANIFEST_FILE)]
-
-
 def is_lock(way: str) -> bool:
     """Whether a file of a folder is the lock of who writes it, or of a shard."""
     return way == LOCK_FILE or SHARD_LOCKS.fullmatch(way) is not None
@@ -189,40 +145,36 @@ def is_lock(way: str) -> bool:
 
 def is_own_name(inside: str) -> bool:
     """Whether a file in an image's folder has a name that featviz gives."""
-    return inside in _IMAGE_FILES or _LAYER_FILE.fullmatch(inside) is not None
-
-
-def is_record(content: Any, name: str) -> bool:
-    """Whether the content of a JSON file says what our records of this name always say."""
-    if not isinstance(content, dict):
-        return False
-    version, says = content.get("schema_version"), _SAYS[name.rpartition("/")[2]]
-    if type(version) is not int or version < 1:
-        return False
-    if name == RUN_FILE and "kind" not in content:
-        images = content.get("images")
-        complete = images.get("complete") if isinstance(images, dict) else None
-        if not isinstance(complete, list) or not isinstance(content.get("failures"), list):
-            return False
-    elif name == RUN_FILE and content["kind"] != "kernels":
-        return False
-    return all(isinstance(content.get(key), kind) for key, kind in says.items())
+    own = (MANIFEST_FILE, STATS_FILE, INPUT_FILE)
+    return inside in own or _LAYER_FILE.fullmatch(inside) is not None
 
 
 def _record(root: Path, name: str) -> dict[str, Any] | None:
-    """A record of ours in a folder; None where it is another program's, or cannot be read."""
+    """A record in a folder, if it says what our records of this name always say; None where it is
+    another program's, or cannot be read."""
     folder, _, file = name.rpartition("/")
+    content: Any = None
     with suppress(OSError, FileError), Folder(root, folder) as opened:
         content = opened.read_json(file, _LARGEST)
-        if is_record(content, name):
-            return dict(content)
-    return None
+    if not isinstance(content, dict) or not all(
+        isinstance(content.get(key), kind) for key, kind in _SAYS[file].items()
+    ):
+        return None
+    if name == RUN_FILE and content.get("kind") != "kernels":
+        images, failures = content.get("images"), content.get("failures")
+        complete = images.get("complete") if isinstance(images, dict) else None
+        if "kind" in content or not isinstance(complete, list) or not isinstance(failures, list):
+            return None
+    version = content.get("schema_version")
+    return content if type(version) is int and version >= 1 else None
 
 
-def _files(record: Mapping[str, Any]) -> list[str]:
-    """The files that a record lists, by names or, in a manifest, by rows."""
-    rows = (row.get("file") if isinstance(row, dict) else row for row in record["files"])
-    return [name for name in rows if isinstance(name, str)]
+def _files(record: Mapping[str, Any], folder: str) -> Iterator[str]:
+    """The files that the record of a folder lists, by names or, in a manifest, by rows."""
+    for row in record["files"]:
+        name = row.get("file") if isinstance(row, dict) else row
+        if isinstance(name, str):
+            yield f"{folder}/{name}".lstrip("/")
 
 
 def walk(root: Path) -> Iterator[tuple[str, bool]]:
@@ -247,39 +199,32 @@ def walk(root: Path) -> Iterator[tuple[str, bool]]:
 # Folders
 
 
-def check_free(
-    root: Path,
-    kind: ResultKind,
-    overwrite: bool,
-    besides: Collection[Path] = (),
-) -> Earlier | None:
-    """Say before the work that a folder cannot become the result's.
+def check_free(root: Path, kind: str, overwrite: bool) -> Earlier | None:
+    """Say before the work that a folder cannot become the result's; the earlier result, which is to
+    be replaced.
 
     Args:
-        besides: files that the user has named for this command to write.
-
-    Returns:
-        The earlier result, which is to be replaced; None where there is none.
+        kind: the result's record.
     """
+    noun = kind.removesuffix(".json")
     if root.exists() and not root.is_dir():
         raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
-    if _record(root, kind.record) is None:
-        apart = {real(path) for path in besides}
+    if _record(root, kind) is None:
         for way, _ in walk(root):
             top, name = way.partition("/")[0], way.rpartition("/")[2]
             passed = is_lock(way) or part_of(top) or name.startswith(_EVENTS)
-            if not passed and real(root / way) not in apart:
-                words = f"--out {root} is not empty and holds no {kind.noun} of featviz"
-                if (root / kind.record).exists():
-                    words += f": its {kind.record} is none that featviz wrote"
+            if not passed:
+                words = f"--out {root} is not empty and holds no {noun} of featviz"
+                if (root / kind).exists():
+                    words += f": its {kind} is none that featviz wrote"
                 raise StoreError(words, "name another folder with --out")
         return None
-    found = look(root, besides)
-    if not overwrite and (found.complete or kind is not RUN):
+    found = look(root)
+    if not overwrite and (found.complete or kind != RUN):
         hint = "--overwrite replaces it, --out names another folder"
-        if kind is RUN and found.run is not None and "kind" not in found.run:
+        if kind == RUN and found.run is not None and "kind" not in found.run:
             raise taken(f"{root}", found.complete, hint)
-        raise StoreError(f"--out {root} holds another {kind.noun}", hint)
+        raise StoreError(f"--out {root} holds another {noun}", hint)
     if found.others:
         ours = {way.partition("/")[0] for way in found.ours}
         tops = [(way.partition("/")[0], way) for way in found.others]
@@ -300,16 +245,16 @@ def taken(where: str, complete: int, hint: str) -> StoreError:
 
 
 @contextmanager
-def replacing(root: Path, kind: ResultKind, besides: Collection[Path] = ()) -> Iterator[Path]:
+def replacing(root: Path, kind: str) -> Iterator[Path]:
     """A folder beside `root` to write into, which takes its place if the block succeeds: the result
     appears whole or not at all. Meanwhile `root` is locked."""
     fresh = hidden_beside(root)
     try:
-        with lock.held(root), reported(root, "choose another place with --out, or make room"):
+        with held(root), reported(root, "choose another place with --out, or make room"):
             clear_beside(root)
             fresh.mkdir(parents=True)
             yield fresh
-            put_in_place(fresh, root, kind, besides)
+            put_in_place(fresh, root, kind)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -332,14 +277,13 @@ def clear_beside(root: Path) -> None:
             continue
         with suppress(StoreError):
             remove(path, [LOCK_FILE, *look(path).ours])
-        remove_empty(path)
 
 
-def put_in_place(fresh: Path, root: Path, kind: ResultKind, besides: Collection[Path] = ()) -> None:
+def put_in_place(fresh: Path, root: Path, kind: str) -> None:
     """Put a finished folder in the place of an earlier result, which is removed, or stays where
     that fails. It is looked for anew: the work before may have taken hours."""
     final, old = real(root), fresh.with_suffix(".old")
-    ours = (check_free(final, kind, True, besides) or look(final, besides)).ours
+    ours = (check_free(final, kind, True) or look(final)).ours
     if final.exists():
         final.replace(old)
     try:
@@ -353,31 +297,24 @@ def put_in_place(fresh: Path, root: Path, kind: ResultKind, besides: Collection[
             (final / way).parent.mkdir(parents=True, exist_ok=True)
             (old / way).replace(final / way)
     remove(old, [LOCK_FILE, *ours])
-    remove_empty(old)
 
 
 # Single files
 
 
-@dataclass(frozen=True)
-class FileKind:
-    """A kind of file that featviz writes, and the words in its head, or in that of its first page,
-    that say so."""
-
-    noun: str
-    mark: bytes | None
-
-
+FileKind: TypeAlias = tuple[str, bytes | None]
+"""A kind of file that featviz writes, for messages, and the words in its head, or in that of its
+first page, that say so."""
 _GENERATOR = b'<meta name="generator" content="featviz'
-PAGE = FileKind("page of featviz", _GENERATOR)
-REPORT_ALONE = FileKind("report of featviz", _GENERATOR)
-JUNIT = FileKind("JUnit XML of featviz", b'<testsuites name="featviz ')
-PRUNING = FileKind("file that says featviz wrote it", None)  # lists of numbers do not
+PAGE: FileKind = ("page of featviz", _GENERATOR)
+REPORT_ALONE: FileKind = ("report of featviz", _GENERATOR)
+JUNIT: FileKind = ("JUnit XML of featviz", b'<testsuites name="featviz ')
+PRUNING: FileKind = ("file that says featviz wrote it", None)  # lists of numbers do not
 
 
 def picture_of(command: str) -> FileKind:
     """A PNG that a command wrote, by its text chunk `Software`."""
-    return FileKind(f"picture of featviz {command}", b"Software\0featviz " + command.encode())
+    return f"picture of featviz {command}", b"Software\0featviz " + command.encode()
 
 
 def check_file(out: Path, kind: FileKind, option: str = "--out", overwrite: bool = False) -> None:
@@ -386,7 +323,7 @@ def check_file(out: Path, kind: FileKind, option: str = "--out", overwrite: bool
         raise StoreError(f"{option} {out} is a folder, not a file", f"name a file with {option}")
     if not overwrite and out.exists() and not _is_ours(out, kind):
         raise StoreError(
-            f"{option} {out} is there and is no {kind.noun}",
+            f"{option} {out} is there and is no {kind[0]}",
             f"--overwrite replaces it; or name another file with {option}",
         )
 
@@ -401,6 +338,12 @@ def writing(
         yield file
 
 
+def _says_so(path: Path) -> bool:
+    """Whether a page or a report on gates says that featviz wrote it."""
+    kind = {".html": PAGE, ".zip": PAGE, ".xml": JUNIT}.get(path.suffix)
+    return kind is not None and _is_ours(path, kind)
+
+
 def _is_ours(path: Path, kind: FileKind) -> bool:
     with (
         suppress(OSError, FileError, ValueError, KeyError, RuntimeError, EOFError),
@@ -411,7 +354,7 @@ def _is_ours(path: Path, kind: FileKind) -> bool:
         if head.startswith(b"PK"):
             with zipfile.ZipFile(file) as packed, packed.open(INDEX_FILE) as page:
                 head = page.read(_HEAD)
-        return kind.mark is not None and kind.mark in head
+        return kind[1] is not None and kind[1] in head
     return False
 
 
@@ -422,11 +365,6 @@ def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
     """Refuse to write where an input is: over it, or into a folder that holds it.
 
     A folder below that of the images is fine: it was none of them when the command began.
-
-    Args:
-        out: the file or folder that will be written.
-        option: by which it was named.
-        inputs: files and folders that the command reads.
     """
     place = os.path.realpath(out)
     within = place.rstrip(os.sep) + os.sep
@@ -450,3 +388,111 @@ def model_files(*models: str | None) -> list[Path]:
     texts = list(filter(None, models))
     forms = [Path(f) for t in texts for f in (t, t.partition(":")[2], t.rpartition(":")[0]) if f]
     return [path for path in forms if path.is_file() or (path / "config.json").is_file()]
+
+
+# One writer at a time
+
+
+@contextmanager
+def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
+    """Hold a folder that this command writes, or one shard of it, into which others write theirs.
+    The folder is made if it is missing; at the end it goes again if it is empty.
+
+    What is no folder is not locked: writing into it is refused anyway.
+    """
+    what = f"--out {quoted(str(out))}"
+    if out.exists() and not out.is_dir():
+        yield
+    elif shard is None:
+        with _locked(out / LOCK_FILE, what):
+            _refuse_shards(out, what)
+            yield
+    else:
+        with _locked(out / name_of(shard), f"shard {shard} of {what}"):
+            with among_shards(out), _locked(out / LOCK_FILE, what):
+                _refuse_shards(out, what, shard.count)
+            yield
+
+
+@contextmanager
+def among_shards(out: Path) -> Iterator[None]:
+    """Be the only shard that begins or ends, which takes a moment; the others wait."""
+    with _locked(out / SHARDS_LOCK, f"--out {quoted(str(out))}", PATIENCE):
+        yield
+
+
+def name_of(shard: Shard) -> str:
+    """The lock of a shard: `.featviz.1-of-4.lock`."""
+    return f".featviz.{shard.index + 1}-of-{shard.count}.lock"
+
+
+def signature() -> str:
+    """Who holds what this process is about to lock: its number, host and the time."""
+    began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    return f"process {os.getpid()} on {socket.gethostname()} since {began}"
+
+
+def _refuse_shards(out: Path, what: str, count: int = 0) -> None:
+    """Refuse a folder into which shards write, but for those of one division into `count`. The
+    locks of processes that were killed are removed."""
+    for path in sorted(out.glob(".featviz.*.lock")):
+        match = SHARD_LOCKS.fullmatch(path.name)
+        if match and not match[1].endswith((f"-of-{count}", "shards")):
+            with _locked(path, what):
+                pass
+
+
+@contextmanager
+def _locked(path: Path, what: str, patience: float = 0.0) -> Iterator[None]:
+    """Hold one lock file; the folders that it needs are made, and go again if they are empty."""
+    lock, made, mine = FileLock(path, thread_local=False), list[Path](), None
+    try:
+        with reported(path.parent, "name another place"):
+            while not lock.is_locked:
+                made[:0] = [f for f in (path.parent, *path.parent.parents) if not f.exists()]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                # not found: who made the folder has just removed it
+                with suppress(FileNotFoundError):
+                    if os.path.lexists(path):
+                        _check(path, path.lstat())
+                    try:
+                        lock.acquire(timeout=patience, poll_interval=_POLL)
+                    except Timeout:
+                        holder = ""
+                        with suppress(OSError, FileError):
+                            words = read_bytes(path, MOST_WORDS).decode(errors="backslashreplace")
+                            holder = quoted(" ".join(words.split()))
+                        raise StoreError(
+                            f"{what} is being written by {holder or 'another process'}",
+                            "wait until it is done, or name another place",
+                        ) from None
+        try:
+            with suppress(OSError):  # a full disk has room for the lock, and not for the words
+                if not isinstance(lock, SoftFileLock):  # which has written it itself
+                    with os.fdopen(os.open(path, _WRITE), "wb", buffering=0) as file:
+                        _check(path, os.fstat(file.fileno()))  # a link may have come since
+                        file.truncate()
+                        file.write(f"{signature()}\n".encode())
+            with suppress(OSError):
+                mine = path.lstat()
+            yield
+        finally:
+            # while it is held: who waits for it sees that it has gone, and makes a new one; a lock
+            # that another process has made since the folder was replaced stays
+            with suppress(OSError):
+                if mine is not None and os.path.samestat(path.lstat(), mine):
+                    path.unlink()
+            lock.release()
+    finally:
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _check(path: Path, found: os.stat_result) -> None:
+    """Refuse a lock that is somebody's file under another name."""
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        raise StoreError(
+            f"{quoted(str(path))} is no lock of featviz: it is a link, or no regular file",
+            "remove it",
+        )

@@ -7,18 +7,20 @@ image that does not fit is left out and named.
 
 from __future__ import annotations
 
+import json
 import logging
-import marshal
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
 from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.files.urls import Url
+from featviz.options import flag
 from featviz.rundir import (
     AUDIT_FILE,
     DIFF_FILE,
@@ -31,8 +33,8 @@ from featviz.rundir import (
 )
 from featviz.rundir.atomic import part_of
 from featviz.rundir.image import ReadImage, read_image
-from featviz.rundir.schema import MOST_RECORD, Capture, RunRecord
-from featviz.text import counted, quoted, safe_way
+from featviz.rundir.schema import MOST_RECORD, RunRecord
+from featviz.text import counted, printable, quoted, safe_way
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,9 @@ DEEPEST = 100
 """Folders inside one another in which images are looked for."""
 _MOST_NAMED = 20
 """Images of which a warning has a line."""
+_SHOWN, _BEFORE = 60, 20
+"""Characters of a value that a refusal shows, and those of them that stand before the first that
+differs, where it is far behind."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,6 @@ class ReadRun:
     damaged: Mapping[str, str]
     """Images with a manifest that does not fit, or that their files do not fit; and why."""
     url: Url | None = None
-    """Where it was brought from, if `root` is a copy."""
 
     @property
     def place(self) -> Path | Url:
@@ -95,7 +99,7 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
     images: dict[str, ReadImage] = {}
     incomplete: dict[str, str] = {}
     damaged: dict[str, str] = {}
-    room, shared = MOST_HELD, dict[bytes, Any]()
+    room = MOST_HELD
     for folder, reason in image_folders(root):
         name = folders.get(folder, folder)
         if reason is not None:
@@ -116,7 +120,6 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
         except StoreError as error:
             damaged[name] = error.message
         else:
-            _share(image.manifest.captures, shared)
             # its files have been compared with those that are there
             images[image.name] = replace(image, manifest=replace(image.manifest, files=[]))
     listed = {name: n for n, name in enumerate(known.images.complete)}
@@ -227,21 +230,39 @@ def image_folders(root: Path) -> Iterator[tuple[str, str | None]]:
             ]
 
 
-_OFTEN_ALIKE = (
-    *("layer", "type", "kind", "key", "layout", "file", "normalize"),
-    *("shape", "grid", "slices", "steps"),
-)
-"""Fields of a row of `captures` that other images have with the same value."""
+def differences(old: Any, new: Any) -> list[str]:
+    """In words, what of two run.json is not the same; options come first."""
+    found: list[str] = []
+
+    def compare(old: Any, new: Any, where: str) -> None:
+        if isinstance(old, dict) and isinstance(new, dict):
+            for key in dict.fromkeys((*old, *new)):
+                compare(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))
+        elif old != new and where.startswith("options."):
+            there, here = (_as_typed(where.removeprefix("options."), value) for value in (old, new))
+            found.append(f"there {there}, here {here}")
+        elif old != new:
+            texts = [json.dumps(value, ensure_ascii=False) for value in (old, new)]
+            alike = len(commonprefix(texts))  # noqa: RUF071 - characters are meant
+            begin = alike - _BEFORE if alike > _SHOWN - _BEFORE else 0
+            there, here = (
+                quoted(text if len(text) <= _SHOWN else "…" * bool(begin) + text[begin:], _SHOWN)
+                for text in texts
+            )
+            found.append(f"its {printable(where)} is {there}, this one's {here}")
+
+    compare(old, new, "")
+    return sorted(found, key=lambda words: not words.startswith("there "))
 
 
-def _share(rows: Iterable[Capture], held: dict[bytes, Any]) -> None:
-    """Let rows of several images have one object for values that are equal: of 10,000 images nearly
-    all layers, shapes and grids are.
-
-    Args:
-        held: the objects of the images before.
-    """
-    for row in rows:
-        for name in _OFTEN_ALIKE:
-            value = getattr(row, name)
-            object.__setattr__(row, name, held.setdefault(marshal.dumps(value, 2), value))
+def _as_typed(name: str, value: Any) -> str:
+    """An option as one types it: `--layers ReLU`; `none` where one types nothing."""
+    if value is None or value == [] or value is (name == "marks"):
+        return "none"
+    if isinstance(value, bool):
+        return quoted(flag(name) if value else f"--no-{name}")
+    parts = value if isinstance(value, list) else [value]
+    if name in ("ablate", "edit", "tensor_layout"):
+        return quoted(" ".join(f"{flag(name)} {part}" for part in parts))
+    separator = "x" if name in ("size", "crop") else ","
+    return quoted(f"{flag(name)} {separator.join(map(str, parts))}")

@@ -53,7 +53,6 @@ class GridFields(TypedDict):
     nrow: _Pixels
     padding: Annotated[int, Meta(ge=0, le=_LARGEST)]
     tile: Annotated[list[_Pixels], _Two]
-    """Height and width."""
     scale: _Pixels | Annotated[list[_Pixels], _Two]
 
 
@@ -68,12 +67,10 @@ class Capture:
     call: Count
     key: Text
     shape: Annotated[list[Count], Meta(max_length=64)]
-    """The shape of the tensor as the layer gave it."""
     layout: Text
     maps: Annotated[int, Meta(ge=1, le=MOST_MAPS)]
     """Maps that the tensor holds; `channels` lists those that were drawn, where not all were."""
     file: Text
-    """Relative to the image's folder."""
     grid: GridFields
     normalize: Text
     """The scale that was used; one-number maps share the layer's even under `map`."""
@@ -86,25 +83,21 @@ class Capture:
     zero_fraction: Annotated[float, Meta(ge=0, le=1)]
     nonfinite: Count
     channels: _Channels | None = None
-    """The drawn channels in tile order, where they are not simply all."""
     slices: Annotated[list[Annotated[int, Meta(ge=1, le=_LARGEST)]], _Two] | None = None
     """[drawn, held] tiles of each channel, side by side, where it holds several: the time steps of
     a clip, the regions of a batch."""
     steps: list[Count] | None = None
     """The slices that are drawn, from 0, where not all are."""
     tensor: Text | None = None
-    """File of the raw tensor, relative to the image's folder."""
     constant: Annotated[list[_Pixels], Meta(min_length=3, max_length=3)] | None = None
     """Slices, height and width of each map, where all maps are constant: the picture is one strip
     of their values, a number for each channel."""
     collapsed: dict[Text, _Channels] | None = None
     """The channels that share a tile, by the channel that is drawn."""
     reduce: Text | None = None
-    """How all channels became one tile."""
     overlay: Annotated[float, Meta(ge=0, le=1)] | None = None
     """How much of the map lies over the input, 0..1, where it does."""
     figure: Text | None = None
-    """File of the figure, relative to the image's folder."""
     cmap: Text | None = None
     """The colormap, where it is that of phases, whatever the run's is."""
 
@@ -181,7 +174,6 @@ class ImageFields:
     sha256: Text
     size: Size | None = None
     files: list[Text] | None = None
-    """The files of a clip, or of several images."""
 
 
 @dataclass(frozen=True)
@@ -238,11 +230,6 @@ class FileSum:
 
 
 @dataclass(frozen=True)
-class _Rows:
-    captures: list[Capture]
-
-
-@dataclass(frozen=True)
 class Manifest:
     """manifest.json; fields of a later featviz are left out."""
 
@@ -280,6 +267,8 @@ class Failure:
 
     image: Text
     error: Reason
+    number: Count | None = None
+    """Its number among all images, from 0, where that is told."""
 
 
 @dataclass(frozen=True)
@@ -300,9 +289,11 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Seen:
-    """`images` of audit.json."""
+    """`images` of audit.json, and of exemplars.json."""
 
     seen: Count
+    total: Count = 0
+    failures: list[Failure] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -325,7 +316,6 @@ class DrawnSuspects:
     layer: Text
     channels: list[_Channel]
     suspects: Count
-    """All channels of the layer with a finding."""
     file: Text
     shown: Text = ""
     rows: Annotated[list[_Pixels], _Two] | None = None
@@ -352,6 +342,10 @@ class Audit:
         return not any(found for row in self.layers for found in row.findings.values())
 
 
+class _Rows(TypedDict):
+    captures: list[Capture]
+
+
 _MANIFESTS = msgspec.json.Decoder(Manifest)
 
 
@@ -370,8 +364,13 @@ def read_manifest(data: bytes) -> Manifest:
             raise ValueError(f"cannot be read: {quoted(str(error))}") from None
         check_version(content)
         manifest = convert(content, Manifest)
-    for contradiction in _contradictions(manifest):
+    for contradiction in _of_rows(manifest.captures):
         raise ValueError(contradiction)
+    listed = [row.file for row in manifest.files]
+    for name in sorted(set(manifest.named) ^ set(listed)):
+        raise ValueError(f"files {'lists' if name in listed else 'lacks'} {quoted(name)}")
+    if len(set(listed)) < len(listed):
+        raise ValueError("files lists a file twice")
     return manifest
 
 
@@ -390,10 +389,9 @@ def check_kernels(content: Any) -> list[Capture]:
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, dict):
             row["slices"] = [row.get("slices", 1)] * 2
-    kernels = convert({"captures": rows}, _Rows).captures
-    for n, row in enumerate(kernels):
-        for where, value, expected in _of_row(row):
-            raise ValueError(misfit(f"captures[{n}].{where}", value, expected))
+    kernels = convert({"captures": rows}, _Rows)["captures"]
+    for contradiction in _of_rows(kernels):
+        raise ValueError(contradiction)
     return kernels
 
 
@@ -451,30 +449,22 @@ def misfit(where: str, value: Any, expected: str) -> str:
 # What one field says of another
 
 
-def _contradictions(manifest: Manifest) -> Iterator[str]:
-    """In words, with the path of the field. `files` lists each file of the image once, and nothing
-    else."""
+def _of_rows(rows: list[Capture]) -> Iterator[str]:
+    """In words, with the path of the field."""
     seen: dict[Place, int] = {}
-    for n, row in enumerate(manifest.captures):
+    for n, row in enumerate(rows):
         for where, value, expected in _of_row(row):
             yield misfit(f"captures[{n}].{where}", value, expected)
         if (first := seen.setdefault(row.place, n)) != n:
             yield f"captures[{n}] is the same tensor as captures[{first}]"
-    listed = [row.file for row in manifest.files]
-    for name in sorted(set(manifest.named) ^ set(listed)):
-        yield f"files {'lists' if name in listed else 'lacks'} {quoted(name)}"
-    if len(set(listed)) < len(listed):
-        yield "files lists a file twice"
 
 
 def _of_row(row: Capture) -> Iterator[tuple[str, Any, str]]:
     """The field, its value, and what was expected."""
     for column, ends in _ENDS.items():
         name = getattr(row, column)
-        if name is not None and not is_inside(name):
-            yield column, name, "a file inside the image's folder"
-        elif name is not None and not name.endswith(ends):
-            yield column, name, f"a name that ends in {' or '.join(ends)}"
+        if name is not None and not (is_inside(name) and name.endswith(ends)):
+            yield column, name, f"a file in the image's folder that ends in {' or '.join(ends)}"
     channels, steps, (drawn, held) = row.channels, row.steps, row.slices or (1, 1)
     if channels is not None and max(channels) >= row.maps:
         yield "channels", max(channels), f"less than maps ({row.maps})"

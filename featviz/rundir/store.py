@@ -23,14 +23,12 @@ from typing import Any, TypeVar
 from featviz.errors import FeatvizError, FileError, StoreError, UploadError
 from featviz.files import is_inside
 from featviz.files.urls import Url, lacks_rights, tried
-from featviz.records import Floats, Shard
+from featviz.records import Shard
 from featviz.rundir import AUDIT_FILE, LOCK_FILE, MANIFEST_FILE, RUN_FILE, SHARDS_LOCK
-from featviz.rundir import lock as locks
+from featviz.rundir import place as places
 from featviz.rundir.atomic import reported
-from featviz.rundir.place import is_lock, is_own_name, taken
-from featviz.rundir.schema import MOST_RECORD, Manifest, read_manifest
-from featviz.rundir.write import ImageFolder, RunDirectory
-from featviz.text import listed, quoted, safe_name
+from featviz.rundir.place import is_lock, is_own_name
+from featviz.text import quoted, safe_name
 
 T = TypeVar("T")
 
@@ -40,7 +38,6 @@ _PIECE = 8 * 2**20
 """Bytes that are read of an object at a time."""
 _POLL = 1.0
 """Seconds between two tries to make a lock that another process has."""
-_ELSEWHERE = "--out names another place"
 _RIGHTS = (
     "give credentials that may list, read, write and delete there, as the store's library takes "
     "them (for s3: AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
@@ -169,7 +166,7 @@ def _all_at_once(task: Callable[[str], None], names: Iterable[str]) -> None:
 def held(url: Url, shard: Shard | None) -> Iterator[None]:
     """Hold the place below a URL, or one shard of it, by an object that says who does."""
     store = Store(url)
-    mine = LOCK_FILE if shard is None else locks.name_of(shard)
+    mine = LOCK_FILE if shard is None else places.name_of(shard)
     with _locked(store, mine):
         for name in store.names():
             together = shard is not None and name.endswith(f"-of-{shard.count}.lock")
@@ -181,15 +178,15 @@ def held(url: Url, shard: Shard | None) -> Iterator[None]:
 @contextmanager
 def among_shards(url: Url) -> Iterator[None]:
     """Be the only shard that begins or ends, which takes a moment; the others wait."""
-    with _locked(Store(url), SHARDS_LOCK, locks.PATIENCE):
+    with _locked(Store(url), SHARDS_LOCK, places.PATIENCE):
         yield
 
 
 @contextmanager
 def _locked(store: Store, name: str, patience: float = 0.0) -> Iterator[None]:
-    words = f"{locks.signature()} {secrets.token_hex(8)}\n".encode()
+    words = f"{places.signature()} {secrets.token_hex(8)}\n".encode()
     end = time.monotonic() + patience
-    while not store.create(name, words) and store.read(name, locks.MOST_WORDS) != words:
+    while not store.create(name, words) and store.read(name, places.MOST_WORDS) != words:
         if time.monotonic() >= end:
             raise _taken(store, name)
         time.sleep(_POLL)
@@ -201,7 +198,7 @@ def _locked(store: Store, name: str, patience: float = 0.0) -> Iterator[None]:
 
 
 def _taken(store: Store, name: str) -> StoreError:
-    words = store.read(name, locks.MOST_WORDS).decode("utf-8", "backslashreplace").split()
+    words = store.read(name, places.MOST_WORDS).decode("utf-8", "backslashreplace").split()
     holder = quoted(" ".join(words[:-1])) or "another process"
     lock = quoted(f"{store.url}/{name}")
     return StoreError(
@@ -269,116 +266,3 @@ def temporary(name: str) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(above, ignore_errors=True)
-
-
-class StoredFolder(ImageFolder):
-    """The folder of an image below a URL."""
-
-    run: StoredRun
-
-    @property
-    def _there(self) -> dict[str, int]:
-        """Bytes of its files in the store, by their names."""
-        return self.run.images.get(self.name, {})
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the manifest is there."""
-        return MANIFEST_FILE in self._there
-
-    @property
-    def size(self) -> int:
-        """Bytes of its files."""
-        return sum(self._there.values())
-
-    def manifest(self) -> Manifest:
-        """The manifest, if all files that it lists are there with as many bytes."""
-        name = f"{self.name}/{MANIFEST_FILE}"
-        try:
-            manifest = read_manifest(self.run.store.read(name, MOST_RECORD))
-        except (FileError, ValueError) as error:
-            raise StoreError(f"{quoted(name)}: {error}") from error
-        for row in manifest.files:
-            if self._there.get(row.file) != row.bytes:
-                raise StoreError(f"{quoted(f'{self.name}/{row.file}')} is not as it was written")
-        return manifest
-
-    def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
-        """Write the statistics and the manifest, upload all files, the manifest last, and remove
-        them here."""
-        super().finish(manifest, stats)
-        names, images = sorted({*self._written} - {MANIFEST_FILE}), self.run.images
-        images[self.name] = {name: self._written[name].count for name in names}
-        for group in (names, [MANIFEST_FILE]):
-            self.run.store.put({f"{self.name}/{name}": self.path / name for name in group})
-        # no other file of it is asked for from now on
-        images[self.name] = {MANIFEST_FILE: super().size}
-        shutil.rmtree(self.path, ignore_errors=True)
-
-    def discard(self) -> None:
-        """Remove what is there of an image that is not complete, or no longer wanted; the manifest
-        goes first: it may be there though the answer to its upload was lost. Of one that is being
-        written all goes here, and there as far as the store answers: what stays has no manifest, or
-        all of its files."""
-        if self.is_new:
-            super().discard()
-        if there := self._there:
-            names = sorted({MANIFEST_FILE, *there}, key=lambda name: name != MANIFEST_FILE)
-            with suppress(*([StoreError] if self.is_new else [])):
-                self.run.store.remove(f"{self.name}/{name}" for name in names)
-                del self.run.images[self.name]
-
-
-class StoredRun(RunDirectory):
-    """A run directory below a URL that is being written, image by image: each is written here and
-    uploaded when it is finished."""
-
-    kind = StoredFolder
-
-    def __init__(self, root: Path, url: Url) -> None:
-        """List what is there; from then on this is kept up to date by what is written.
-
-        Args:
-            root: an empty folder of this machine, for files on their way.
-        """
-        super().__init__(root)
-        self.store = Store(url)
-        self.refresh()
-
-    def refresh(self) -> None:
-        """List anew what is there: other shards may have written, and run.json is brought here."""
-        sizes = self.store.sizes()
-        self.images = files_of_images(sizes)
-        self.names = [name for name in sizes if not is_lock(name)]
-        (self.root / RUN_FILE).unlink(missing_ok=True)
-        if RUN_FILE in sizes:
-            (self.root / RUN_FILE).write_bytes(self.store.read(RUN_FILE, MOST_RECORD))
-
-    @property
-    def complete(self) -> list[str]:
-        """The folders that have an image's manifest."""
-        return [path for path, names in self.images.items() if MANIFEST_FILE in names]
-
-    def check_free(self) -> None:
-        """Refuse a place that holds something else, or a run with complete images."""
-        where, earlier = quoted(str(self.store.url)), self.record()
-        if self.names and earlier is None:
-            names = listed([quoted(name, 80) for name in sorted(self.names)], 3)
-            words = f"--out {where} is not empty and holds no run of featviz: {names}"
-            raise StoreError(words, _ELSEWHERE)
-        if earlier is not None and self.complete:
-            raise taken(where, len(self.complete), _ELSEWHERE)
-
-    def clear_images(self, names: Iterable[str]) -> None:
-        """Remove what uploads of these images have left that were ended too early."""
-        for folder in map(self.image, names):
-            if not folder.is_complete:
-                folder.discard()
-
-    def refuse_links(self, names: Iterable[str]) -> None:
-        """Nothing: stores have no links."""
-
-    def write_run(self, content: Mapping[str, Any]) -> None:
-        """Write run.json, and upload it."""
-        super().write_run(content)
-        self.store.put({RUN_FILE: self.root / RUN_FILE})

@@ -1,12 +1,21 @@
-"""Audits, exemplars and kernels, read back."""
+"""Folders that are no runs: audits, exemplars and kernels, read back; what gates found, for CI
+servers; and the series of runs of one model as it is trained, a run directory for each step.
+
+    OUT/step-000000/  OUT/step-000100/  ...
+
+A step's folder is moved to its name when all of it is written: what has such a name and a run.json
+is whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
+from xml.etree import ElementTree
 
 import msgspec
 from msgspec import Meta
@@ -15,11 +24,23 @@ from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.files import Folder
 from featviz.options import MOST_TOP
-from featviz.records import Place
-from featviz.rundir import AUDIT_FILE, EXEMPLARS_FILE, MANIFEST_FILE, RUN_FILE, schema
+from featviz.records import Place, Verdict
+from featviz.rundir import (
+    AUDIT_FILE,
+    EXEMPLARS_FILE,
+    LOCK_FILE,
+    MANIFEST_FILE,
+    REPORT,
+    REPORT_FILE,
+    REPORT_ZIP,
+    RUN_FILE,
+    schema,
+)
+from featviz.rundir.atomic import part_of, remove, reported
 from featviz.rundir.image import ReadImage, pictures_beside
+from featviz.rundir.place import RUN, Earlier, check_free
 from featviz.rundir.read import read_json
-from featviz.rundir.schema import MOST_RECORD, Audit, Count, Reason, Text
+from featviz.rundir.schema import MOST_RECORD, Audit, Count, Reason, Seen, Text
 from featviz.text import quoted
 
 SCHEMA_VERSION = 1
@@ -27,6 +48,9 @@ SCHEMA_VERSION = 1
 
 _MOST = 2**28
 """Bytes of an exemplars.json: two million exemplars."""
+_STEP = re.compile(r"step-(\d{6,15})")
+_BESIDE = {LOCK_FILE, REPORT, REPORT_FILE, REPORT_ZIP}
+"""What may stand beside the steps of a series."""
 _Small = Annotated[int, Meta(ge=0, lt=2**31)]
 _Two = Annotated[list[_Small], Meta(min_length=2, max_length=2)]
 _Four = Annotated[list[_Small], Meta(min_length=4, max_length=4)]
@@ -44,7 +68,6 @@ class Exemplar:
     """Row and column in the channel's map; None where the layer gives no map of the input, or the
     whole map counts."""
     map: _Two | None
-    """Rows and columns of that map."""
     box: _Four | None
     """What the unit there sees, in pixels of the input: left, top, right and bottom, the last two
     excluded. None where it sees only padding, or the image could not be read again."""
@@ -58,7 +81,6 @@ class ExemplarChannel:
     file: Text | None
     """Its picture; None where no image excites it."""
     exemplars: Annotated[list[Exemplar], Meta(max_length=100_000)]
-    """Best first."""
 
 
 @dataclass(frozen=True)
@@ -100,32 +122,6 @@ class ExemplarLayer:
 
 
 @dataclass(frozen=True)
-class FailedImage:
-    """An image that did not go through."""
-
-    image: Text
-    number: Count
-    error: Reason
-
-
-@dataclass(frozen=True)
-class ImagesSeen:
-    """The images."""
-
-    total: Count
-    seen: Count
-    failures: list[FailedImage]
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A layer that cannot be looked at."""
-
-    layer: Text
-    reason: Reason
-
-
-@dataclass(frozen=True)
 class ExemplarRecord:
     """exemplars.json."""
 
@@ -137,21 +133,15 @@ class ExemplarRecord:
     model: dict[Text, Any]
     preprocessing: Text
     options: dict[Text, Any]
-    images: ImagesSeen
-    skipped: list[LeftOut]
+    images: Seen
+    skipped: list[dict[Text, Reason]]
     never_ran: list[Text]
     layers: list[ExemplarLayer]
 
     @property
-    def top(self) -> int:
-        """How many exemplars of a channel were asked for; 0 where it does not say."""
-        top = self.options.get("top")
-        return top if isinstance(top, int) else 0
-
-    @property
     def room(self) -> int:
         """For how many exemplars the picture of a channel has room."""
-        return max(1, min(self.top, self.images.total))
+        return max(1, min(int(self.options["top"]), self.images.total))
 
     def as_json(self) -> Mapping[str, Any]:
         """The content of the file."""
@@ -173,7 +163,8 @@ def read_exemplars(root: Path) -> ExemplarRecord:
         record = schema.convert(content, ExemplarRecord)
         if record.options.get("by") not in ("max", "mean"):
             raise ValueError("options.by is neither max nor mean")
-        if not 1 <= record.top <= MOST_TOP:
+        top = record.options.get("top")
+        if type(top) is not int or not 1 <= top <= MOST_TOP:
             raise ValueError(f"options.top is not 1 to {MOST_TOP}")
         for layer in record.layers:
             for row in layer.channels:
@@ -254,8 +245,6 @@ def read_audit(root: Path, given: Path | None) -> ReadAudit | None:
 class ReadKernels:
     """The kernels of a model's layers."""
 
-    record: Mapping[str, Any]
-    """The content of run.json."""
     model: Mapping[str, Any]
     options: Mapping[str, Any]
     pictures: ReadImage
@@ -283,4 +272,96 @@ def read_kernels(root: Path) -> ReadKernels:
         pictures = pictures_beside(root, "kernels", [row.file for row in rows], rows)
         known = (record.get(key) for key in ("model", "options"))
         model, options = (one if isinstance(one, dict) else {} for one in known)
-        return ReadKernels(record, model, options, pictures)
+        return ReadKernels(model, options, pictures)
+
+
+# Gates
+
+
+def junit(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> bytes:
+    """JUnit XML, as CI servers read it: a suite for each model, a test case for each gate; nothing
+    of when and where."""
+
+    def legal(text: str) -> str:  # XML 1.0 cannot hold some characters, which file names may have
+        return "".join(c if c.isprintable() or c in "\t\n\r" else "\ufffd" for c in text)
+
+    root = ElementTree.Element("testsuites", name=f"featviz {command}")
+    for model, rows in verdicts.items():
+        failures = str(sum(not verdict.held for verdict in rows))
+        counts = {"tests": str(len(rows)), "failures": failures, "errors": "0", "skipped": "0"}
+        suite = ElementTree.SubElement(root, "testsuite", {"name": legal(model), **counts})
+        for verdict in rows:
+            name = {"classname": legal(f"featviz.{command}.{model}"), "name": legal(verdict.gate)}
+            case, words = ElementTree.SubElement(suite, "testcase", name), legal(verdict.words)
+            if verdict.held:
+                ElementTree.SubElement(case, "system-out").text = words
+            else:
+                ElementTree.SubElement(case, "failure", message=words).text = words
+    ElementTree.indent(root)
+    return bytes(ElementTree.tostring(root, "utf-8", xml_declaration=True)) + b"\n"
+
+
+# Series
+
+
+def step_folder(root: Path, step: int) -> Path:
+    """`OUT/step-000100`."""
+    return root / f"step-{step:06d}"
+
+
+def read_steps(root: Path) -> dict[int, Path]:
+    """The training steps of a series and their run directories, in order; none where the folder is
+    no series. Links are no steps."""
+    found = step_folders(root).items()
+    return {step: path for step, path in found if (path / RUN_FILE).is_file()}
+
+
+def step_folders(root: Path) -> dict[int, Path]:
+    """What has the name of a step in a folder, in order, whole or not. Links are no steps."""
+    if not root.is_dir():
+        return {}
+    with reported(root):
+        named = [(_STEP.fullmatch(path.name), path) for path in root.iterdir()]
+    found = {int(match[1]): path for match, path in named if match and not path.is_symlink()}
+    return dict(sorted(found.items()))
+
+
+def removable(root: Path, steps: Iterable[int]) -> dict[Path, Earlier]:
+    """The run directories of steps, all of which may go."""
+    found = {path: check_free(path, RUN, True) for path in (step_folder(root, n) for n in steps)}
+    return {path: earlier for path, earlier in found.items() if earlier is not None}
+
+
+def remove_steps(steps: Mapping[Path, Earlier]) -> None:
+    """Remove run directories: what their records list."""
+    for path, earlier in steps.items():
+        remove(path, earlier.ours)
+
+
+def check_series(root: Path, overwrite: bool, resume: bool, board: Path | None) -> list[int]:
+    """Say before the training that a folder cannot become the series'.
+
+    Args:
+        board: the folder of TensorBoard's events, which may lie in it.
+
+    Returns:
+        The steps that it holds.
+    """
+    if root.exists() and not root.is_dir():
+        raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
+    steps = list(read_steps(root))
+    if steps and not (overwrite or resume):
+        raise StoreError(
+            f"--out {quoted(str(root))} holds a series up to step {steps[-1]}",
+            "overwrite=True replaces it, resume=True goes on with it, or name another --out",
+        )
+    if steps or not root.is_dir():
+        return steps
+    apart = [] if board is None else [board.resolve(), *board.resolve().parents]
+    for path in sorted(root.iterdir()) if root.resolve() not in apart[:1] else ():
+        if path.name not in _BESIDE and not part_of(path.name) and path.resolve() not in apart:
+            raise StoreError(
+                f"--out {quoted(str(root))} is not empty and holds no series: {quoted(path.name)}",
+                "name another folder with --out",
+            )
+    return steps

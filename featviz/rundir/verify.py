@@ -4,6 +4,7 @@ these against run.json."""
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,13 +19,14 @@ from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.place import holds_run, look
 from featviz.rundir.read import ReadRun, image_folders, read_run
 from featviz.rundir.schema import MOST_RECORD, fingerprint
-from featviz.rundir.series import read_steps, step_folders
 from featviz.rundir.store import here
-from featviz.rundir.write import is_sealed
+from featviz.rundir.studies import read_steps, step_folders
 from featviz.text import listed, quoted
 
 Progress = Callable[[int], None]
 """Called after each image with how many there are in all."""
+_SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n}\n\Z')
+"""How a manifest ends: with the checksum of all that stands before."""
 _NAMED = 3
 """Images that a fault of the whole run names."""
 
@@ -160,8 +162,10 @@ def faults_of(image: ReadImage) -> Iterator[str]:
         return quoted(f"{image.folder}/{name}")
 
     with image.open(MANIFEST_FILE) as file:
-        if not is_sealed(file.read(MOST_RECORD)):
-            yield f"{where(MANIFEST_FILE)} is not as it was written"
+        content = file.read(MOST_RECORD)
+    seal = _SEAL.search(content)
+    if seal is None or hashlib.sha256(content[: seal.start()]).hexdigest().encode() != seal[1]:
+        yield f"{where(MANIFEST_FILE)} is not as it was written"
     for row in image.manifest.files:
         try:
             with image.open(row.file) as file:

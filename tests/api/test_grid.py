@@ -51,8 +51,8 @@ def test_grid_guesses_not_between_a_map_and_tokens() -> None:
     [
         (None, "not 'NoneType'"),
         (Image.new("L", (2, 2)), "not 'Image'"),
-        (np.array(["a"]), "not 'array of <U1'"),
-        (np.ones((3, 4, 4), np.longdouble), "not 'array of "),
+        (np.array(["a"]), "not '<U1'"),
+        (np.ones((3, 4, 4), np.longdouble), "not 'float128'"),
         (torch.ones(3, 4, 4, dtype=torch.complex64), "holds complex numbers"),
         (torch.ones(3, 4, 4).to_sparse(), "is stored as torch.sparse_coo"),
         (torch.ones(3, 4, 4, device="meta"), "device meta"),

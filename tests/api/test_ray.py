@@ -99,19 +99,17 @@ def test_a_module_and_images_in_memory_go_to_the_workers(tmp_path: Path) -> None
     assert model.training and not model[0]._forward_hooks
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("ray_cluster")
-def test_a_worker_that_dies_again_and_again_ends_the_run(photos: Path, tmp_path: Path) -> None:
-    """With one error; what is complete stays, and more workers than there is room for finish it."""
-    import featviz.ray
+def test_a_worker_that_dies_again_and_again_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one error, when Ray has tried it three times."""
+    ray = pytest.importorskip("ray", reason="featviz.ray needs Ray")
+    from featviz.ray import _result
 
-    net, out = write_net(tmp_path, "os.environ.get('RAY_WORKER_MODE') != 'no'"), tmp_path / "out"
+    def get(task: object) -> object:
+        raise ray.exceptions.WorkerCrashedError
+
+    monkeypatch.setattr(ray, "get", get)
     with pytest.raises(FeatvizError, match="a worker of Ray has died 3 times"):
-        featviz.ray.run(net, str(photos), "Conv2d", out, **SMALL)
-    Image.new("RGB", (16, 16), "gray").save(photos / "04.png")
-    run = featviz.ray.run(net, str(photos), "Conv2d", out, workers=4, resume=True, **SMALL)
-    assert len(run.images) == 9 and len(complete(out)) == 7
-    assert run_json(out)["images"]["missing"] == [] and not list(out.rglob(".*"))
+        _result(None)
 
 
 @pytest.mark.slow

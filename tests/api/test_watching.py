@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import featviz as fv
 from featviz.errors import FeatvizError, StoreError, UsageError
 from featviz.rundir.read import read_run
-from featviz.rundir.series import read_steps
+from featviz.rundir.studies import read_steps
 from featviz.rundir.verify import verify
 
 from .training import SHOWN, digits, moody_network, network, same, train
@@ -64,15 +64,14 @@ def _compiled_in_place(model: nn.Module) -> nn.Module:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "wrap",
+    ("wrap", "cast"),
     [
-        lambda model: model,
-        nn.DataParallel,
-        lambda model: torch.compile(model, backend="eager"),
-        _compiled_in_place,
+        (lambda model: model, True),
+        (nn.DataParallel, False),
+        (lambda model: torch.compile(model, backend="eager"), False),
+        (_compiled_in_place, True),
     ],
 )
-@pytest.mark.parametrize("cast", [False, True])
 def test_the_training_is_as_if_nobody_watched(
     tmp_path: Path, wrap: Callable[[nn.Module], nn.Module], cast: bool
 ) -> None:

@@ -23,7 +23,7 @@ from featviz.models.arguments import from_values
 from featviz.models.load import load_model
 from featviz.models.weights import digest
 from featviz.options import InputOptions, ModelOptions
-from featviz.rundir.unlike import differences
+from featviz.rundir.read import differences
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 
@@ -294,9 +294,9 @@ def test_long_arguments_that_differ_in_their_tail(one: list[Any], other: list[An
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("a" * 70, "a" * 70 + "b", ["..." + "a" * 20 + '"', "..." + "a" * 20 + 'b"']),
-        ("ab", "ac" * 40, ['"ab"', '"' + "ac" * 28 + "..."]),
-        ("ab" * 40, "cd" * 40, ['"' + "ab" * 28 + "...", '"' + "cd" * 28 + "..."]),
+        ("a" * 70, "a" * 70 + "b", ["…" + "a" * 20 + '"', "…" + "a" * 20 + 'b"']),
+        ("ab", "ac" * 40, ['"ab"', '"' + "ac" * 29 + "a…"]),
+        ("ab" * 40, "cd" * 40, ['"' + "ab" * 29 + "a…", '"' + "cd" * 29 + "c…"]),
     ],
 )
 def test_a_refusal_shows_where_long_values_differ(old: str, new: str, expected: list[str]) -> None:

@@ -14,7 +14,7 @@ from rundirs import Drawn, write_run
 from featviz.errors import StoreError
 from featviz.options import ReportOptions
 from featviz.report import build_report
-from featviz.rundir.series import read_steps
+from featviz.rundir.studies import read_steps
 
 from .browsing import Page, missing_pictures
 from .markup import EVIL, HOSTILE, Markup, read

@@ -158,6 +158,7 @@ def test_no_descriptor_is_left_open(run: RunDirectory) -> None:
     before, place = opened(), run.root / "b" / "cat.jpg"
     for _ in range(20):
         finish(filled(run))
+        run.image("a/cat.jpg").discard()
         filled(run).discard()
         place.parent.mkdir(exist_ok=True)
         place.write_text("mine")

@@ -13,7 +13,8 @@ from filelock import FileLock
 from runs import refused
 
 from featviz.errors import StoreError
-from featviz.rundir import LOCK_FILE, lock
+from featviz.rundir import LOCK_FILE
+from featviz.rundir import place as lock
 
 Run = Callable[..., Outcome]
 

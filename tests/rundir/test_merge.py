@@ -48,7 +48,7 @@ def run(featviz: CLI, tiny_file: Path, tmp_path: Path) -> Run:
     return make
 
 
-@pytest.mark.parametrize("parts", [("024", "13"), ("34", "01", "2"), ("012", "234")])
+@pytest.mark.parametrize("parts", [("34", "01", "2"), ("012", "234")])
 def test_parts_become_the_unsplit_run(
     parts: tuple[str, ...], featviz: CLI, run: Run, photos: list[Path], tmp_path: Path
 ) -> None:
@@ -89,7 +89,6 @@ def test_files_are_linked_where_they_can_be(
     ("options", "named"),
     [
         (("--normalize", "layer"), "there --normalize auto, here --normalize layer"),
-        (("--layers", "Conv2d"), "there --layers "),
         (("--size", "40"), "here --size 32x40"),
     ],
 )
@@ -103,8 +102,6 @@ def test_parts_of_other_runs_are_refused(
 ) -> None:
     """The message names what differs; nothing is written."""
     one = run("one", photos[:2])
-    if "--layers" in options:
-        options = (*options, "--layers", "!ReLU")
     two = run("two", photos[2:], *options)
     done = featviz("merge", one, two, "--out", tmp_path / "merged")
     assert done.code == 1

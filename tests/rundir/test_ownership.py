@@ -12,24 +12,26 @@ from conftest import Outcome
 from foreign_records import NOT_OURS
 from runs import SMALL, complete, refused, run_json, snapshot, tree
 
+from featviz.errors import StoreError
 from featviz.rundir import atomic
+from featviz.rundir.place import RUN, check_free, look
 
 Run = Callable[..., Outcome]
 
 
-@pytest.mark.parametrize("kind", NOT_OURS)
 def test_a_run_json_of_another_program_makes_no_folder_ours(
-    draw: Run, kind: str, featviz: Run, tiny_file: Path, tmp_path: Path
+    draw: Run, featviz: Run, tiny_file: Path, tmp_path: Path
 ) -> None:
     """--overwrite touches nothing, whatever the file holds; neither does --resume."""
-    content = NOT_OURS[kind]
     proj = tmp_path / "proj"
     (proj / "src").mkdir(parents=True)
     (proj / "src" / "main.py").write_text("print()")
-    (proj / "run.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    for content in NOT_OURS.values():
+        (proj / "run.json").write_text(content if isinstance(content, str) else json.dumps(content))
+        with pytest.raises(StoreError, match=r"holds no run of featviz: its run\.json is none"):
+            check_free(proj, RUN, True)
     before = snapshot(proj)
-    done = draw(proj, "--overwrite")
-    refused(done, 1, "is not empty and holds no run of featviz: its run.json is none")
+    refused(draw(proj, "--overwrite"), 1, "is not empty and holds no run of featviz")
     assert draw(proj, "--resume").code == 1
     refused(featviz("kernels", tiny_file, "--out", proj, "--overwrite"), 1, "holds no run")
     assert snapshot(proj) == before
@@ -49,29 +51,17 @@ def test_files_of_others_in_a_run_stop_overwrite(draw: Run, ran: Path) -> None:
     assert snapshot(ran) == before
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "manifest.json.txt",
-        "00.png/manifest.json.bak",
-        "00.png/001_0/notes.png",
-        "00.png/001_0/deeper/output.png",
-        "00.png/999_new/output.png",
-        "99.png/input.png",
-        "report/mine.html",
-        "report/image-1.html",
-        "report.html",
-        ".git/config",
-        ".keep.part",
-    ],
-)
-def test_no_name_makes_a_file_ours(draw: Run, name: str, ran: Path) -> None:
+def test_no_name_makes_a_file_ours(draw: Run, ran: Path) -> None:
     """Only what is listed goes; the name of a file is no proof."""
-    (ran / name).parent.mkdir(parents=True, exist_ok=True)
-    (ran / name).write_text("mine")
+    names = ["manifest.json.txt", "00.png/manifest.json.bak", "00.png/001_0/notes.png"]
+    names += ["00.png/001_0/deeper/output.png", "00.png/999_new/output.png", "99.png/input.png"]
+    names += ["report/mine.html", "report/image-1.html", "report.html", ".git/config", ".keep.part"]
+    for name in names:
+        (ran / name).parent.mkdir(parents=True, exist_ok=True)
+        (ran / name).write_text("mine")
+    assert sorted(look(ran).others) == sorted(names)
     before = snapshot(ran)
-    done = draw(ran, "--overwrite")
-    refused(done, 1, "holds files that featviz did not write: ")
+    refused(draw(ran, "--overwrite"), 1, "holds files that featviz did not write: ")
     assert snapshot(ran) == before
 
 
@@ -123,7 +113,9 @@ def test_links_in_a_run_stop_overwrite(draw: Run, ran: Path, tmp_path: Path) -> 
         (ran / place).symlink_to(tmp_path / "target")
         before = snapshot(tmp_path)
         done = draw(ran, "--overwrite")
-        refused(done, 1, f"did not write: {place}")
+        refused(
+            done, 1, "did not write: ", place.rpartition("/")[0] if "manifest" in place else place
+        )
         assert snapshot(tmp_path) == before
         (ran / place).unlink()
         saved.rename(ran / place)

@@ -187,7 +187,7 @@ def test_unreadable_run_json(tmp_path: Path, text: str | None, message: str) -> 
 
 def test_manifest_comes_back_with_its_floats(tmp_path: Path) -> None:
     """Floats come back to the last bit, None as null; fields that are not set are left out."""
-    folder = RunDirectory.create(tmp_path / "out").image("cat.jpg")
+    folder = RunDirectory.create(tmp_path / "out").new_image("cat.jpg")
     rows = write.manifest_rows([CAPTURE], [Skip("x", "X", 2, "output", 0, "", "is None")])
     folder.finish({"image": {"path": "cat.jpg"}, **rows, "never_ran": []}, {})
     found = read_json(folder.path / "manifest.json")
@@ -201,7 +201,7 @@ def test_manifest_comes_back_with_its_floats(tmp_path: Path) -> None:
 
 def test_nan_is_no_json(tmp_path: Path) -> None:
     """A NaN in a manifest would be no JSON: it fails, and leaves no manifest."""
-    folder = RunDirectory.create(tmp_path / "out").image("x")
+    folder = RunDirectory.create(tmp_path / "out").new_image("x")
     with pytest.raises(ValueError, match="JSON"):
         folder.finish({"mean": float("nan")}, {})
     assert not (folder.path / "manifest.json").exists()

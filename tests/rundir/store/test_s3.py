@@ -115,7 +115,7 @@ def remove_lock() -> None:
         fs.rm_file(f"{URL}/{LOCK_FILE}")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_run_that_was_killed_goes_on(
     seed: int, server: Server, featviz: Run, words: list[object], local: Path
 ) -> None:
@@ -168,13 +168,12 @@ def test_the_lock_is_made_in_one_step(server: Server, featviz: Run, words: list[
     refused(featviz(*words, "--out", URL), 1, f"{URL} is being written by ")
 
 
-@pytest.mark.parametrize("answer", [503, 500, 0.2], ids=["503", "500", "slow"])
 def test_short_faults_of_the_server_are_not_seen(
-    answer: float, server: Server, featviz: Run, words: list[object], local: Path
+    server: Server, featviz: Run, words: list[object], local: Path
 ) -> None:
-    """Every fifth request is refused, or slow: the tree is whole."""
+    """Every fifth request is refused: the tree is whole."""
     count = iter(range(10**9))
-    server.fault = lambda method, path: answer if next(count) % 5 == 2 else None
+    server.fault = lambda method, path: 503 if next(count) % 5 == 2 else None
     assert featviz(*words, "--out", URL).code == 0
     server.fault = None
     assert stored(URL) == tree(local)

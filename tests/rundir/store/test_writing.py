@@ -22,15 +22,9 @@ Run = Callable[..., Outcome]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "more",
-    [["--flat"], ["--tensors", "npy", "--figure"]],
-    ids=["flat", "tensors"],
-)
-def test_the_tree_is_that_of_a_folder(
-    more: list[str], featviz: Run, words: list[object], tmp_path: Path
-) -> None:
+def test_the_tree_is_that_of_a_folder(featviz: Run, words: list[object], tmp_path: Path) -> None:
     """Byte for byte, without the lock; `--resume` with nothing to do changes nothing."""
+    more = ["--flat", "--tensors", "npy", "--figure"]
     assert featviz(*words, *more, "--out", tmp_path / "out").code == 0
     done = featviz(*words, *more, "--out", URL)
     assert done.code == 0 and f"of 4 images in {URL}; to look at them: featviz report" in done.err
@@ -80,7 +74,7 @@ def stopped_at(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "remove", lambda self, names: None)
 
 
-@pytest.mark.parametrize("count", range(1, 11))
+@pytest.mark.parametrize("count", [1, 4, 7])
 def test_a_run_that_was_stopped_between_uploads_goes_on(
     count: int,
     words: list[object],
@@ -104,7 +98,7 @@ def test_a_run_that_was_stopped_between_uploads_goes_on(
     assert stored() == whole
 
 
-@pytest.mark.parametrize("lost", ["00.png/stats.npz", "00.png/manifest.json"])
+@pytest.mark.parametrize("lost", ["run.json", "00.png/stats.npz"])
 def test_resume_mends_what_was_lost(
     lost: str, featviz: Run, words: list[object], local: Path, memory: Any
 ) -> None:
