@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import logging
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
@@ -338,20 +338,26 @@ def write_png(
     """
     from featviz.drawing import deflate, loops  # numba takes a while to import
 
-    stream, buffer, above, below = deflate.Stream(), np.empty(0, np.uint8), None, size[0]
-    for piece in pieces:
-        high, width = piece.shape
-        depth, below, parts = width // size[1], below - high, []
-        if above is None:
-            above = np.zeros(width, np.uint8)
-            parts.append(_head(size, depth, colors, tuple((text or {}).items())))
-        if len(buffer) < high * (1 + width):
-            buffer = np.empty(high * (1 + width), np.uint8)
-        rows = buffer[: high * (1 + width)]
-        piece = np.require(piece, requirements=["C", "W"])
-        loops.filter_rows(piece, above, depth, rows.reshape(high, -1))
-        parts += _chunk(b"IDAT", stream.deflated(rows, last=below == 0))
-        file.write(b"".join(parts if below else (*parts, *_chunk(b"IEND"))))
+    pieces = iter(pieces)
+    first = next(pieces)
+    width = first.shape[1]
+    depth, above = width // size[1], np.zeros(width, np.uint8)
+
+    def filtered() -> Iterator[Bytes]:
+        buffer = np.empty(0, np.uint8)
+        for piece in chain([first], pieces):
+            if len(buffer) < len(piece) * (1 + width):
+                buffer = np.empty(len(piece) * (1 + width), np.uint8)
+            rows = buffer[: len(piece) * (1 + width)]
+            piece = np.require(piece, requirements=["C", "W"])
+            loops.filter_rows(piece, above, depth, rows.reshape(len(piece), -1))
+            yield rows
+
+    parts = [_head(size, depth, colors, tuple((text or {}).items()))]
+    for data in deflate.deflated(filtered(), size[0] * (1 + width)):
+        file.write(b"".join((*parts, *_chunk(b"IDAT", data))))
+        parts = []
+    file.write(b"".join(_chunk(b"IEND")))
 
 
 @lru_cache(1024)
