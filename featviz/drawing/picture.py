@@ -296,7 +296,9 @@ class Overlay:
         drawn = slice(top, top + height), slice(left, left + width)
         tiles = np.empty((len(maps), height, width, 3), np.uint8)
         holes = np.zeros(maps.shape, bool) if self.nonfinite is None else maps == self.nonfinite
-        over = resized(np.where(holes, 0, maps).astype(np.uint8), size)
+        levels, how = np.where(holes, 0, maps).astype(np.uint8), Image.Resampling.BILINEAR
+        grown = [np.asarray(Image.fromarray(one).resize(size[::-1], how)) for one in levels]
+        over = np.stack(grown)
         for number in np.flatnonzero(holes.reshape(len(maps), -1).any(1)):
             where = Image.fromarray(holes[number]).resize(size[::-1], Image.Resampling.NEAREST)
             over[number, np.asarray(where)] = self.nonfinite or 0
@@ -309,12 +311,6 @@ class Overlay:
                 pixels, mixed = ground.reshape(-1, 3), tile.reshape(-1, 3)
                 loops.blend(mine[drawn].reshape(-1), colors, pixels, share, mixed)
         return tiles
-
-
-def resized(tiles: Bytes, size: tuple[int, int]) -> Bytes:
-    """Resize tiles [N, h, w] or [N, h, w, 3] bilinearly to a size (height, width)."""
-    how = Image.Resampling.BILINEAR
-    return np.stack([np.asarray(Image.fromarray(t).resize(size[::-1], how)) for t in tiles])
 
 
 # The encoder of PNG
