@@ -19,8 +19,6 @@ from featviz.images import decode, find
 from featviz.options import DrawOptions
 from featviz.records import Layer, Site
 
-
-
 SITE = Site(Layer(1, "conv", "Conv3d"), "output", 0, "")
 
 
