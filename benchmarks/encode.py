@@ -22,8 +22,7 @@ from isal import isal_zlib
 from run import INPUTS, PHOTO
 from torchvision import models
 
-from featviz.drawing import grid
-from featviz.drawing.deflate import Stream
+from featviz.drawing import deflate, grid
 from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import to_image
 from featviz.hooks import selectors
@@ -85,13 +84,9 @@ def grids(name: str, file: Path) -> list[Bytes]:
 
 def deflated(rows: Bytes) -> bytes:
     """As `png` does, in its pieces."""
-    stream = Stream()
     size = max(1, grid.PIECE_BYTES // rows.shape[1])
-    starts = range(0, len(rows), size)
-    pieces = (rows[start : start + size].flatten() for start in starts)
-    return b"".join(
-        stream.deflated(p, start == starts[-1]) for start, p in zip(starts, pieces, strict=True)
-    )
+    pieces = (rows[start : start + size].flatten() for start in range(0, len(rows), size))
+    return b"".join(deflate.deflated(pieces, rows.size))
 
 
 def report(label: str, pictures: Sequence[Bytes], deflate: Callable[[Bytes], bytes]) -> None:

@@ -9,7 +9,7 @@ The format is RFC 1951's (https://www.rfc-editor.org/rfc/rfc1951).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from typing import no_type_check
 
 import numpy as np
@@ -71,29 +71,20 @@ for _symbol in range(257, _SYMBOLS - 1):
 _OF_LENGTH[_LONGEST], _EXTRA_BITS[_LONGEST] = _SYMBOLS - 1, 1
 
 
-@dataclass
-class Stream:
-    """Bytes deflated piece by piece, a zlib stream (https://www.rfc-editor.org/rfc/rfc1950)."""
-
-    head: bytes = b"\x78\x01"
-    """What comes first: deflate, a window of 32 KiB, the fastest of levels."""
-    checksum: int = 1
-    held: int = 0
-    """The bits of an unfinished byte, and how many they are."""
-    bits: int = 0
-    out: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
-
-    def deflated(self, data: Bytes, last: bool) -> bytes:
-        """What this piece, whose memory begins at a multiple of eight bytes, adds to the stream;
-        the last one ends it."""
-        self.checksum = isal_zlib.adler32(data.data, self.checksum)
-        parts, self.head = [self.head], b""
-        if len(self.out) < 2 * min(len(data), _BLOCK) + 256:
-            self.out = np.empty(2 * min(len(data), _BLOCK) + 256, np.uint8)
+def deflated(pieces: Iterable[Bytes], size: int) -> Iterator[bytes]:
+    """A zlib stream (https://www.rfc-editor.org/rfc/rfc1950) of so many bytes, part by part as they
+    come; the memory of each piece begins at a multiple of eight bytes."""
+    parts = [b"\x78\x01"]  # deflate, a window of 32 KiB, the fastest of levels
+    checksum, held, bits, out = 1, 0, 0, np.empty(0, np.uint8)  # the bits of an unfinished byte
+    for data in pieces:
+        size -= len(data)
+        checksum = isal_zlib.adler32(data.data, checksum)
+        if len(out) < 2 * min(len(data), _BLOCK) + 256:
+            out = np.empty(2 * min(len(data), _BLOCK) + 256, np.uint8)
         for start in range(0, len(data), _BLOCK):
             block = data[start : start + _BLOCK]
-            size = len(block) // 8 * 8
-            words, rest = block[:size].view(np.uint64), block[size:]
+            whole_words = len(block) // 8 * 8
+            words, rest = block[:whole_words].view(np.uint64), block[whole_words:]
             step = max(1, min(_EVERY, len(words) // _DENSE))
             while True:
                 apart, nodes = np.zeros((4, _SYMBOLS), np.int64), np.zeros(_NODES, np.int64)
@@ -110,20 +101,20 @@ class Stream:
                 fours = _MIRRORED_LENGTHS[lengths]
                 pairs = (fours[::2] | fours[1::2] << 4).tobytes() + _ONE_DISTANCE
                 code = _HEAD | int.from_bytes(pairs, "little") << _HEAD_BITS
-                bits = self.bits + _HEAD_BITS + 4 * (_SYMBOLS + 1)
-                head = (self.held | code << self.bits).to_bytes(bits // 8 + 1, "little")
-                left = np.array([head[-1], bits % 8], np.uint64)
-                whole = put(words, rest, entries, matches, left, self.out)
+                end = bits + _HEAD_BITS + 4 * (_SYMBOLS + 1)
+                head = (held | code << bits).to_bytes(end // 8 + 1, "little")
+                left = np.array([head[-1], end % 8], np.uint64)
+                whole = put(words, rest, entries, matches, left, out)
                 if step == 1 or whole < len(block):
                     break
                 step = 1  # the samples are unlike the rest
-            self.held, self.bits = left.tolist()
-            parts += head[:-1], self.out[:whole].tobytes()
-        if last:
-            end = self.held | _LAST << self.bits
-            parts.append(end.to_bytes((self.bits + 17) // 8, "little"))
-            parts.append(self.checksum.to_bytes(4, "big"))
-        return b"".join(parts)
+            held, bits = left.tolist()
+            parts += head[:-1], out[:whole].tobytes()
+        if not size:
+            parts.append((held | _LAST << bits).to_bytes((bits + 17) // 8, "little"))
+            parts.append(checksum.to_bytes(4, "big"))
+        yield b"".join(parts)
+        parts = []
 
 
 @part()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import logging
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
@@ -299,7 +299,9 @@ class Overlay:
         drawn = slice(top, top + height), slice(left, left + width)
         tiles = np.empty((len(maps), height, width, 3), np.uint8)
         holes = np.zeros(maps.shape, bool) if self.nonfinite is None else maps == self.nonfinite
-        over = resized(np.where(holes, 0, maps).astype(np.uint8), size)
+        levels, how = np.where(holes, 0, maps).astype(np.uint8), Image.Resampling.BILINEAR
+        grown = [np.asarray(Image.fromarray(one).resize(size[::-1], how)) for one in levels]
+        over = np.stack(grown)
         for number in np.flatnonzero(holes.reshape(len(maps), -1).any(1)):
             where = Image.fromarray(holes[number]).resize(size[::-1], Image.Resampling.NEAREST)
             over[number, np.asarray(where)] = self.nonfinite or 0
@@ -312,12 +314,6 @@ class Overlay:
                 pixels, mixed = ground.reshape(-1, 3), tile.reshape(-1, 3)
                 loops.blend(mine[drawn].reshape(-1), colors, pixels, share, mixed)
         return tiles
-
-
-def resized(tiles: Bytes, size: tuple[int, int]) -> Bytes:
-    """Resize tiles [N, h, w] or [N, h, w, 3] bilinearly to a size (height, width)."""
-    how = Image.Resampling.BILINEAR
-    return np.stack([np.asarray(Image.fromarray(t).resize(size[::-1], how)) for t in tiles])
 
 
 # The encoder of PNG
@@ -341,20 +337,26 @@ def write_png(
     """
     from featviz.drawing import deflate, loops  # numba takes a while to import
 
-    stream, buffer, above, below = deflate.Stream(), np.empty(0, np.uint8), None, size[0]
-    for piece in pieces:
-        high, width = piece.shape
-        depth, below, parts = width // size[1], below - high, []
-        if above is None:
-            above = np.zeros(width, np.uint8)
-            parts.append(_head(size, depth, colors, tuple((text or {}).items())))
-        if len(buffer) < high * (1 + width):
-            buffer = np.empty(high * (1 + width), np.uint8)
-        rows = buffer[: high * (1 + width)]
-        piece = np.require(piece, requirements=["C", "W"])
-        loops.filter_rows(piece, above, depth, rows.reshape(high, -1))
-        parts += _chunk(b"IDAT", stream.deflated(rows, last=below == 0))
-        file.write(b"".join(parts if below else (*parts, *_chunk(b"IEND"))))
+    pieces = iter(pieces)
+    first = next(pieces)
+    width = first.shape[1]
+    depth, above = width // size[1], np.zeros(width, np.uint8)
+
+    def filtered() -> Iterator[Bytes]:
+        buffer = np.empty(0, np.uint8)
+        for piece in chain([first], pieces):
+            if len(buffer) < len(piece) * (1 + width):
+                buffer = np.empty(len(piece) * (1 + width), np.uint8)
+            rows = buffer[: len(piece) * (1 + width)]
+            piece = np.require(piece, requirements=["C", "W"])
+            loops.filter_rows(piece, above, depth, rows.reshape(len(piece), -1))
+            yield rows
+
+    parts = [_head(size, depth, colors, tuple((text or {}).items()))]
+    for data in deflate.deflated(filtered(), size[0] * (1 + width)):
+        file.write(b"".join((*parts, *_chunk(b"IDAT", data))))
+        parts = []
+    file.write(b"".join(_chunk(b"IEND")))
 
 
 @lru_cache(1024)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from threading import Lock
 
 import torch
@@ -28,7 +27,7 @@ def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_kept_state(model))
         stack.enter_context(kept_rng())
-        stack.enter_context(_no_attention_fast_path)
+        stack.enter_context(as_written)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(gradients))
         model.eval()
@@ -95,46 +94,32 @@ def kept_rng() -> Iterator[None]:
         yield
 
 
-class _SwitchedOff:
-    """Something of the whole process is off while any block needs that, in any thread."""
+class _AsWritten:
+    """The whole process runs models as they are written while any block, in any thread, needs that:
+    without nn.MultiheadAttention's fast path, and uncompiled, since both run past hooks."""
 
-    def __init__(self, switch_off: Callable[[], Callable[[], object] | None]) -> None:
-        """`switch_off` gives what switches it on again; None where there is nothing to do yet."""
-        self._switch_off, self._lock, self._blocks = switch_off, Lock(), 0
-        self._switch_on: Callable[[], object] | None = None
+    def __init__(self) -> None:
+        self._lock, self._blocks, self._undo = Lock(), 0, ExitStack()
 
     def __enter__(self) -> None:
         with self._lock:
             self._blocks += 1
-            self._switch_on = self._switch_on or self._switch_off()
+            if self._blocks == 1:
+                mha = torch.backends.mha
+                self._undo.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+                mha.set_fastpath_enabled(False)
+                # the compiler takes a second to import, and allows nothing of the kind inside
+                if "torch._dynamo" in sys.modules and not torch.compiler.is_dynamo_compiling():
+                    self._undo.enter_context(torch.compiler.set_stance("force_eager"))
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._blocks -= 1
-            if self._switch_on is not None and not self._blocks:
-                self._switch_on()
-                self._switch_on = None
+            if not self._blocks:
+                self._undo.close()
 
 
-def _without_fast_path() -> Callable[[], object]:
-    mha = torch.backends.mha
-    before = mha.get_fastpath_enabled()
-    mha.set_fastpath_enabled(False)
-    return partial(mha.set_fastpath_enabled, before)
-
-
-def _uncompiled() -> Callable[[], object] | None:
-    """The stance in which torch runs everything uncompiled; None where nothing was compiled yet
-    (the compiler takes a second to import), and inside of what is being compiled."""
-    if "torch._dynamo" in sys.modules and not torch.compiler.is_dynamo_compiling():
-        return partial(torch.compiler.set_stance("force_eager").__exit__, None, None, None)
-    return None
-
-
-_no_attention_fast_path = _SwitchedOff(_without_fast_path)
-
-as_written = _SwitchedOff(_uncompiled)
-"""To be entered while hooks are in place: compiled code runs past those that came later."""
+as_written = _AsWritten()
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

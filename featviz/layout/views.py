@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from featviz.layout.places import JOINS, MOVES, FollowedCall, einsum_factors, varies
+from featviz.layout.places import JOINS, MAPS, MOVES, FollowedCall, einsum_factors, varies
 
 _FAR = 2.0**20
 """Beyond every pixel; float32 counts so far."""
@@ -195,12 +195,7 @@ def _reduced(call: FollowedCall, table: Tensor) -> Tensor:
     return least if call.result.ndim == table.ndim else least.squeeze(tuple(dims))
 
 
-_WINDOWED = (
-    *("conv1d", "conv2d", "conv3d", "convolution", "interpolate", "max_pool2d_with_indices"),
-    *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "max_pool2d", "max_pool3d"),
-    *("avg_pool2d", "avg_pool3d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"),
-    *("adaptive_max_pool2d", "adaptive_max_pool3d"),
-)
+_WINDOWED = MAPS - {"fold"} | {"conv1d", "conv_transpose1d", "interpolate"}
 _RULES: Mapping[str, Callable[[FollowedCall, Tensor], Tensor]] = {
     **dict.fromkeys(("mean", "sum", "amax", "amin", "max", "min", "var", "std", "norm"), _reduced),
     **dict.fromkeys(

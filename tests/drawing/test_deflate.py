@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isal import isal_zlib
 
-from featviz.drawing.deflate import Stream
+from featviz.drawing import deflate
 
 SPARSE = 4096 * 8 * 16
 """Bytes of a block of which every sixteenth sample is counted."""
@@ -19,11 +19,8 @@ SPARSE = 4096 * 8 * 16
 
 def deflated(data: np.ndarray, cuts: int = 1) -> bytes:
     """A zlib stream of bytes that come in pieces."""
-    stream = Stream()
-    *pieces, last = (piece.copy() for piece in np.array_split(data, cuts))
-    return b"".join(
-        [*(stream.deflated(piece, False) for piece in pieces), stream.deflated(last, True)]
-    )
+    pieces = (piece.copy() for piece in np.array_split(data, cuts))
+    return b"".join(deflate.deflated(pieces, len(data)))
 
 
 def noise(count: int, spread: float, seed: int = 0) -> np.ndarray:

@@ -154,6 +154,19 @@ def test_overlay_of_frames_shows_each_its_own(tmp_path: Path) -> None:
             assert np.array_equal(tile, np.asarray(frames[frame]))
 
 
+def test_overlay_leaves_out_what_pads_the_image() -> None:
+    """Of a letterboxed picture the window is drawn; the map covers all of it."""
+    ground, options = np.asarray(photo(24, 20)), DrawOptions(overlay=0.0, scale=1)
+    drawn = (noise(1, 2, 6, 5), Hints(), [ground])
+    picture = Drawer(options).draw(SITE, *drawn, (4, 3, 12, 9))[""]
+    assert np.array_equal(picture.tiles[0:2], np.stack([ground[4:16, 3:12]] * 2))
+    over = replace(options, overlay=1.0)
+    whole, part = (
+        Drawer(over).draw(SITE, *drawn, window)[""].tiles[0:2] for window in (None, (4, 3, 12, 9))
+    )
+    assert np.array_equal(part, whole[:, 4:16, 3:12])
+
+
 def test_overlay_of_many_maps_is_made_piece_by_piece() -> None:
     """Tiles are blended row by row of the picture: memory does not grow with the maps."""
     import tracemalloc

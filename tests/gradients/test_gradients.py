@@ -21,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 from torchvision import models
 
 import featviz as fv
-from featviz.errors import UsageError
 
 
 class Views(nn.Module):
@@ -228,30 +227,3 @@ def test_two_images_have_their_own_gradients(tmp_path: Path) -> None:
     assert torch.equal(got["conv", "grad-input.call1"], got["", "grad-input.1"])
     assert_close(got["conv", "grad.call1"], 2 * got["conv", "grad"])
     assert torch.equal(got["", "input.1"], got["conv", "input.call1"])
-
-
-def quantised() -> nn.Module:
-    """A convolution of eight bits."""
-    torch.manual_seed(0)
-    torch.backends.quantized.engine = torch.backends.quantized.supported_engines[-1]
-    model = nn.Sequential(
-        torch.ao.quantization.QuantStub(), nn.Conv2d(3, 2, 1), torch.ao.quantization.DeQuantStub()
-    ).eval()
-    model.qconfig = torch.ao.quantization.default_qconfig
-    torch.ao.quantization.prepare(model, inplace=True)
-    model(torch.randn(1, 3, 8, 8))
-    return torch.ao.quantization.convert(model)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_quantised_models_have_no_gradients(tmp_path: Path) -> None:
-    """A clear refusal for gradients and interventions, and outputs as ever."""
-    model = quantised()
-    with pytest.raises(UsageError) as caught:
-        fv.run(model, SPHERES, "1", tmp_path / "out", capture="grad", target="sum", **inputs(8))
-    assert caught.value.message == "target 'sum': no gradient flows back from it"
-    assert "quantized" in str(caught.value.hint)
-    with pytest.raises(UsageError, match=r"edit='1:clamp=0,1': 1 gives a quantized tensor"):
-        fv.run(model, SPHERES, "1", tmp_path / "out", edit="1:clamp=0,1", **inputs(8))
-    assert not (tmp_path / "out").exists()
-    fv.run(model, SPHERES, "1", tmp_path / "out", capture="output,input", **inputs(8))

@@ -359,3 +359,12 @@ def test_interventions_that_cannot_be_made_are_refused(
         changed(tmp_path / "out", odd(), layers="a", **{kind: text})
     assert caught.value.message == f"{kind}={text!r}: {words}"
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_quantized_tensors_are_refused() -> None:
+    """Their levels are no values that could be changed one by one."""
+    tensor = torch.quantize_per_tensor(torch.rand(1, 2, 3, 3), 0.1, 0, torch.quint8)
+    change = targets.parse_intervention("edit", "1:clamp=0,1")
+    with pytest.raises(UsageError, match=r"edit='1:clamp=0,1': 1 gives a quantized tensor"):
+        targets.intervene([change], "1", tensor, lambda *_: 1, torch.Generator())

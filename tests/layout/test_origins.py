@@ -251,11 +251,14 @@ class Detector(nn.Module):
 @pytest.mark.parametrize("options", [{}, {"tensor_layout": "last=tokens:4x6+1,3"}])
 def test_tokens_may_stand_behind_the_grid(options: dict[str, str], tmp_path: Path) -> None:
     """The follower finds them, and the option names them; each of the three is a row."""
-    _, found = look(Detector(), save(tmp_path, 16, 24), "last", (16, 24), **options)
+    model = Detector()
+    _, found = look(model, save(tmp_path, 16, 24), "last", (16, 24), **options)
     before = "class_token" if not options else "extra_token"
     assert {key for _, _, key in found} == {"", before, "token_behind"}
     assert found["last", 0, ""]["grid"]["tile"] == [4, 6]
-    assert found["last", 0, "token_behind"]["range"] is not None
+    for key, own in ((before, model.cls_token), ("token_behind", model.detection_tokens)):
+        ends = float(own.min()), float(own.max())
+        assert found["last", 0, key]["range"] == pytest.approx(ends)
 
 
 class UnfoldedAttention(nn.Module):
