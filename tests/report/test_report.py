@@ -8,7 +8,6 @@ import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -17,7 +16,7 @@ from conftest import Outcome
 from PIL import Image
 from rundirs import Drawn, summed_anew, write_run
 
-from featviz.errors import StoreError, UsageError
+from featviz.errors import UsageError
 from featviz.options import ReportOptions
 from featviz.report import build_report, report
 from featviz.rundir.read import read_run
@@ -72,25 +71,6 @@ def test_the_same_bytes_again(root: Path) -> None:
 
     first = content()
     assert content() == first
-    assert not [path for path in root.iterdir() if path.name.startswith(".")]
-
-
-def test_a_failed_report_leaves_the_old_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing half-written appears under the final name."""
-    build_report(root, ReportOptions())
-    before = (root / "report" / "index.html").read_bytes()
-
-    opened = Path.open
-
-    def full(path: Path, *how: Any, **more: Any) -> IO[Any]:
-        if path.name == "layer-001.html":
-            raise OSError(28, "No space left on device")
-        return opened(path, *how, **more)
-
-    monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(StoreError, match="No space left on device"):
-        build_report(root, ReportOptions())
-    assert (root / "report" / "index.html").read_bytes() == before
     assert not [path for path in root.iterdir() if path.name.startswith(".")]
 
 
