@@ -47,7 +47,8 @@ def write_files(
 ) -> None:
     """Write audit.json, channels.npz, the chart of APoZ and the pictures of the suspects."""
     sheets = choose_suspects(plan, document["layers"], tallies, options.max_suspects)
-    drawn, shown = [], _shown(model, plan, sheets, samples, options.inputs)
+    drawn: list[dict[str, Any]] = []
+    shown = _shown(model, plan, sheets, samples, options.inputs)
     for target, source, suspects, total in sheets:
         dead = "" if source.call == target.call else ".dead"
         file = f"suspects/{safe_name(target.call.label + dead)}.png"

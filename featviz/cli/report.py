@@ -91,15 +91,13 @@ def sheet(given: Given) -> int:
     from featviz.report.sheet import make_sheet
     from featviz.rundir.read import warn_of
 
-    result = make_sheet(given["run"], given.record(SheetOptions))
-    warn_of(result.left_out, behind=", and left out")
+    path, images, channels, left_out = make_sheet(given["run"], given.record(SheetOptions))
+    warn_of(left_out, behind=", and left out")
     if given["json"]:
-        images, channels = list(result.images), list(result.channels)
-        output.document({"file": str(result.path), "images": images, "channels": channels})
+        output.document({"file": str(path), "images": images, "channels": channels})
     else:
-        what = counted(len(result.channels), "channel")
-        what = what if result.channels else "the tile of all channels"
-        log.info("%s of %s in %s", what, counted(len(result.images), "image"), result.path)
+        what = counted(len(channels), "channel") if channels else "the tile of all channels"
+        log.info("%s of %s in %s", what, counted(len(images), "image"), path)
     return 0
 
 

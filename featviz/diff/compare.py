@@ -179,7 +179,7 @@ class TensorPair:
                 return None
             sides.append(values)
         channels = self.rows[0].maps
-        return (list(range(channels)), *sides, np.zeros(channels)) if sides else None
+        return (list(range(channels)), sides[0], sides[1], np.zeros(channels)) if sides else None
 
     def pixels(self) -> Sides | None:
         """The values behind both pictures, where they show them, of the channels that both have

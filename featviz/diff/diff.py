@@ -93,13 +93,14 @@ def diff(
             if run.missing:
                 log.warning("%s: the run did not come to %d more images", side, run.missing)
             runs.append(run)
-        result = compare_runs(*runs, thresholds)
+        before, after = runs
+        result = compare_runs(before, after, thresholds)
         texts: dict[outputs.FileKind, bytes] = {}
         if folder is not None:
             with outputs.replacing(folder, outputs.DIFF) as fresh:
-                result = replace(result, layers=draw(result.layers, *runs, fresh))
+                result = replace(result, layers=draw(result.layers, before, after, fresh))
                 if files.html and render:
-                    page, beside = render(result, *runs, files.html, folder)
+                    page, beside = render(result, before, after, files.html, folder)
                     texts[outputs.PAGE] = page.encode("utf-8", "replace")
                     for name, text in beside.items():
                         with atomic(fresh / name) as file:
@@ -164,9 +165,9 @@ def compare_runs(
         for run in runs
     )
     if order.keys().isdisjoint(other):
-        old, now = (_few(dict.fromkeys(place.layer for place in one)) for one in (order, other))
+        layers_of = [_few(dict.fromkeys(place.layer for place in one)) for one in (order, other)]
         raise CompareError(
-            f"no layer is in both runs: BASE has {old}, NEW has {now}",
+            "no layer is in both runs: BASE has {}, NEW has {}".format(*layers_of),
             "compare runs with the same --layers",
         )
     layers: dict[Place, list[Finding]] = {place: [] for place in order}

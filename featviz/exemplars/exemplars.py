@@ -33,7 +33,7 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout.views import to_box
 from featviz.models.load import LoadedModel
 from featviz.options import ExemplarOptions, ModelOptions
-from featviz.records import Sample, Site, TextTable
+from featviz.records import Site, TextTable
 from featviz.run.choose import choose_layers
 from featviz.run.prepare import blank_input
 from featviz.run.visit import BatchProgress, Study, batches, begun
@@ -82,7 +82,11 @@ def find_exemplars(
     with begun(model, arguments, options, EXEMPLARS) as (folder, loaded, samples):
         blank, _ = blank_input(loaded, samples, options.inputs)
         layers = choose_layers(loaded, options.layers, blank)
-        classes = [class_of(sample) if options.per_class else None for sample in samples]
+        classes: list[str | None] = [None] * len(samples)
+        for number, sample in enumerate(samples if options.per_class else ()):
+            path, is_clip = sample.path, len(sample.paths) > 1  # which is a folder of frames
+            own = PurePosixPath(path.place) if isinstance(path, Remote) else path.absolute()
+            classes[number] = own.parents[is_clip].name
         found = ExemplarCollector(loaded, layers, blank, options.pick, options.top, classes)
         if not found.targets:
             reasons = [f"{layer} {reason}" for layer, reason in found.skipped.items()]
@@ -131,13 +135,6 @@ def find_exemplars(
         )
         write.write_record(folder, EXEMPLARS_FILE, record.as_json())
     return ExemplarResult(options.out, record)
-
-
-def class_of(sample: Sample) -> str:
-    """The class of an image: the name of its folder; of a clip, of the folder around its frames."""
-    path = sample.path
-    folder = (PurePosixPath(path.place) if isinstance(path, Remote) else path.absolute()).parent
-    return (folder.parent if len(sample.paths) > 1 else folder).name
 
 
 # Pictures

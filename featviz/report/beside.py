@@ -93,8 +93,9 @@ class AuditViews:
                 names = (sheet.shown for sheet in audit.record.drawn if sheet.layer == row.label)
                 home = next((name for name in (home, *names) if name in pages), "")
             found = {name: channels for name, channels in row.findings.items() if channels}
-            own = {"suspects": drawn.get(row.label, ()), "found": found, "home": home}
-            layers.append({"row": row, "id": f"audited-{n:03d}", **own})
+            extras = drawn.get(row.label, ())
+            place = {"row": row, "id": f"audited-{n:03d}", "home": home}
+            layers.append({**place, "suspects": extras, "found": found})
         return cls(audit.record, layers)
 
     @property
@@ -247,11 +248,11 @@ def series_views(root: Path) -> dict[str, Any]:
     left_out = {}
     for number, path in read_steps(root).items():
         try:
-            run, audit = read_run(path), read_audit(path, None)
+            run, record = read_run(path), read_audit(path, None)
         except StoreError as error:
             left_out[path.name] = error.message
             continue
-        steps.append((number, run, AuditViews.of_record(audit) if audit else None))
+        steps.append((number, run, AuditViews.of_record(record) if record else None))
         faults = {**run.failures, **run.left_out}
         left_out |= {f"{path.name}/{name}": reason for name, reason in faults.items()}
     if not steps:
@@ -263,13 +264,14 @@ def series_views(root: Path) -> dict[str, Any]:
             for row in image.captures.values():
                 alt = f"{words.tiles(row)} of {row.label} at step {number}, of {name}"
                 picture = PictureView("", image, row.file, (row.plan.width, row.plan.height), alt)
-                own = strips.setdefault((row.index, row.label, row.place.stem), {})
-                own.setdefault(name, []).append((number, row, picture))
+                by_image = strips.setdefault((row.index, row.label, row.place.stem), {})
+                by_image.setdefault(name, []).append((number, row, picture))
     first, last = steps[0][0], steps[-1][0]
     ends = {n: BOX["left"] + BOX["width"] * (n - first) / max(1, last - first) for n, _, _ in steps}
     layers = []
     for _, own in sorted(strips.items()):
-        row, found, channels = next(iter(own.values()))[0][1], {}, 0
+        row, channels = next(iter(own.values()))[0][1], 0
+        found: dict[int, Mapping[str, list[int]]] = {}
         for number, _, audit in steps:
             rows = [one["row"] for one in (audit.layers if audit else ())]
             counts = [one.channels for one in rows if (one.layer or one.label) == row.layer]
@@ -281,9 +283,9 @@ def series_views(root: Path) -> dict[str, Any]:
             if any(name in one for one in found.values())
         }
         most, points = max((max(counts.values()) for counts in curves.values()), default=0), {}
-        for name, counts in curves.items():
+        for name, curve in curves.items():
             tops = {
-                n: BOX["top"] + BOX["height"] * (1 - c / max(1, most)) for n, c in counts.items()
+                n: BOX["top"] + BOX["height"] * (1 - c / max(1, most)) for n, c in curve.items()
             }
             points[name] = " ".join(f"{round(ends[n], 2)},{round(y, 2)}" for n, y in tops.items())
         about = {"row": row, "strips": own, "channels": channels, "most": most}

@@ -160,7 +160,7 @@ def network(
     that follow one another and belong together, with its last step that has maps as a preview; a
     step is a tensor with its `tiles` or, of single numbers, `bars`. Zeros, range and findings are
     those `over` all images, where these are given."""
-    steps = []
+    steps: list[dict[str, Any]] = []
     for n, group in enumerate(page.groups):
         figure, totals = group.figures[0], over[n] if over else ChannelTotals()
         row, own = figure.row, stats[figure.picture.id]

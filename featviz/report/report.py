@@ -121,7 +121,8 @@ def _alone(root: Path, options: ReportOptions) -> tuple[Render, Mapping[str, str
         views = beside.series_views(root)
         record = views["steps"][-1][1].record.get("model") or {}
         model = str(record.get("type") or words.name_of(record))
-        about = {"template": "series", "title": real(root).name, "assets": SERIES_ASSETS}
+        about: dict[str, Any] = {"template": "series", "assets": SERIES_ASSETS}
+        about["title"] = real(root).name
         left_out = views["left_out"]
     elif kind == "kernels":
         views, left_out = read_kernels(root), {}

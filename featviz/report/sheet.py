@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from featviz.drawing.picture import MAX_PIXELS
 from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url
 from featviz.options import SheetOptions
-from featviz.records import Floats
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import DamagedError, DrawnGrid, ReadImage
 from featviz.rundir.place import check_file, picture_of, writing
@@ -35,32 +33,19 @@ _MARK.add_text("Software", "featviz sheet")
 _LONGEST_NAME = 28
 
 
-@dataclass(frozen=True)
-class SheetResult:
-    """What was drawn."""
-
-    path: Path
-    images: tuple[str, ...]
-    channels: tuple[int, ...]
-    """In the order of the rows; none where all channels are one tile."""
-    left_out: Mapping[str, str]
-
-
 ALL = -1
 """Stands for the one tile that all channels became (`run --reduce`)."""
-ORDERS: dict[str, Callable[[Floats], float]] = {
-    "mean": lambda row: float(row[2]),
-    "max": lambda row: float(row[1]),
-    "variance": lambda row: float(row[3]) ** 2,
-    "zeros": lambda row: float(row[4]),
-}
-"""Statistics by which channels are sorted, from a row of stats.npz; `index` sorts by number."""
+ORDERS = {"mean": 2, "max": 1, "variance": 3, "zeros": 4}
+"""Columns of stats.npz by which channels are sorted; `index` sorts by number."""
 Cell = Image.Image | None
 """A tile; None where an image does not have the channel."""
 
 
-def make_sheet(place: Path | Url, options: SheetOptions) -> SheetResult:
-    """Draw a layer's maps of all images of a run, as they are in its grids, into one picture."""
+def make_sheet(
+    place: Path | Url, options: SheetOptions
+) -> tuple[Path, list[str], list[int], Mapping[str, str]]:
+    """Draw a layer's maps of all images of a run, as they are in its grids, into one picture: its
+    path, its images and channels (none where all are one tile), and what is left out."""
     out = options.out or Path(safe_name(f"sheet-{options.layer}.png"))
     check_file(out, _KIND, overwrite=options.overwrite)
     lines: dict[str, list[Cell]] = {}
@@ -93,7 +78,7 @@ def make_sheet(place: Path | Url, options: SheetOptions) -> SheetResult:
     with writing(out, _KIND, overwrite=options.overwrite) as file:
         picture.save(file, "png", pnginfo=_MARK)
     left_out = run.left_out | {error.image.name: error.message for error in damaged}
-    return SheetResult(out, tuple(lines), tuple(c for c in channels if c != ALL), left_out)
+    return out, list(lines), [channel for channel in channels if channel != ALL], left_out
 
 
 def sort_channels(grids: Sequence[DrawnGrid], channels: Sequence[int], by: str) -> list[int]:
@@ -103,8 +88,8 @@ def sort_channels(grids: Sequence[DrawnGrid], channels: Sequence[int], by: str) 
         return sorted(channels)
 
     def rank(channel: int) -> tuple[float, int]:
-        values = [ORDERS[by](g.stats[channel]) for g in grids if channel < len(g.stats)]
-        finite = [value for value in values if np.isfinite(value)]
+        values = [float(g.stats[channel, ORDERS[by]]) for g in grids if channel < len(g.stats)]
+        finite = [v**2 if by == "variance" else v for v in values if np.isfinite(v)]
         return -float(np.mean(finite)) if finite else np.inf, channel
 
     return sorted(channels, key=rank)

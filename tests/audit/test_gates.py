@@ -131,10 +131,7 @@ def test_bad_gates_end_before_any_image_is_read(
     assert not Path(str(call[-2])).exists()
 
 
-@pytest.mark.parametrize(
-    "content", [None, "", "[]", '{"layers": []}', '{"layers": [{}], "schema_version": 1}',
-                '{"layers": [], "schema_version": 99}'],
-)  # fmt: skip
+@pytest.mark.parametrize("content", [None, "[]", '{"layers": [{}], "schema_version": 1}'])
 def test_what_is_no_baseline(
     content: str | None, featviz: Run, call: list[object], tmp_path: Path
 ) -> None:

@@ -166,7 +166,7 @@ def test_names_that_are_no_text(
     both = run("both")
     monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
     code = "from featviz.cli import main; main()"
-    for more in ((), ("--json",), ("--html", tmp_path / "d.html", "--junit", tmp_path / "d.xml")):
+    for more in (("--json",), ("--html", tmp_path / "d.html", "--junit", tmp_path / "d.xml")):
         command = [sys.executable, "-c", code, "diff", both, one, *more]
         done = subprocess.run(list(map(str, command)), capture_output=True, check=False)
         assert (done.returncode, done.stderr) == (4, b"")

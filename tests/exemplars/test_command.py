@@ -180,23 +180,6 @@ def test_an_image_that_vanishes_before_it_is_drawn(
     assert "250.png cannot be read again" in messages.text
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--top", 1001, "top=1001"),
-        ("--background", "nope", "is no colour"),
-        ("--layers", "Conv9d", "no layer matches"),
-    ],
-)
-def test_bad_values(
-    option: str, value: object, message: str, featviz: Run, lights: Path, reds: Path, tmp_path: Path
-) -> None:
-    """Refused with the value, and nothing is written."""
-    done = featviz("exemplars", lights, reds, option, value, "--out", tmp_path / "out", *PLAIN)
-    assert done.code == 2 and message in done.err and done.err.count("error:") == 1
-    assert not (tmp_path / "out").exists()
-
-
 def test_names_with_control_characters_and_classes_with_odd_names(
     featviz: Run, lights: Path, tmp_path: Path
 ) -> None:

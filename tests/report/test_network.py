@@ -198,7 +198,7 @@ CONV = Drawn("c", type="Conv2d", stats=np.tile(np.float32([-2, 3, 0.5, 1, 0, 0])
     ("images", "words"),
     [
         ([[Drawn("x", stats=rectified(1, 3, 5))]] * 2, "3 in 1 layer"),
-        ([[Drawn("x", stats=rectified(*dark))] for dark in ((1, 3, 5), (1, 5))], "2 in 1 layer"),
+        ([[Drawn("x", stats=rectified(*dark))] for dark in ((1, 5), (1, 3, 5))], "2 in 1 layer"),
         ([[Drawn("x")]], "none in the one activation drawn"),
         ([[CONV]], "unknown: no activation was drawn"),
         ([[CONV, Drawn("b", type="Block", stats=rectified(4))]], "1 in 1 layer"),

@@ -91,6 +91,7 @@ def test_the_numbers_of_the_pages_are_those_of_stats_npz(tmp_path: Path) -> None
     names = [f"{n}.png" for n in range(9)]
     drawn = [Drawn(layer, index=n, stats=stats) for n, (layer, stats) in enumerate(layers)]
     root = built(tmp_path / "out", dict.fromkeys(names, drawn))
+    assert max(len(script(path)) for path in (root / "report").glob("grids-*.js")) == 16
     for image, layer in ((0, 0), (3, 1), (7, 7), (8, 6)):
         with np.load(root / names[image] / "stats.npz") as held:
             wanted = held[f"x{layer}|output|0|"]
