@@ -22,7 +22,7 @@ from featviz.options import RunOptions
 from featviz.records import ImageResult, Outcome, Sample
 from featviz.run.prepare import Prepared
 from featviz.rundir import RUN_FILE, lock, store
-from featviz.rundir.atomic import remove
+from featviz.rundir.atomic import remove, remove_empty
 from featviz.rundir.place import RUN, check_free, holds_run, names_of_images, replacing
 from featviz.rundir.read import read_json
 from featviz.rundir.schema import GROWING, Failure, convert, fingerprint
@@ -151,12 +151,11 @@ def open_run(
     with together(options):
         out = options.out
         joins = options.resume or options.shard is not None
-        if isinstance(out, Url):
-            run: RunDirectory = StoredRun(folder, out)
-        else:
-            run = RunDirectory.create(folder)
-            if not joins and (earlier := check_free(folder, RUN, options.overwrite)):
-                remove(folder, earlier.ours)
+        apart = not joins and not isinstance(out, Url)
+        if apart and (earlier := check_free(folder, RUN, options.overwrite)) is not None:
+            remove(folder, earlier.ours)
+            remove_empty(folder)
+        run = StoredRun(folder, out) if isinstance(out, Url) else RunDirectory.create(folder)
         before = run.record()
         if before is not None and joins:
             _check_same(run, options, document, before, samples)
