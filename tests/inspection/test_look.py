@@ -154,9 +154,7 @@ def test_an_output_that_is_a_picture_is_shown(see: Callable[..., LookResult]) ->
     assert not result.prediction
 
 
-@pytest.mark.parametrize(
-    ("key", "side", "drawn"), [("logits", 10, True), ("", 20, True), ("", 10, False)]
-)
+@pytest.mark.parametrize(("key", "side", "drawn"), [("logits", 10, True), ("", 10, False)])
 def test_scores_of_a_segmentation_are_shown_as_classes(
     key: str, side: int, drawn: bool, see: Callable[..., LookResult]
 ) -> None:
