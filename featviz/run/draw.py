@@ -30,7 +30,7 @@ from featviz.drawing.tensorboard import Board, Post, as_make_grid, histogram, no
 from featviz.errors import LayoutError, UploadError
 from featviz.records import Floats, ImageResult, Sample, Site, finite
 from featviz.run.encoders import Background, shared_cores
-from featviz.run.prepare import ModelInput, Prepared, Show, read_input
+from featviz.run.prepare import ModelInput, Prepared, Show
 from featviz.run.resume import kept
 from featviz.run.visit import Visit, visit
 from featviz.rundir import INPUT_FILE
@@ -91,7 +91,7 @@ class Drawing:
                 return result
             folder.refuse_others()
             folder.discard()
-        return read_input(sample, self.prepared.model.preprocess, self.prepared.options.inputs)
+        return self.prepared.read(sample)
 
     def show(self, images: Sequence[Drawn]) -> ImageWriter | ImageResult:
         """Show an image to the model, unless it was kept, and leave its files to the encoders."""
