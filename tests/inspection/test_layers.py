@@ -222,10 +222,11 @@ def test_the_model_is_as_before() -> None:
     model[1].eval()
     model[0].requires_grad_(False)
     loaded = adopt(model, InputOptions(size=64, mean=(0, 0, 0), std=(1, 1, 1)))
+    fitting, other = torch.rand(1, 3, 5, 5), torch.rand(1, 3, 64, 64)
     before = state_of(model)
-    layers.measure(loaded, [torch.rand(1, 3, 5, 5)])
+    layers.measure(loaded, [fitting])
     with pytest.raises(ForwardError, match=r"3 \(Linear\)"):
-        layers.measure(loaded, [torch.rand(1, 3, 64, 64)])
+        layers.measure(loaded, [other])
     assert_same(before, state_of(model))
 
 
