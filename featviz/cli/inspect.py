@@ -56,7 +56,7 @@ def layers(given: Given) -> int:
     if given["json"]:
         output.document(listing.as_json())
     else:
-        output.table(listing.table)
+        output.text(str(listing.table))
     return 0
 
 
@@ -255,7 +255,7 @@ def audit(given: Given) -> int:
     if given["json"]:
         output.document(result.as_json())
     else:
-        output.table(audit_table(result.document))
+        output.text(str(audit_table(result.document)))
     seen = counted(result.document["images"]["seen"], "image")
     log.info("%s seen; the verdicts hold for these images", seen)
     if (proof := result.document["verify"]) is not None and not proof["channels"]:
@@ -309,7 +309,7 @@ def exemplars(given: Given) -> int:
     if given["json"]:
         output.document(record.as_json())
     else:
-        output.table(result.table)
+        output.text(str(result.table))
     skipped = [f"{one['layer']} ({one['reason']})" for one in record.skipped]
     for what, layers in (("skipped", skipped), ("never ran", record.never_ran)):
         if layers:

@@ -16,12 +16,9 @@ from featviz.errors import FeatvizError, StoreError
 from featviz.text import listed, printable, printable_json
 
 if TYPE_CHECKING:
-    from featviz.records import Skip, TextTable
+    from featviz.records import Skip
 
 log = logging.getLogger(__name__)
-
-_PIPED = 10_000
-"""Columns that a table has at least where it does not go to a terminal."""
 
 
 def document(content: Mapping[str, Any], indent: int | None = 1) -> None:
@@ -77,37 +74,6 @@ def left_out(skipped: Iterable[Skip], never_ran: Sequence[str] = ()) -> None:
         log.warning("skipped: %s (%s)", skip.layer or skip.type, skip.reason)
     if never_ran:
         log.warning("never ran: %s", listed(never_ran, 3))
-
-
-def table(content: TextTable) -> None:
-    """Print a table with the lines below it on stdout; without rows, these alone. In a pipe a row
-    is one line, for grep and awk; on a narrow terminal words fold, numbers do not."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    def cells(row: Sequence[str]) -> list[Text]:  # brackets in a name are no markup
-        return [Text(printable(words)) for words in row]
-
-    console = Console()
-    piped = not console.is_terminal
-    if piped:
-        console = Console(width=max(console.width, _PIPED))
-    drawn = Table(box=None, pad_edge=False)
-    for name, heading in zip(content.headings, cells(content.headings), strict=True):
-        if name in content.numbers:
-            drawn.add_column(heading, justify="right")
-        else:
-            drawn.add_column(heading, overflow="fold", no_wrap=piped)
-    for row in content.rows:
-        drawn.add_row(*cells(row))
-    for row in content.totals:
-        drawn.add_row(*cells(row), style="bold")
-    with _written():
-        if content.rows:
-            console.print(drawn)
-        for words in content.footer:
-            console.print(printable(words), markup=False, highlight=False)
 
 
 def written(what: str, page: Path, show: bool) -> None:

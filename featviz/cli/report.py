@@ -139,7 +139,7 @@ def diff(given: Given) -> int:
     if given["json"]:
         output.document(as_json(result))
     else:
-        output.table(diff_table(result))
+        output.text(str(diff_table(result)))
     return result.exit_code
 
 

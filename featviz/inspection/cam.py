@@ -28,15 +28,7 @@ from featviz.layout import Maps
 from featviz.models.load import LoadedModel
 from featviz.options import CamOptions, DrawOptions, ModelOptions, PassOptions, RunOptions
 from featviz.records import REDUCTIONS, SUFFIXES, Bytes, Floats, Guess, Outcome, Sample, Site, Skip
-from featviz.run.prepare import (
-    ModelInput,
-    Prepared,
-    Show,
-    find_images,
-    last_map,
-    prepare,
-    read_input,
-)
+from featviz.run.prepare import ModelInput, Prepared, Show, find_images, last_map, prepare
 from featviz.run.visit import Visit, visit
 from featviz.rundir.atomic import atomic, reported
 from featviz.text import listed, printable, quoted, safe_name
@@ -167,13 +159,9 @@ def cam(
     if options.layers is None:
         prepared = replace(prepared, layers=[last_map(prepared)])
     cmap = colormap.resolved(options.cmap, over=True, reduce=options.method)
-
-    def read(sample: Sample) -> ModelInput:
-        return read_input(sample, prepared.model.preprocess, options.inputs)
-
     with prepared.watched() as show:
         explain = partial(_explain, prepared, show, cmap)
-        for seen in visit(prepared.samples, read, explain):
+        for seen in visit(prepared.samples, prepared.read, explain):
             name = seen.sample.name
             if seen.result is None:
                 yield ImageCam(name, options.method, error=seen.error)

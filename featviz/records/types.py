@@ -397,7 +397,8 @@ class TextTable(NamedTuple):
     footer: Sequence[str] = ()
 
     def __str__(self) -> str:
-        """All of it as plain text, columns apart by two spaces; control characters are escaped."""
+        """All of it as plain text, columns apart by two spaces; without rows the lines below alone.
+        Control characters are escaped."""
         rows = [self.headings, *self.rows, *self.totals]
         cells = [[printable(str(cell)) for cell in row] for row in rows]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -408,4 +409,4 @@ class TextTable(NamedTuple):
                 for words, width, heading in zip(row, widths, self.headings, strict=True)
             ]
             lines.append("  ".join(parts).rstrip())
-        return "\n".join([*lines, *map(printable, self.footer)])
+        return "\n".join([*(lines if self.rows else []), *map(printable, self.footer)])

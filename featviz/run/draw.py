@@ -30,7 +30,7 @@ from featviz.drawing.tensorboard import Board, as_make_grid, histogram
 from featviz.errors import LayoutError, UploadError
 from featviz.records import Floats, Hints, ImageResult, Sample, Site, finite
 from featviz.run.encoders import Background, shared_cores
-from featviz.run.prepare import ModelInput, Prepared, Show, read_input
+from featviz.run.prepare import ModelInput, Prepared, Show
 from featviz.run.resume import kept
 from featviz.run.visit import Visit, visit
 from featviz.rundir import INPUT_FILE
@@ -90,7 +90,7 @@ class Drawing:
             if result := kept(folder, sample, self.fingerprint):
                 return result
             folder.discard()
-        return read_input(sample, self.prepared.model.preprocess, self.prepared.options.inputs)
+        return self.prepared.read(sample)
 
     def show(self, images: Sequence[Drawn]) -> ImageWriter | ImageResult:
         """Show an image to the model, unless it was kept, and leave its files to the encoders."""

@@ -89,6 +89,10 @@ class Prepared:
     books: dict[tuple[int, ...], HintBook] = field(default_factory=dict)
     """Hints on layouts, by shape of the input; a series has the same for all of its steps."""
 
+    def read(self, sample: Sample) -> ModelInput:
+        """Decode and prepare an image."""
+        return read_input(sample, self.model.preprocess, self.options.inputs)
+
     def hint_book(self, args: Sequence[Tensor]) -> HintBook:
         """Hints on the layout of each layer's tensors for these inputs."""
         return HintBook(self.model.module, args[0].shape, self.options.draw.tensor_layout)

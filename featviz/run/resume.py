@@ -149,12 +149,10 @@ def open_run(
     with together(options):
         out = options.out
         joins = options.resume or options.shard is not None
+        apart = not joins and not isinstance(out, Url)
+        if apart and (earlier := check_free(folder, RUN, options.overwrite)) is not None:
+            RunDirectory(folder).clear(earlier.ours)
         run = RunDirectory.create(folder, out if isinstance(out, Url) else None)
-        earlier = None
-        if run.store is None and not joins:
-            earlier = check_free(folder, RUN, options.overwrite)
-        if earlier is not None:
-            run.clear(earlier.ours)
         before = run.record()
         if before is not None and joins:
             _check_same(run, options, document, before, samples)

@@ -244,21 +244,3 @@ def test_open_shows_the_report_in_the_browser(
         last = done.err.splitlines()[-1]
         assert last.endswith("opened in the browser" if works else end) and str(page) in last
         opened.clear()
-
-
-def test_a_file_of_options_serves_the_commands_that_read(
-    here: Path, featviz: Run, tmp_path: Path
-) -> None:
-    """--config gives report, sheet and identify their argument and their options."""
-    out, config = tmp_path / "out", tmp_path / "all.toml"
-    assert featviz(*shlex.split(RUN), "--layers", "b1", "--out", out).code == 0
-    config.write_text(
-        f"[report]\nrun = '{out}'\nout = '{tmp_path / 'pages'}'\n"
-        f"[sheet]\nrun = '{out}'\nlayer = 'b1'\nout = '{tmp_path / 'sheet.png'}'\n"
-        f"[identify]\nfile = '{here / 'weights.pth'}'\njson = true\n"
-    )
-    assert featviz("report", "--config", config).code == 0
-    assert (tmp_path / "pages" / "index.html").is_file()
-    assert featviz("sheet", "--config", config).code == 0
-    assert (tmp_path / "sheet.png").is_file()
-    assert featviz("identify", "--config", config).out.startswith("{")

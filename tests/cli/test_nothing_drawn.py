@@ -33,7 +33,6 @@ def net(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("layers", "code", "reasons"),
     [
-        ("odd", 1, "skipped: odd ("),
         ("odd,unused", 1, "never ran: unused; skipped: odd ("),
         ("conv,odd,unused", 0, None),
     ],

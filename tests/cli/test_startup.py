@@ -25,11 +25,9 @@ class Net(nn.Sequential):
 WITHOUT = [
     "run net.py:Net noise.png --out 1 --preset clip --size 64x48 --crop 32 --channels 3",
     "run net.pth noise.png --arch net.py:Net --out 3",
-    "run whole.pth noise.png --out 4",
     "run net.pt2 noise.png --out 5 --trust",
-    "look net.py:Net noise.png --out page.png",
     "audit net.py:Net noise.png",
-    "cam net.py:Net noise.png --target class:1 --out page.png --overwrite",
+    "cam net.py:Net noise.png --target class:1 --out page.png",
 ]
 OF_TORCHVISION = "layers resnet18 --weights none"
 """By which one sees that the two are told apart."""
@@ -42,7 +40,6 @@ def test_a_network_of_ones_own_needs_no_torchvision(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
     torch.save(net.state_dict(), tmp_path / "net.pth")
-    torch.save(net, tmp_path / "whole.pth")
     torch.export.save(torch.export.export(net, (torch.zeros(1, 3, 64, 64),)), tmp_path / "net.pt2")
     Image.effect_noise((80, 60), 50).convert("RGB").save(tmp_path / "noise.png")
     lines = [f"{line} -q" for line in (*WITHOUT, OF_TORCHVISION)]

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 from conftest import ROOT, Outcome
@@ -51,23 +50,6 @@ def test_shipped_model_is_what_the_script_makes() -> None:
     shipped = torch.load(path, weights_only=False)
     assert str(shipped) == str(train_script().build_model(32))
     assert path.stat().st_size <= 400 * 1024
-
-
-@pytest.mark.slow
-def test_retraining_a_tiny_version_learns(tmp_path: Path) -> None:
-    """A few hundred steps at an eighth of the width beat guessing by far."""
-    script = train_script()
-    threads = torch.get_num_threads()
-    code = script.main(
-        ["--train-size", "3000", "--epochs", "6", "--width", "8", "--test-size", "300",
-         "--out", str(tmp_path / "tiny.pth")]
-    )  # fmt: skip
-    torch.set_num_threads(threads)
-    assert code in (0, None)
-    model = torch.load(tmp_path / "tiny.pth", weights_only=False)
-    images, labels = script.render_digits(200, np.random.default_rng(99))
-    found = model(torch.as_tensor(images)).argmax(1)
-    assert (found == torch.as_tensor(labels)).float().mean() > 0.5
 
 
 def test_the_colour_network_knows_the_colours_of_the_scenes() -> None:

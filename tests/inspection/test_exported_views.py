@@ -173,7 +173,7 @@ def _gradient(module: nn.Module, rule: str, image: Tensor) -> tuple[Tensor, int]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "decomposed"),
-    [("plain", False), ("guided", True), ("deconv", True)],
+    [("plain", False), ("guided", True)],
 )
 def test_gradients_of_a_program_follow_the_rule(
     rule: str, decomposed: bool, tmp_path: Path

@@ -154,9 +154,7 @@ def test_an_output_that_is_a_picture_is_shown(see: Callable[..., LookResult]) ->
     assert not result.prediction
 
 
-@pytest.mark.parametrize(
-    ("key", "side", "drawn"), [("logits", 10, True), ("", 20, True), ("", 10, False)]
-)
+@pytest.mark.parametrize(("key", "side", "drawn"), [("logits", 10, True), ("", 10, False)])
 def test_scores_of_a_segmentation_are_shown_as_classes(
     key: str, side: int, drawn: bool, see: Callable[..., LookResult]
 ) -> None:
@@ -238,23 +236,15 @@ def test_nan_is_magenta_and_warned_of(
     assert "0 holds 1 NaN or infinite values, shown in magenta" in messages.text
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_model_is_given_back_as_it_was(
-    tiny: nn.Module, picture: Path, tmp_path: Path, fails: bool
-) -> None:
-    """Flags, buffers, hooks and random numbers, after a look and after a failure."""
-    tiny.train()
-    if fails:
-        tiny.append(Fixed(None)).append(nn.ReLU())
+def test_the_model_is_given_back_as_it_was(tiny: nn.Module, picture: Path, tmp_path: Path) -> None:
+    """Flags, buffers, hooks and random numbers, after a failure; nothing is written."""
+    tiny.train().append(Fixed(None)).append(nn.ReLU())
     before = state_of(tiny)
     model, options = adopt(tiny, InputOptions(size=16)), LookOptions("Conv2d", tmp_path / "x.png")
-    if fails:
-        with pytest.raises(ForwardError, match="the model failed in 6"):
-            look(model, [str(picture)], options)
-    else:
-        assert look(model, [str(picture)], options).layers
+    with pytest.raises(ForwardError, match="the model failed in 6"):
+        look(model, [str(picture)], options)
     assert_same(before, state_of(tiny))
-    assert (tmp_path / "x.png").exists() is not fails
+    assert not (tmp_path / "x.png").exists()
 
 
 def test_nothing_is_written_where_nothing_can_be_drawn(

@@ -39,8 +39,6 @@ YOLO = {
 }
 """Names of the layers without `model`: backbone, then neck; nothing of the head."""
 
-RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1]}
-
 
 QUICK = {"resnet18", "squeezenet1_1", "mobilenetv4_conv_small"}
 
@@ -83,15 +81,6 @@ def test_models_of_ultralytics(name: str, names: str) -> None:
     assert [layer.removeprefix("model.") for layer in found] == names.split()
 
 
-def _detr(library: Any) -> dict[str, Any]:
-    """The options of a small DETR, without timm."""
-    sides = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 32, "num_queries": 97}
-    widths = {f"{half}_{key}": n for half in ("encoder", "decoder")
-              for key, n in (("ffn_dim", 32), ("attention_heads", 2))}  # fmt: skip
-    backbone = library.ResNetConfig(**RESNET, out_features=["stage4"])
-    return dict(**sides, **widths, backbone_config=backbone, use_timm_backbone=False, backbone=None)
-
-
 SMALL_VIT = {
     "image_size": 64, "patch_size": 16, "hidden_size": 32, "num_hidden_layers": 3,
     "num_attention_heads": 2,
@@ -108,9 +97,6 @@ SEGFORMER = {"hidden_sizes": [8, 16, 24, 32], "decoder_hidden_size": 16}
     [
         ("Segformer", "ForSemanticSegmentation", SEGFORMER, (128, 160), "segformer.stages.",
          "0 0.patch_embeddings.proj 1 2 3 decode_head"),
-        ("Detr", "ForObjectDetection", _detr, (128, 160), "model.backbone.model.",
-         "embedder.embedder embedder.embedder.convolution encoder.stages.0 encoder.stages.1 "
-         "encoder.stages.2 encoder.stages.3 model.encoder"),
         ("ViT", "ForImageClassification", SMALL_VIT, (64, 64), "vit.",
          "embeddings.patch_embeddings.projection layers.0 layers.1 layers.2"),
         ("Swin", "ForImageClassification", SWIN, (128, 128), "swin.",
@@ -121,11 +107,10 @@ SEGFORMER = {"hidden_sizes": [8, 16, 24, 32], "decoder_hidden_size": 16}
 def test_models_of_transformers(
     config: str, kind: str, told: Any, size: tuple[int, int], prefix: str, names: str
 ) -> None:
-    """Ends of stages where the resolution falls, each block where it does not; no parts of heads,
-    and nothing of DETR's queries."""
+    """Ends of stages where the resolution falls, each block where it does not; no parts of
+    heads."""
     library: Any = pytest.importorskip("transformers", reason="transformers is not installed")
-    options = told(library) if callable(told) else told
-    model = getattr(library, f"{config}{kind}")(getattr(library, f"{config}Config")(**options))
+    model = getattr(library, f"{config}{kind}")(getattr(library, f"{config}Config")(**told))
     assert [name.removeprefix(prefix) for name in looked_at(model, *size)] == names.split()
 
 

@@ -208,13 +208,8 @@ def test_a_failed_image_leaves_nothing(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "out" / "mixed").iterdir()} == {"00.png", "01.png"}
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_an_image_that_ends_before_its_first_layer(
-    error: type[BaseException],
-    tiny: nn.Module,
-    photos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny: nn.Module, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second Ctrl-C while the input's picture waits for an encoder: no hidden folder is left."""
     real, calls = values.to_pixels, [0]
@@ -222,11 +217,11 @@ def test_an_image_that_ends_before_its_first_layer(
     def pixels(*given: object) -> object:
         calls[0] += 1
         if calls[0] == 4:
-            raise error
+            raise KeyboardInterrupt
         return real(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr("featviz.drawing.values.to_pixels", pixels)
-    with pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16)
     assert hidden(tmp_path / "out") == [] and len(complete(tmp_path / "out")) == 3
 

@@ -154,6 +154,28 @@ def test_a_dry_run_under_torchrun_is_said_once(
     assert done.code == 0 and ("2 images: " in done.out) == says and bool(done.out) == says
 
 
+@pytest.mark.parametrize(
+    ("names", "codes"),
+    [(("RANK", "WORLD_SIZE"), [0, 3]), (("SLURM_PROCID", "SLURM_NTASKS"), [3, 3])],
+)
+def test_the_last_of_several_processes_says_that_images_failed(
+    names: tuple[str, str],
+    codes: list[int],
+    draw: Run,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torchrun would end the others where the first says it; srun lets each speak."""
+    (photos / "00.png").write_bytes(b"no picture")
+    monkeypatch.setenv(names[1], "2")
+    found = []
+    for rank in "01":
+        monkeypatch.setenv(names[0], rank)
+        found.append(draw(tmp_path / "out").code)
+    assert found == codes
+
+
 # Shards of one folder, and of several
 
 
