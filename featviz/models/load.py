@@ -23,7 +23,7 @@ from featviz.models.arguments import Numbers, UserTransform
 from featviz.models.checkpoint import unwrapped
 from featviz.models.huggingface import ImageTower, architecture_beside
 from featviz.models.preprocess import Preprocess
-from featviz.models.presets import choose_preprocess, from_ultralytics
+from featviz.models.presets import choose_preprocess, from_ultralytics, required_arguments
 from featviz.models.requirements import UnfitError, pick_device, unfit
 from featviz.models.sources import Loaded, load_source, source_of
 from featviz.models.weights import (
@@ -122,6 +122,9 @@ def fed(
     if transform is not None:
         preprocess = transform.preprocess(inputs.channels or 3)
     values = arguments.from_values(further)
+    if preprocess.transform is None:  # each given argument is an image less that forward needs
+        count = inputs.inputs or required_arguments(model.module, values)
+        preprocess = replace(preprocess, inputs=count)
     preprocess, hooks = arguments.feed(model.module, preprocess, transform, values, model.device)
     try:
         yield replace(model, preprocess=preprocess)
