@@ -165,7 +165,8 @@ def _first_look(
         for shape in shapes
         if layer.index and len(shape) == 2 and shape[0] == 1
     }
-    chosen = _stages(calls, (height, width)) or vectors
+    alone = set(layers if len(layers) == 1 else ())  # a model that is one layer
+    chosen = _stages(calls, (height, width)) or vectors or alone
     return sorted(chosen, key=lambda layer: layer.index)
 
 
