@@ -221,6 +221,8 @@ def einsum_factors(
 def _reduced(maps: SourceMaps, table: Tensor, call: FollowedCall) -> Tensor | None:
     """A mean or a sum over axes along which the places do not change, or one over patches."""
     dims = call.argument(1, "dim")
+    if isinstance(dims, Tensor):  # the larger of two
+        return table if table.shape == call.result.shape else None
     dims = [dims] if isinstance(dims, int) else dims
     if not dims:
         return None
@@ -297,7 +299,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(MAPS | {"interpolate", "pixel_shuffle", "pixel_unshuffle"}, _map),
     **dict.fromkeys(("linear", "lstm", "gru"), _kept_rows),
     **dict.fromkeys(("scaled_dot_product_attention", MULTI_HEAD), _kept_rows),
-    **dict.fromkeys(("mean", "sum", "amax", "amin", "argmax"), _reduced),
+    **dict.fromkeys(("mean", "sum", "amax", "amin", "argmax", "max", "min"), _reduced),
     # a product of matrices has the rows of its first factor
     **dict.fromkeys(PRODUCTS, lambda maps, table, call: still(table, -1).expand(call.result.shape)),
     "einsum": lambda maps, table, call: einsum_factors(

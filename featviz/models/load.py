@@ -22,7 +22,7 @@ from featviz.models import arguments, code, exported, identify, weights, zoo
 from featviz.models.arguments import Numbers, UserTransform
 from featviz.models.huggingface import ImageTower, architecture_beside
 from featviz.models.preprocess import Preprocess
-from featviz.models.presets import choose_preprocess, from_ultralytics
+from featviz.models.presets import choose_preprocess, from_ultralytics, required_arguments
 from featviz.models.requirements import pick_device, unfit
 from featviz.models.sources import EXPORTED, Loaded, load_source, sniff, source_of
 from featviz.options import InputOptions, ModelOptions
@@ -112,6 +112,9 @@ def fed(
     if transform is not None:
         preprocess = transform.preprocess(inputs.channels or 3)
     values = arguments.from_values(further)
+    if preprocess.transform is None:  # each given argument is an image less that forward needs
+        count = inputs.inputs or required_arguments(model.module, values)
+        preprocess = replace(preprocess, inputs=count)
     preprocess, hooks = arguments.feed(model.module, preprocess, transform, values, model.device)
     try:
         yield replace(model, preprocess=preprocess)

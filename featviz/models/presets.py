@@ -82,7 +82,7 @@ def choose_preprocess(
     return Preprocess(
         base,
         frames=(options.frames or _FRAMES) if of_clips else None,
-        inputs=options.inputs or required_arguments(module, options.forward_args),
+        inputs=options.inputs or required_arguments(module, arguments.parse(options.forward_args)),
         guessed=guessed,
         size_guessed=not said and (guessed or base.own_size),
         any_values=options.mean is not None or options.std is not None,
@@ -90,10 +90,10 @@ def choose_preprocess(
     )
 
 
-def required_arguments(module: nn.Module, forward_args: Sequence[str] = ()) -> int:
+def required_arguments(module: nn.Module, forward_args: Sequence[arguments.Argument] = ()) -> int:
     """How many arguments the module's forward cannot do without, beside those that are given; at
     least 1."""
-    given = [one.name for one in arguments.parse(forward_args) if one.value is not arguments.IMAGE]
+    given = [one.name for one in forward_args if one.value is not arguments.IMAGE]
     needed = [
         p
         for p in inspect.signature(module.forward).parameters.values()

@@ -142,7 +142,8 @@ def _first_look(
         calls.append(Ran(layer, size, several, learned))
         if layer.index and any(len(shape) == 2 and shape[0] == 1 for shape in given):
             vectors.add(layer)
-    chosen = _stages(calls, (height, width)) or vectors
+    alone = set(layers if len(layers) == 1 else ())  # a model that is one layer
+    chosen = _stages(calls, (height, width)) or vectors or alone
     return sorted(chosen, key=lambda layer: layer.index)
 
 

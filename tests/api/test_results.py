@@ -171,6 +171,17 @@ def test_transform_and_forward_args_are_objects(pixels: np.ndarray) -> None:
     assert not net._forward_pre_hooks
 
 
+def test_an_argument_that_forward_needs_is_no_image(pixels: np.ndarray) -> None:
+    """forward(x, t) of a module takes one image where t is given, without a transform, too."""
+    net = Conditional()
+    options: dict[str, Any] = {"forward_args": {"t": torch.tensor([3.0])}, "preset": "none"}
+    for images in (pixels, [pixels] * 3):
+        result = fv.run(net, images, "conv", tensors=True, **options)
+        assert len(result.images) == len(images if isinstance(images, list) else [0])
+        x = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None] / 255
+        torch.testing.assert_close(result.captures[0].tensor, net.conv(x * 3).detach())
+
+
 def test_a_transform_may_name_the_arguments(pixels: np.ndarray) -> None:
     """A dict of tensors by the names of forward's parameters."""
     net = Conditional()

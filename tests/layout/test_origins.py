@@ -108,6 +108,24 @@ def test_pieces_in_any_order_are_put_back(cut: Callable[[Tensor], Tensor]) -> No
     assert torch.equal(seen["pieces", ""].maps, seen["whole", ""].tensor[0])
 
 
+@pytest.mark.parametrize(
+    "pool", [lambda x: x.max(dim=1).values, lambda x: torch.min(x, 1)[0], lambda x: x.amax(1)]
+)
+def test_places_of_a_patch_become_one_by_a_maximum(pool: Callable[[Tensor], Tensor]) -> None:
+    """As Hiera pools its queries; the larger of two tensors keeps their places."""
+
+    def way(self: nn.Module, x: Tensor) -> Tensor:
+        pieces = self.whole(x).reshape(1, 4, 3, 2, 5, 2).permute(0, 3, 5, 2, 4, 1)
+        pieces = torch.max(pieces, -pieces)
+        return self.pooled(pool(pieces.reshape(1, 4, 15, 4)).clone())
+
+    seen = followed(Net(way, whole=nn.Conv2d(3, 4, 2, 2), pooled=nn.Identity()), 12, 20)
+    pooled, patches = seen["pooled", ""], seen["whole", ""].tensor[0].abs().unfold(1, 2, 2)
+    assert pooled.layout == "tokens"
+    expected = pool(patches.unfold(2, 2, 2).flatten(3).movedim(3, 0)[None])[0]
+    assert torch.equal(pooled.maps, expected)
+
+
 def tokens(change: Callable[[Tensor], Tensor]) -> nn.Module:
     """Tokens of an 8 × 12 map, changed by a function."""
 

@@ -120,6 +120,11 @@ def test_a_model_without_maps_shows_its_vectors() -> None:
     assert looked_at(model, 2, 2) == ["0", "1", "2", "3", "4"]
 
 
+def test_a_model_of_one_layer_shows_that() -> None:
+    """A convolution by itself is the model, which is no stage of another."""
+    assert looked_at(nn.Conv2d(3, 2, 3), 16, 16) == [""]
+
+
 def test_dropout_identity_and_poolings_are_no_ends() -> None:
     """The last layer that changes values is taken; a resolution of poolings alone has no end."""
     model = nn.Sequential(
