@@ -183,11 +183,13 @@ def test_the_seed_decides_and_the_global_generator_is_left_alone(
 
 
 def test_the_class_of_a_script_is_given_as_code(tmp_path: Path) -> None:
-    """A script that saves a whole model of its own class leaves `__main__.Net`, which nobody finds."""
+    """A script that saves a model of its own class leaves `__main__.Net`, which nobody finds."""
     script = "import torch\nclass Net(torch.nn.Identity): pass\ntorch.save(Net(), 'net.pth')\n"
     (tmp_path / "train.py").write_text(script)
     with contextlib.chdir(tmp_path):
         runpy.run_path("train.py", run_name="__main__")
-    with pytest.raises(FeatvizError, match="was saved by the script of its class: .*Net") as caught:
+    with pytest.raises(
+        FeatvizError, match=r"was saved by the script of its class: .*Net"
+    ) as caught:
         load(tmp_path / "net.pth", trust=True)
     assert "--arch SCRIPT.py:CLASS" in str(caught.value.hint)
