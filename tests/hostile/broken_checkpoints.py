@@ -176,7 +176,7 @@ CHANGED: dict[str, tuple[Maker, str]] = {
     ),
     "more elements than bytes": (
         _lying(b"K\x10t", b"M\x10\x27t"),
-        "cannot be loaded: record size (64 bytes) does not match",
+        "cannot be loaded: RuntimeError: record size (64 bytes) does not match",
     ),
     "storage of no type": (
         _lying(b"torch\nFloatStorage", b"collections\nCounter"),

@@ -174,23 +174,11 @@ def check_nothing_is_lost(module: nn.Module, image: dict[str, Any], count: Count
             assert row["layout"] == ("nchw" if row["shape"][0] == 1 else "batch"), row
 
 
-RUN = [
-    "convnext_tiny",
-    "deeplabv3_mobilenet_v3_large",
-    "densenet121",
-    "fasterrcnn_mobilenet_v3_large_320_fpn",
-    "googlenet",
-    "maxvit_t",
-    "mvit_v1_b",
-    "r3d_18",
-    "raft_small",
-    "regnet_y_400mf",
-    "resnet18",
-    "shufflenet_v2_x0_5",
-    "squeezenet1_1",
-    "swin_t",
-    "vit_b_16",
-]
+RUN = (
+    *("convnext_tiny", "deeplabv3_mobilenet_v3_large", "densenet121", "googlenet", "maxvit_t"),
+    *("fasterrcnn_mobilenet_v3_large_320_fpn", "mvit_v1_b", "r3d_18", "raft_small", "resnet18"),
+    *("regnet_y_400mf", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "vit_b_16"),
+)
 """One of each kind of forward. (That all 121 are found from their state dicts is test_weights.py's
 to show.)"""
 
