@@ -57,6 +57,13 @@ def test_settings_of_a_module_are_part_of_its_digest(one: nn.Module, other: nn.M
     assert digest(one) != digest(other)
 
 
+def test_the_shape_of_a_tensor_is_part_of_its_digest() -> None:
+    """Of two parameters of the same bytes."""
+    one, other = (nn.ParameterList([torch.zeros(shape)]) for shape in ((2, 3), (3, 2)))
+    one.extra_repr = other.extra_repr = str  # type: ignore[method-assign]
+    assert digest(one) != digest(other)
+
+
 class Packed(torch.Tensor):
     """A tensor that consists of two others, as torchao's do; `sealed` ones do not tell them."""
 
