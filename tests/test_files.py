@@ -54,6 +54,23 @@ def test_links_below_a_folder_are_not_followed(tmp_path: Path) -> None:
         assert folder.read("own", 100) == b"mine"
 
 
+def test_a_link_that_comes_after_the_look_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is swapped between the look at it and its opening is refused all the same."""
+    (tmp_path / "secret").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "a").write_text("yours")
+
+    def swapped(mode: int) -> None:
+        (tmp_path / "run" / "a").unlink()
+        (tmp_path / "run" / "a").symlink_to(tmp_path / "secret")
+
+    monkeypatch.setattr(files, "_check_regular", swapped)
+    with files.Folder(tmp_path / "run") as folder, pytest.raises(FileError, match="symbolic link"):
+        folder.open("a")
+
+
 def test_a_path_outside_is_refused(tmp_path: Path) -> None:
     """`..` and an absolute path lead nowhere."""
     (tmp_path / "run").mkdir()

@@ -76,8 +76,6 @@ def everywhere(name: str) -> list[str]:
         f"layers {file}",
         f"run {file} {{given}}/photo.png --out out{{n}}",
         f"identify {file}",
-        f"audit {file} {{given}}/photo.png --out out{{n}}",
-        f"kernels {file} --out out{{n}}",
         f"layers {{given}}/net.py:make --weights {file}",
         "layers {given}/net.py:make --weights {given}/all.index.json",
     ]

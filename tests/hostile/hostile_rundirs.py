@@ -394,9 +394,11 @@ def changed(*changes: Change) -> Callable[[Sandbox], None]:
 
 def all_attacks() -> Iterator[Attack]:
     tables: list[tuple[str, tuple[Change, ...], str, tuple[int, ...]]] = []
-    for where, value, words in FIELDS:
-        name = f"manifest: {where} is {ascii(value)[:40]}"
-        tables.append((name, (at(where, value), _renamed), words, LEFT_OUT))
+    for where, value, words in FIELDS:  # the one reader of manifests: two commands show its answer
+        name, make = f"rundir: manifest: {where} is {ascii(value)[:40]}", at(where, value)
+        lines = [READING[0], READING[5]] if words else READING
+        codes = (LEFT_OUT[0], LEFT_OUT[5]) if words else "any"
+        yield Attack(name, changed(make, _renamed), lines, codes, words)
     for where, value, words in RECORDS:
         name = f"run.json: {where} is {ascii(value)[:40]}"
         tables.append((name, (at(where, value, "run.json"),), words, REFUSED))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,11 +15,6 @@ from PIL import Image
 
 RAN = f"{{root}}/{MARKER}"
 BYSTANDER, SECRET = "{root}/bystander/new", "{root}/secret/id_secret"
-
-
-def _forks() -> None:
-    if os.fork() == 0:
-        os._exit(0)
 
 
 def _writes_below(place: str, opened: Callable[..., int]) -> None:
@@ -66,12 +60,9 @@ WRITES = f"VIOLATION open: {OUTSIDE}"
 FAULTS: dict[str, tuple[Callable[..., object], str, str]] = {
     "system": (lambda at: os.system(f"touch {at}"), RAN, "VIOLATION os.system"),
     "swallowed": (_swallowed, RAN, "VIOLATION subprocess.Popen"),
-    "connects": (lambda: socket.create_connection(("127.0.0.1", 9), 1), "", "VIOLATION socket"),
-    "forks": (_forks, "", "VIOLATION os.fork"),
     "writes": (lambda at: Path(at).write_text("x"), BYSTANDER, WRITES),
     "writes below": (lambda at: _writes_below(at, os.open), BYSTANDER, WRITES),
     "writes past": (_past, BYSTANDER, "MADE bystander/new"),
-    "removes": (os.remove, "{root}/bystander/notes.txt", f"VIOLATION os.remove: {OUTSIDE}"),
     "links": (lambda at: Path("link.png").symlink_to(at), SECRET, "LINK work/link.png was made"),
     "evaluates": (lambda: exec(f"{MARKER} = 1"), "", "VIOLATION compile: foreign source"),
     "imports": (_imports, "{given}", "VIOLATION compile: foreign code"),
@@ -83,7 +74,6 @@ FAULTS: dict[str, tuple[Callable[..., object], str, str]] = {
     "tells": (lambda at: print(Path(at).read_text()), SECRET, f"{SPOKEN} on stdout"),
     "copies": (lambda at: shutil.copy(at, "copy.bin"), SECRET, f"{SPOKEN} in work/copy.bin"),
     "encodes": (_encodes, SECRET, f"{SPOKEN} in work/page.html"),
-    "encodes pixels": (_encodes, f"{SECRET}.png", f"{SPOKEN} in work/page.html"),
     "crops": (_crops, f"{SECRET}.png", "LEAK secret pixels are in work/piece.png"),
     "shows a title": (lambda: print("\x1b]0;title\x07"), "", "TERMINAL '\\x1b' on stdout"),
     "marks up": (

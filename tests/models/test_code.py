@@ -183,7 +183,7 @@ def test_the_seed_decides_and_the_global_generator_is_left_alone(
 
 
 def test_the_class_of_a_script_is_given_as_code(tmp_path: Path) -> None:
-    """A whole model of a script's own class is one of `__main__.Net`, which nobody finds."""
+    """A script that saves a model of its own class leaves `__main__.Net`, which nobody finds."""
     script = "import torch\nclass Net(torch.nn.Identity): pass\ntorch.save(Net(), 'net.pth')\n"
     (tmp_path / "train.py").write_text(script)
     with contextlib.chdir(tmp_path):

@@ -26,7 +26,7 @@ from featviz.models import torch_files, weights
 from featviz.models.weights import unwrap
 from models.loading import load, nothing_fetched, on_meta, same_modules, same_weights, uninitialised
 
-from .test_zoo import SMALLEST
+from .test_zoo import RUN
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 
@@ -80,7 +80,7 @@ def repeated(name: str) -> nn.Module:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(SMALLEST) + models.list_models(include="quantized_*"))
+@pytest.mark.parametrize("name", [*RUN, "quantized_resnet18", "quantized_mobilenet_v3_large"])
 def test_a_whole_torchvision_model_loads_safely(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,9 +54,12 @@ def first(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else first(output[0])
 
 
-@pytest.mark.parametrize("place", ["model", "ema"])
 @pytest.mark.parametrize(
-    "name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])]
+    ("name", "place"),
+    [
+        (NAMES[0], "model"),
+        *(pytest.param(name, "ema", marks=pytest.mark.slow) for name in NAMES[1:]),
+    ],
 )
 def test_a_checkpoint_is_the_model_that_was_saved(name: str, place: str, tmp_path: Path) -> None:
     """Classes, weights in single precision and output of the model, from `model` or from `ema`."""

@@ -7,8 +7,6 @@ of every leaf and every tensor that it gave.
 from __future__ import annotations
 
 import json
-import math
-import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -176,28 +174,13 @@ def check_nothing_is_lost(module: nn.Module, image: dict[str, Any], count: Count
             assert row["layout"] == ("nchw" if row["shape"][0] == 1 else "batch"), row
 
 
-LARGEST = 8_000_000
-"""Parameters of a model that is run; of a family of larger ones the smallest is run. (That all 121
-are found from their state dicts is tests/models/test_weights.py's to show.)"""
-
-SIBLINGS = {
-    *("efficientnet_b1", "efficientnet_b2", "mnasnet0_75", "mnasnet1_0", "mnasnet1_3"),
-    *("regnet_x_800mf", "regnet_y_800mf", "squeezenet1_0"),
-    *("shufflenet_v2_x1_0", "shufflenet_v2_x1_5", "shufflenet_v2_x2_0"),
-}
-"""Small models of which a smaller one has the same layers, fewer or narrower."""
-
-
-SIZES = {
-    name: sum(math.prod(shape) for shape in entry["tensors"].values())
-    for name, entry in _index().items()
-    if not name.startswith("quantized_")
-}
-"""Parameters of torchvision's models."""
-LARGEST_FIRST = sorted(SIZES, key=SIZES.__getitem__, reverse=True)
-SMALLEST = {*{re.split(r"[\d_]", name)[0]: name for name in LARGEST_FIRST}.values()}
-"""Of each family, as the name begins."""
-RUN = sorted({name for name in SIZES if SIZES[name] < LARGEST} - SIBLINGS | SMALLEST - SIBLINGS)
+RUN = (
+    *("convnext_tiny", "deeplabv3_mobilenet_v3_large", "densenet121", "googlenet", "maxvit_t"),
+    *("fasterrcnn_mobilenet_v3_large_320_fpn", "mvit_v1_b", "r3d_18", "raft_small", "resnet18"),
+    *("regnet_y_400mf", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "vit_b_16"),
+)
+"""One of each kind of forward. (That all 121 are found from their state dicts is test_weights.py's
+to show.)"""
 
 
 def marked(names: Iterable[str], quick: set[str]) -> list[Any]:
@@ -232,34 +215,20 @@ def same_shapes(one: str, other: str) -> bool:
 
 
 TIMM_BY_SIZE: dict[tuple[int, int], str] = {
-    (256, 256): """
-        bat_resnext26ts botnet26t_256 halonet26t maxvit_rmlp_pico_rw_256 swinv2_tiny_window8_256
-        vit_little_patch16_reg4_gap_256
-    """,
+    (256, 256): "halonet26t swinv2_tiny_window8_256",
     (224, 224): """
-        beit_base_patch16_224 cait_xxs24_224 coat_tiny coatnet_nano_rw_224 convit_tiny
-        deit_tiny_distilled_patch16_224 efficientformer_l1 efficientformerv2_s0 efficientvim_m1
-        efficientvit_m0 eva02_tiny_patch14_224 gcvit_xxtiny hiera_tiny_224 iformer_t levit_128s
-        mixer_s32_224 mvitv2_tiny nest_tiny pit_ti_distilled_224 resmlp_12_224 sequencer2d_s
-        shvit_s1 swin_tiny_patch4_window7_224 tiny_vit_5m_224 tnt_s_patch16_224 twins_svt_small
-        visformer_tiny vit_relpos_small_patch16_224 vit_tiny_patch16_224 vit_tiny_r_s16_p8_224
-        vitamin_small_224 volo_d1_224 xcit_nano_12_p16_224
+        beit_base_patch16_224 coatnet_nano_rw_224 deit_tiny_distilled_patch16_224 efficientvim_m1
+        efficientvit_m0 hiera_tiny_224 levit_128s mixer_s32_224 tnt_s_patch16_224 volo_d1_224
+        xcit_nano_12_p16_224
     """,
     (64, 96): """
-        caformer_s18 convmixer_768_32 convnext_atto cs3darknet_s davit_tiny densenet121 dla46_c
-        dm_nfnet_f0 dpn48b edgenext_xx_small efficientnet_b0 efficientvit_b0
-        ese_vovnet19b_slim_dw fasternet_t0 fastvit_t8 focalnet_tiny_srf ghostnet_050 hgnetv2_b0
-        hrnet_w18_small inception_next_atto lcnet_050 legacy_seresnet18 legacy_xception
-        mambaout_femto mobilenetv4_conv_small mobilevit_xxs mobilevitv2_050 nextvit_small
-        nf_regnet_b0 poolformer_s12 pvt_v2_b0 rdnet_tiny regnetx_002 repghostnet_050 repvgg_a0
-        repvit_m0_9 res2net50_14w_8s resnest14d resnet18 rexnet_100 selecsls42 skresnet18
-        starnet_s050 swiftformer_xs tresnet_m vgg11 xception41
+        davit_tiny dla46_c efficientnet_b0 focalnet_tiny_srf ghostnet_050 mobilevitv2_050
+        poolformer_s12 repvgg_a0 resnet18
     """,
     (240, 240): "crossvit_tiny_240",
-    (160, 192): "inception_v4",
 }
 TIMM = {name: size for size, names in TIMM_BY_SIZE.items() for name in sorted(names.split())}
-"""Of each family the smallest, and the input it takes."""
+"""One of each kind of blocks, the smallest, and the input it takes."""
 
 QUICK_TIMM = {"efficientvit_m0"}
 
