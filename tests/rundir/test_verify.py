@@ -14,6 +14,7 @@ import pytest
 from conftest import Outcome
 from runs import SMALL, make_photos, tree
 
+from featviz import cli
 from featviz.rundir.studies import step_folder
 from featviz.rundir.verify import verify
 
@@ -21,12 +22,13 @@ Run = Callable[..., Outcome]
 
 
 @pytest.fixture
-def whole(draw: Run, tmp_path: Path) -> Path:
-    """A run of five images with tensors beside the pictures."""
-    make_photos(tmp_path / "photos", 5)
-    done = draw(tmp_path / "whole", "--tensors", "npy")
-    assert done.code == 0
-    return tmp_path / "whole"
+def whole(tiny_file: Path, drawn_once: Path, tmp_path: Path) -> Path:
+    """A run of five images with tensors beside the pictures, drawn once."""
+    photos, run = make_photos(tmp_path / "photos", 5), drawn_once.with_name("whole")
+    if not run.exists():
+        words = ["run", tiny_file, photos, "--out", run, *SMALL, "--tensors", "npy", "-q"]
+        assert cli.guarded([str(word) for word in words]) == 0
+    return shutil.copytree(run, tmp_path / "whole")
 
 
 def test_a_manifest_lists_every_other_file(whole: Path) -> None:
