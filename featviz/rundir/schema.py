@@ -210,14 +210,6 @@ class TargetFields:
     grad_rule: Text
 
 
-@dataclass(frozen=True)
-class InterventionFields:
-    """A row of `interventions`."""
-
-    kind: Text
-    what: Text
-
-
 @dataclass(frozen=True, slots=True)
 class FileSum:
     """A row of `files`."""
@@ -241,7 +233,8 @@ class Manifest:
     fingerprint: Text | None = None
     prediction: list[Guess] = field(default_factory=list)
     target: TargetFields | None = None
-    interventions: list[InterventionFields] = field(default_factory=list)
+    interventions: list[dict[Text, Text]] = field(default_factory=list)
+    """The kind of each, and what it changes."""
 
     @property
     def named(self) -> list[str]:
