@@ -105,6 +105,14 @@ def test_a_fault_is_exit_code_4_with_its_file(featviz: Run, whole: Path) -> None
     assert second["faults"] == [] and done.err.count("error: ") == 3
 
 
+def test_a_manifest_that_still_fits_is_not_as_it_was_written(whole: Path) -> None:
+    """Another number, which no field contradicts, breaks its own checksum."""
+    path = whole / "01.png" / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'"nonfinite": 0', b'"nonfinite": 1', 1))
+    faults = [fault for image in verify([whole]).runs[0].images for fault in image.faults]
+    assert faults == ["01.png/manifest.json is not as it was written"]
+
+
 def series_of(whole: Path, *steps: int) -> Path:
     """A series whose steps are copies of a run."""
     root = whole.parent / "series"
