@@ -181,13 +181,8 @@ def ordered(
     place: str = "",
     **own: Any,
 ) -> Order[T]:
-    """Read the keywords of a public function.
-
-    Args:
-        kind: the record of its options.
-        but: names of options that it lacks.
-        place: where results are in a temporary folder, if the option `out` is None.
-        own: options that it takes in another way.
+    """Read the keywords of a public function: options of a record, but for some, and those that it
+    takes in another way. Results are at `place` in a temporary folder, if `out` is None.
     """
     given = {**options, **own, "layers": selectors(layers)}
     room = Room() if place and own["out"] is None else None

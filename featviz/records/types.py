@@ -14,7 +14,6 @@ from typing import (
     Generic,
     Literal,
     NamedTuple,
-    Protocol,
     Self,
     TypeAlias,
     TypeVar,
@@ -31,6 +30,10 @@ _L = TypeVar("_L")
 Bytes: TypeAlias = "NDArray[np.uint8]"
 Floats: TypeAlias = "NDArray[np.float32]"
 Integers: TypeAlias = "NDArray[np.int64]"
+
+Tiles: TypeAlias = Any
+"""The tiles of a picture, uint8 [N, h, w] or [N, h, w, 3]: an array, or what has its `shape` and
+`nbytes` and makes them as slices are asked for."""
 
 STAT_COLUMNS = ("min", "max", "mean", "std", "zero_fraction", "nonfinite")
 """The columns of every array in `stats.npz`."""
@@ -203,25 +206,6 @@ class Shard:
             return range(self.index, len(samples), self.count)
         mine = set(archives[self.index :: self.count])
         return [number for number, sample in enumerate(samples) if sample.archive in mine]
-
-
-class Tiles(Protocol):
-    """The tiles of a picture, uint8 [N, h, w] or [N, h, w, 3]: an array, or what makes them as they
-    are asked for."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the whole array."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """What is held in memory."""
-        ...
-
-    def __getitem__(self, part: slice, /) -> Bytes:
-        """Some of the tiles."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def slices(row: Capture) -> str:
 def changes(images: Iterable[ReadImage]) -> str:
     """What interventions changed while these images ran; empty for nothing."""
     rows = (row for image in images for row in image.manifest.interventions or ())
-    return ", ".join(dict.fromkeys(f"{row.kind} {row.what}" for row in rows))
+    return ", ".join(dict.fromkeys(" ".join(row.values()) for row in rows))
 
 
 def name_of(model: Mapping[str, Any]) -> str:

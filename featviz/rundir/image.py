@@ -191,11 +191,8 @@ class ReadImage:
 
 
 def read_image(root: Path, folder: str, hold: bool = False) -> ReadImage:
-    """An image, if all that its manifest names is there, fits, and has the bytes that were written.
-
-    Args:
-        hold: keep its statistics in memory.
-    """
+    """An image, if all that its manifest names is there, fits, and has the bytes that were written;
+    with `hold` its statistics are kept in memory."""
     with _blamed(folder), Folder(root, folder) as opened:
         try:
             manifest = schema.read_manifest(opened.read(MANIFEST_FILE, MOST_RECORD))
@@ -222,12 +219,8 @@ def read_image(root: Path, folder: str, hold: bool = False) -> ReadImage:
 def pictures_beside(
     root: Path, name: str, files: Iterable[str], rows: Sequence[Capture] = (), whole: bool = True
 ) -> ReadImage:
-    """The pictures of an audit, of exemplars or of kernels, as those of an image without input.
-
-    Args:
-        rows: where they are grids.
-        whole: whether all of them must be there.
-    """
+    """The pictures of an audit, of exemplars or of kernels, as those of an image without input: the
+    rows of those that are grids, and whether all must be there."""
     sizes, pixels = {}, {}
     expected = {row.file: row.size for row in rows}
     with Folder(root) as folder:

@@ -107,13 +107,9 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
             continue
         try:
             image = read_image(root, folder, hold)
-            where = f"{quoted(folder)}/{MANIFEST_FILE}: "
-            if image.name != folders.get(folder, image.name):
-                words = schema.misfit("image.path", image.name, f"{quoted(name)!r}")
-                raise StoreError(where + words)
-            if image.name in images:
-                words = f"another than in {quoted(images[image.name].folder)}"
-                raise StoreError(where + schema.misfit("image.path", image.name, words))
+            if safe_way(image.name) != folder:
+                words = schema.misfit("image.path", image.name, repr(quoted(folder)))
+                raise StoreError(f"{quoted(folder)}/{MANIFEST_FILE}: {words}")
             room -= sum(stats.nbytes for stats in (image.kept_stats or {}).values())
             if room < 0:
                 raise StoreError(f"{quoted(folder)}: the run has too many statistics to hold")

@@ -212,14 +212,6 @@ class TargetFields:
     grad_rule: Text
 
 
-@dataclass(frozen=True)
-class InterventionFields:
-    """A row of `interventions`."""
-
-    kind: Text
-    what: Text
-
-
 @dataclass(frozen=True, slots=True)
 class FileSum:
     """A row of `files`."""
@@ -243,7 +235,8 @@ class Manifest:
     fingerprint: Text | None = None
     prediction: list[Guess] = field(default_factory=list)
     target: TargetFields | None = None
-    interventions: list[InterventionFields] = field(default_factory=list)
+    interventions: list[dict[Text, Text]] = field(default_factory=list)
+    """The kind of each, and what it changes."""
 
     @property
     def named(self) -> list[str]:
@@ -463,8 +456,10 @@ def _of_row(row: Capture) -> Iterator[tuple[str, Any, str]]:
     """The field, its value, and what was expected."""
     for column, ends in _ENDS.items():
         name = getattr(row, column)
-        if name is not None and not (is_inside(name) and name.endswith(ends)):
-            yield column, name, f"a file in the image's folder that ends in {' or '.join(ends)}"
+        if name is not None and not is_inside(name):
+            yield column, name, "a file inside the image's folder"
+        elif name is not None and not name.endswith(ends):
+            yield column, name, f"a name that ends in {' or '.join(ends)}"
     channels, steps, (drawn, held) = row.channels, row.steps, row.slices or (1, 1)
     if channels is not None and max(channels) >= row.maps:
         yield "channels", max(channels), f"less than maps ({row.maps})"

@@ -427,7 +427,7 @@ def all_attacks() -> Iterator[Attack]:
     lines, linked = ["merge {given}/run --out alone"], changed(link("a.png", "../other/a.png"))
     words = "a.png is incomplete (it has no manifest), and left out"
     yield Attack("rundir: an image's folder is a link, merged alone", linked, lines, (3,), words)
-    words = 'image.path is "b.png", expected another than in aaa'
+    words = "image.path is \"b.png\", expected 'aaa'"
     yield Attack("rundir: an image is there twice", changed(_twice), READING, "any", words)
     lines = [line for line in READING if line.startswith(("diff", "merge"))]
     words = "59,980 images more are incomplete"

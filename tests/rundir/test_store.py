@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from featviz.errors import StoreError
-from featviz.records import Layer, Skip
-from featviz.rundir import SCHEMA_VERSION, write
+from featviz.records import Layer, Place, Site, Skip
+from featviz.rundir import SCHEMA_VERSION, schema, write
 from featviz.rundir.atomic import atomic
 from featviz.rundir.read import read_json
 from featviz.rundir.schema import Capture
@@ -89,6 +91,14 @@ def test_paths_of_images_and_layers() -> None:
     assert folder.file(layer, "output.png") == "004_layer1.0.conv1/output.png"
     assert folder.file(Layer(0, "", "Net"), "output.png") == "000_Net/output.png"
     assert folder.file(layer, "output.a/b.png").count("/") == 1
+
+
+def test_a_tensor_has_a_name_of_its_own() -> None:
+    """By layer, kind, call and key, in stats.npz as in files, whether read back or captured."""
+    layer = Layer(4, "conv", "Conv2d")
+    for place in (Place("conv", "output", 2, "0"), Site(layer, "output", 2, "0")):
+        assert (place.stats_key, place.stem) == ("conv|output|2|0", "output.call2.0")
+        assert place.inside("x").stats_key == "conv|output|2|0.x" and place.inside("") == place
 
 
 @pytest.mark.parametrize("name", ["../x.png", "a/../../x.png", "./x.png"])
@@ -197,6 +207,22 @@ def test_manifest_comes_back_with_its_floats(tmp_path: Path) -> None:
     assert found["skipped"][0]["reason"] == "is None"
     text = (folder.path / "manifest.json").read_text("utf-8")
     assert sum('"layer": ' in line for line in text.splitlines()) == 2  # one line for each row
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"channels": [2]}, "channels"),
+        ({"channels": [1, 1]}, "channels"),
+        ({"slices": [3, 2]}, "slices"),
+        ({"slices": [2, 3], "steps": [0, 3]}, "steps"),
+        ({"collapsed": {"0": [2]}}, "collapsed"),
+        ({"file": "../output.png"}, "file"),
+    ],
+)
+def test_fields_of_a_row_that_contradict_each_other(fields: dict[str, Any], where: str) -> None:
+    """Of two maps there is no third one, of three slices no fourth."""
+    assert next(schema._of_row(replace(CAPTURE, **fields)))[0] == where
 
 
 def test_nan_is_no_json(tmp_path: Path) -> None:

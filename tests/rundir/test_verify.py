@@ -14,6 +14,7 @@ import pytest
 from conftest import Outcome
 from runs import SMALL, make_photos, tree
 
+from featviz import cli
 from featviz.rundir.studies import step_folder
 from featviz.rundir.verify import verify
 
@@ -21,12 +22,13 @@ Run = Callable[..., Outcome]
 
 
 @pytest.fixture
-def whole(draw: Run, tmp_path: Path) -> Path:
-    """A run of five images with tensors beside the pictures."""
-    make_photos(tmp_path / "photos", 5)
-    done = draw(tmp_path / "whole", "--tensors", "npy")
-    assert done.code == 0
-    return tmp_path / "whole"
+def whole(tiny_file: Path, drawn_once: Path, tmp_path: Path) -> Path:
+    """A run of five images with tensors beside the pictures, drawn once."""
+    photos, run = make_photos(tmp_path / "photos", 5), drawn_once.with_name("whole")
+    if not run.exists():
+        words = ["run", tiny_file, photos, "--out", run, *SMALL, "--tensors", "npy", "-q"]
+        assert cli.guarded([str(word) for word in words]) == 0
+    return shutil.copytree(run, tmp_path / "whole")
 
 
 def test_a_manifest_lists_every_other_file(whole: Path) -> None:
@@ -101,6 +103,14 @@ def test_a_fault_is_exit_code_4_with_its_file(featviz: Run, whole: Path) -> None
     assert "stats.npz" in said["02.png"] and "03.png/input.png is missing" in said["03.png"]
     assert said["04.png"] == "04.png: run.json calls it complete, its folder is missing"
     assert second["faults"] == [] and done.err.count("error: ") == 3
+
+
+def test_a_manifest_that_still_fits_is_not_as_it_was_written(whole: Path) -> None:
+    """Another number, which no field contradicts, breaks its own checksum."""
+    path = whole / "01.png" / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'"nonfinite": 0', b'"nonfinite": 1', 1))
+    faults = [fault for image in verify([whole]).runs[0].images for fault in image.faults]
+    assert faults == ["01.png/manifest.json is not as it was written"]
 
 
 def series_of(whole: Path, *steps: int) -> Path:
