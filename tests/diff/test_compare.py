@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from featviz.diff.compare import (
+    TensorPair,
     compare,
     compare_stats,
     from_picture,
@@ -224,6 +226,22 @@ def test_pictures_give_values_back_within_half_a_level(name: str, options: dict[
     whole = {"normalize": 10} if options.get("normalize", "") == "range:-5,5" else {}
     most = np.maximum(spans.max(), whole.get("normalize", 2 * abs(stats[:, :2]).max()))
     assert (slack <= 0.51 * most / 253).all()
+
+
+def test_pixels_are_compared_of_channels_that_both_have_drawn() -> None:
+    """Each with the values, and half the levels, of its own channel."""
+    noise = torch.randn(2, 1, 5, 6, 9, generator=torch.Generator().manual_seed(0))
+    weights = torch.tensor([[10.0, 20, 30, 1, 1], [1, 40, 50, 60, 1]])[:, None, :, None, None]
+    sides = [captured(side, Hints(), max_maps=3, pick="top")[""] for side in noise * weights]
+    images = [SimpleNamespace(levels=lambda row, p=p: pixels_of(p)) for _, p, _ in sides]
+    rows, stats = tuple(row for row, _, _ in sides), tuple(own for _, _, own in sides)
+    pair = TensorPair(rows[0].place, tuple(images), rows, stats)
+    ids, before, after, slack = pair.pixels()
+    assert ids == sorted({*rows[0].channels} & {*rows[1].channels}) and 1 < len(ids) < 3
+    exact = (noise * weights)[:, 0, ids].flatten(2).numpy()
+    spans = np.ptp(exact, axis=2).sum(0)
+    np.testing.assert_allclose(slack, 0.501 * spans / 255, rtol=1e-5)
+    assert (abs(np.stack([before, after]) - exact) <= slack[:, None]).all()
 
 
 def test_pictures_show_what_is_not_finite() -> None:
