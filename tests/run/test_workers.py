@@ -156,7 +156,7 @@ def test_a_dry_run_under_torchrun_is_said_once(
 
 @pytest.mark.parametrize(
     ("names", "codes"),
-    [(("RANK", "WORLD_SIZE"), [0, 3]), (("SLURM_PROCID", "SLURM_NTASKS"), [3, 3])],
+    [(("RANK", "WORLD_SIZE"), [0, 3]), (("SLURM_PROCID", "SLURM_NTASKS"), [1, 3])],
 )
 def test_the_last_of_several_processes_says_that_images_failed(
     names: tuple[str, str],
