@@ -140,8 +140,16 @@ def _tensors(given: Any) -> str | None:
     return ("npy" if given else None) if isinstance(given, bool) else _known_word(given, ["npy"])
 
 
+_INDEXED = re.compile(r"(?<![^,!\s])([A-Z]\w*|fn:\w+)\[(-?\d{1,9}|[-\d]*:[-:\d]*)\](?=\s*(?:,|$))")
+"""A class or function with an index as in Python, `Conv2d[0]`."""
+
+
 def _selectors(given: Any) -> str:
-    return given if isinstance(given, str) else ",".join(given)
+    return _INDEXED.sub(r"\1#\2", given if isinstance(given, str) else ",".join(given))
+
+
+def _format(given: Any) -> str:
+    return _known_word("jpg" if str(given).lower() == "jpeg" else given, FORMATS)
 
 
 def _target(given: Any) -> str:
@@ -381,7 +389,7 @@ class DrawOptions(Struct, frozen=True):
         f"{_named(REDUCTIONS, 'help')}.", "REDUCTION", choices=tuple(REDUCTIONS))] = None
     figure: Annotated[bool, _view("Also draw a figure with title, input and colour bar.")] = False
     format: Annotated[str, _write(f"Write pictures in this format: "
-        f"{_named(FORMATS, 'words', ', ')}.", choices=tuple(FORMATS))] = "png"
+        f"{_named(FORMATS, 'words', ', ')}.", choices=tuple(FORMATS), read=_format)] = "png"
     flat: Annotated[bool, _write(
         "Write an image's pictures into one folder: cat__004_layer1.0.conv1.png.")] = False
     tensors: Annotated[str | None, _write(

@@ -123,6 +123,18 @@ class FeatureMaps(showing.Shown):
         return f"<FeatureMaps of {what}: {counted(maps, 'map')}, {by(self.shape)}>"
 
 
+class Captures(tuple[FeatureMaps, ...]):
+    """Feature maps in the order in which the model came to them. Where a failed image has none, an
+    index raises its error."""
+
+    error: StoreError | None = None
+
+    def __getitem__(self, index: Any) -> Any:
+        if self.error is not None and not self:
+            raise self.error
+        return super().__getitem__(index)
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class RunImage(showing.Shown, ImageResult):
     """An image of a run, whose files are read when they are asked for."""
@@ -142,11 +154,18 @@ class RunImage(showing.Shown, ImageResult):
         """The likeliest classes, where the model is a classifier."""
         return self.outcome.prediction
 
+    @property
+    def failure(self) -> StoreError | None:
+        """Why there are no maps of it; None for a complete image."""
+        if self.error is None:
+            return None
+        return StoreError(f"{self.name} failed: {self.error}", self.hint)
+
     @cached_property
     def read(self) -> ReadImage:
         """The image as the run directory has it; StoreError if it failed, or a file is broken."""
-        if self.error is not None:
-            raise StoreError(f"{self.name} failed: {self.error}", self.hint)
+        if self.failure is not None:
+            raise self.failure
         if not isinstance(self.root, Url):
             return read_image(self.root, self.folder, hold=True)
         room = Room()
@@ -155,10 +174,12 @@ class RunImage(showing.Shown, ImageResult):
         return read_image(room.path, self.folder, hold=True)
 
     @property
-    def captures(self) -> tuple[FeatureMaps, ...]:
+    def captures(self) -> Captures:
         """What was drawn, in the order in which the model came to it; nothing if it failed."""
         rows = self.read.manifest.captures if self.error is None else ()
-        return tuple(FeatureMaps(self, row) for row in rows)
+        found = Captures(FeatureMaps(self, row) for row in rows)
+        found.error = self.failure
+        return found
 
     @property
     def input(self) -> Image.Image:
@@ -193,9 +214,11 @@ class Run(showing.Shown, RunResult):
         return self.root if self.room is None else None
 
     @property
-    def captures(self) -> tuple[FeatureMaps, ...]:
+    def captures(self) -> Captures:
         """What was drawn of all images, one after the other; StoreError if a file is broken."""
-        return tuple(maps for image in self.images for maps in image.captures)
+        found = Captures(maps for image in self.images for maps in image.captures)
+        found.error = next((image.failure for image in self.images if image.failure), None)
+        return found
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import click
@@ -31,11 +32,16 @@ _SYNONYMS = {
 }
 """Options of other tools, which no likeness of letters leads to, and what they are called here."""
 
+_WEIGHTS = (".pth", ".ckpt", ".safetensors", ".bin")
+"""Suffixes of models; tensors that are images may have .pt."""
+
+_LISTS = ("--layers", "--capture", "--size", "--crop", "--mean", "--std")
+
 
 def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
     """The error's hint, and behind it the command to go on with, where the error knows it."""
     if not (error.add or error.replace):
-        return error.hint
+        return (isinstance(error, UsageError) and _cut(error.message, arguments)) or error.hint
     words = list(arguments)
     end = words.index("--") if "--" in words else len(words)
     words[end:end] = error.add
@@ -46,6 +52,27 @@ def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
             return error.hint
         words[place] = words[place].removesuffix(old) + new
     return _with_command(error.hint or "", words) or None
+
+
+def _cut(message: str, arguments: Sequence[str]) -> str | None:
+    """For a word that leads to nothing: what a space has cut, a list or the path of a file."""
+    place = max((i for i, word in enumerate(arguments) if f" {word!r}" in message), default=0)
+    for first in range(1, place + 1):
+        for end in range(place + 1, len(arguments) + 1):
+            path = " ".join(arguments[first:end])
+            if " " in path and Path(path).exists():
+                again = [*arguments[:first], path, *arguments[end:]]
+                return _with_command("a path with spaces stands in quotes", again)
+    options = [i for i, word in enumerate(arguments[:place]) if word.startswith("--")]
+    if options and arguments[options[-1]] in _LISTS and place - options[-1] > 1:
+        parts = takewhile(
+            lambda word: word[:1] != "-" and not Path(word).exists(), arguments[place:]
+        )
+        values = [*arguments[options[-1] + 1 : place], *parts]
+        end = options[-1] + 1 + len(values)
+        again = [*arguments[: options[-1] + 1], ",".join(values), *arguments[end:]]
+        return _with_command("a list has commas", again)
+    return None
 
 
 def hint_of_click(error: click.ClickException, arguments: Sequence[str]) -> str | None:
@@ -87,7 +114,9 @@ def _with_command(words: str, arguments: Sequence[str]) -> str:
 def unknown_command(words: Sequence[str], commands: Sequence[str]) -> UsageError:
     """The error for a first word that is no command; a model may stand there."""
     name, *rest = words
-    if close := close_to(name, commands if name.isalpha() else []):
+    if name in ("version", "help"):
+        hint = _with_command(f"did you mean --{name}?", [f"--{name}"])
+    elif close := close_to(name, commands if name.isalpha() else []):
         hint = _with_command(f"did you mean {close[0]}?", [close[0], *rest])
     elif any(map(looks_like_image, rest)):
         hint = _with_command("did you mean run?", ["run", *words])
@@ -103,7 +132,13 @@ def missing(argument: str, ctx: click.Context) -> UsageError:
 
 
 def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> None:
-    """Refuse an image where MODEL stands."""
+    """Refuse an image where MODEL stands, and weights of a model of code where IMAGE does."""
+    weights = next((one for one in images if Path(one).suffix.lower() in _WEIGHTS), None)
+    if weights and not Path(model).exists() and not Path(f"{model} {images[0]}").exists():
+        rest = [image for image in images if image != weights]
+        again = [*ctx.command_path.split()[1:], model, *rest, "--weights", weights]
+        words = f"{quoted(weights)!r} is a file of a model, where an image stands"
+        raise UsageError(words, _with_command("its weights are an option", again))
     others = [image for image in images if not looks_like_image(image)]
     if looks_like_image(model) and (others or Path(model).is_file() or not images):
         what = "a folder of images" if Path(model).is_dir() else "an image"

@@ -218,12 +218,14 @@ def check_words(options: ModelOptions) -> None:
 def unknown_name(library: str, name: str, names: Sequence[str]) -> UsageError:
     """The error for a model that torchvision or timm has not, with the nearest that it has."""
     prefix, file = ("timm:", "") if library == "timm" else ("", " or file")
-
+    such = f"a name such as {prefix}resnet18"
+    if file and name.isidentifier():
+        such += f", or FILE.py:{name} for a class of your own"
     near = difflib.get_close_matches(name.lower(), sorted(names, reverse=True), 3)
     close = [f"{prefix}{other}" for other in near]
     return UsageError(
         f"no {library} model{file} named {name!r}",
-        f"did you mean {', '.join(close)}?" if close else f"a name such as {prefix}resnet18",
+        f"did you mean {', '.join(close)}?" if close else such,
         replace=(f"{prefix}{name}", close[0]) if close else None,
     )
 
@@ -258,7 +260,9 @@ def sniff(path: Path) -> str:
     if path.name.endswith(".index.json") and head:
         return SHARDS
     looks = (words for mark, words in _LOOKS.items() if head.lstrip().startswith(mark))
-    return next(looks, "no format that featviz knows") if head else "empty"
+    is_text = re.search(rb"[\x00-\x08\x0e-\x1f]", head) is None
+    other = "a text file" if is_text else "no format that featviz knows"
+    return next(looks, other) if head else "empty"
 
 
 def _zip_kind(path: Path) -> str:

@@ -81,6 +81,8 @@ def test_an_image_that_fails_says_so(tiny: nn.Module, picture: Path, tmp_path: P
     assert failed.captures == () and "broken.png" in str(failed.error)
     alone = fv.run(tiny, tmp_path / "broken.png", "Conv2d", **AS_IT_IS)
     assert alone.captures == () and alone.exit_code == 1
+    with pytest.raises(StoreError, match=r"broken\.png failed: .*broken\.png"):
+        alone.captures[0]
     with pytest.raises(StoreError, match=r"broken\.png failed"):
         failed.input  # noqa: B018 - it is read when it is asked for
     assert repr(result) == "<Run of 2 images, 1 failed: 1 picture>"

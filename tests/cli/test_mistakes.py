@@ -35,6 +35,8 @@ COMMANDS = [
     ("layer resnet18", "No such command 'layer'", "did you mean layers? featviz layers resnet18"),
     ("frobnicate", "No such command 'frobnicate'", "--help describes them: look, run, layers"),
     ("model.pth cat.jpg", "No such command", "did you mean run? featviz run model.pth cat.jpg"),
+    ("version", "No such command", "did you mean --version? featviz --version"),
+    ("--verison", "No such option '--verison'", "did you mean --version? featviz --version"),
     ("cat.jpg", "No such command", "--help describes them: look, run, layers"),
     ("--layers b1 run model.pth cat.jpg", "No such option '--layers'", "featviz --help lists all"),
 ]
@@ -55,6 +57,19 @@ PLACES = [
     ("run model.pth", "featviz run needs IMAGES", "featviz run --help has examples"),
     ("report nope", "Directory 'nope' does not exist", "the current folder has no 'nope'"),
     ("diff ran", "featviz diff needs NEW", "featviz diff --help has examples"),
+    (
+        "look net.py:Net model.pth cat.jpg",
+        "'model.pth' is a file of a model",
+        "featviz look net.py:Net cat.jpg --weights model.pth",
+    ),
+    (
+        "look weights.pth cat.jpg --arch MyNet",
+        "named 'MyNet'",
+        "or FILE.py:MyNet for a class",
+    ),
+    (f"{RUN} --layers b1 b2", "no image 'b2'", f"a list has commas: featviz {RUN} --layers b1,b2"),
+    (f"{RUN} --size 8 8 -q", "no image '8'", f"a list has commas: featviz {RUN} --size 8,8 -q"),
+    ("run model.pth my cat.jpg", "no image 'my'", "in quotes: featviz run model.pth 'my cat.jpg'"),
     ("run cat.jpg", "'cat.jpg' is an image", "MODEL comes first: featviz run resnet18 cat.jpg"),
     ("run cat.jpg photos/a.png", "'cat.jpg' is an image", "featviz run resnet18 cat.jpg"),
     (
@@ -158,7 +173,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "bad.toml").write_text("[run]\nlayer = 'b1'\n")
     (root / "worse.toml").write_text("[run]\nlayers = ['b1'\nnrow = 3\n")
     pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), np.uint8)
-    for name in ("cat.jpg", "photos/a.png"):
+    for name in ("cat.jpg", "my cat.jpg", "photos/a.png"):
         Image.fromarray(pixels).save(root / name)
     return root
 
@@ -201,10 +216,11 @@ def test_mistakes_do_not_wait_for_torch(here: Path) -> None:
         "run model.pth --layers b1, photos/a.png",
         "run weights.jpg photos --arch net.py:Net --partial --layers Conv2d",
         "run model.pth --layers 'b1, b3' photos/a.png",
+        "run model.pth photos/a.png --layers Conv2d[0] --format jpeg",
     ],
 )
 def test_what_only_looks_like_a_mistake_runs(line: str, featviz: Run, tmp_path: Path) -> None:
-    """A comma at the end of a list, or a space inside quotes, is as good as none."""
+    """A comma at the end of a list, a space inside quotes, an index as in Python."""
     done = featviz(*shlex.split(line), "--out", tmp_path / "out")
     assert done.code == 0, done.err
 
