@@ -41,10 +41,10 @@ def with_image(top: Top, number: int, values: Floats, places: Integers) -> Top:
     values = np.where(finite, values, np.float32(-np.inf))
     if not (values >= top[0][:, -1]).any():
         return top
-    new = values, np.where(finite, number, _NONE), places
-    values, images, places = (
-        np.concatenate([old, one[:, None]], 1) for old, one in zip(top, new, strict=True)
-    )
+    numbers = np.where(finite, number, _NONE)
+    values = np.concatenate([top[0], values[:, None]], 1)
+    images = np.concatenate([top[1], numbers[:, None]], 1)
+    places = np.concatenate([top[2], places[:, None]], 1)
     order = np.lexsort((images, -values))[:, :-1]
     return (
         np.take_along_axis(values, order, 1),

@@ -24,7 +24,7 @@ from featviz.run.prepare import Prepared
 from featviz.rundir import RUN_FILE, place, store
 from featviz.rundir.place import RUN, check_free, holds_run, replacing
 from featviz.rundir.read import differences, read_json
-from featviz.rundir.schema import GROWING, Failure, convert, fingerprint
+from featviz.rundir.schema import GROWING, Failure, Images, convert, fingerprint
 from featviz.rundir.write import ImageFolder, RunDirectory
 from featviz.text import counted, listed, quoted, safe_way
 
@@ -163,7 +163,11 @@ def open_run(
         if gone := [quoted(path) for path in complete if path not in known]:
             log.warning("%s: stays, though no longer among the inputs", listed(gone, 3))
         # hidden folders that no process is writing into
-        run.clear_images([sample.name for sample in samples])
+        old = list[str]()  # of images that are no longer among the inputs
+        with suppress(ValueError):
+            images = convert((before or {}).get("images"), Images)
+            old = [*{*images.complete, *images.missing}.difference(document.names)]
+        run.clear_images([*(sample.name for sample in samples), *old])
         document.write(run)
     return run
 

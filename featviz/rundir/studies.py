@@ -245,6 +245,8 @@ def read_audit(root: Path, given: Path | None) -> ReadAudit | None:
 class ReadKernels:
     """The kernels of a model's layers."""
 
+    record: Mapping[str, Any]
+    """The content of run.json."""
     model: Mapping[str, Any]
     options: Mapping[str, Any]
     pictures: ReadImage
@@ -272,7 +274,7 @@ def read_kernels(root: Path) -> ReadKernels:
         pictures = pictures_beside(root, "kernels", [row.file for row in rows], rows)
         known = (record.get(key) for key in ("model", "options"))
         model, options = (one if isinstance(one, dict) else {} for one in known)
-        return ReadKernels(model, options, pictures)
+        return ReadKernels(record, model, options, pictures)
 
 
 # Gates

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -28,7 +26,7 @@ def constant(values: Tensor = VALUES, side: int = 6) -> Tensor:
 
 def drawn(tensor: Tensor, kind: str = "output", **options: object) -> GridPicture:
     """The picture of a tensor of this kind."""
-    return Drawer(structs.replace(PLAIN, **options)).draw(replace(SITE, kind=kind), tensor)[""]
+    return Drawer(structs.replace(PLAIN, **options)).draw(SITE._replace(kind=kind), tensor)[""]
 
 
 def pixels(picture: GridPicture) -> np.ndarray:

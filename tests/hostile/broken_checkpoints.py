@@ -145,7 +145,7 @@ NO_CHECKPOINTS = {
     "JSON": (b'{"error": "not found"}', "it is a JSON file"),
     "half a file": (WHOLE[: len(WHOLE) // 2], "it is a zip archive that is truncated or damaged"),
     "HTML": (b"<!DOCTYPE html><html>404</html>", "it is a web page"),
-    "text": (b"just some words", "it is no format that featviz knows"),
+    "text": (b"just some words", "it is a text file"),
     "LFS pointer": (
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
         "it is a Git LFS pointer, not the file itself",
@@ -207,7 +207,7 @@ SHARDS: dict[str, tuple[Maker, str]] = {
     ),
     "shard that is text": (
         _shard("a.pth", **{"a.pth": b"words"}),
-        "a.pth is no checkpoint: it is no format that featviz knows",
+        "a.pth is no checkpoint: it is a text file",
     ),
     "shards of nothing": (index_of_shards({"weight_map": {}}), NOTHING),
     "shards without end": (index_of_shards(b"[" * 100_000), NO_INDEX),

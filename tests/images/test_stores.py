@@ -80,13 +80,12 @@ def test_a_folder_of_a_store_gives_what_the_folder_gives(
 
 
 def test_what_a_url_stands_for(store: str) -> None:
-    """Folders with and without a slash, globs as on disk, files, braces; each image once."""
+    """Folders with and without a slash, globs as on disk, files; each image once."""
     assert names(store) == ["00.png", "01.png", "sub dir/00.png"]
     assert names(store[:-1]) == names(store) == names(store, f"{store}00.png")
     assert names(f"{store}*/*.png") == ["sub dir/00.png"]
     assert names(f"{store}**/00.*") == ["00.png", "sub dir/00.png"]
     assert names(f"{store}sub dir/00.png") == ["00.png"]
-    assert names(f"{store}{{00..01}}.png") == ["00.png", "01.png"]
     assert names(f"{store}notes.txt") == ["notes.txt"]
 
 

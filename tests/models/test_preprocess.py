@@ -239,7 +239,7 @@ def test_words_and_zeros(chain: Chain, words: str, side: int) -> None:
     """The manifest's words name colour, resize, crop and normalisation; where the picture decides
     the size, zeros are 224 or the resized side."""
     chosen = choose_preprocess(RGB, chain, InputOptions())
-    assert chosen.words == words and chosen.chain.own_size is (side != 10)
+    assert chosen.words_for() == words and chosen.chain.own_size is (side != 10)
     assert chosen.blank()[0].shape == (1, chain.channels, side, side)
 
 

@@ -209,7 +209,7 @@ def test_the_first_import_has_no_other_effects(small: nn.Module, tmp_path: Path)
         "import socket, sys\n"
         "def refuse(*args, **more): sys.exit('asked the network')\n"
         "socket.getaddrinfo = socket.socket.connect = refuse\n"
-        "from featviz.models import checkpoint\n"
+        "from featviz.models import weights\n"
         f"weights.read(__import__('pathlib').Path({str(path)!r}))\n"
         "assert 'ultralytics' in sys.modules\n"
         "import torch, PIL.Image\n"
@@ -314,7 +314,7 @@ def test_the_longer_side_comes_from_the_checkpoint(yolo: nn.Module, yolo_file: P
     """`train_args` first, then the model's own arguments, then 640; whole strides. What a
     file made up, sides and strides out of bounds, is not believed."""
     words = "RGB, resize longer side to 320 (bilinear, by OpenCV), pad with 114 to multiples of 32"
-    assert preprocess(yolo_file).words == f"{words}, values 0..1"
+    assert preprocess(yolo_file).words_for() == f"{words}, values 0..1"
     yolo.args = {"imgsz": 300}  # type: ignore[assignment]
     for arguments, size in (({"imgsz": 500}, 512), ({}, 320), (None, 320), ({"imgsz": "x"}, 320)):
         chain = from_ultralytics(yolo, arguments)
@@ -365,10 +365,12 @@ def test_an_overlay_has_no_padding(
     with Image.open(tmp_path / "wide.png") as opened:
         window = Chain(320, stride=32).window(opened.size)
         seen = augment.LetterBox(320, auto=True)(image=np.asarray(opened.convert("RGB")))
-    assert window.height < seen.shape[0]
+    assert window is not None
+    top, left, height, width = window
+    assert height < seen.shape[0]
     with Image.open(file) as drawn:
-        assert drawn.size == (window.width, window.height)
-        part = seen[window.top : window.top + window.height, window.left :][:, : window.width]
+        assert drawn.size == (width, height)
+        part = seen[top : top + height, left:][:, :width]
         assert np.array_equal(np.asarray(drawn.convert("RGB")), part)
     planned = json.loads(featviz(*call, "--dry-run", "--json").out)["per_image"]
-    assert [(f["width"], f["height"]) for f in planned] == [(window.width, window.height)]
+    assert [(f["width"], f["height"]) for f in planned] == [(width, height)]

@@ -128,7 +128,7 @@ def test_a_compared_run_begins_with_the_first_layer_that_diverges(page: Page) ->
 
 EVIL = (
     "</script><script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\">"
-    "'\"><svg onload=\"document.title='pwned'\">{{7*7}}\u2028\u2029javascript:alert(1)//`${1}`"
+    "'\"><svg onload=\"document.title='pwned'\">{{7*7}}\u2028\u2029javascript:alert(1)/`${1}`"
 )
 """Markup and script for whatever place it is put into."""
 

@@ -119,7 +119,7 @@ def test_a_first_attempt_that_failed_does_not_block_the_second(
     assert draw(out).code == 0 and complete(out) == ["00.png"]
     (out / "00.png" / "manifest.json").unlink()
     (out / "notes.txt").write_text("mine")
-    refused(draw(out), 1, "files that featviz did not write: notes.txt")
+    refused(draw(out), 1, "files that featviz did not write: 00.png/, notes.txt")
 
 
 @pytest.mark.parametrize(("command", "out"), [("run", "ran"), ("kernels", "ker")])

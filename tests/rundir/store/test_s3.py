@@ -16,6 +16,7 @@ from runs import refused, tree
 from s3_server import Server
 from stores import stored
 
+from featviz.files import urls
 from featviz.rundir import LOCK_FILE
 
 pytestmark = pytest.mark.slow
@@ -50,6 +51,7 @@ def server(started: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         monkeypatch.setenv(name, value)
     (tmp_path / "passing").mkdir()
     s3fs.S3FileSystem.clear_instance_cache()
+    urls._connected.cache_clear()  # of a server that has stopped
     get_backend("s3").reset()
     boto3.client("s3").create_bucket(Bucket="bucket")
     started.fault = None

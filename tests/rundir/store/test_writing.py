@@ -98,7 +98,7 @@ def test_a_run_that_was_stopped_between_uploads_goes_on(
     assert stored() == whole
 
 
-@pytest.mark.parametrize("lost", ["run.json", "00.png/stats.npz"])
+@pytest.mark.parametrize("lost", ["00.png/stats.npz", "00.png/manifest.json"])
 def test_resume_mends_what_was_lost(
     lost: str, featviz: Run, words: list[object], local: Path, memory: Any
 ) -> None:
