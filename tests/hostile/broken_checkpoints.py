@@ -269,7 +269,7 @@ ODD_SHARDS: dict[str, tuple[Maker, str]] = {
     "a shard that is a device": (_odd_shard(device), "names a.pth, which is not beside it"),
     "a shard that links to a secret": (
         _odd_shard(lambda path: path.symlink_to("../secret/id_secret")),
-        "a.pth is no checkpoint: it is no format that featviz knows",
+        "a.pth is no checkpoint: it is a text file",
     ),
 }
 
