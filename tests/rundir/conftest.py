@@ -19,8 +19,10 @@ def drawn_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ran(tiny_file: Path, photos: Path, tmp_path: Path, drawn_once: Path) -> Path:
-    """The directory of a run of the tiny model on two pictures."""
-    if not drawn_once.exists():
-        words = ["run", tiny_file, photos, "--out", drawn_once, *SMALL, "-q"]
+    """The directory of a run of the tiny model on the photos, of which a folder of tests has two,
+    another four."""
+    run = drawn_once.with_name(f"out-{len(list(photos.rglob('*.png')))}")
+    if not run.exists():
+        words = ["run", tiny_file, photos, "--out", run, *SMALL, "-q"]
         assert cli.guarded([str(word) for word in words]) == 0
-    return shutil.copytree(drawn_once, tmp_path / "out")
+    return shutil.copytree(run, tmp_path / "out")
