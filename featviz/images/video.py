@@ -47,7 +47,7 @@ def read_frames(
     except ImportError as error:
         raise ImageError("is a video", "pip install 'featviz[video]'") from error
     try:
-        with av.open(io.BytesIO(data), format=format) as file:
+        with av.open(io.BytesIO(data), mode="r", format=format) as file:
             if not file.streams.video:
                 raise ImageError("is a video file without pictures")
             stream: Any = file.streams.video[0]
