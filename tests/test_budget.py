@@ -13,7 +13,7 @@ import pytest
 from conftest import DIGITS, DIGITS_MODEL, ROOT
 
 LIMITS = {
-    "lines of the package": 28427,
+    "lines of the package": 28426,
     "files of the package": 124,
     "functions of the package": 1445,
     "classes of the package": 212,

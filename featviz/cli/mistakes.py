@@ -7,6 +7,7 @@ What knows models and images is imported when a mistake is looked at, since --he
 from __future__ import annotations
 
 import difflib
+import os
 import shlex
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
@@ -35,6 +36,9 @@ _SYNONYMS = {
 _WEIGHTS = (".pth", ".ckpt", ".safetensors", ".bin")
 """Suffixes of models; tensors that are images may have .pt."""
 
+_WORDS = 5
+"""Words before and behind a wrong one that may belong to the same path."""
+
 _LISTS = ("--layers", "--capture", "--size", "--crop", "--mean", "--std")
 
 
@@ -57,20 +61,17 @@ def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
 def _cut(message: str, arguments: Sequence[str]) -> str | None:
     """For a word that leads to nothing: what a space has cut, a list or the path of a file."""
     place = max((i for i, word in enumerate(arguments) if f" {word!r}" in message), default=0)
-    for first in range(1, place + 1):
-        for end in range(place + 1, len(arguments) + 1):
+    for first in range(max(1, place - _WORDS), place + 1):
+        for end in range(place + 1, min(place + _WORDS, len(arguments)) + 1):
             path = " ".join(arguments[first:end])
-            if " " in path and Path(path).exists():
+            if " " in path and os.path.exists(path):  # noqa: PTH110 - takes any name
                 again = [*arguments[:first], path, *arguments[end:]]
                 return _with_command("a path with spaces stands in quotes", again)
-    options = [i for i, word in enumerate(arguments[:place]) if word.startswith("--")]
-    if options and arguments[options[-1]] in _LISTS and place - options[-1] > 1:
-        parts = takewhile(
-            lambda word: word[:1] != "-" and not Path(word).exists(), arguments[place:]
-        )
-        values = [*arguments[options[-1] + 1 : place], *parts]
-        end = options[-1] + 1 + len(values)
-        again = [*arguments[: options[-1] + 1], ",".join(values), *arguments[end:]]
+    if place > 1 and arguments[place - 2] in _LISTS and not looks_like_image(arguments[place]):
+        parts = takewhile(lambda w: w[:1] != "-" and not os.path.exists(w), arguments[place:])  # noqa: PTH110
+        values = [arguments[place - 1], *parts]
+        rest = arguments[place - 1 + len(values) :]
+        again = [*arguments[: place - 1], ",".join(values), *rest]
         return _with_command("a list has commas", again)
     return None
 

@@ -104,8 +104,8 @@ def strips(
         part = part.reshape(*part.shape[:2], -1)
         loops.lay_tiles(part, columns, *plan.scale, depth, plan.padding, piece)
         pixels = piece.reshape(len(piece), -1, depth)
-        for number in range(first, last) if written else ():
-            if words := written.get(number) if written else None:
+        for number in range(first, last):
+            if written and (words := written.get(number)):
                 row, column = divmod(number - first, columns)
                 left = plan.padding + column * (plan.tile[1] + plan.padding)
                 here = pixels[row * high :, left : left + plan.tile[1]]
@@ -128,9 +128,8 @@ def write(tile: Bytes, words: Words, colors: Palette) -> None:
         meet = taken[0] + high > size[0] and taken[1] + wide > size[1]
         if high <= size[0] and wide <= size[1] and not (taken[0] and meet):
             top, left = (0, 0) if text is corner else (size[0] - high, size[1] - wide)
-            tile[top : top + high, left : left + wide] = np.where(ink, colors.light, colors.dark)[
-                ..., None
-            ]
+            pixels = np.where(ink, colors.light, colors.dark)[..., None]
+            tile[top : top + high, left : left + wide] = pixels
             taken = high, wide
 
 

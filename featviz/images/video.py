@@ -55,10 +55,8 @@ def read_frames(
             numbers = list(choose(len(packets))) if packets else []
             if not numbers:
                 raise ImageError("is a video without frames")
-            size = stream.width * stream.height
-            if size * 3 * len(set(numbers)) > _MOST_BYTES or size > 2 * (
-                Image.MAX_IMAGE_PIXELS or 0
-            ):
+            size, most = stream.width * stream.height, 2 * (Image.MAX_IMAGE_PIXELS or 0)
+            if size * 3 * len(set(numbers)) > _MOST_BYTES or size > most:
                 words = f"{len(numbers)} frames of {stream.width}×{stream.height} pixels"
                 raise ImageError(f"has {words}, which are too many", "fewer --frames")
             return _decoded(file, stream, packets, numbers), len(packets)

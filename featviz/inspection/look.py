@@ -210,8 +210,8 @@ def _see(
         )
     for name_of, row in rows.items():
         if row.nonfinite:
-            message = "%s holds %d NaN or infinite values, shown in magenta"
-            log.warning(message, name_of or row.type, row.nonfinite)
+            many = f"{name_of or row.type} holds {row.nonfinite} NaN or infinite values"
+            log.warning("%s, shown in magenta", many)
     if left_out:
         log.info("%d of %d stages; --layers takes others", len(rows), len(rows) + len(left_out))
     result = LookResult(
@@ -228,18 +228,24 @@ def _see(
         shown=pictures[0][1],
     )
     pictures = pictures[:1] if result.prediction else pictures
-    told = (
-        []
-        if pictures[1:] or not outputs
-        else [f"output {listed([by(one) for one in outputs], 3)}", ""]
-    )
+    return result, _page(result, pictures, [] if pictures[1:] else outputs, options)
+
+
+def _page(
+    result: LookResult,
+    pictures: Sequence[tuple[str, Bytes]],
+    outputs: Sequence[tuple[int, ...]],
+    options: LookOptions,
+) -> Overview:
+    """The page of a result; `outputs` are the shapes of those that are no pictures."""
+    shapes = [f"output {listed(list(map(by, outputs)), 3)}", ""] if outputs else []
     which = "vary most" if options.pick == "deviation" else "have the highest mean"
-    return result, Overview(
-        title=name,
+    return Overview(
+        title=result.model,
         subtitle=f"{result.name}   input {by(result.input_shape)}",
         pictures=pictures,
         bars=[(guess.title, guess.probability) for guess in result.prediction],
-        remarks=[*told, "preprocessing", *re.split(r", (?![^\[(]*[\])])", image.words)],
+        remarks=[*shapes, "preprocessing", *re.split(r", (?![^\[(]*[\])])", result.preprocessing)],
         rows=[words_on(row) for row in result.layers],
         key=f"the maps of each layer that {which}; near-duplicates are shown once",
         cmap=options.cmap,

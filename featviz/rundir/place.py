@@ -248,7 +248,7 @@ def taken(where: str, complete: int, hint: str) -> StoreError:
 def replacing(root: Path, kind: str) -> Iterator[Path]:
     """A folder beside `root` to write into, which takes its place if the block succeeds: the result
     appears whole or not at all. Meanwhile `root` is locked."""
-    fresh = hidden_beside(root)
+    fresh = real(root).with_name(part_name(real(root).name))
     try:
         with held(root), reported(root, "choose another place with --out, or make room"):
             clear_beside(root)
@@ -257,11 +257,6 @@ def replacing(root: Path, kind: str) -> Iterator[Path]:
             put_in_place(fresh, root, kind)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def hidden_beside(root: Path) -> Path:
-    """A hidden name for what is to take the place of a folder."""
-    return real(root).with_name(part_name(real(root).name))
 
 
 def clear_beside(root: Path) -> None:

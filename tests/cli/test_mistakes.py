@@ -32,7 +32,6 @@ RUN = "run model.pth cat.jpg"
 
 COMMANDS = [
     ("rum resnet18 cat.jpg", "No such command 'rum'", "did you mean run? featviz run resnet18 cat"),
-    ("layer resnet18", "No such command 'layer'", "did you mean layers? featviz layers resnet18"),
     ("frobnicate", "No such command 'frobnicate'", "--help describes them: look, run, layers"),
     ("model.pth cat.jpg", "No such command", "did you mean run? featviz run model.pth cat.jpg"),
     ("version", "No such command", "did you mean --version? featviz --version"),
@@ -69,9 +68,10 @@ PLACES = [
     ),
     (f"{RUN} --layers b1 b2", "no image 'b2'", f"a list has commas: featviz {RUN} --layers b1,b2"),
     (f"{RUN} --size 8 8 -q", "no image '8'", f"a list has commas: featviz {RUN} --size 8,8 -q"),
+    ("run model.pth --layers b1 gone.jpg", "no image 'gone.jpg'", "check the path"),
+    ("run --layers b1 model.pth gone.jpg", "no image 'gone.jpg'", "check the path"),
     ("run model.pth my cat.jpg", "no image 'my'", "in quotes: featviz run model.pth 'my cat.jpg'"),
     ("run cat.jpg", "'cat.jpg' is an image", "MODEL comes first: featviz run resnet18 cat.jpg"),
-    ("run cat.jpg photos/a.png", "'cat.jpg' is an image", "featviz run resnet18 cat.jpg"),
     (
         "run cat.jpg model.pth --size 9",
         "MODEL 'cat.jpg' is an image",
