@@ -11,9 +11,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -61,6 +59,12 @@ EXPECTED = (
 
 _LOOKS = {b"%!PS": "PostScript", b"%PDF": "PDF", b"<": "SVG or HTML", b"PK\3\4": "a zip file"}
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1")
+_MOV = (b"moov", b"mdat", b"wide", b"free")
+_STILL = (b"avi", b"hei", b"hev", b"mif", b"msf", b"jxl", b"jp2")
+"""Brands of pictures in the container of MP4."""
+
+VIDEOS = ("mov", "avi", "matroska")
+"""Containers, as ffmpeg calls them."""
 
 
 def open_image(file: BinaryIO) -> Image.Image:
@@ -78,8 +82,10 @@ def open_image(file: BinaryIO) -> Image.Image:
         raise UnidentifiedImageError(f"is no image that {words}" if head else "is empty") from None
 
 
-def array_format(data: bytes) -> str | None:
-    """TIFF, NPY, NPZ or PT of a file that may hold any number of channels; None for any other."""
+def format_of(data: bytes) -> str | None:
+    """TIFF, NPY, NPZ or PT of a file that may hold any number of channels; one of VIDEOS; None for
+    any other."""
+    atom, brand = data[4:8], data[8:12]
     if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
         return "TIFF"
     if data.startswith(npy.MAGIC):
@@ -89,7 +95,11 @@ def array_format(data: bytes) -> str | None:
             names = zipfile.ZipFile(io.BytesIO(data)).namelist()
             ends = {"NPZ": ".npy", "PT": "data.pkl"}
             return next((k for k, end in ends.items() if any(n.endswith(end) for n in names)), None)
-    return None
+    if atom in _MOV or (atom == b"ftyp" and not brand.lower().startswith(_STILL)):
+        return "mov"
+    if data.startswith(b"RIFF") and brand == b"AVI ":
+        return "avi"
+    return "matroska" if data.startswith(b"\x1aE\xdf\xa3") else None
 
 
 # Files to pictures ---------------------------------------------------------------------------
@@ -108,25 +118,6 @@ _RGB = Wanted(3)
 warnings.filterwarnings("ignore", module=r"PIL\.")  # what matters of a broken file is raised
 
 
-@dataclass(frozen=True)
-class DecodedImage:
-    """A decoded sample: its images, and the digest of the bytes of its files."""
-
-    images: tuple[Image.Image | Raster, ...]
-    """Pictures of mode L or RGB, upright; or numbers of other channels, or volumes."""
-    sha256: str
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height in pixels, as decoded; of several images, those of the first."""
-        return self.images[0].size
-
-    @property
-    def words(self) -> str:
-        """How an array's numbers became values; empty for pictures."""
-        return next((image.words for image in self.images if isinstance(image, Raster)), "")
-
-
 def decode(
     sample: Sample,
     background: str = "white",
@@ -134,24 +125,21 @@ def decode(
     wanted: Wanted = _RGB,
     tensors: Callable[[bytes], np.ndarray] | None = None,
     quiet: bool = False,
-) -> DecodedImage:
-    """Read a sample's images as they are meant to be seen.
+) -> tuple[tuple[Image.Image | Raster, ...], str]:
+    """Read a sample's images as they are meant to be seen, pictures of mode L or RGB, or numbers of
+    other channels, or volumes; and the sha256 of its files.
 
     EXIF orientation is applied, alpha is composited on `background`, and CMYK and palettes become
     RGB. Grey of 16 or 32 bits or of floats becomes numbers, as an array of these does; a function
     of the user's own gets it as 8 bits. Where the model takes neither grey nor RGB, the channels
-    are those of the file.
+    are those of the file. ImageError, which names the file, where that cannot be.
 
     Args:
         wanted: what the model takes.
-        tensors: reads the tensor in the bytes of a file of torch.save; without it these are
-            refused. Raises FileError where there is none.
+        tensors: reads the tensor in a file of torch.save; without it these are refused.
         frames: take so many images, evenly spread over the sample's files or over an animation
             (some twice where there are fewer). Without it every file, and of an animation the
             first frame, with a warning unless `quiet`.
-
-    Raises:
-        ImageError: no file, no image, truncated, or too large; names the file.
     """
     data = [_read(sample, path) for path in sample.paths]
     alone = len(data) == 1
@@ -160,16 +148,19 @@ def decode(
     for index in chosen:
         path = sample.paths[index]
         with _errors_named(sample, path):
-            if (container := video.video_format(data[index])) is not None:
-                choose = partial(_frames_of, sample, frames if alone else None)
-                picked, count = video.read_frames(data[index], container, choose)
+            kind = format_of(data[index])
+            if kind in VIDEOS:
+                still = sample.still
+                at, count = still or (None, (alone and frames) or 1)
+                choose = partial(_spread, count=count, at=at)
+                picked, total = video.read_frames(data[index], kind, choose)
                 if wanted.channels not in (1, 3) and not wanted.raw:
                     raise ImageError(f"is a video, and the model takes {wanted.channels} channels")
-                if len(picked) == 1 < count and sample.still is None and not quiet:
-                    log.warning("%s has %d frames; the first is taken (--frames)", path, count)
+                if len(picked) == 1 < total and still is None and not quiet:
+                    log.warning("%s has %d frames; the first is taken (--frames)", path, total)
                 images += picked
                 continue
-            array = _array(data[index], wanted, tensors)
+            array = _array(data[index], kind, wanted, tensors)
             if array is not None:
                 images.append(arrays.to_image(array, wanted))
                 continue
@@ -179,7 +170,7 @@ def decode(
                 if count > 1 and not (frames and alone) and not quiet:
                     log.warning("%s has %d frames; the first is taken", path, count)
                 images += [_frame(opened, number, background, wanted) for number in numbers]
-    return DecodedImage(tuple(images), hashlib.sha256(b"".join(data)).hexdigest())
+    return tuple(images), hashlib.sha256(b"".join(data)).hexdigest()
 
 
 def digest(sample: Sample) -> str:
@@ -192,10 +183,10 @@ def digest(sample: Sample) -> str:
 
 def _read(sample: Sample, path: Place) -> bytes:
     with _errors_named(sample, path):
-        if not archives.exists(path):
-            odd = isinstance(path, Path) and (path.is_fifo() or path.is_char_device())
-            raise ImageError("is no file" + ", but a FIFO or a device" * odd)
-        return archives.read(path)
+        try:
+            return archives.read(path)
+        except (FileNotFoundError, KeyError):
+            raise ImageError("is no file") from None
 
 
 @contextmanager
@@ -217,10 +208,9 @@ def _errors_named(sample: Sample, path: Place) -> Iterator[None]:
 
 
 def _array(
-    data: bytes, wanted: Wanted, tensors: Callable[[bytes], np.ndarray] | None
+    data: bytes, known: str | None, wanted: Wanted, tensors: Callable[[bytes], np.ndarray] | None
 ) -> np.ndarray | None:
-    """The numbers in the bytes of a file that are no picture for this model; None for a picture."""
-    known = array_format(data)
+    """The numbers in a file of a known format that is no picture for this model; else None."""
     as_stored = wanted.channels not in (1, 3) and (known or not wanted.raw)
     if known is None and not as_stored:
         return None
@@ -258,8 +248,17 @@ def _frame(
     image = ImageOps.exif_transpose(opened)
     if image.mode.startswith(("I", "F")):  # grey of more than 8 bits
         values = np.asarray(image)
-        if wanted.raw:
-            return _of_8_bits(values.astype(np.float64), image.mode.startswith("I"))
+        if wanted.raw:  # 8 bits, which 0..1, the integers or the range of other floats fill
+            values = values.astype(np.float64)
+            if not np.isfinite(values).all():
+                raise ValueError("it holds NaN or infinite values")
+            low, high = float(values.min()), float(values.max())
+            if image.mode.startswith("I"):
+                low, high = 0.0, 65535.0 if high <= 65535 else 2.0**31 - 1
+            elif low >= 0 and high <= 1:
+                low, high = 0.0, 1.0
+            scaled = (values - low) * (255.0 / ((high - low) or 1.0))
+            return Image.fromarray(np.clip(scaled + 0.5, 0, 255).astype(np.uint8))
         # the format tells 16 bits: two images of one series are never read in two ways
         of_16 = image.mode == "I" and opened.format in _OF_16_BITS
         values = values.astype(np.uint16 if of_16 else values.dtype.newbyteorder("="))
@@ -275,22 +274,6 @@ def _frame(
     return image.convert("L" if image.mode == "1" else "RGB")
 
 
-def _of_8_bits(values: np.ndarray, whole: bool) -> Image.Image:
-    """16-bit integers are scaled by 65535, 32-bit ones by their own range's power of two, floats
-    in 0..1 by 255; other floats by their minimum and maximum."""
-    if not np.isfinite(values).all():
-        raise ValueError("it holds NaN or infinite values")
-    low, high = float(values.min()), float(values.max())
-    if whole:
-        low, high = 0.0, 65535.0 if high <= 65535 else 2.0**31 - 1
-    elif low >= 0 and high <= 1:
-        low, high = 0.0, 1.0
-    elif high == low:
-        high = low + 1
-    scaled = (values - low) * (255.0 / (high - low))
-    return Image.fromarray(np.clip(scaled + 0.5, 0, 255).astype(np.uint8))
-
-
 def _ready(picture: np.ndarray, wanted: Wanted) -> np.ndarray:
     """The channels of a picture [H, W, C] or [H, W] as an array that nobody takes for something
     else: [1, C, H, W]."""
@@ -304,16 +287,11 @@ def _ready(picture: np.ndarray, wanted: Wanted) -> np.ndarray:
     return np.moveaxis(np.atleast_3d(picture), -1, 0)[None]
 
 
-def _frames_of(sample: Sample, frames: int | None, total: int) -> list[int]:
-    """The numbers of the frames of a video that a sample is."""
-    still = sample.still
-    numbers = _spread(total, still[1] if still else frames or 1)
-    return [numbers[still[0]]] if still else numbers
-
-
-def _spread(total: int, count: int) -> list[int]:
-    """`count` indices into `total` images, evenly spread, from the first to the last."""
-    return [round(index) for index in np.linspace(0, total - 1, count)]
+def _spread(total: int, count: int, at: int | None = None) -> list[int]:
+    """`count` indices into `total` images, evenly spread, from the first to the last; or one of
+    them."""
+    found = [round(index) for index in np.linspace(0, total - 1, count)]
+    return found if at is None else [found[at]]
 
 
 def check_background(color: str) -> None:

@@ -18,10 +18,10 @@ from typing import BinaryIO, TypeAlias, TypeVar
 
 from featviz.errors import FileError, UsageError
 from featviz.files import hint_of, misspelt, real, urls
-from featviz.files.urls import Remote, Url, is_url
+from featviz.files.urls import Url, is_url
 from featviz.images import archives, video
 from featviz.images.archives import Place
-from featviz.images.decode import SUFFIXES, array_format, open_image
+from featviz.images.decode import SUFFIXES, format_of, open_image
 from featviz.records import Sample
 from featviz.text import is_number, quoted, safe_way
 
@@ -43,11 +43,7 @@ def find_samples(
 
     A sample's name is its path relative to the argument, lengthened by as many parent folders as
     make it unique. A file that is named is taken whatever its suffix; folders and archives give
-    the files with one of `decode.SUFFIXES`.
-
-    Args:
-        outside: a folder that is passed over in those that are searched: the run directory, whose
-            pictures would otherwise be images of the next run.
+    the files with one of `decode.SUFFIXES`, but for those in `outside`, the run directory.
     """
     count, unique = 0, dict[str, Named]()
     for argument in arguments:
@@ -58,7 +54,7 @@ def find_samples(
         log.info("%d images were named more than once", count - len(unique))
 
     def parts(path: Place) -> list[str]:
-        far = path.place.replace("::", "/") if isinstance(path, Remote) else _identity(path)
+        far = path.place.replace("::", "/") if isinstance(path, Url) else _identity(path)
         return _tidy(far)
 
     names = told_apart({path: name for name, path in unique.values()}, parts)
@@ -90,8 +86,8 @@ def files_of(samples: Iterable[Sample]) -> list[Path]:
 
 def _identity(path: Place) -> str:
     """One spelling for one file; links that lead nowhere are as many failures."""
-    if isinstance(path, Remote):
-        return f"{path.url.protocol}://{path.path}::{path.member or ''}"
+    if isinstance(path, Url):
+        return f"{path.protocol}://{path.key}::{path.member or ''}"
     if inside := archives.split(path):
         return f"{os.path.realpath(str(inside[0]))}/{inside[1]}"
     return os.path.realpath(path) if os.path.exists(path) else str(path.absolute())  # noqa: PTH110
@@ -102,10 +98,14 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
     if argument == "-":
         lines = (stdin or sys.stdin.buffer).read().split(b"\0" if nul else b"\n")
         texts = [os.fsdecode(line if nul else line.rstrip(b"\r")) for line in lines]
-        places = [Remote.at(text) if is_url(text) else Path(text) for text in texts if text]
+        places = [Url.of_file(text) if is_url(text) else Path(text) for text in texts if text]
         if not places:
             raise UsageError("stdin lists no images", "one path a line, or NUL-separated with -0")
-        return [(_name(place), place) for place in places]
+        inside = [archives.split(place) for place in places]
+        names = [
+            i[1].rpartition("/")[2] if i else p.name for i, p in zip(inside, places, strict=True)
+        ]
+        return [*zip(names, places, strict=True)]
     path = Path(argument)
     there = os.path.exists(path)  # noqa: PTH110 - takes any name
     if is_url(argument):
@@ -135,19 +135,14 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
     raise UsageError(words, hint, replace=(argument, str(near)) if near else None)
 
 
-def _name(path: Place) -> str:
-    inside = archives.split(path)
-    return PurePosixPath(inside[1]).name if inside else path.name
-
-
 def _in_store(url: str) -> list[Named]:
     """What a URL stands for: a file in an archive, an archive, a glob, a folder or a file. Whether
     a file is there shows when its turn comes."""
     archive, separator, member = url.partition(archives.SEPARATOR)
-    if separator and is_url(archive) and archives.is_archive(Remote.at(archive)):
-        place = Remote.at(archive)
+    if separator and is_url(archive) and archives.is_archive(Url.of_file(archive)):
+        place = Url.of_file(archive)
         return _in_archive(str(replace(place, member=member)), place, member)
-    place = Remote.at(url)
+    place = Url.of_file(url)
     if archives.is_archive(place):
         return _in_archive(str(place), place)
     if glob.has_magic(place.place) and not place.is_web:
@@ -158,7 +153,10 @@ def _in_store(url: str) -> list[Named]:
     plain = "/" in place.place and PurePath(place.name).suffix
     if place.is_web and url.endswith("/"):
         raise UsageError(f"{str(place)!r} is a page of a web server", "give the files on it")
-    if url.endswith("/") or (not plain and urls.is_folder(place)):
+    if url.endswith("/") or (
+        not (plain or place.is_web)
+        and urls.asked(place, lambda: place.filesystem().isdir(place.key))
+    ):
         below = [pair for pair in urls.below(place) if not archives.is_hidden(pair[0])]
         return _images(f"folder {str(place)!r}", below)
     return [(place.name, place)]
@@ -205,15 +203,14 @@ def _in_archive(argument: str, archive: Place, name: str | None = None) -> list[
         words = f"archive {str(archive)!r} cannot be read: {error}"
         raise UsageError(words, known or "is it whole?") from error
     if name is None:
-        files = [(one, archives.member(archive, one)) for one in names]
+        files = [(n, archives.member(archive, n)) for n in names if not archives.is_hidden(n)]
         return _images(f"archive {str(archive)!r}", files)
-    path = archives.member(archive, name)
-    if name not in names and not archives.exists(path):
+    if name not in names:
         raise UsageError(
             f"no image {argument!r}: nothing in the archive is called so",
             f"{str(archive)!r} alone takes all its images",
         )
-    return [(name, path)]
+    return [(name, archives.member(archive, name))]
 
 
 def told_apart(
@@ -222,21 +219,22 @@ def told_apart(
     """Lengthen names that clash (also on file systems without case) by one real parent a round, of
     the components that `parts_of` gives; what only case tells apart is numbered."""
 
-    def clashing(names: Mapping[Key, str]) -> list[Key]:
+    names, parts, turn = dict(first), dict[Key, Sequence[str]](), 0
+    whole: dict[Key, str] = {}
+    while True:
         counts = Counter(name.casefold() for name in names.values())
-        return [key for key, name in names.items() if counts[name.casefold()] > 1]
-
-    names, turn = dict(first), 0
-    parts, alike = dict[Key, Sequence[str]](), set[Key]()
-    while keys := clashing(names):
+        keys = [key for key, name in names.items() if counts[name.casefold()] > 1]
+        if not keys:
+            return names
         if not turn:
             parts = {key: parts_of(key) for key in first}
-            alike = set(clashing({key: "/".join(parts[key]) for key in first}))
+            whole = {key: "/".join(parts[key]).casefold() for key in first}
         turn += 1
+        alike = Counter(whole.values())
         for index, key in enumerate(keys):
             tail = parts[key][-(first[key].count("/") + 1 + turn) :]
-            names[key] = f"{index + turn}/{first[key]}" if key in alike else "/".join(tail)
-    return names
+            numbered = f"{index + turn}/{first[key]}"
+            names[key] = numbered if alike[whole[key]] > 1 else "/".join(tail)
 
 
 # Samples of several files ---------------------------------------------------------------------
@@ -247,7 +245,7 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
     names; an animation is a clip of its own, and so is an array, which is a volume."""
 
     def place(path: Place) -> PurePath:  # one absolute spelling, also in a store
-        return PurePosixPath("/", path.place) if isinstance(path, Remote) else real(path)
+        return PurePosixPath("/", path.place) if isinstance(path, Url) else real(path)
 
     def by_numbers(frame: Sample) -> list[tuple[int, str]]:  # frame2 before frame10 before frames
         parts = re.split(r"(\d+)", frame.path.name)
@@ -291,7 +289,7 @@ def _is_whole(path: Place) -> bool:
     """Whether a file is a clip or a volume of its own, not one frame of a clip."""
     try:
         data = archives.read(path)
-        if video.video_format(data) or array_format(data) not in (None, "TIFF"):
+        if format_of(data) not in (None, "TIFF"):
             return True
         with open_image(io.BytesIO(data)) as image:
             return getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
@@ -300,8 +298,7 @@ def _is_whole(path: Place) -> bool:
 
 
 def together(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """Consecutive images in groups of `count`, named `a.png+b.png`; UsageError where some are left
-    over."""
+    """Consecutive images in groups of `count`, named `a.png+b.png`; UsageError if some are left."""
     if len(samples) % count:
         raise UsageError(
             f"the model takes {count} images at once, and there are {len(samples)}",
@@ -319,18 +316,17 @@ def unnested(samples: Sequence[Sample]) -> list[Sample]:
     """Rename samples whose folder would lie inside another sample's, or be the same: `a` beside
     `a/b` becomes `a~`."""
 
-    def folder(name: str) -> str:  # that the name leads to, on any system
-        return safe_way(name).casefold()
-
-    taken = {folder(sample.name) for sample in samples}
-    used = {str(parent) for path in taken for parent in PurePosixPath(path).parents}
+    ways = [safe_way(sample.name).casefold() for sample in samples]  # on any system
+    taken = set(ways)
+    used = {str(parent) for way in taken for parent in PurePosixPath(way).parents}
     renamed: list[Sample] = []
-    for sample in samples:
+    for sample, way in zip(samples, ways, strict=True):
         name = sample.name
-        if folder(name) in used:
-            while folder(name) in taken:
+        if way in used:
+            while way in taken:
                 name += "~"
-            taken.add(folder(name))
-        used.add(folder(name))
+                way = safe_way(name).casefold()
+            taken.add(way)
+        used.add(way)
         renamed.append(replace(sample, name=name))
     return renamed

@@ -15,33 +15,15 @@ from featviz.errors import ImageError
 SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
 """Of the files of which `--frames N` takes N stills."""
 
-_STILL = (b"avi", b"hei", b"hev", b"mif", b"msf", b"jxl", b"jp2")
-"""Brands of pictures in the container of MP4."""
 _MOST_BYTES = 2**30
 """Of all frames that are kept, as RGB."""
-
-
-def video_format(data: bytes) -> str | None:
-    """What ffmpeg calls the container of a video; None for any other file."""
-    atom = data[4:8]
-    if atom in (b"moov", b"mdat", b"wide", b"free"):
-        return "mov"
-    if atom == b"ftyp" and not data[8:12].lower().startswith(_STILL):
-        return "mov"
-    if data.startswith(b"RIFF") and data[8:12] == b"AVI ":
-        return "avi"
-    return "matroska" if data.startswith(b"\x1aE\xdf\xa3") else None
 
 
 def read_frames(
     data: bytes, format: str, choose: Callable[[int], Sequence[int]]
 ) -> tuple[list[Image.Image], int]:
-    """Some frames of a video, upright, and how many it has. No others are kept, and as few as its
-    key frames allow are decoded.
-
-    Args:
-        choose: the numbers of the frames that are wanted, from how many there are.
-    """
+    """The frames of a video whose numbers `choose` gives from how many there are, upright, and how
+    many it has. No others are kept, and as few as its key frames allow are decoded."""
     try:
         import av
     except ImportError as error:

@@ -13,7 +13,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from featviz.models import weights
 from featviz.models.presets import from_transformers, image_size
 from featviz.models.requirements import first_line
 from featviz.models.sources import Loaded, download_hint, load_source
-from featviz.models.zoo import timm_name_beside
+from featviz.models.zoo import architecture_beside
 from featviz.options import ModelOptions
 from featviz.text import listed, quoted
 
@@ -80,16 +79,30 @@ def load_huggingface(options: ModelOptions) -> Loaded:
         path = Path(options.weights)
         if not path.is_file():
             raise UsageError(f"--weights {options.weights!r} is no file", "give a file")
-    if path is not None and (name := timm_name_beside(folder / _FILE)):
-        found = structs.replace(options, spec=str(path), weights=None, arch=f"timm:{name}")
-        loaded = load_source(found)
-        return replace(loaded, source={**loaded.source, "kind": "huggingface"})
-    architecture, fields = _read_config(folder)
+    beside = architecture_beside(folder / _FILE)
+    if path is not None and beside and beside.startswith("timm:"):
+        found = structs.replace(options, spec=str(path), weights=None, arch=beside)
+        module, record, *rest = load_source(found)
+        return module, {**record, "kind": "huggingface"}, *rest
+    where = quoted(str(folder / _FILE))
+    try:
+        fields = read_json(folder / _FILE)
+    except FileNotFoundError as error:
+        words = f"{quoted(str(folder))} is no folder of a Hugging Face model: it lacks {_FILE}"
+        hint = "give a file of weights and its architecture: FILE --arch MODEL"
+        raise LoadError(words, hint) from error
+    except FileError as error:
+        raise LoadError(f"{error}", "fetch the file again") from error
+    if beside is None or beside.startswith("timm:"):
+        words = f"{where} names no architecture of transformers"
+        hint = "give the file of weights, and --arch file.py:factory or timm:NAME"
+        raise LoadError(words, hint)
+    architecture, fields = beside, _checked(fields, where, beside)
     if path is None:
         words = f"{folder} has no weights: none of {', '.join(_WEIGHTS)}"
         raise LoadError(words, "--weights FILE names them")
     tensors = weights.read_weights(path, options)
-    fields, where = {**fields, **options.model_args}, quoted(str(folder / _FILE))
+    fields = {**fields, **options.model_args}
     module = _built(where, architecture, fields, path.name, dict(tensors.tensors), options)
     if (first := next(iter(inspect.signature(module.forward).parameters))) != _IMAGE:
         if not hasattr(module, "vision_model"):
@@ -100,7 +113,7 @@ def load_huggingface(options: ModelOptions) -> Loaded:
     record = {"name": folder.resolve().name, "arch": architecture, **weights.record(path)}
     taken = {"taken": list(tensors.steps)} if tensors.steps else {}
     source = {"kind": "huggingface", **record, **taken}
-    return Loaded(module, from_transformers(folder, fields), source, (None, image_size(fields)))
+    return module, source, from_transformers(folder, fields), (None, image_size(fields))
 
 
 def _built(
@@ -147,39 +160,6 @@ def _built(
     if unused := info["unexpected_keys"]:
         log.warning("%s has no use for %s", name, _some(unused))
     return module  # type: ignore[no-any-return]
-
-
-def architecture_beside(path: Path) -> str | None:
-    """The class of transformers that a `config.json` beside a file names; None without one."""
-    try:
-        return _architecture(read_json(path.with_name(_FILE)))
-    except (FileNotFoundError, FileError):
-        return None
-
-
-def _read_config(folder: Path) -> tuple[str, dict[str, Any]]:
-    """The class that a folder's config names, and its fields without those that say how to load."""
-    where = quoted(str(folder / _FILE))
-    try:
-        fields = read_json(folder / _FILE)
-    except FileNotFoundError as error:
-        words = f"{quoted(str(folder))} is no folder of a Hugging Face model: it lacks {_FILE}"
-        hint = "give a file of weights and its architecture: FILE --arch MODEL"
-        raise LoadError(words, hint) from error
-    except FileError as error:
-        raise LoadError(f"{error}", "fetch the file again") from error
-    architecture = _architecture(fields)
-    if architecture is None:
-        words = f"{where} names no architecture of transformers"
-        hint = "give the file of weights, and --arch file.py:factory or timm:NAME"
-        raise LoadError(words, hint)
-    return architecture, _checked(fields, where, architecture)
-
-
-def _architecture(fields: Any) -> str | None:
-    names = fields.get("architectures") if isinstance(fields, dict) else None
-    first = names[0] if isinstance(names, list) and names else None
-    return first if isinstance(first, str) else None
 
 
 def _checked(value: Any, where: str, architecture: str) -> Any:
@@ -304,11 +284,11 @@ def load_adapter(options: ModelOptions) -> Loaded:
             f"{made_for}",
             "--arch names it: any other form of MODEL, with its weights",
         )
-    base = load_source(structs.replace(options, spec=options.arch, arch=None))
+    module, base, *rest = load_source(structs.replace(options, spec=options.arch, arch=None))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            words = _merge(base.module, tensors, config)
+            words = _merge(module, tensors, config)
         except LoadError:
             raise
         except Exception as error:  # whatever peft makes of names, numbers and shapes
@@ -318,8 +298,8 @@ def load_adapter(options: ModelOptions) -> Loaded:
                 f"--arch with the model that it was made for: {made_for}",
             ) from error
     log.info("%s: %s", folder.name, words)
-    record = {**weights.record(file), "base": dict(base.source), "taken": [words]}
-    return replace(base, source={"kind": "adapter", **record})
+    record = {**weights.record(file), "base": dict(base), "taken": [words]}
+    return module, {"kind": "adapter", **record}, *rest
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from math import isqrt
@@ -17,9 +17,8 @@ from typing import Any
 
 from featviz.errors import LoadError
 from featviz.models import weights
-from featviz.models.huggingface import architecture_beside
 from featviz.models.weights import Unwrapped
-from featviz.models.zoo import timm_name_beside
+from featviz.models.zoo import architecture_beside
 from featviz.text import quoted
 
 INDEX = Path(__file__).with_name("architectures.json.gz")
@@ -37,8 +36,6 @@ _AUXILIARY = {
 
 _POSITIONS = "encoder.pos_embedding"
 """torchvision's vision transformers: [1, tokens, channels], by the size of the input."""
-
-Shapes = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ def identify_file(
     found = weights.unwrap(content, key, prefix, ema, path.name)
     match = identify_forms(weights.stripped_forms(found))
     whole = None if found.module is None else type(found.module).__name__
-    beside = None if whole else timm_name_beside(path) or architecture_beside(path)
+    beside = None if whole else (architecture_beside(path) or "").removeprefix("timm:") or None
     steps, tensors = [*match.form.steps], len(match.form.tensors)
     words = [*steps, f"{tensors} tensors"]
     if whole is not None:
@@ -130,14 +127,22 @@ def identify(form: Unwrapped) -> Known:
         if not key.endswith("num_batches_tracked")
     }
     index, names, near = _index(), [], []
-    for name in sorted(index, key=_plain_first):
-        entry = index[name]
-        expected = entry["tensors"].keys()
-        both = shapes.keys() & expected
-        fitting = sum(_same(shapes, key, entry) for key in both)
-        near.append((name, fitting, len(expected)))
-        odd = shapes.keys() ^ expected
-        if fitting == len(both) and all(key.startswith(tuple(_AUXILIARY)) for key in odd):
+    for name in sorted(index, key=lambda name: (name.startswith("quantized_"), len(name), name)):
+        entry, fitting = index[name], 0
+        both = shapes.keys() & entry["tensors"].keys()
+        for key in both:  # all but the number of classes and the size of the input
+            shape, expected, free = shapes[key], entry["tensors"][key], -1
+            if key in entry["head"]:
+                free = entry["head"][key][0]
+            elif key == _POSITIONS:
+                free = 1
+            fitting += len(shape) == len(expected) and all(
+                a == b or axis == free
+                for axis, (a, b) in enumerate(zip(shape, expected, strict=True))
+            )
+        near.append((name, fitting, len(entry["tensors"])))
+        other = shapes.keys() ^ entry["tensors"].keys()
+        if fitting == len(both) and all(key.startswith(tuple(_AUXILIARY)) for key in other):
             names.append(name)
     if not names:
         near.sort(key=lambda one: (-one[1] / one[2], -one[1]))
@@ -160,24 +165,7 @@ def identify(form: Unwrapped) -> Known:
     return Known(form, tuple(names), arguments)
 
 
-def _plain_first(name: str) -> tuple[bool, int, str]:
-    return name.startswith("quantized_"), len(name), name
-
-
 @cache
 def _index() -> dict[str, dict[str, Any]]:
     index: dict[str, dict[str, Any]] = json.loads(gzip.decompress(INDEX.read_bytes()))
     return index
-
-
-def _same(shapes: Shapes, key: str, entry: Mapping[str, Any]) -> bool:
-    """Whether a tensor has the shape of an architecture's, but for the number of classes and the
-    size of the input."""
-    shape, expected, free = shapes[key], entry["tensors"][key], -1
-    if key in entry["head"]:
-        free = entry["head"][key][0]
-    elif key == _POSITIONS:
-        free = 1
-    return len(shape) == len(expected) and all(
-        a == b or axis == free for axis, (a, b) in enumerate(zip(shape, expected, strict=True))
-    )

@@ -3,10 +3,9 @@ architecture that they belong to), and factories, the user's own code."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,13 +17,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from featviz.errors import FeatvizError, LoadError, UsageError
-from featviz.models import arguments, code, exported, identify, weights, zoo
-from featviz.models.arguments import Numbers, UserTransform
-from featviz.models.huggingface import ImageTower, architecture_beside
+from featviz.models import arguments, code, exported, weights, zoo
+from featviz.models.arguments import UserTransform
 from featviz.models.preprocess import Preprocess
 from featviz.models.presets import choose_preprocess, from_ultralytics, required_arguments
 from featviz.models.requirements import pick_device, unfit
-from featviz.models.sources import EXPORTED, Loaded, load_source, sniff, source_of
+from featviz.models.sources import ANY, EXPORTED, Loaded, load_source, sniff, source_of
 from featviz.options import InputOptions, ModelOptions
 from featviz.text import listed, printable, quoted
 
@@ -55,32 +53,38 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
         return options
     device = pick_device(options.device)
     try:
-        loaded = load_source(options)
+        module, record, entry, fixed = load_source(options)
     except Exception as error:
         if "operator torchvision::" in str(error) and not isinstance(error, FeatvizError):
             raise unfit(error) from error
         raise
-    for name, tensor in [*loaded.module.named_parameters(), *loaded.module.named_buffers()]:
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    for name, tensor in tensors:
         if not is_lazy(tensor) and tensor.is_meta:
             words = f"the model's {name} is on the device meta, where tensors have no values"
             raise LoadError(words, "model.to_empty(device='cpu') where it is built, and weights")
-    module = weights.in_full_precision(weights.unwrapped(loaded.module), device).to(device)
-    transform: UserTransform | Numbers | None = None
+    module = weights.unwrapped(module)
+    if device.type == "cpu" and any(t.dtype in (torch.float16, torch.bfloat16) for _, t in tensors):
+        log.info("half precision is cast to float32 on the CPU")  # where many operations lack it
+        module = module.float()
+    module = module.to(device)
+    transform: UserTransform | None = None
     if inputs.input:
-        transform = Numbers.given(inputs.input, options.seed)
+        transform = UserTransform.input(inputs.input, options.seed)
     elif inputs.transform is not None:
         transform = UserTransform.named(inputs.transform)
+    further = arguments.parse(inputs.forward_args, options.seed) if inputs.forward_args else []
     if transform is not None:
         preprocess = transform.preprocess(inputs.channels or 3)
     else:
-        preprocess = choose_preprocess(module, loaded.entry, inputs, loaded.fixed)
-    further = arguments.parse(inputs.forward_args, options.seed)
-    preprocess, _ = arguments.feed(module, preprocess, transform, further, device)
-    source = dict(loaded.source)
+        preprocess = choose_preprocess(module, entry, inputs, fixed, further)
+    if transform is not None or further:
+        preprocess, _ = arguments.feed(module, preprocess, transform, further, device)
+    source = dict(record)
     if options.model_args:
         source["arguments"] = {name: repr(value) for name, value in options.model_args.items()}
-    trained = loaded.source.get("weights") != "none"  # random weights know no classes
-    categories = tuple(getattr(loaded.entry, "meta", {}).get("categories", ())) if trained else ()
+    trained = record.get("weights") != "none"  # random weights know no classes
+    categories = tuple(getattr(entry, "meta", {}).get("categories", ())) if trained else ()
     scores, names = _classes(module)
     return LoadedModel(module, preprocess, device, source, names or categories, scores)
 
@@ -103,7 +107,7 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
 def fed(
     model: LoadedModel,
     inputs: InputOptions,
-    transform: UserTransform | Numbers | None,
+    transform: UserTransform | None,
     further: Mapping[str, Any],
 ) -> Iterator[LoadedModel]:
     """The model with a function of the caller's as its preprocessing (as `--transform` names it),
@@ -134,7 +138,7 @@ def _classes(module: nn.Module) -> tuple[str | None, tuple[str, ...]]:
     if kind.__module__.startswith("ultralytics."):
         scores = "1" if name.endswith(".ClassificationModel") else None  # (shares, scores)
         labels = getattr(module, "names", None)
-    elif isinstance(module, ImageTower) or any(h.startswith("transformers.") for h in homes):
+    elif any(home.startswith(("transformers.", "featviz.models.huggingface.")) for home in homes):
         scores = "logits" if "ForImageClassification" in name else None
         labels = getattr(getattr(module, "config", None), "id2label", None)
     else:
@@ -152,12 +156,11 @@ def load_file(options: ModelOptions) -> Loaded:
     """Load a file; weights into `options.arch`, else into what a config.json beside the file names,
     else into the architecture whose tensors they are."""
     path, arch = Path(options.spec), options.arch
-    if arch is None and (beside := zoo.timm_name_beside(path)):
-        arch = f"timm:{beside}"
-        log.info("%s: config.json beside it says %s", path.name, arch)
-    elif arch is None and (name := architecture_beside(path)):
-        log.info("%s: config.json beside it says %s", path.name, name)
-        if sniff(path) != EXPORTED:  # a program is a model of its own
+    if arch is None and (beside := zoo.architecture_beside(path)):
+        log.info("%s: config.json beside it says %s", path.name, beside)
+        if beside.startswith("timm:"):
+            arch = beside
+        elif sniff(path) != EXPORTED:  # a program is a model of its own
             arch = f"hf:{path.parent}"
     if arch is None:
         return _as_it_is(path, options)
@@ -165,9 +168,10 @@ def load_file(options: ModelOptions) -> Loaded:
     if source.kind == "file":
         words = f"--arch {arch!r} is a file of its own"
         raise UsageError(words, "give a name or a factory")
-    base = load_source(structs.replace(options, spec=arch, arch=None, weights=str(path)))
+    given = structs.replace(options, spec=arch, arch=None, weights=str(path))
+    module, record, entry, fixed = load_source(given)
     arch = arch if source.certain else source.name(arch)
-    return replace(base, source={**base.source, "kind": "file", "arch": arch})
+    return module, {**record, "kind": "file", "arch": arch}, entry, fixed
 
 
 def _as_it_is(path: Path, options: ModelOptions) -> Loaded:
@@ -178,15 +182,17 @@ def _as_it_is(path: Path, options: ModelOptions) -> Loaded:
     record = {"kind": "file", **weights.record(path)}
     if sniff(path) == EXPORTED:
         program, fixed = exported.read(path, options.trust, pick_device(options.device))
-        return Loaded(program, None, record, fixed)
+        return program, record, None, fixed
     content = weights.read(path, options.trust)
     if isinstance(content, nn.Module) and options.key is None:
-        return Loaded(content, None, record)
+        return content, record, None, ANY
     found = weights.unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
     if found.module is not None:
         trained = content.get("train_args") if isinstance(content, Mapping) else None
-        entry = from_ultralytics(found.module, trained)
-        return Loaded(found.module, entry, {**record, "taken": list(found.steps)})
+        entry: Any = from_ultralytics(found.module, trained)
+        return found.module, {**record, "taken": list(found.steps)}, entry, ANY
+    from featviz.models import identify
+
     known = identify.identify_forms(weights.stripped_forms(found))
     name = known.name or (known.nearest[0][0] if known.nearest and options.partial else None)
     if name is None:
@@ -207,7 +213,7 @@ def _as_it_is(path: Path, options: ModelOptions) -> Loaded:
     log.info("%s: %s", path.name, "; ".join((*known.form.steps, known.words)))
     what, tensors = f"{path.name} does not fit {name}", known.form.tensors
     taken = [*known.form.steps, weights.put_into(module, tensors, what, options.partial)]
-    return Loaded(module, entry, {**record, "arch": name, **known.arguments, "taken": taken})
+    return module, {**record, "arch": name, **known.arguments, "taken": taken}, entry, ANY
 
 
 # Factories, `pkg.mod:factory` and `file.py:factory` --------------------------------------------
@@ -220,10 +226,17 @@ def load_factory(options: ModelOptions) -> Loaded:
         raise UsageError(f"no weights file {options.weights!r}", "a factory takes a file, or none")
     hparams: dict[str, Any] = {}
     if options.hparams:
-        if path is None:
-            message = "--model-arg @hparams needs a Lightning checkpoint"
-            raise UsageError(message, "--weights FILE names it")
-        hparams = _read_hparams(weights.read(path, options.trust), path.name)
+        content = weights.read(path, options.trust) if path is not None else None
+        found = content.get(_HPARAMS) if isinstance(content, Mapping) else None
+        if not isinstance(found, Mapping) or not found:
+            words = f"--model-arg @hparams: {path and path.name} has no dict of {_HPARAMS}"
+            raise LoadError(words, "--weights names a Lightning checkpoint; or NAME=VALUE for each")
+        hparams, name = (
+            {str(key): value for key, value in found.items()},
+            content.get("hparams_name"),
+        )
+        if isinstance(name, str) and name not in ("", "kwargs"):  # one argument has all of them
+            hparams = {name: hparams}
     spec = options.spec
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(options.seed)
@@ -232,9 +245,12 @@ def load_factory(options: ModelOptions) -> Loaded:
             if not callable(module):
                 kind = type(module).__name__
                 raise LoadError(f"{spec} is a {kind}, not a factory", "name a function or a class")
-            given = _given(module, spec.rpartition(":")[2], options.model_args, hparams)
             try:
-                module = module(**given)
+                if hparams:  # those that it takes, as Lightning itself chooses them
+                    taken = inspect.signature(module).parameters
+                    if not any(p.kind is p.VAR_KEYWORD for p in taken.values()):
+                        hparams = {name: value for name, value in hparams.items() if name in taken}
+                module = module(**{**hparams, **options.model_args})
             except Exception as error:
                 words = f"{spec} raised {type(error).__name__}: {error}"
                 raise LoadError(words, "-v shows the traceback") from error
@@ -252,36 +268,4 @@ def load_factory(options: ModelOptions) -> Loaded:
     parameters = weights.digest(module)
     if parameters is not None or path is None:  # else the file's sha256 tells it from others
         record["parameters"] = parameters
-    return Loaded(module, None, {"kind": "factory", "name": source_of(spec).name(spec), **record})
-
-
-def _given(
-    named: Callable[..., Any], name: str, given: Mapping[str, Any], hparams: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The arguments that a function or class gets: all of the user's, and of the hyper_parameters
-    those that it takes, as Lightning itself chooses them."""
-    try:
-        parameters = inspect.signature(named).parameters
-    except (TypeError, ValueError):  # one that does not tell
-        return {**hparams, **given}
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return {**hparams, **given}
-    if wrong := [argument for argument in given if argument not in parameters]:
-        close = difflib.get_close_matches(wrong[0], parameters, 1)
-        raise UsageError(
-            f"--model-arg {quoted(wrong[0])}: {name} takes no such argument",
-            f"did you mean {close[0]}?" if close else f"it takes {', '.join(parameters) or 'none'}",
-        )
-    return {**{n: value for n, value in hparams.items() if n in parameters}, **given}
-
-
-def _read_hparams(content: Any, file: str) -> dict[str, Any]:
-    """The hyper_parameters of a Lightning checkpoint by name; under one name, where the class takes
-    all of them as one argument."""
-    found = content.get(_HPARAMS) if isinstance(content, Mapping) else None
-    if not isinstance(found, Mapping) or not found:
-        words = f"--model-arg @hparams: {file} has no dict of {_HPARAMS}"
-        raise LoadError(words, "give the arguments: --model-arg NAME=VALUE, repeatable")
-    named = {str(key): value for key, value in found.items()}
-    name = content.get("hparams_name")
-    return {name: named} if isinstance(name, str) and name not in ("", "kwargs") else named
+    return module, {"kind": "factory", "name": source_of(spec).name(spec), **record}, None, ANY

@@ -28,6 +28,7 @@ FALLBACK_SIZE = (224, 224)
 """Input size for a forward pass on zeros where the image's own size decides."""
 
 _UNIT = "values 0..1"
+_MODES = ("RGB", "L")
 _MOST_ENLARGED = 2**25
 """Pixels that an image with fewer may be enlarged to."""
 
@@ -70,7 +71,7 @@ class Chain:
     def __call__(self, image: Image.Image | Raster) -> Tensor:
         """A picture of mode L or RGB, or numbers [C, H, W], as float32 [1, C, H, W]."""
         if self.library is not None:
-            self._resized_to(image.size[::-1])
+            self._resized_to(image.size[::-1])  # refuses what would become too large
             return self.library(image)
         values = self._letterboxed(image) if self.stride else self._sized(image)
         values = values if values.is_floating_point() else values.float() / 255
@@ -91,30 +92,25 @@ class Chain:
     @property
     def steps(self) -> tuple[str, ...]:
         """Each step in words."""
+        steps, last = list[str](), _UNIT
+        if self.mean is not None and self.std is not None:
+            last = f"normalise by mean {listed(self.mean)} and std {listed(self.std)}"
         if self.library is not None:
-            return (*self.library_steps, self.normalising)
-        steps = []
+            return (*self.library_steps, last)
         if self.stride:
             side = self._side
             size = f"to {side}×{side}" if self.stretch else f"longer side to {side}"
-            steps.append(f"resize {size} (bilinear, by OpenCV)")
+            steps = [f"resize {size} (bilinear, by OpenCV)"]
             if not self.stretch:
                 steps.append(f"pad with 114 to multiples of {self.stride}")
         elif (to := self.resize) is not None:
             size = f"to {by(to)}" if isinstance(to, tuple) else f"shorter side to {to}"
-            steps.append(f"resize {size} ({self.interpolation})")
-        if self.crop is not None:
-            steps.append(f"centre crop {by(_both(self.crop))}")
+            steps = [f"resize {size} ({self.interpolation})"]
+        if (crop := self.crop) is not None:
+            steps.append(f"centre crop {by((crop, crop) if isinstance(crop, int) else crop)}")
         elif self.multiple > 1:
             steps.append(f"centre crop to multiples of {self.multiple}")
-        return (*steps, self.normalising)
-
-    @property
-    def normalising(self) -> str:
-        """The last step in words."""
-        if self.mean is None or self.std is None:
-            return _UNIT
-        return f"normalise by mean {listed(self.mean)} and std {listed(self.std)}"
+        return (*steps, last)
 
     def _sized(self, image: Image.Image | Raster) -> Tensor:
         """The numbers [C, H, W] of an image that is resized and cropped: bytes, rounded again, or
@@ -137,7 +133,8 @@ class Chain:
                 by_pillow = Image.Resampling[mode.removesuffix("-exact").upper()]
                 picture = picture.resize(size[::-1], by_pillow)
         step = self.multiple
-        crop = _both(self.crop or (max(size[0] // step, 1) * step, max(size[1] // step, 1) * step))
+        crop = self.crop or (max(size[0] // step, 1) * step, max(size[1] // step, 1) * step)
+        crop = (crop, crop) if isinstance(crop, int) else crop
         if crop != size:
             top, left = (
                 -((side - given) // 2) if side > given else round((given - side) / 2)
@@ -209,10 +206,6 @@ def listed(values: Sequence[float]) -> str:
     return "[" + ", ".join(f"{value:g}" for value in values) + "]"
 
 
-def _both(size: Size) -> HeightWidth:
-    return (size, size) if isinstance(size, int) else size
-
-
 @dataclass(frozen=True)
 class Preprocess:
     """How an image becomes the model's input: by a chain, or by a function of the user's."""
@@ -239,7 +232,11 @@ class Preprocess:
         volume; floats are of `dtype`."""
         if self.transform is not None:
             image = images[0]
-            given = image.values if isinstance(image, Raster) else image.convert(self._mode)
+            given = (
+                image.values
+                if isinstance(image, Raster)
+                else image.convert(_MODES[self.chain.channels == 1])
+            )
             tensors = self.transform(given)
         else:
             tensors = [self.tensor(image) for image in images]
@@ -253,7 +250,7 @@ class Preprocess:
         """Turn a picture, or numbers [C, H, W], into float32 [1, C, H, W]; each slice of a volume
         [C, D, H, W] goes through the same steps."""
         if not isinstance(image, Raster):
-            return self.chain(image.convert(self._mode))
+            return self.chain(image.convert(_MODES[self.chain.channels == 1]))
         if self.chain.mean is not None and not self.any_values:
             low, high = float(image.values.min()), float(image.values.max())
             if not -_NEAR <= low <= high <= 1 + _NEAR:
@@ -268,8 +265,7 @@ class Preprocess:
         return torch.stack([self.chain(one) for one in slices], dim=2)
 
     def shown(self, args: Sequence[Tensor]) -> Tensor:
-        """The inputs before normalising, clipped to 0..1: [1, C, H, W], frames and several images
-        side by side."""
+        """The `pictures` side by side: [1, C, H, W]."""
         pictures = self.pictures(args)
         height = max(picture.shape[2] for picture in pictures)
         padded = [functional.pad(p, (0, 0, 0, height - p.shape[2])) for p in pictures]
@@ -313,29 +309,26 @@ class Preprocess:
         time = [] if self.frames is None else [self.frames]
         return [torch.zeros(*shape, *time, height, width, dtype=self.dtype)] * self.inputs
 
-    @property
-    def _mode(self) -> str:
-        return "L" if self.chain.channels == 1 else "RGB"
-
     def empty(self) -> Image.Image | Raster:
         """Black: a picture, or zeros [channels, H, W] where the images are no pictures."""
         if (numbers := getattr(self.transform, "blank", None)) is not None:
             return Raster(numbers.numpy(), "")
         if self.chain.channels in (1, 3):
-            return Image.new(self._mode, FALLBACK_SIZE)
+            return Image.new(_MODES[self.chain.channels == 1], FALLBACK_SIZE)
         return Raster(np.zeros((self.chain.channels, *FALLBACK_SIZE), np.float32), "")
 
-    def words_for(self, numbers: str = "") -> str:
-        """The steps in words for an image whose `numbers` became values in this way; empty for
-        pictures."""
+    def words_for(self, images: Sequence[Image.Image | Raster] = ()) -> str:
+        """The steps in words, for images that may be numbers."""
         channels, steps = self.chain.channels, self.chain.steps
+        numbers = next((image.words for image in images if isinstance(image, Raster)), "")
         kind = "greyscale" if channels == 1 else "BGR" if self.chain.bgr else "RGB"
         if channels not in (1, 3):
             shown = "the first is" if channels == 2 else "the first three are"
             kind = f"{channels} channels ({shown} shown)"
         words = [kind, *steps]
         if self.transform is not None:
-            words = [*[kind] * (not hasattr(self.transform, "blank")), str(self.transform)]
+            numeric = getattr(self.transform, "blank", None) is not None
+            words = [*[kind] * (not numeric), str(self.transform)]
         elif numbers:
             words = [kind, numbers, *(step for step in steps if step != _UNIT)]
         elif self.frames is not None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from featviz.errors import FileError, ImageError, LoadError, UsageError
 from featviz.files import read_json
-from featviz.models import arguments
+from featviz.models.arguments import IMAGE, Argument
 from featviz.models.preprocess import (
     FALLBACK_SIZE,
     Chain,
@@ -33,6 +33,7 @@ from featviz.models.preprocess import (
     listed,
 )
 from featviz.models.requirements import letterbox
+from featviz.models.sources import ANY, Fixed
 from featviz.options import InputOptions
 from featviz.records import PRESETS, Raster
 from featviz.text import by, counted, quoted
@@ -48,13 +49,15 @@ def choose_preprocess(
     module: nn.Module,
     entry: Any,
     options: InputOptions,
-    fixed: tuple[int | None, HeightWidth | None] = (None, None),
+    fixed: Fixed = ANY,
+    further: Sequence[Argument] = (),
 ) -> Preprocess:
     """The preset that the user names, else the library's own (`entry`: torchvision's weights entry,
     or a chain), else what fits the first convolution, or the channels and the size that are
-    `fixed`; then the user's other wishes."""
+    `fixed`; then the user's other wishes. `further` are arguments of forward beside images."""
     known: Chain | None = entry if isinstance(entry, Chain) else None
-    expected = known.channels if known else fixed[0] or first_channels(module)
+    first, of_clips = first_channels(module)
+    expected = known.channels if known else fixed[0] or first
     if known is None:
         known = None if entry is None else from_torchvision(entry)
         known = known or from_ultralytics(module)
@@ -78,11 +81,10 @@ def choose_preprocess(
         base = replace(base, resize=side, crop=side, library=None)
     base = _changed(base, options)
     said = options.size or options.crop or base.stride
-    of_clips = isinstance(_first_convolution(module), nn.Conv3d)
     return Preprocess(
         base,
         frames=(options.frames or _FRAMES) if of_clips else None,
-        inputs=options.inputs or required_arguments(module, arguments.parse(options.forward_args)),
+        inputs=options.inputs or required_arguments(module, further),
         guessed=guessed,
         size_guessed=not said and (guessed or base.own_size),
         any_values=options.mean is not None or options.std is not None,
@@ -90,10 +92,10 @@ def choose_preprocess(
     )
 
 
-def required_arguments(module: nn.Module, forward_args: Sequence[arguments.Argument] = ()) -> int:
+def required_arguments(module: nn.Module, forward_args: Sequence[Argument] = ()) -> int:
     """How many arguments the module's forward cannot do without, beside those that are given; at
     least 1."""
-    given = [one.name for one in forward_args if one.value is not arguments.IMAGE]
+    given = [name for name, _, value, _ in forward_args if value is not IMAGE]
     needed = [
         p
         for p in inspect.signature(module.forward).parameters.values()
@@ -103,11 +105,13 @@ def required_arguments(module: nn.Module, forward_args: Sequence[arguments.Argum
     return max(1, len(needed))
 
 
-def first_channels(module: nn.Module) -> int:
-    """Input channels of the first convolution; 3 where there is none."""
-    first = _first_convolution(module)
+def first_channels(module: nn.Module) -> tuple[int, bool]:
+    """Input channels of the first convolution, or 3; and whether it is of clips."""
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    first = next((part for part in module.modules() if isinstance(part, kinds)), None)
     channels = getattr(first, "in_channels", 0)  # 0 in a lazy one; a file can say anything
-    return channels if type(channels) is int and 0 < channels <= _MOST_CHANNELS else 3
+    believed = type(channels) is int and 0 < channels <= _MOST_CHANNELS
+    return channels if believed else 3, isinstance(first, nn.Conv3d)
 
 
 def first_features(module: nn.Module) -> int | None:
@@ -115,11 +119,6 @@ def first_features(module: nn.Module) -> int | None:
     kinds = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding)
     first = next((part for part in module.modules() if isinstance(part, kinds)), None)
     return first.in_features or None if isinstance(first, nn.Linear) else None
-
-
-def _first_convolution(module: nn.Module) -> nn.Module | None:
-    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    return next((part for part in module.modules() if isinstance(part, kinds)), None)
 
 
 def _named(name: str, channels: int, module: nn.Module, size: HeightWidth | None) -> Chain:
@@ -240,7 +239,7 @@ def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
         side = values.get("imgsz")
         if size is None and type(side) is int and 0 < side <= _LARGEST_SIZE:
             size = side
-    channels = first_channels(module)
+    channels, _ = first_channels(module)
     if "ClassificationModel" in classes:
         return Chain(size or 224, size or 224, channels=channels)
     stretch = not classes.isdisjoint({"RTDETRDetectionModel", "DepthModel"})

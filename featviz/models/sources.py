@@ -11,7 +11,7 @@ import re
 import struct
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,16 +52,14 @@ KINDS = ("zip", "pickle", "safetensors", "shards", "torchscript", "pt2")
 ZIP, PICKLE, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED = KINDS
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A module as a source loads it, how to feed it where that is known, and a record."""
+Fixed = tuple[int | None, tuple[int, int] | None]
+Loaded = tuple["nn.Module", Mapping[str, Any], Any, Fixed]
+"""A module as a source loads it; what run.json says of it; torchvision's weights entry or the chain
+of another library, where that tells how to feed it; and the channels, and height and width, of the
+one input that it takes."""
 
-    module: nn.Module
-    entry: Any = None
-    """torchvision's weights entry, or the chain of another library."""
-    source: Mapping[str, Any] = field(default_factory=dict)
-    fixed: tuple[int | None, tuple[int, int] | None] = (None, None)
-    """Channels, and height and width, of the one input that it takes; None where it takes any."""
+ANY: Fixed = (None, None)
+"""Inputs of any channels and size."""
 
 
 @dataclass(frozen=True)
@@ -91,18 +89,19 @@ class ModelSource:
         return Path(name).name if is_path else name
 
 
-def _is_file_or_code(spec: str) -> bool:
-    path = Path(spec)
-    is_file = path.suffix.lower() in SUFFIXES or "/" in spec or path.exists()
-    return is_file or code.FORM.fullmatch(spec) is not None
-
-
 SOURCES = (
     ModelSource(
         "torchvision",
         "zoo",
         "a torchvision name",
-        recognises=lambda spec: not _is_file_or_code(spec),
+        recognises=lambda spec: (
+            not (
+                Path(spec).suffix.lower() in SUFFIXES
+                or "/" in spec
+                or Path(spec).exists()
+                or code.FORM.fullmatch(spec)
+            )
+        ),
         weights="default, an entry such as IMAGENET1K_V1, a file, or none (random)",
         prefix="torchvision:",
     ),
@@ -251,21 +250,17 @@ def sniff(path: Path) -> str:
         return "no regular file"
     with path.open("rb") as file:
         head = file.read(512)
-    if head.startswith(b"PK\x03\x04"):
-        return _zip_kind(path)
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
-        return SAFETENSORS  # a header of 640 bytes begins as a pickle does
-    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
-        return PICKLE
-    if path.name.endswith(".index.json") and head:
-        return SHARDS
-    looks = (words for mark, words in _LOOKS.items() if head.lstrip().startswith(mark))
-    is_text = re.search(rb"[\x00-\x08\x0e-\x1f]", head) is None
-    other = "a text file" if is_text else "no format that featviz knows"
-    return next(looks, other) if head else "empty"
-
-
-def _zip_kind(path: Path) -> str:
+    if not head.startswith(b"PK\x03\x04"):
+        if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
+            return SAFETENSORS  # a header of 640 bytes begins as a pickle does
+        if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+            return PICKLE
+        if path.name.endswith(".index.json") and head:
+            return SHARDS
+        looks = (words for mark, words in _LOOKS.items() if head.lstrip().startswith(mark))
+        is_text = re.search(rb"[\x00-\x08\x0e-\x1f]", head) is None
+        other = "a text file" if is_text else "no format that featviz knows"
+        return next(looks, other) if head else "empty"
     try:
         with zipfile.ZipFile(path) as archive:
             names, unpacked = archive.namelist(), sum(i.file_size for i in archive.filelist)

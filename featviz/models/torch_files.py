@@ -102,7 +102,7 @@ _SAVE_IMAGE = "torch.save(tensor, 'image.pt') of a plain tensor [C, H, W]"
 
 
 class RefusedError(Exception):
-    """What a file holds that is no model, in words that follow on its name: `holds a ...`; or the
+    """What a file holds that is no model, in words that follow on its name (`holds a ...`); or the
     names that it may not use."""
 
     def __init__(self, words: str, names: Iterable[str] = ()) -> None:
@@ -210,15 +210,29 @@ def _meaning(name: str) -> Any:
     name = _RENAMED.get(name, name)
     if name in _KEPT:
         return _KEPT[name]
+    allowed = (*_FUNCTIONS, *_ENUMS, *_HELPERS, *_MODULES)
+    if name not in allowed and not (name.startswith(_PACKAGES) and _NAME.fullmatch(name)):
+        return None
     try:
-        if name in _FUNCTIONS:
-            return _attribute(name)
-        if name in _ENUMS:
-            return functools.partial(_member, _attribute(name))
-        kind = _class(name)
+        kind: Any = _attribute(name)
     except (ImportError, AttributeError):
         return None
-    return None if kind is None else _stand_in(kind)
+    if name in _FUNCTIONS:
+        return kind
+    if name in _ENUMS:
+        return functools.partial(_member, kind)
+    if name not in _HELPERS:  # a class of modules, at its own place, which is made plainly
+        if not isinstance(kind, type) or not issubclass(kind, nn.Module):
+            return None
+        home, named = kind.__module__, name.rpartition(".")[0]
+        moved = named == "ultralytics.nn.modules" and home.startswith(f"{named}.")  # before 8.0.100
+        setter: Any = kind.__setstate__
+        read = setter is nn.Module.__setstate__ or setter.__module__.startswith(_SETTERS)
+        plain = type(kind) is type and kind.__new__ is object.__new__ and read
+        scripted = issubclass(kind, (torch.fx.GraphModule, torch.jit.ScriptModule))
+        if scripted or not plain or not (home == named or moved):
+            return None
+    return _stand_in(kind)
 
 
 def _attribute(name: str) -> Any:
@@ -238,24 +252,6 @@ def lacks(name: str) -> bool:
     except (ImportError, AttributeError):
         return True
     return False
-
-
-def _class(name: str) -> type | None:
-    known = name in (*_HELPERS, *_MODULES) or name.startswith(_PACKAGES)
-    if not (known and _NAME.fullmatch(name)):
-        return None
-    kind: Any = _attribute(name)
-    if name in _HELPERS:
-        return kind  # type: ignore[no-any-return]
-    if not isinstance(kind, type) or not issubclass(kind, nn.Module):
-        return None
-    home, named = kind.__module__, name.rpartition(".")[0]
-    moved = named == "ultralytics.nn.modules" and home.startswith(f"{named}.")  # before 8.0.100
-    setter: Any = kind.__setstate__
-    read = setter is nn.Module.__setstate__ or setter.__module__.startswith(_SETTERS)
-    plain = type(kind) is type and kind.__new__ is object.__new__ and read
-    scripted = issubclass(kind, (torch.fx.GraphModule, torch.jit.ScriptModule))
-    return kind if (home == named or moved) and plain and not scripted else None
 
 
 @functools.cache
@@ -401,13 +397,12 @@ def _parts(value: Any) -> Sequence[Any]:
         return [*value]
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values(), *vars(value).values()]
-    if isinstance(value, (nn.Module, Namespace, SimpleNamespace)) or _is_helper(value):
-        return [*vars(value).values()]
-    return []
+    kinds, is_helper = (nn.Module, Namespace, SimpleNamespace), _path_of(type(value)) in _HELPERS
+    return [*vars(value).values()] if is_helper or isinstance(value, kinds) else []
 
 
-def _is_helper(value: Any) -> bool:
-    return f"{type(value).__module__}.{type(value).__qualname__}" in _HELPERS
+def _path_of(kind: Any) -> str:
+    return f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', '')}"
 
 
 def _harmless(value: Any) -> bool:
@@ -419,8 +414,7 @@ def _harmless(value: Any) -> bool:
         return isinstance(value.__self__, nn.Module) and _is_forward(value.__name__)
     known = isinstance(value, FunctionType) and _is_forward(value.__name__)
     known = known or isinstance(value, (_Name, weakref.ref))  # nn.LSTM makes references
-    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
-    return known or name in _FUNCTIONS or _is_helper(value)
+    return known or _path_of(value) in _FUNCTIONS or _path_of(type(value)) in _HELPERS
 
 
 def _check_module(module: nn.Module) -> None:
@@ -428,7 +422,22 @@ def _check_module(module: nn.Module) -> None:
     what the class defines."""
     attributes, of = vars(module), f"holds a {type(module).__name__}"
     for name, value in attributes.items():
-        if _replaces(module, name, value):
+        owner = next((kind for kind in type(module).__mro__ if name in vars(kind)), None)
+        if owner is None:
+            replaced = type(name) is str and name.startswith("__")
+        else:  # a plain value may take the place of a plain value
+            default = vars(owner)[name]
+            items = value if isinstance(value, (list, tuple)) else [value]
+            plain = not callable(default) and not hasattr(type(default), "__get__")
+            replaced = not (plain and all(isinstance(item, (*_PLAIN, Tensor)) for item in items))
+            if name == "forward":  # of a fused model of Ultralytics
+                own = isinstance(value, MethodType) and value.__self__ is module
+                replaced = not (own and _is_forward(value.__name__))
+            elif name == "type":  # Ultralytics sets it
+                replaced = replaced and type(value) is not str
+            elif name == "all_weights":  # of torch before 1.0
+                replaced = replaced and not isinstance(module, nn.RNNBase)
+        if replaced:
             words = f"whose state replaces its {quoted(str(name))}: it could run code"
             raise RefusedError(f"{of} {words}")
     for name, kind in _CONTENTS.items():
@@ -446,25 +455,6 @@ def _check_module(module: nn.Module) -> None:
         kind = type(fresh) if isinstance(fresh, (bool, dict, set)) else object
         if name not in attributes or not isinstance(attributes[name], kind):
             raise _broken(module)
-
-
-def _replaces(module: nn.Module, name: Any, value: Any) -> bool:
-    """Whether an attribute takes the place of what the class defines, other than a plain value of a
-    plain value."""
-    owner = next((kind for kind in type(module).__mro__ if name in vars(kind)), None)
-    if owner is None:
-        return type(name) is str and name.startswith("__")
-    default = vars(owner)[name]
-    items = value if isinstance(value, (list, tuple)) else [value]
-    plain = not callable(default) and not hasattr(type(default), "__get__")
-    if plain and all(isinstance(item, (*_PLAIN, Tensor)) for item in items):
-        return False
-    if name == "forward":  # of a fused model of Ultralytics
-        own = isinstance(value, MethodType) and value.__self__ is module
-        return not (own and _is_forward(value.__name__))
-    is_type = name == "type" and type(value) is str  # Ultralytics sets it
-    # of torch before 1.0
-    return not (is_type or (name == "all_weights" and isinstance(module, nn.RNNBase)))
 
 
 def _broken(module: nn.Module) -> RefusedError:

@@ -41,11 +41,8 @@ def record(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path, unsafe: bool = False) -> Any:
-    """Read what a file holds: a module, or a mapping with tensors somewhere in it.
-
-    Raises:
-        LoadError: no checkpoint, truncated, or a pickle that needs more than is allowed.
-    """
+    """Read what a file holds: a module, or a mapping with tensors somewhere in it; LoadError for no
+    checkpoint, a truncated one, or a pickle that needs more than is allowed."""
     try:
         kind = sources.sniff(path)
     except OSError as error:
@@ -79,21 +76,17 @@ def read(path: Path, unsafe: bool = False) -> Any:
     except FeatvizError:
         raise
     except RefusedError as error:
-        raise _refused(path, error) from error
+        if lacking := [name for name in error.names if torch_files.lacks(name)]:
+            package = lacking[0].partition(".")[0]
+            raise LoadError(
+                f"{path.name} needs the package {package} for {listed([*map(quoted, lacking)], 3)}",
+                f"pip install {package}, or a newer one (-U) if it is there",
+            ) from error
+        trust = "if you trust the file, --trust"
+        remedy = trust if error.names else f"save the state_dict() of a model that runs; {trust}"
+        raise LoadError(f"{path.name} {error}", remedy, add=("--trust",)) from error
     except Exception as error:  # a broken pickle decides itself what it makes torch raise
         raise _damaged(path, error) from error
-
-
-def _refused(path: Path, error: RefusedError) -> LoadError:
-    if lacking := [name for name in error.names if torch_files.lacks(name)]:
-        package = lacking[0].partition(".")[0]
-        return LoadError(
-            f"{path.name} needs the package {package} for {listed([*map(quoted, lacking)], 3)}",
-            f"pip install {package}, or a newer one (-U) if it is there",
-        )
-    trust = "if you trust the file, --trust"
-    remedy = trust if error.names else f"save the state_dict() of a model that runs; {trust}"
-    return LoadError(f"{path.name} {error}", remedy, add=("--trust",))
 
 
 def _damaged(path: Path, error: Exception) -> LoadError:
@@ -378,13 +371,3 @@ def put_into(
     if words:
         log.warning("%s tensors (--partial): %s", loaded, words)
     return loaded
-
-
-def in_full_precision(module: nn.Module, device: torch.device) -> nn.Module:
-    """Half and bfloat16 become float32 on a CPU, where many operations lack them."""
-    halves = (torch.float16, torch.bfloat16)
-    tensors = [*module.parameters(), *module.buffers()]
-    if device.type == "cpu" and any(tensor.dtype in halves for tensor in tensors):
-        log.info("half precision is cast to float32 on the CPU")
-        return module.float()
-    return module

@@ -5,17 +5,16 @@ from __future__ import annotations
 import inspect
 import logging
 import pickle
-import socket
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from urllib.error import URLError
 from urllib.parse import urlparse
-from urllib.request import getproxies
 
 import torch
 from torch import Tensor, nn
@@ -25,47 +24,43 @@ from featviz.files import read_json
 from featviz.models.preprocess import Chain
 from featviz.models.presets import from_timm
 from featviz.models.requirements import first_line, require_torchvision
-from featviz.models.sources import Loaded, unknown_name
+from featviz.models.sources import ANY, Loaded, unknown_name
 from featviz.models.weights import put_weights, read_weights, stripped_forms
 from featviz.options import ModelOptions
 
 log = logging.getLogger(__name__)
-
-_CONNECT_SECONDS = 3.0
-"""How long the hub may take to answer; its own client tries for most of a minute."""
 
 _HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def load_torchvision(options: ModelOptions) -> Loaded:
     """Build the model with the weights of torchvision, of a file, or random ones."""
-    return _loaded(options, "torchvision", build_torchvision, lambda name, forms: {})
+    return _loaded(options, "torchvision", build_torchvision)
 
 
 def load_timm(options: ModelOptions) -> Loaded:
     """Build the model with the weights of timm, of a file, or random ones. A file says how many
     classes and channels the model has."""
-    return _loaded(options, "timm", _build_timm, _arguments_of)
+    return _loaded(options, "timm", _build_timm)
 
 
-def _loaded(
-    options: ModelOptions, kind: str, build: Callable[..., Any], read: Callable[..., Any]
-) -> Loaded:
+def _loaded(options: ModelOptions, kind: str, build: Callable[..., Any]) -> Loaded:
     name, weights = options.spec.removeprefix(f"{kind}:"), options.weights or "default"
     source: dict[str, Any] = {"kind": kind, "name": name}
     path, seed = Path(weights), options.seed
     if path.is_file():
         tensors = read_weights(path, options)
-        arguments = read(name, [form.tensors for form in stripped_forms(tensors)])
+        forms = [form.tensors for form in stripped_forms(tensors)] if kind == "timm" else []
+        arguments = _arguments_of(name, forms) if forms else {}
         module, entry = build(name, None, seed, {**arguments, **options.model_args})
         record = put_weights(module, tensors, path, options)
-        return Loaded(module, entry, {**source, **arguments, **record})
+        return module, {**source, **arguments, **record}, entry, ANY
     module, entry = build(name, weights, seed, options.model_args)
     source["weights"] = weights
     if weights == "none":
         log.warning("%s has random weights (--weights none, --seed %d)", name, seed)
         source["seed"] = seed
-    return Loaded(module, entry, source)
+    return module, source, entry, ANY
 
 
 def build_torchvision(
@@ -116,20 +111,27 @@ def build_torchvision(
     return module, entry or default
 
 
-def timm_name_beside(path: Path) -> str | None:
-    """The timm model that a `config.json` beside a file of weights names, as timm's hub has it."""
+def architecture_beside(path: Path) -> str | None:
+    """What a `config.json` beside a file of weights names: `timm:NAME` as timm's hub has it, a
+    class of transformers, or None."""
     try:
         config = read_json(path.with_name("config.json"))
-        arch, tag = config["architecture"], config.get("pretrained_cfg", {}).get("tag", "")
-        timm = _timm()
+    except FileNotFoundError:
+        return None
     except FileError as error:
         log.warning("%s; %s is loaded without it", error.message, path.name)
         return None
-    except (FileNotFoundError, KeyError, TypeError, AttributeError, LoadError):
-        return None
-    if not isinstance(arch, str) or not timm.is_model(arch):
-        return None
-    return f"{arch}.{tag}" if tag in _tags(timm, arch) else arch
+    config = config if isinstance(config, dict) else {}
+    arch, cfg = config.get("architecture"), config.get("pretrained_cfg")
+    if isinstance(arch, str):
+        with suppress(LoadError):
+            timm = _timm()
+            if timm.is_model(arch):
+                tag = cfg.get("tag", "") if isinstance(cfg, dict) else ""
+                return f"timm:{arch}.{tag}" if tag in _tags(timm, arch) else f"timm:{arch}"
+    names = config.get("architectures")
+    first = names[0] if isinstance(names, list) and names else None
+    return first if isinstance(first, str) else None
 
 
 def _build_timm(
@@ -142,7 +144,15 @@ def _build_timm(
     config, pretrained = timm.get_pretrained_cfg(full), weights not in (None, "none")
     overlay: dict[str, Any] = {}
     if pretrained:
-        overlay = _where_weights_are(config, full)
+        if config is None or not config.has_weights:
+            raise UsageError(f"timm has no weights for {full}", "--weights none, or a file")
+        if config.hf_hub_id:  # the hub's own client asks for a minute before it looks here
+            from huggingface_hub import try_to_load_from_cache
+
+            files = [config.hf_hub_filename] if config.hf_hub_filename else _HUB_FILES
+            found = [try_to_load_from_cache(config.hf_hub_id, file) for file in files]
+            if here := [file for file in found if isinstance(file, str)]:
+                overlay = {"pretrained_cfg_overlay": {"file": here[0]}}
         asked = arguments.get("num_classes", config.num_classes)
         if asked not in (0, config.num_classes):
             words = "the classifier of %s is random: its weights have %d classes, not %s"
@@ -152,7 +162,12 @@ def _build_timm(
             torch.manual_seed(seed)
             module = timm.create_model(full, pretrained=pretrained, **{**overlay, **arguments})
     except (URLError, OSError, EOFError) as error:
-        raise _not_loaded(config, full, str(error)) from error
+        file = f"{config.hf_hub_id} {config.hf_hub_filename or _HUB_FILES[0]}"
+        place = f"`hf download {file}` elsewhere" if config.hf_hub_id else f"fetch {config.url}"
+        raise LoadError(
+            f"the weights of {full} could not be loaded: {first_line(error)}",
+            f"{place} for --weights FILE; or use --weights none for random ones",
+        ) from error
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
         words = f"timm could not build {full}: {first_line(error)}"
         raise LoadError(words, "see --model-arg") from error
@@ -206,35 +221,3 @@ def _tagged(timm: ModuleType, name: str, weights: str | None) -> str:
 def _tags(timm: ModuleType, arch: str) -> list[str]:
     names = timm.models.list_pretrained(f"{arch}.*")
     return [name.partition(".")[2] for name in names if name.partition(".")[0] == arch]
-
-
-def _where_weights_are(config: Any, name: str) -> dict[str, Any]:
-    """Arguments that point timm to weights already on this machine."""
-    if config is None or not config.has_weights:
-        raise UsageError(f"timm has no weights for {name}", "--weights none, or a file")
-    if not config.hf_hub_id:
-        return {}
-    from huggingface_hub import constants, try_to_load_from_cache
-
-    for file in [config.hf_hub_filename] if config.hf_hub_filename else _HUB_FILES:
-        cached = try_to_load_from_cache(config.hf_hub_id, file)
-        if isinstance(cached, str):
-            return {"pretrained_cfg_overlay": {"file": cached}}
-    host = urlparse(constants.ENDPOINT).hostname or ""
-    try:
-        if constants.HF_HUB_OFFLINE:
-            raise OSError
-        if not getproxies():
-            socket.create_connection((host, 443), timeout=_CONNECT_SECONDS).close()
-    except OSError as error:
-        raise _not_loaded(config, name, f"no connection to {host}") from error
-    return {}
-
-
-def _not_loaded(config: Any, name: str, why: str) -> LoadError:
-    file = f"{config.hf_hub_id} {config.hf_hub_filename or _HUB_FILES[0]}"
-    place = f"`hf download {file}` elsewhere" if config.hf_hub_id else f"fetch {config.url}"
-    return LoadError(
-        f"the weights of {name} could not be loaded: {why.strip().splitlines()[0]}",
-        f"{place} for --weights FILE; or use --weights none for random ones",
-    )

@@ -91,7 +91,7 @@ def test_one_image_of_an_archive(name: str, photos: Path) -> None:
         shutil.copy(photos / "a" / "00.png", photos / plain)
         assert plain in names(photos) and names(photos / plain) == [plain]
         (whole,) = find.find_samples([str(photos / plain)])
-        assert decode.decode(whole).size == (18, 16)
+        assert decode.decode(whole)[0][0].size == (18, 16)
 
 
 def test_members_may_come_in_a_list(
@@ -295,7 +295,7 @@ def test_every_format_on_the_list_is_read(tmp_path: Path) -> None:
         if name in Image.SAVE and name in Image.OPEN:
             path = tmp_path / f"{name}.img"
             Image.new("RGB", (16, 16), (200, 100, 50)).save(path, name)
-            pixels = np.asarray(decode.decode(Sample("x", (path,))).images[0]).astype(int)
+            pixels = np.asarray(decode.decode(Sample("x", (path,)))[0][0]).astype(int)
             assert np.abs(pixels - (200, 100, 50)).max() < 12, name
             read.append(name)
     assert len(read) >= 12

@@ -52,7 +52,7 @@ def read(tmp_path: Path) -> Callable[..., Any]:
         path = tmp_path / "scan"
         path.write_bytes(data)
         how = Wanted(channels, **wanted)
-        (image,) = decode.decode(Sample("scan", (path,)), wanted=how, tensors=read_tensor).images
+        (image,) = decode.decode(Sample("scan", (path,)), wanted=how, tensors=read_tensor)[0]
         return image
 
     return read

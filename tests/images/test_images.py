@@ -31,17 +31,17 @@ def scene() -> np.ndarray:
 
 def decoded(path: Path, **options: object) -> np.ndarray:
     """The pixels of a file."""
-    return np.asarray(decode.decode(Sample(path.name, (path,)), **options).images[0])  # type: ignore[arg-type]
+    return np.asarray(decode.decode(Sample(path.name, (path,)), **options)[0][0])  # type: ignore[arg-type]
 
 
 def test_plain_picture_is_what_the_file_holds(tmp_path: Path, scene: np.ndarray) -> None:
     """RGB stays as it is; size and hash are those of the file."""
     path = tmp_path / "plain.png"
     Image.fromarray(scene).save(path)
-    picture = decode.decode(Sample("plain.png", (path,)))
-    assert np.array_equal(np.asarray(picture.images[0]), scene)
-    assert (picture.images[0].mode, picture.size) == ("RGB", (8, 6))
-    assert picture.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    (picture,), sha256 = decode.decode(Sample("plain.png", (path,)))
+    assert np.array_equal(np.asarray(picture), scene)
+    assert (picture.mode, picture.size) == ("RGB", (8, 6))
+    assert sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -75,7 +75,7 @@ def test_transparency_shows_the_background(tmp_path: Path, mode: str) -> None:
         opaque = Image.fromarray(rgba[..., :3])
         image = opaque.quantize(2) if mode == "P" else opaque.convert(mode)
         image.save(tmp_path / "hidden.png", transparency=image.getpixel((0, 0)))
-    (picture,) = decode.decode(Sample("h", (tmp_path / "hidden.png",)), background="#ff8000").images
+    (picture,) = decode.decode(Sample("h", (tmp_path / "hidden.png",)), background="#ff8000")[0]
     pixels = np.asarray(picture.convert("RGB"))
     assert (pixels[:2] == (255, 128, 0)).all()
     assert (pixels[2:] == 40).all()
@@ -90,7 +90,7 @@ RAW = Wanted(3, raw=True)
 
 def numbers(path: Path, channels: int = 1) -> Raster:
     """The image of a file of more than 8 bits."""
-    image = decode.decode(Sample(path.name, (path,)), wanted=Wanted(channels)).images[0]
+    image = decode.decode(Sample(path.name, (path,)), wanted=Wanted(channels))[0][0]
     assert isinstance(image, Raster)
     return image
 

@@ -141,7 +141,7 @@ def test_keys_that_are_no_names_of_files(bucket: Any, photos: Path) -> None:
         bucket.put_object(Bucket="pictures", Key=key, Body=content)
     samples = find.find_samples(["s3://pictures/k/"])
     assert [s.name for s in samples] == ["a:b.png", "file:::x.png", "p.tar::file:/etc/y.png"]
-    assert {decode.decode(sample).size for sample in samples} == {(18, 16)}
+    assert {decode.decode(sample)[0][0].size for sample in samples} == {(18, 16)}
 
 
 @pytest.mark.slow

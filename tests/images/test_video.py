@@ -55,11 +55,11 @@ def numbers(images: Any) -> list[int]:
 def test_frames_are_evenly_spread(name: str, tmp_path: Path) -> None:
     """From the first to the last, some twice where there are fewer; RGB in the video's size."""
     sample = Sample("a", (film(tmp_path / name),))
-    images = decode.decode(sample, frames=5).images
+    images = decode.decode(sample, frames=5)[0]
     assert numbers(images) == [0, 7, 14, 22, 29]
     assert {(image.size, image.mode) for image in images} == {((48, 32), "RGB")}
     short = Sample("b", (film(tmp_path / f"short-{name}", 2),))
-    assert numbers(decode.decode(short, frames=4).images) == [0, 0, 1, 1]
+    assert numbers(decode.decode(short, frames=4)[0]) == [0, 0, 1, 1]
 
 
 def test_a_frame_far_behind_is_sought(av: Any, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_video_stands_upright(tmp_path: Path) -> None:
     at = data.index(struct.pack(">9i", one, 0, 0, 0, one, 0, 0, 0, 1 << 30), data.index(b"tkhd"))
     data[at : at + 36] = struct.pack(">9i", 0, one, 0, -one, 0, 0, 0, 0, 1 << 30)  # a quarter right
     path.write_bytes(data)
-    (image,) = decode.decode(Sample("a", (path,)), quiet=True).images
+    (image,) = decode.decode(Sample("a", (path,)), quiet=True)[0]
     pixels = np.asarray(image)[..., 0]
     assert image.size == (32, 48) and pixels[:20].mean() < 10 < 30 < pixels[-20:].mean()
 

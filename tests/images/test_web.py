@@ -22,7 +22,7 @@ from web_server import (
 
 from featviz.errors import FeatvizError, ImageError, UsageError
 from featviz.files import urls
-from featviz.files.urls import Remote
+from featviz.files.urls import Url
 from featviz.images import archives, decode, find
 
 pytest.importorskip("aiohttp", reason="images of web servers are read by aiohttp")
@@ -109,7 +109,7 @@ def test_credentials_are_used_and_never_shown(
     the web is followed, and the name stays."""
     server.plan["/old.png"] = redirected("/00.png")
     (sample,) = find.find_samples([f"{server.url}old.png"])
-    assert sample.name == "old.png" and decode.decode(sample).size == (18, 16)
+    assert sample.name == "old.png" and decode.decode(sample)[0][0].size == (18, 16)
     server.plan["/00.png"] = guarded("ann", "pa55word")
     server.plan["/01.png"] = unavailable
     urls = [f"http://ann:pa55word@{server.address}/0{n}.png?token=t0ps3cret" for n in (0, 1, 7)]
@@ -128,7 +128,7 @@ def test_an_archive_of_a_server_is_read_in_parts(
     with tarfile.open(server.root / "p.tar", "w") as tar:
         tar.add(server.root / "sub dir", "s")
     far = find.find_samples([f"{server.url}p.tar"])[0]
-    assert far.name == "s/00.png" and decode.decode(far).size == (18, 16)
+    assert far.name == "s/00.png" and decode.decode(far)[0][0].size == (18, 16)
     whole = (server.root / "p.tar").read_bytes()
     server.plan["/q.tar"] = lambda visit: visit.send(whole)
     monkeypatch.setattr(urls, "_BLOCK", 512)
@@ -142,7 +142,7 @@ def test_images_without_names_are_numbered(server: WebServer) -> None:
     (server.root / "image").write_bytes((server.root / "00.png").read_bytes())
     samples = find.find_samples([f"{server.url}image?id={number}" for number in range(2)])
     assert [sample.name for sample in samples] == ["1/image", "2/image"]
-    assert [decode.decode(sample).size for sample in samples] == [(18, 16)] * 2
+    assert [decode.decode(sample)[0][0].size for sample in samples] == [(18, 16)] * 2
 
 
 @pytest.mark.parametrize(
@@ -167,5 +167,5 @@ def test_messages_of_libraries_are_scrubbed() -> None:
     """User, password and query go, the rest stays."""
     text = "GET 'https://ann:p@ss@h/a.png?X-Amz-Signature=abc' failed"
     assert urls.scrubbed(text) == "GET 'https://h/a.png' failed"
-    remote = Remote.at("https://ann:pw@h/a%20b.png?sig=abc")
-    assert f"{remote} {remote!r}" == "https://h/a b.png Remote('https://h/a b.png')"
+    remote = Url.of_file("https://ann:pw@h/a%20b.png?sig=abc")
+    assert f"{remote} {remote!r}" == "https://h/a b.png Url('https://h/a b.png')"
