@@ -98,7 +98,7 @@ def test_the_sources_are_seen() -> None:
     """The reader above finds the package and the imports that are known to be there."""
     assert {"featviz.cli", "featviz.run.run", "featviz.models.load"} <= set(FILES)
     assert "featviz.run.run" in of_featviz("featviz.cli.run")
-    assert "featviz.models.zoo" in of_featviz("featviz.models.load")
+    assert "featviz.models.weights" in of_featviz("featviz.models.load")
     assert "torch" in roots("featviz.hooks.capture")
     assert set(TORCHLESS) <= set(FILES)
 

@@ -72,8 +72,8 @@ class Folder(ExitStack):
         super().__init__()
         self.name = relative
         with _errors_named("."), ExitStack() as opened:
-            way = [root, *relative.split("/")] if relative else [root]
-            self._at = _descend(opened, None, way)
+            below = relative.split("/") if relative else []
+            self._at = _descend(opened, None, [str(root), *below])
             self.callback(opened.pop_all().close)
 
     def open(self, relative: str) -> BinaryIO:
@@ -92,9 +92,9 @@ class Folder(ExitStack):
         return content
 
     def read_json(self, relative: str, most: int) -> Any:
-        """The value of a JSON file of at most `most` bytes; raises as `open` does, and FileError
-        where it is no JSON that `parse_json` takes."""
-        return _json(relative, self.read(relative, most))
+        """The value of a JSON file that `parse_json` takes; raises as `read` does."""
+        with _errors_named(relative):
+            return parse_json(self.read(relative, most).decode("utf-8"))
 
     def head(self, relative: str, most: int) -> tuple[bytes, int]:
         """The first bytes of a file, at most `most`, and how many it has; raises as `open` does."""
@@ -107,7 +107,7 @@ class Folder(ExitStack):
         return self.head(relative, 0)[1]
 
 
-def _descend(opened: ExitStack, at: int | None, folders: Iterable[str | Path]) -> int:
+def _descend(opened: ExitStack, at: int | None, folders: Iterable[str]) -> int:
     """Open these folders, one in the other; only the first is one of the user's own."""
     for folder in folders:
         at = os.open(folder, _FOLDER if at is None else _FOLDER | os.O_NOFOLLOW, dir_fd=at)
@@ -148,7 +148,8 @@ def read_text(path: Path, most: int = SMALL) -> str:
 
 def read_json(path: Path, most: int = SMALL) -> Any:
     """Read a JSON file that `parse_json` takes; raises as `read_bytes` does."""
-    return _json(str(path), read_bytes(path, most))
+    with _errors_named(str(path)):
+        return parse_json(read_bytes(path, most).decode("utf-8"))
 
 
 def parse_json(text: str) -> Any:
@@ -164,13 +165,6 @@ def parse_json(text: str) -> Any:
         raise ValueError(f"JSON has no number {constant}")
 
     return json.loads(text, parse_constant=refuse)
-
-
-def _json(name: str, content: bytes) -> Any:
-    try:
-        return parse_json(content.decode("utf-8"))
-    except ValueError as error:
-        raise FileError(f"{quoted(name)} is no JSON: {quoted(str(error))}") from error
 
 
 @contextmanager

@@ -55,10 +55,9 @@ class Url:
         """The URL of something to read; UsageError where no store can be asked for it."""
         url = cls(text)
         if "::" in text:
-            raise UsageError(
-                f"{quoted(str(url))!r} chains protocols, and featviz reads stores directly",
-                "give the last URL alone; photos.tar::a.jpg is a file in an archive",
-            )
+            words = f"{quoted(str(url))!r} chains protocols, and featviz reads stores directly"
+            hint = "give the last URL alone; photos.tar::a.jpg is a file in an archive"
+            raise UsageError(words, hint)
         return replace(url, at=url.key)
 
     @classmethod
@@ -66,9 +65,9 @@ class Url:
         """The URL of a run directory, without slashes at its end; UsageError where it is of a kind
         in which there can be no run."""
         url = cls(text.rstrip("/"))
-        if "::" in text or url.protocol in (*WEB, "file", "local", "data") or not url.place:
+        if "::" in text or url.protocol in (*WEB, "file", "local", "data", ""):
             raise UsageError(
-                f"{quoted(str(url))} is no place in an object store",
+                f"{quoted(scrubbed(text))} is no place in an object store",
                 "for example s3://bucket/maps, gs://bucket/maps, az://container/maps; "
                 "a folder of this machine is given as its path",
             )
@@ -130,10 +129,9 @@ class Url:
             return _connected(self.protocol, tuple(sorted(given.items())), os.getpid())
         except Exception as error:  # of the package, whose options may be in a file of its own
             words = quoted(self.without_secrets(str(error)))
-            raise UsageError(
-                f"{quoted(str(self))} cannot be reached: {words}",
-                "the options come from the URL and from fsspec's configuration (FSSPEC_...)",
-            ) from error
+            message = f"{quoted(str(self))} cannot be reached: {words}"
+            hint = "the options come from the URL and from fsspec's configuration (FSSPEC_...)"
+            raise UsageError(message, hint) from error
 
 
 def refuse_url(place: object) -> None:
@@ -155,10 +153,8 @@ def _class_for(protocol: str) -> Any:
     from fsspec.registry import known_implementations
 
     if protocol not in fsspec.available_protocols() or _NO_STORE.fullmatch(protocol):
-        raise UsageError(
-            f"{quoted(protocol)}:// is no store that featviz knows",
-            "for example s3://bucket/photos/ or gs://bucket/maps",
-        )
+        words = f"{quoted(protocol)}:// is no store that featviz knows"
+        raise UsageError(words, "for example s3://bucket/photos/ or gs://bucket/maps")
     try:
         return fsspec.get_filesystem_class(protocol)
     except ImportError as error:

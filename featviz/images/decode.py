@@ -19,7 +19,7 @@ from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 
 from featviz.errors import FileError, ImageError, UsageError
 from featviz.files import npy
-from featviz.images import archives, arrays, video
+from featviz.images import archives, arrays
 from featviz.images.archives import Place
 from featviz.images.arrays import Wanted
 from featviz.records import Raster, Sample
@@ -65,6 +65,8 @@ _STILL = (b"avi", b"hei", b"hev", b"mif", b"msf", b"jxl", b"jp2")
 
 VIDEOS = ("mov", "avi", "matroska")
 """Containers, as ffmpeg calls them."""
+VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
+"""Of the files of which `--frames N` takes N stills."""
 
 
 def open_image(file: BinaryIO) -> Image.Image:
@@ -153,7 +155,7 @@ def decode(
                 still = sample.still
                 at, count = still or (None, (alone and frames) or 1)
                 choose = partial(_spread, count=count, at=at)
-                picked, total = video.read_frames(data[index], kind, choose)
+                picked, total = arrays.read_frames(data[index], kind, choose)
                 if wanted.channels not in (1, 3) and not wanted.raw:
                     raise ImageError(f"is a video, and the model takes {wanted.channels} channels")
                 if len(picked) == 1 < total and still is None and not quiet:
@@ -187,6 +189,9 @@ def _read(sample: Sample, path: Place) -> bytes:
             return archives.read(path)
         except (FileNotFoundError, KeyError):
             raise ImageError("is no file") from None
+        except FileError as error:  # which names the path
+            words, _, reason = error.message.partition(" cannot be read: ")
+            raise ImageError(f"cannot be read: {reason or words}", error.hint) from error
 
 
 @contextmanager
@@ -280,10 +285,8 @@ def _ready(picture: np.ndarray, wanted: Wanted) -> np.ndarray:
     if wanted.raw:
         return picture
     if wanted.volume:
-        raise ImageError(
-            f"is a picture of shape {list(picture.shape)}, and the model takes volumes",
-            f"an array {wanted.shapes}",
-        )
+        words = f"is a picture of shape {list(picture.shape)}, and the model takes volumes"
+        raise ImageError(words, f"an array {wanted.shapes}")
     return np.moveaxis(np.atleast_3d(picture), -1, 0)[None]
 
 

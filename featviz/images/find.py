@@ -19,9 +19,9 @@ from typing import BinaryIO, TypeAlias, TypeVar
 from featviz.errors import FileError, UsageError
 from featviz.files import hint_of, misspelt, real, urls
 from featviz.files.urls import Url, is_url
-from featviz.images import archives, video
+from featviz.images import archives
 from featviz.images.archives import Place
-from featviz.images.decode import SUFFIXES, format_of, open_image
+from featviz.images.decode import SUFFIXES, VIDEO_SUFFIXES, format_of, open_image
 from featviz.records import Sample
 from featviz.text import is_number, quoted, safe_way
 
@@ -95,17 +95,17 @@ def _identity(path: Place) -> str:
 
 def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | None) -> list[Named]:
     """The files that an argument stands for, at least one."""
+    found: list[Named] = []
     if argument == "-":
         lines = (stdin or sys.stdin.buffer).read().split(b"\0" if nul else b"\n")
         texts = [os.fsdecode(line if nul else line.rstrip(b"\r")) for line in lines]
         places = [Url.of_file(text) if is_url(text) else Path(text) for text in texts if text]
         if not places:
             raise UsageError("stdin lists no images", "one path a line, or NUL-separated with -0")
-        inside = [archives.split(place) for place in places]
-        names = [
-            i[1].rpartition("/")[2] if i else p.name for i, p in zip(inside, places, strict=True)
-        ]
-        return [*zip(names, places, strict=True)]
+        for place in places:
+            inside = archives.split(place)
+            found.append((inside[1].rpartition("/")[2] if inside else place.name, place))
+        return found
     path = Path(argument)
     there = os.path.exists(path)  # noqa: PTH110 - takes any name
     if is_url(argument):
@@ -124,9 +124,7 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
     if glob.has_magic(argument):
         fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
         files = map(Path, sorted(glob.glob(argument, recursive=True)))
-        found: list[Named] = [
-            (file.relative_to(fixed).as_posix(), file) for file in files if file.is_file()
-        ]
+        found = [(file.relative_to(fixed).as_posix(), file) for file in files if file.is_file()]
         if not found:
             raise UsageError(f"no image matches {quoted(argument)!r}", "check the pattern")
         return found
@@ -206,10 +204,8 @@ def _in_archive(argument: str, archive: Place, name: str | None = None) -> list[
         files = [(n, archives.member(archive, n)) for n in names if not archives.is_hidden(n)]
         return _images(f"archive {str(archive)!r}", files)
     if name not in names:
-        raise UsageError(
-            f"no image {argument!r}: nothing in the archive is called so",
-            f"{str(archive)!r} alone takes all its images",
-        )
+        words = f"no image {argument!r}: nothing in the archive is called so"
+        raise UsageError(words, f"{str(archive)!r} alone takes all its images")
     return [(name, archives.member(archive, name))]
 
 
@@ -278,7 +274,7 @@ def stills(samples: Sequence[Sample], count: int) -> list[Sample]:
     found: list[Sample] = []
     for sample in samples:
         files = [path.name.lower() for path in sample.paths]
-        is_video = count > 1 and any(name.endswith(video.SUFFIXES) for name in files)
+        is_video = count > 1 and any(name.endswith(VIDEO_SUFFIXES) for name in files)
         names = [f"{sample.name}/{at:0{len(str(count - 1))}d}" for at in range(count)]
         parts = (replace(sample, name=n, still=(at, count)) for at, n in enumerate(names))
         found += parts if is_video else [sample]

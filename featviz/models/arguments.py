@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from featviz.errors import FileError, ImageError, LoadError, UsageError
 from featviz.files import npy, read_bytes
-from featviz.models import code
+from featviz.models import sources
 from featviz.models.preprocess import Chain, Preprocess, input_dtype
 from featviz.models.torch_files import read_tensor
 from featviz.models.weights import ADDRESS, add_values
@@ -66,10 +66,8 @@ def parse(texts: Sequence[str], seed: int = 0, option: str = "forward_args") -> 
         left, equals, given = text.partition("=")
         name, dot, key = left.partition(".")
         if not equals or not name.isidentifier() or (dot and not key) or not given:
-            raise UsageError(
-                f"{option} {quoted(text)} is not NAME=VALUE",
-                f"VALUE is {_FORMS}; NAME.KEY=VALUE a dict's",
-            )
+            words = f"{option} {quoted(text)} is not NAME=VALUE"
+            raise UsageError(words, f"VALUE is {_FORMS}; NAME.KEY=VALUE a dict's")
         value, words = _value(f"{option} {left}", given, random)
         if any(o == name and (not key or k in (None, key)) for o, k, *_ in arguments):
             raise UsageError(f"{option} {left} is given twice", "give it once, or its keys")
@@ -207,8 +205,8 @@ def feed(
 
         named = module.register_forward_pre_hook(by_name, prepend=True, with_kwargs=True)
         hooks.append(named)
-    words = tuple(words for *_, words in given) or preprocess.further
-    return replace(preprocess, further=words, dtype=input_dtype(module)), hooks
+    further = tuple(words for *_, words in given) or preprocess.further
+    return replace(preprocess, further=further, dtype=input_dtype(module)), hooks
 
 
 def _adding(
@@ -280,13 +278,13 @@ class UserTransform:
     @classmethod
     def named(cls, text: str) -> UserTransform:
         """The function that `--transform` names."""
-        if code.FORM.fullmatch(text) is None:
+        if sources.FORM.fullmatch(text) is None:
             raise UsageError(f"--transform {text!r} names no function", "file.py:fn or pkg.mod:fn")
-        function = code.target(text)
+        function = sources.target(text)
         if not callable(function):
             kind = type(function).__name__
             raise UsageError(f"--transform {text!r} is a {kind}", "name a function")
-        found = code.digest(text)
+        found = sources.code_digest(text)
         told = f" (sha256 {found[:_DIGITS]})" if found else ""
         return cls(text, f"transform {text.rpartition('/')[2]}{told}", function)
 

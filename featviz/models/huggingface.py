@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from featviz.errors import FileError, LoadError, UsageError
 from featviz.files import read_json
 from featviz.models import weights
+from featviz.models.load import architecture_beside
 from featviz.models.presets import from_transformers, image_size
 from featviz.models.requirements import first_line
 from featviz.models.sources import Loaded, download_hint, load_source
-from featviz.models.zoo import architecture_beside
 from featviz.options import ModelOptions
 from featviz.text import listed, quoted
 
@@ -101,9 +101,9 @@ def load_huggingface(options: ModelOptions) -> Loaded:
     if path is None:
         words = f"{folder} has no weights: none of {', '.join(_WEIGHTS)}"
         raise LoadError(words, "--weights FILE names them")
-    tensors = weights.read_weights(path, options)
+    tensors, steps = weights.read_weights(path, options)
     fields = {**fields, **options.model_args}
-    module = _built(where, architecture, fields, path.name, dict(tensors.tensors), options)
+    module = _built(where, architecture, fields, path.name, tensors, options)
     if (first := next(iter(inspect.signature(module.forward).parameters))) != _IMAGE:
         if not hasattr(module, "vision_model"):
             raise _no_image(architecture, first)
@@ -111,8 +111,7 @@ def load_huggingface(options: ModelOptions) -> Loaded:
         module = ImageTower(module)
     log.info("%s: %s", folder.name, architecture)
     record = {"name": folder.resolve().name, "arch": architecture, **weights.record(path)}
-    taken = {"taken": list(tensors.steps)} if tensors.steps else {}
-    source = {"kind": "huggingface", **record, **taken}
+    source = {"kind": "huggingface", **record, **({"taken": list(steps)} if steps else {})}
     return module, source, from_transformers(folder, fields), (None, image_size(fields))
 
 
@@ -147,10 +146,9 @@ def _built(
             raise
         except Exception as error:  # whatever the constructors of a class make of a bad config
             words = f"{name} could not be built of {where} and {file}"
-            raise LoadError(
-                f"{words}: {quoted(first_line(error))}",
-                "is it the config of these weights? --partial loads what fits",
-            ) from error
+            message = f"{words}: {quoted(first_line(error))}"
+            hint = "is it the config of these weights? --partial loads what fits"
+            raise LoadError(message, hint) from error
     odd = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
     words = f"{file} does not fit {name}: missing or of another shape: {_some(odd)}"
     if odd and not options.partial:
@@ -274,8 +272,8 @@ def load_adapter(options: ModelOptions) -> Loaded:
     file = next((folder / n for n in _ADAPTER_WEIGHTS if (folder / n).is_file()), None)
     if file is None:
         raise LoadError(f"{folder.name} has no {_ADAPTER_WEIGHTS[0]}", "fetch it")
-    content = weights.unwrap(weights.read(file, options.trust), name=file.name)
-    kept = {k: v for k, v in content.tensors.items() if ".original_module." not in k}
+    (found, _), _ = weights.unwrap(weights.read(file, options.trust), name=file.name)
+    kept = {k: v for k, v in found.items() if ".original_module." not in k}
     tensors = {_PEFTS.sub("", name): tensor for name, tensor in kept.items()}
     made_for = quoted(str(config.get("base_model_name_or_path") or "it does not say which"))
     if options.arch is None:
@@ -293,10 +291,9 @@ def load_adapter(options: ModelOptions) -> Loaded:
             raise
         except Exception as error:  # whatever peft makes of names, numbers and shapes
             line = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
-            raise LoadError(
-                f"{folder.name} cannot be merged: {quoted(line)}",
-                f"--arch with the model that it was made for: {made_for}",
-            ) from error
+            words = f"{folder.name} cannot be merged: {quoted(line)}"
+            hint = f"--arch with the model that it was made for: {made_for}"
+            raise LoadError(words, hint) from error
     log.info("%s: %s", folder.name, words)
     record = {**weights.record(file), "base": dict(base), "taken": [words]}
     return module, {"kind": "adapter", **record}, *rest

@@ -17,8 +17,8 @@ from typing import Any
 
 from featviz.errors import LoadError
 from featviz.models import weights
-from featviz.models.weights import Unwrapped
-from featviz.models.zoo import architecture_beside
+from featviz.models.load import architecture_beside
+from featviz.models.weights import Form
 from featviz.text import quoted
 
 INDEX = Path(__file__).with_name("architectures.json.gz")
@@ -43,7 +43,7 @@ class Known:
     """The architectures that fit tensors: those of `names` entirely (twins have the same shapes),
     those of `nearest` in part."""
 
-    form: Unwrapped
+    form: Form
     names: tuple[str, ...] = ()
     arguments: Mapping[str, int] = field(default_factory=dict)
     """Of the builder, where they differ from its defaults: `num_classes`, `image_size` of a vision
@@ -80,11 +80,11 @@ def identify_file(
     except LoadError as error:  # identify has no --trust
         trusted = f"with `featviz run`: {error.hint}" if error.add else error.hint
         raise LoadError(error.message, trusted) from error
-    found = weights.unwrap(content, key, prefix, ema, path.name)
+    found, module = weights.unwrap(content, key, prefix, ema, path.name)
     match = identify_forms(weights.stripped_forms(found))
-    whole = None if found.module is None else type(found.module).__name__
+    whole = None if module is None else type(module).__name__
     beside = None if whole else (architecture_beside(path) or "").removeprefix("timm:") or None
-    steps, tensors = [*match.form.steps], len(match.form.tensors)
+    steps, tensors = [*match.form[1]], len(match.form[0])
     words = [*steps, f"{tensors} tensors"]
     if whole is not None:
         words.append(f"a whole model ({quoted(whole)}), which is run as it stands")
@@ -110,7 +110,7 @@ def identify_file(
     return f"{path.name}: {'; '.join(words)}", document
 
 
-def identify_forms(forms: Iterable[Unwrapped]) -> Known:
+def identify_forms(forms: Iterable[Form]) -> Known:
     """The best match among several forms of the same tensors, with and without prefixes."""
     matches = [identify(form) for form in forms]
     best = [max((fit / of for _, fit, of in known.nearest), default=0.0) for known in matches]
@@ -118,12 +118,12 @@ def identify_forms(forms: Iterable[Unwrapped]) -> Known:
     return whole[0] if whole else matches[best.index(max(best))]
 
 
-def identify(form: Unwrapped) -> Known:
+def identify(form: Form) -> Known:
     """Find the architecture of a state dict from its keys and shapes."""
     # without BatchNorm's step counter, which old checkpoints lack
     shapes = {
         key: list(tensor.shape)
-        for key, tensor in form.tensors.items()
+        for key, tensor in form[0].items()
         if not key.endswith("num_batches_tracked")
     }
     index, names, near = _index(), [], []

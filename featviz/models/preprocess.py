@@ -169,11 +169,8 @@ class Chain:
         return math.ceil(self.resize / self.stride) * self.stride
 
     @lru_cache(maxsize=64)  # noqa: B019 - of a few sizes
-    def window(self, size: tuple[int, int]) -> Window | None:
-        """Where an image of a size (width, height) lies in the input that was padded for it; None
-        where nothing is padded."""
-        if not self.stride:
-            return None
+    def window(self, size: tuple[int, int]) -> Window:
+        """Where LetterBox puts an image of a size (width, height) in the input."""
         white = self._letterboxed(Image.new("L", size, 255))[0].numpy() == 255
         rows, columns = np.flatnonzero(white.any(axis=1)), np.flatnonzero(white.any(axis=0))
         return int(rows[0]), int(columns[0]), len(rows), len(columns)
@@ -255,10 +252,9 @@ class Preprocess:
             low, high = float(image.values.min()), float(image.values.max())
             if not -_NEAR <= low <= high <= 1 + _NEAR:
                 words = f"its values are {low:g} to {high:g} ({image.words})"
-                raise ImageError(
-                    f"{words}, and the model's mean and std are for 0..1",
-                    "--preset none leaves values as they are, --mean and --std take any",
-                )
+                message = f"{words}, and the model's mean and std are for 0..1"
+                hint = "--preset none leaves values as they are, --mean and --std take any"
+                raise ImageError(message, hint)
         if image.values.ndim == 3:
             return self.chain(image)
         slices = [Raster(values, image.words) for values in image.values.swapaxes(0, 1)]

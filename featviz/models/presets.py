@@ -79,7 +79,27 @@ def choose_preprocess(
     side = getattr(module, "image_size", None)  # of torchvision's vision transformers
     if isinstance(side, int) and isinstance(base.crop, int) and base.crop != side:
         base = replace(base, resize=side, crop=side, library=None)
-    base = _changed(base, options)
+    given = {name: getattr(options, name) for name in ("interpolation", "crop", "mean", "std")}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if base.stride and (isinstance(options.size, tuple) or "crop" in changes):
+        base = Chain(mean=base.mean, std=base.std, channels=base.channels)
+    if options.size is not None:
+        changes = {"resize": options.size, "crop": None, **changes}
+    if "mean" in changes or "std" in changes:
+        one, zero = (base.std or (1.0,) * base.channels), (base.mean or (0.0,) * base.channels)
+        changes = {"mean": zero, "std": one, **changes}
+    base = replace(base, library=None, **changes) if changes else base
+    for name, values in (("--mean", base.mean), ("--std", base.std)):
+        if values is not None and len(values) != base.channels:
+            words = f"{name} has {len(values)} numbers for {base.channels} channels"
+            raise UsageError(words, f"give {base.channels}, separated by commas")
+    if base.interpolation == "lanczos" and not base.antialias:
+        words = "--interpolation lanczos smooths, and this model was trained without"
+        raise UsageError(words, "bicubic")
+    if base.std is not None and 0 in base.std:
+        whose = "--std" if options.std else "the std of the model's own preprocessing,"
+        words = f"{whose} {listed(base.std)} divides by zero"
+        raise UsageError(words, "give positive numbers with --std")
     said = options.size or options.crop or base.stride
     return Preprocess(
         base,
@@ -141,31 +161,6 @@ def _named(name: str, channels: int, module: nn.Module, size: HeightWidth | None
     elif size is not None:
         resize, crop = size, None
     return Chain(resize, crop, preset.mean, preset.std, channels, preset.interpolation)
-
-
-def _changed(base: Chain, options: InputOptions) -> Chain:
-    given = {name: getattr(options, name) for name in ("interpolation", "crop", "mean", "std")}
-    changes = {name: value for name, value in given.items() if value is not None}
-    if base.stride and (isinstance(options.size, tuple) or "crop" in changes):
-        base = Chain(mean=base.mean, std=base.std, channels=base.channels)
-    if options.size is not None:
-        changes = {"resize": options.size, "crop": None, **changes}
-    if "mean" in changes or "std" in changes:
-        one, zero = (base.std or (1.0,) * base.channels), (base.mean or (0.0,) * base.channels)
-        changes = {"mean": zero, "std": one, **changes}
-    base = replace(base, library=None, **changes) if changes else base
-    for name, values in (("--mean", base.mean), ("--std", base.std)):
-        if values is not None and len(values) != base.channels:
-            words = f"{name} has {len(values)} numbers for {base.channels} channels"
-            raise UsageError(words, f"give {base.channels}, separated by commas")
-    if base.interpolation == "lanczos" and not base.antialias:
-        words = "--interpolation lanczos smooths, and this model was trained without"
-        raise UsageError(words, "bicubic")
-    if base.std is not None and 0 in base.std:
-        whose = "--std" if options.std else "the std of the model's own preprocessing,"
-        words = f"{whose} {listed(base.std)} divides by zero"
-        raise UsageError(words, "give positive numbers with --std")
-    return base
 
 
 # torchvision and timm -------------------------------------------------------------------------

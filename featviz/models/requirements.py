@@ -64,10 +64,9 @@ def _import(package: str) -> None:
     # SystemError: a library written in C returned without a word
     except (ImportError, OSError, RuntimeError, AttributeError, MemoryError, SystemError) as error:
         if isinstance(error, (MemoryError, SystemError)) or _NO_MEMORY.search(str(error)):
-            raise FeatvizError(
-                f"there is too little memory to load {package}: {first_line(error)}",
-                "raise the limit (ulimit -v); torch takes several GB of addresses",
-            ) from error
+            words = f"there is too little memory to load {package}: {first_line(error)}"
+            hint = "raise the limit (ulimit -v); torch takes several GB of addresses"
+            raise FeatvizError(words, hint) from error
         raise unfit(error) from error
     finally:
         if collecting:

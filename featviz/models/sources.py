@@ -7,25 +7,33 @@ a model is loaded: the records are for help and completion, too, and those impor
 from __future__ import annotations
 
 import difflib
+import hashlib
+import importlib.util
+import os
 import re
 import struct
+import sys
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from featviz.errors import UsageError
-from featviz.files import misspelt
-from featviz.models import code
+from featviz.errors import LoadError, UsageError
+from featviz.files import misspelt, real
 from featviz.options import ModelOptions
 from featviz.text import quoted
 
 if TYPE_CHECKING:
     from torch import nn
 
+
+FORM = re.compile(r"(?P<where>.+\.py|[A-Za-z_][\w.]*):(?P<attribute>[A-Za-z_][\w.]*)")
+"""`pkg.mod:name` or `file.py:name`."""
 
 SUFFIXES = (".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".pt2")
 """File names of models; a file of another name is read by its content all the same."""
@@ -92,14 +100,14 @@ class ModelSource:
 SOURCES = (
     ModelSource(
         "torchvision",
-        "zoo",
+        "load",
         "a torchvision name",
         recognises=lambda spec: (
             not (
                 Path(spec).suffix.lower() in SUFFIXES
                 or "/" in spec
                 or Path(spec).exists()
-                or code.FORM.fullmatch(spec)
+                or FORM.fullmatch(spec)
             )
         ),
         weights="default, an entry such as IMAGENET1K_V1, a file, or none (random)",
@@ -107,7 +115,7 @@ SOURCES = (
     ),
     ModelSource(
         "timm",
-        "zoo",
+        "load",
         "timm:NAME",
         recognises=lambda spec: False,
         weights="default, a tag such as a1_in1k, a file, or none (random)",
@@ -144,7 +152,7 @@ SOURCES = (
         "factory",
         "load",
         "a factory (pkg.mod:factory, file.py:factory)",
-        recognises=lambda spec: code.FORM.fullmatch(spec) is not None,
+        recognises=lambda spec: FORM.fullmatch(spec) is not None,
         weights="a file, or none (as the factory makes them)",
         certain=False,
     ),
@@ -171,11 +179,9 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
         if source.recognises(spec):
             return source
     near = misspelt(Path(spec))
-    raise UsageError(
-        f"no model file {spec!r}",
-        f"did you mean {quoted(str(near))}?" if near else download_hint(spec),
-        replace=(spec, str(near)) if near else None,
-    )
+    words = f"no model file {spec!r}"
+    hint = f"did you mean {quoted(str(near))}?" if near else download_hint(spec)
+    raise UsageError(words, hint, replace=(spec, str(near)) if near else None)
 
 
 def download_hint(spec: str) -> str:
@@ -274,3 +280,88 @@ def sniff(path: Path) -> str:
         return EXPORTED
     whole = any(name.endswith("/data.pkl") for name in names)
     return ZIP if whole else "a zip archive that is no checkpoint"
+
+
+# The user's own code, which MODEL, `--transform` or a trusted file names -----------------------
+
+
+def target(spec: str) -> Any:
+    """What `pkg.mod:name` or `file.py:name` names, imported."""
+    match = FORM.fullmatch(spec)
+    assert match is not None
+    found: Any = _imported(match["where"], spec)
+    there = [n for n, v in vars(found).items() if not n.startswith("_") and callable(v)]
+    for part in match["attribute"].split("."):
+        if not hasattr(found, part):
+            names = ", ".join(map(quoted, there)) or "nothing"
+            raise UsageError(f"{spec!r}: there is no {match['attribute']!r}", f"there is {names}")
+        found = getattr(found, part)
+    return found
+
+
+def code_digest(spec: str) -> str | None:
+    """sha256 of the file of `pkg.mod:name` or `file.py:name`, which was imported; None for a module
+    without one. Files that it imports itself are no part of it."""
+    where = spec.rpartition(":")[0]
+    name = where if where.endswith(".py") else getattr(sys.modules.get(where), "__file__", None)
+    if name is None or not Path(name).is_file():
+        return None
+    return hashlib.sha256(Path(name).read_bytes()).hexdigest()
+
+
+def _imported(where: str, spec: str) -> ModuleType:
+    path = Path(where) if where.endswith(".py") else None
+    if path and not path.is_file():
+        near = misspelt(path)
+        meant = f"{near}{spec.removeprefix(where)}" if near and near.suffix == ".py" else None
+        words = f"no file {where!r} for {spec!r}"
+        hint = f"did you mean {quoted(meant)}?" if meant else "check the path"
+        raise UsageError(words, hint, replace=(spec, meant) if meant else None)
+    try:
+        if path:
+            return _from_file(path)
+        with importable():
+            return import_module(where)
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        if missing and where.split(".")[0] == missing.split(".")[0]:
+            words = f"no module {where!r} for {spec!r}"
+            raise UsageError(words, "run where it can be imported, or name the .py file") from error
+        words = f"importing {where} failed: {type(error).__name__}: {error}"
+        raise LoadError(words, "-v shows the traceback") from error
+
+
+@contextmanager
+def importable(*folders: Path) -> Iterator[None]:
+    """Let modules of the user's be imported: from the current folder first, as with `python -m`,
+    and from `folders` where nothing installed has the name. The folders stay on sys.path for what
+    is imported later, unless the import fails."""
+    before = list(sys.path)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    sys.path.extend(name for name in (str(real(f)) for f in folders) if name not in sys.path)
+    try:
+        yield
+    except BaseException:
+        sys.path[:] = before
+        raise
+
+
+def _from_file(path: Path) -> ModuleType:
+    """Run a file as a module of its own; two files of one name are two modules."""
+    place = hashlib.sha256(os.fsencode(real(path))).hexdigest()[:12]
+    name = f"featviz_user_{path.stem}_{place}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    sys.modules[name] = module
+    sys.path.insert(0, str(real(path.parent)))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.path[:] = before
+        del sys.modules[name]
+        raise
+    return module

@@ -232,7 +232,14 @@ def _meaning(name: str) -> Any:
         scripted = issubclass(kind, (torch.fx.GraphModule, torch.jit.ScriptModule))
         if scripted or not plain or not (home == named or moved):
             return None
-    return _stand_in(kind)
+
+    def make(cls: type, *args: object) -> Any:
+        if args:
+            raise RefusedError(f"makes a {kind.__name__} in a way that torch.save does not")
+        return object.__new__(kind)
+
+    words = {"__new__": make, "__module__": kind.__module__, "made": kind}
+    return _Name(kind.__name__, (), {**words, "__qualname__": kind.__qualname__})
 
 
 def _attribute(name: str) -> Any:
@@ -252,17 +259,6 @@ def lacks(name: str) -> bool:
     except (ImportError, AttributeError):
         return True
     return False
-
-
-@functools.cache
-def _stand_in(kind: type) -> _Name:
-    def make(cls: type, *args: object) -> Any:
-        if args:
-            raise RefusedError(f"makes a {kind.__name__} in a way that torch.save does not")
-        return object.__new__(kind)
-
-    words = {"__new__": make, "__module__": kind.__module__, "made": kind}
-    return _Name(kind.__name__, (), {**words, "__qualname__": kind.__qualname__})
 
 
 # What stands for functions that a file would call --------------------------------------------
@@ -348,7 +344,7 @@ _BESIDE = 64 * 2**20
 def _check(content: Any) -> None:
     """Look at all that a file made, once: modules are what their classes make, and nothing is kept
     that could be called."""
-    for value in _reached(content, _parts):
+    for value in nested(content, _parts):
         if isinstance(value, (Tensor, OrderedDict, Counter)):
             vars(value).clear()  # attributes, which could take the place of methods
         if isinstance(value, nn.Module):
@@ -374,12 +370,12 @@ def _check(content: Any) -> None:
             raise _broken(module) from error
 
 
-def nested(content: Any) -> Iterator[Any]:
-    """A mapping and all that is in it, at any depth; each object once, as it may hold itself."""
-    return _reached(content, lambda value: value.values() if isinstance(value, Mapping) else ())
-
-
-def _reached(content: Any, parts: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
+def nested(
+    content: Any,
+    parts: Callable[[Any], Iterable[Any]] = lambda v: v.values() if isinstance(v, Mapping) else (),
+) -> Iterator[Any]:
+    """A value and all that is in it, of mappings if nothing else is said, at any depth; each object
+    once, as it may hold itself."""
     reached, seen = [content], {id(content)}
     for value in reached:
         yield value
@@ -427,9 +423,9 @@ def _check_module(module: nn.Module) -> None:
             replaced = type(name) is str and name.startswith("__")
         else:  # a plain value may take the place of a plain value
             default = vars(owner)[name]
-            items = value if isinstance(value, (list, tuple)) else [value]
+            values = value if isinstance(value, (list, tuple)) else [value]
             plain = not callable(default) and not hasattr(type(default), "__get__")
-            replaced = not (plain and all(isinstance(item, (*_PLAIN, Tensor)) for item in items))
+            replaced = not (plain and all(isinstance(one, (*_PLAIN, Tensor)) for one in values))
             if name == "forward":  # of a fused model of Ultralytics
                 own = isinstance(value, MethodType) and value.__self__ is module
                 replaced = not (own and _is_forward(value.__name__))

@@ -9,9 +9,10 @@ import os
 import pickle
 import re
 import warnings
+import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from torch.nn.parameter import is_lazy
 
 from featviz.errors import FeatvizError, FileError, LoadError
 from featviz.files import open_regular, read_json, real
-from featviz.models import exported, sources, torch_files
-from featviz.models.code import importable
+from featviz.models import sources, torch_files
+from featviz.models.requirements import first_line
+from featviz.models.sources import Fixed, importable
 from featviz.models.torch_files import RefusedError, nested
 from featviz.options import ModelOptions
 from featviz.text import listed, quoted
@@ -54,7 +56,7 @@ def read(path: Path, unsafe: bool = False) -> Any:
             "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pth') and --arch MODEL",
         )
     if kind == sources.EXPORTED:
-        return exported.read(path, unsafe)[0]
+        return read_program(path, unsafe)[0]
     if kind == sources.SHARDS:
         return _read_shards(path, unsafe)
     if kind not in sources.KINDS:
@@ -138,6 +140,81 @@ def _read_shards(path: Path, unsafe: bool) -> Any:
     return tensors
 
 
+# torch.export programs, .pt2, as modules whose layers take hooks ---------------------------------
+
+Shape = tuple[int | None, ...]
+
+_NEEDED = re.compile(rb'\\"type\\": \\"([\w.]+)\.\w+\\"|torch\.ops\.(torchvision)\.')
+"""Classes of outputs, and operators, whose package must be imported first."""
+
+
+def read_program(
+    path: Path, trust: bool = False, device: torch.device | None = None
+) -> tuple[nn.Module, Fixed]:
+    """Read a .pt2 file with `torch.export.load`, which can run whatever code it holds: the program
+    as a tree of modules by the original's names, and the channels and the size of its input."""
+    if not trust:
+        words = "is an exported program, and torch reads it by running what it holds"
+        words = f"{quoted(path.name)} {words}; nothing was executed"
+        raise LoadError(words, "if you trust the file, --trust", add=("--trust",))
+    heard = logging.root.manager.disable
+    logging.disable(logging.ERROR)  # torch logs tracebacks, and raises
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.endswith("models/model.json")]
+            texts = [archive.read(name) for name in names]
+        with importable(path.parent), path.open("rb") as file:
+            for one, other in [found for text in texts for found in _NEEDED.findall(text)]:
+                import_module((one or other).decode())
+            program = torch.export.load(file)
+        if device is not None and device.type != "cpu":
+            from torch.export.passes import move_to_device_pass
+
+            program = move_to_device_pass(program, device)
+        module = torch.export.unflatten(program)
+    except Exception as error:  # the file decides what torch raises
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # torch says last what it was doing
+            cause = cause.__cause__
+        words = f"{quoted(path.name)} cannot be loaded: {quoted(first_line(cause))}"
+        hint = "is the file whole, as torch.export.save wrote it, and from this torch or older?"
+        raise LoadError(words, hint) from error
+    finally:
+        logging.disable(heard)
+    shape = _input_shape(path, program)
+
+    def refuse_others(module: nn.Module, args: Sequence[Any]) -> None:
+        got = tuple(args[0].shape)
+        pairs = zip(shape, got, strict=False)
+        if len(got) != len(shape) or any(want not in (None, size) for want, size in pairs):
+            raise ValueError(f"it was exported for inputs {_words(shape)}, not {_words(got)}")
+
+    module.register_forward_pre_hook(refuse_others)
+    _, channels, *size = shape
+    return module, (channels, None if None in size else tuple(size))  # type: ignore[return-value]
+
+
+def _input_shape(path: Path, program: Any) -> Shape:
+    names = program.graph_signature.user_inputs
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+    value = values.get(names[0]) if len(names) == 1 else None
+    shape = tuple(size if isinstance(size, int) else None for size in getattr(value, "shape", ()))
+    one = torch.utils._pytree.tree_structure(((0,), {}))
+    plain = program.module_call_graph[0].signature.in_spec == one
+    dtype = getattr(value, "dtype", None)
+    if not plain or len(shape) != 4 or shape[0] not in (1, None) or dtype != torch.float32:
+        given = ", ".join(map(str, names)) or "no input"
+        raise LoadError(
+            f"{path.name} takes {f'{dtype} {_words(shape)}' if plain else given}, not one image",
+            "export it for one positional argument, an image torch.float32 [1, C, H, W]",
+        )
+    return shape
+
+
+def _words(shape: Sequence[int | None]) -> str:
+    return f"[{', '.join('any' if size is None else str(size) for size in shape)}]"
+
+
 # Digests -----------------------------------------------------------------------------------------
 
 ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
@@ -208,19 +285,14 @@ DataParallel, which may also be a module's own name."""
 _DEEPEST = 4
 
 
-@dataclass(frozen=True)
-class Unwrapped:
-    """Tensors by name, and what was done to find them, in words."""
-
-    tensors: dict[str, Tensor]
-    steps: tuple[str, ...] = ()
-    module: nn.Module | None = None
+Form = tuple[dict[str, Tensor], tuple[str, ...]]
+"""Tensors by name, and what was done to find them, in words."""
 
 
-def read_weights(path: Path, options: ModelOptions) -> Unwrapped:
+def read_weights(path: Path, options: ModelOptions) -> Form:
     """The tensors of a file by name."""
     content = read(path, options.trust)
-    return unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
+    return unwrap(content, options.key, options.strip_prefix, options.ema, path.name)[0]
 
 
 def unwrap(
@@ -229,10 +301,10 @@ def unwrap(
     prefix: str | None = None,
     ema: bool | None = None,
     name: str = "the checkpoint",
-) -> Unwrapped:
-    """Find the state dict in a checkpoint: under `key` (`state_dict`, `models.generator`), else in
-    the usual places; averaged weights (`ema`), plain ones (False), or plain ones if there are any
-    (None). A `prefix` is stripped from names."""
+) -> tuple[Form, nn.Module | None]:
+    """Find the state dict in a checkpoint, and the module that it is of, if any: under `key`
+    (`models.generator`), else in the usual places; averaged weights (`ema`), plain ones (False), or
+    plain ones if there are any (None). A `prefix` is stripped from names."""
     steps: list[str] = []
     inner = content
     if key:
@@ -251,8 +323,9 @@ def unwrap(
         under = f" under {key!r}" if key else ""
         hint = "leave out --ema for the plain ones" if ema else "--key says where they are"
         raise LoadError(f"{name} holds no {what}{under}: {_describe(content)}", hint)
-    found = Unwrapped(tensors, tuple(steps), inner if isinstance(inner, nn.Module) else None)
-    return _without(found, prefix) if prefix else found
+    found = tensors, tuple(steps)
+    module = inner if isinstance(inner, nn.Module) else None
+    return _without(found, prefix) if prefix else found, module
 
 
 def _dig(content: Any, ema: bool | None, steps: list[str], depth: int = _DEEPEST) -> Any:
@@ -285,50 +358,47 @@ def _describe(content: Any) -> str:
     return f"keys {listed(keys, 8)}" if keys else "nothing"
 
 
-def _without(weights: Unwrapped, prefix: str) -> Unwrapped:
+def _without(form: Form, prefix: str) -> Form:
     """The tensors whose names begin with a prefix, without it."""
-    tensors = weights.tensors
+    tensors, steps = form
     kept = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
     if not kept:
         message = f"--strip-prefix {prefix!r}: no name begins with it"
         raise LoadError(message, f"names: {', '.join([*tensors][:3])}")
     others = len(tensors) - len(kept)
     step = f"stripped {prefix!r}" + (f", leaving {others} others out" if others else "")
-    return Unwrapped(kept, (*weights.steps, step), weights.module)
+    return kept, (*steps, step)
 
 
-def stripped_forms(weights: Unwrapped) -> list[Unwrapped]:
+def stripped_forms(weights: Form) -> list[Form]:
     """The tensors as they are, then with one usual prefix after the other taken away, and each of
     these without wrappers of parts."""
     form, forms = weights, [weights]
     while True:
-        names, most = [*form.tensors], _MOST * len(form.tensors)
+        names, most = [*form[0]], _MOST * len(form[0])
         common = [p for p in _PREFIXES if sum(name.startswith(p) for name in names) >= most]
         if not common:
             break
         form = _without(form, common[0])
         forms.append(form)
     for wrapper in _WRAPPERS:
-        for form in [*forms]:
-            found = sorted({part for name in form.tensors for part in wrapper.findall(name)})
-            renamed = {wrapper.sub("", name): tensor for name, tensor in form.tensors.items()}
-            if found and len(renamed) == len(form.tensors):  # else two names became one
+        for tensors, steps in [*forms]:
+            found = sorted({part for name in tensors for part in wrapper.findall(name)})
+            renamed = {wrapper.sub("", name): tensor for name, tensor in tensors.items()}
+            if found and len(renamed) == len(tensors):  # else two names became one
                 step = f"took {', '.join(map(repr, found))} out of names"
-                forms.append(Unwrapped(renamed, (*form.steps, step)))
+                forms.append((renamed, (*steps, step)))
     return forms
 
 
-def put_weights(
-    module: nn.Module, tensors: Unwrapped, path: Path, options: ModelOptions
-) -> dict[str, Any]:
+def put_weights(module: nn.Module, form: Form, path: Path, options: ModelOptions) -> dict[str, Any]:
     """Load the tensors of a file into a module; returns what run.json says of them."""
     names = set(module.state_dict())
-    fitting = max(stripped_forms(tensors), key=lambda form: len(names & form.tensors.keys()))
-    if fitting.steps:
-        log.info("%s: %s", path.name, "; ".join(fitting.steps))
+    tensors, steps = max(stripped_forms(form), key=lambda form: len(names & form[0].keys()))
+    if steps:
+        log.info("%s: %s", path.name, "; ".join(steps))
     what = f"{path.name} does not fit {options.spec}"
-    loaded = put_into(module, fitting.tensors, what, options.partial)
-    return {**record(path), "taken": [*fitting.steps, loaded]}
+    return {**record(path), "taken": [*steps, put_into(module, tensors, what, options.partial)]}
 
 
 def put_into(
@@ -363,10 +433,8 @@ def put_into(
     try:
         module.load_state_dict(chosen, strict=False)
     except (RuntimeError, KeyError) as error:  # of sparse and quantised tensors and modules
-        raise LoadError(
-            f"{what}: {quoted(str(error).strip().splitlines()[-1].strip())}",
-            "save the weights as plain dense tensors",
-        ) from error
+        words = f"{what}: {quoted(str(error).strip().splitlines()[-1].strip())}"
+        raise LoadError(words, "save the weights as plain dense tensors") from error
     loaded = f"loaded {len(chosen)} of {len(total)}"
     if words:
         log.warning("%s tensors (--partial): %s", loaded, words)

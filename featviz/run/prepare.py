@@ -219,7 +219,8 @@ def read_input(
     frames, background = preprocess.frames, inputs.background
     images, sha256 = decode.decode(sample, background, frames, wanted, read_tensor, quiet)
     images = images if sample.paths else (preprocess.empty(),)  # --input
-    words, window = preprocess.words_for(images), preprocess.chain.window(images[0].size)
+    words, chain = preprocess.words_for(images), preprocess.chain
+    window = chain.window(images[0].size) if chain.stride else None
     return ModelInput(images, sha256, preprocess(images), preprocess, words, window)
 
 
