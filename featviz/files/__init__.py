@@ -1,5 +1,4 @@
-"""Files that somebody else wrote: opened only if they are regular, small enough, and where they
-should be; and what a path means at which there is nothing. Nothing here needs torch."""
+"""Files that somebody else wrote, opened only where they should be; and what a path may mean."""
 
 from __future__ import annotations
 
@@ -37,16 +36,14 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading; no FIFO, device, socket or folder. Links are followed: the
-    path is the user's own (see `Folder` for names from somebody else). FileNotFoundError where
-    there is no such file, else FileError."""
+    """Open a regular file for reading; no FIFO, device, socket or folder. Links are followed (see
+    `Folder`). FileNotFoundError where there is no such file, else FileError."""
     with _errors_named(str(path)):
         return _opened(path)
 
 
 def real(path: Path) -> Path:
-    """The absolute path without links; of links in a circle, where `Path.resolve` raises, the path
-    as it stands."""
+    """The absolute path without links; of links in a circle, the path as it stands."""
     return Path(os.path.realpath(path))
 
 
@@ -58,13 +55,8 @@ def is_inside(relative: str) -> bool:
 
 
 class Folder(ExitStack):
-    """A folder whose files somebody else has named, relative, with forward slashes (see
-    `is_inside`): each is opened without following a link.
-
-    Example:
-        >>> with Folder(Path("run"), "cat.jpg") as folder:  # doctest: +SKIP
-        ...     manifest = folder.read("manifest.json", SMALL)
-    """
+    """A folder whose files somebody else has named, as `is_inside` allows: each is opened without
+    following a link."""
 
     def __init__(self, root: Path, relative: str = "") -> None:
         """Open it, FileNotFoundError or FileError where there is none; links on the way to `root`
@@ -182,8 +174,7 @@ def _errors_named(name: str) -> Iterator[None]:
 
 
 _MOST_NAMES, _LONGEST_NAME = 5000, 80
-"""Entries of a folder among which a name is looked for, and letters of it that are compared: this
-takes 2 seconds at worst."""
+"""Entries of a folder that are compared, and letters of each."""
 
 
 def misspelt(path: Path) -> Path | None:

@@ -1,6 +1,5 @@
-"""URLs of stores that fsspec reaches (s3://, gs://, https://, hf:// and others): which are taken,
-how each is shown, how its store is asked, and files there. The user's credentials stand in no
-message."""
+"""URLs of stores that fsspec reaches (s3://, https:// and others), and files there. The user's
+credentials stand in no message."""
 
 from __future__ import annotations
 
@@ -40,13 +39,12 @@ def is_url(place: object) -> bool:
 
 @dataclass(frozen=True, repr=False)
 class Url:
-    """A run directory or a file in a store, or a file in an archive there. As text it shows neither
-    user nor password, nor the query for a web server."""
+    """A run directory, a file, or a file in an archive; as text without user, password and
+    query."""
 
     whole: str
-    """The URL as the user gave it, credentials and all: it leads to the store."""
+    """The URL as the user gave it, credentials and all."""
     at: str | None = None
-    """What fsspec calls another place in that store."""
     member: str | None = None
     """The file's name in an archive."""
 
@@ -62,8 +60,8 @@ class Url:
 
     @classmethod
     def of_run(cls, text: str) -> Url:
-        """The URL of a run directory, without slashes at its end; UsageError where it is of a kind
-        in which there can be no run."""
+        """The URL of a run directory; UsageError where it is of a kind in which there can be no
+        run."""
         url = cls(text.rstrip("/"))
         if "::" in text or url.protocol in (*WEB, "file", "local", "data", ""):
             raise UsageError(
@@ -112,8 +110,7 @@ class Url:
         return f"Url({str(self)!r})"
 
     def without_secrets(self, words: str) -> str:
-        """A text in which neither user nor password of this URL stands as a word, nor those of
-        another URL in it."""
+        """A text in which neither user nor password of this or of another URL stands as a word."""
         secret = _SECRET.search(self.whole)
         for form in {secret[0][:-1], unquote(secret[0][:-1])} if secret else ():
             for part in sorted(filter(None, (form, *form.split(":", 1))), key=len, reverse=True):
@@ -121,9 +118,7 @@ class Url:
         return scrubbed(words)
 
     def filesystem(self) -> Any:
-        """fsspec's filesystem of the store, one for all threads; what it raises is its own.
-        UsageError where there is no such store, or it does not take what the URL or the
-        configuration of fsspec says."""
+        """fsspec's filesystem of the store, one for all threads; what it raises is its own."""
         given = _class_for(self.protocol)._get_kwargs_from_urls(self.whole)
         try:
             return _connected(self.protocol, tuple(sorted(given.items())), os.getpid())
@@ -174,9 +169,8 @@ def _connected(protocol: str, given: tuple[tuple[str, Any], ...], process: int) 
 
 
 def tried(url: Url, task: Callable[[], T]) -> T:
-    """Ask a store for something; the libraries of stores try again as they see fit, and raise what
-    they like, so all else than FileNotFoundError, FileExistsError and the task's own FileError is
-    taken for the store's answer: a FileError without credentials."""
+    """Ask a store for something. All but FileNotFoundError, FileExistsError and the task's own
+    FileError is taken for the store's answer: a FileError without credentials."""
     try:
         return task()
     except (FileNotFoundError, FileExistsError, FileError):

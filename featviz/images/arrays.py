@@ -1,6 +1,5 @@
-"""Arrays as images: which axis counts channels, and how numbers become values. TIFF files that
-Pillow reads in part or not at all (many channels, colour of 16 bits or of floats, as satellites and
-microscopes write them) are read as arrays by tifffile. Images in memory become files for a run."""
+"""Arrays as images: which axis counts channels, and how numbers become values; TIFF files that
+Pillow does not read, and videos, by their libraries; images in memory as files for a run."""
 
 from __future__ import annotations
 
@@ -51,9 +50,9 @@ class Wanted(NamedTuple):
 
 
 def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
-    """An array as the model takes it: 8 bits of grey or RGB as the picture that they are, other
-    unsigned integers of 8 and 16 bits scaled to 0..1 by their range, all others as they are. The
-    axis of channels is the first or the last, whichever has as many as the model takes."""
+    """An array as the model takes it: 8 bits of grey or RGB as a picture, other unsigned integers
+    of 8 and 16 bits scaled to 0..1, all others as they are. The axis of channels is the first or
+    the last."""
     if array.dtype.kind not in "biuf":
         raise ImageError(f"holds {array.dtype}, which are no values of an image", None)
     if array.ndim < 2 - wanted.raw or not array.size:
@@ -102,24 +101,18 @@ def _channels_first(array: np.ndarray, wanted: Wanted) -> np.ndarray:
         if first == last:
             first, last = (shape[axis] == wanted.channels for axis in (0, -1))
     if first and last:
-        raise ImageError(
-            f"has the shape {list(shape)}, and both its first and its last axis could be "
-            f"the {wanted.channels} channels",
-            "save it as [1, C, H, W], which says that the channels come first",
-        )
+        words = f"has the shape {list(shape)}, of which two axes could be the {wanted.channels}"
+        raise ImageError(f"{words} channels", "save it as [1, C, H, W], with the channels first")
     first = first and fits(len(array))
     if array.ndim != whole or not (first or last):
-        raise ImageError(
-            f"has the shape {list(shape)}, and the model takes "
-            f"{counted(wanted.channels, 'channel')}: {wanted.shapes}",
-            "--channels says another number, --transform makes what the model takes",
-        )
+        takes = f"the model takes {counted(wanted.channels, 'channel')}: {wanted.shapes}"
+        hint = "--channels says another number, --transform makes what the model takes"
+        raise ImageError(f"has the shape {list(shape)}, and {takes}", hint)
     return array if first else np.moveaxis(array, -1, 0)
 
 
 def read_tiff(data: bytes) -> np.ndarray:
-    """The first page of a TIFF, [H, W, C], of the file's own type; ImageError without the package
-    tifffile."""
+    """The first page of a TIFF, [H, W, C], of the file's own type."""
     try:
         import tifffile
     except ImportError as error:
@@ -157,8 +150,7 @@ def reason(error: Exception) -> str:
     return "it is damaged" if own or re.fullmatch(r"(decoder error )?-?\d*", words) else words
 
 
-# Frames of videos, which ffmpeg's libraries decode through PyAV, where it is installed, by three
-# demultiplexers that open no other file
+# Frames of videos, decoded by PyAV, by three demultiplexers of ffmpeg that open no other file --
 
 
 def read_frames(
@@ -222,13 +214,9 @@ _VALUES = "uint8, or floats in 0..1"
 
 
 def to_images(value: Any, name: str = "image") -> list[Image.Image]:
-    """The images that a value is; UsageError, which calls it `name`, where it is none.
-
-    Args:
-        value: a PIL image; a tensor [H, W], [C, H, W] or [N, C, H, W]; an array [H, W], [H, W, C]
-            or [N, H, W, C]. C is 1, 3 or 4 (grey, RGB, RGBA). Values are uint8, bool or floats in
-            0..1, as for `torchvision.transforms.functional.to_pil_image`; grey arrays also uint16.
-    """
+    """The images that a value is: a PIL image; a tensor [H, W], [C, H, W] or [N, C, H, W]; an array
+    with C at its end. C is 1, 3 or 4; values are uint8, bool or floats in 0..1, of grey also
+    uint16."""
     if isinstance(value, Image.Image):
         return [value]
     torch = sys.modules.get("torch")

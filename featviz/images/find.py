@@ -1,17 +1,15 @@
-"""IMAGE arguments to samples: files, folders, globs and archives, here or in stores, and lists; and
-samples of several files: the frames of clips, and images that a model takes together."""
+"""IMAGE arguments to samples: files, folders, globs, archives, URLs; clips and groups of images."""
 
 from __future__ import annotations
 
 import glob
 import io
 import itertools
-import logging
 import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import BinaryIO, TypeAlias, TypeVar
@@ -19,13 +17,10 @@ from typing import BinaryIO, TypeAlias, TypeVar
 from featviz.errors import FileError, UsageError
 from featviz.files import hint_of, misspelt, real, urls
 from featviz.files.urls import Url, is_url
-from featviz.images import archives
-from featviz.images.archives import Place
-from featviz.images.decode import SUFFIXES, VIDEO_SUFFIXES, format_of, open_image
+from featviz.images import decode
+from featviz.images.decode import SUFFIXES, VIDEO_SUFFIXES, Place, split
 from featviz.records import Sample
 from featviz.text import is_number, quoted, safe_way
-
-log = logging.getLogger(__name__)
 
 Key = TypeVar("Key")
 Named: TypeAlias = tuple[str, Place]
@@ -38,27 +33,20 @@ def find_samples(
     nul_separated: bool = False,
     outside: Path | None = None,
 ) -> list[Sample]:
-    """Turn files, folders (recursively), archives, globs, URLs and `-` (a list on stdin) into
-    samples; UsageError where an argument leads to no image.
-
-    A sample's name is its path relative to the argument, lengthened by as many parent folders as
-    make it unique. A file that is named is taken whatever its suffix; folders and archives give
-    the files with one of `decode.SUFFIXES`, but for those in `outside`, the run directory.
-    """
-    count, unique = 0, dict[str, Named]()
+    """Turn files, folders, archives, globs, URLs and `-` (a list on stdin) into samples; UsageError
+    where an argument leads to no image. A name is the path relative to the argument, lengthened by
+    as many folders as make it unique. Nothing in `outside`, the run directory, is taken."""
+    unique: dict[str, Named] = {}
     for argument in arguments:
         for name, path in _expand(argument, stdin, nul_separated, outside):
-            count += 1
             unique.setdefault(_identity(path), ("/".join(_tidy(name)) or "image", path))
-    if len(unique) < count:
-        log.info("%d images were named more than once", count - len(unique))
 
     def parts(path: Place) -> list[str]:
         far = path.place.replace("::", "/") if isinstance(path, Url) else _identity(path)
         return _tidy(far)
 
     names = told_apart({path: name for name, path in unique.values()}, parts)
-    inside = {path: archives.split(path) for path in names}
+    inside = {path: split(path) for path in names}
     return [
         Sample(name, (path,), _identity(archive[0]) if (archive := inside[path]) else None)
         for path, name in names.items()
@@ -77,18 +65,11 @@ def _tidy(name: str) -> list[str]:
     return [part for part in name.split("/") if part not in ("", "..")]
 
 
-def files_of(samples: Iterable[Sample]) -> list[Path]:
-    """The files on disk that hold samples: their own, or the archives in which they are."""
-    paths = dict.fromkeys(path for sample in samples for path in sample.paths)
-    files = dict.fromkeys((archives.split(path) or (path,))[0] for path in paths)
-    return [file for file in files if isinstance(file, Path)]
-
-
 def _identity(path: Place) -> str:
     """One spelling for one file; links that lead nowhere are as many failures."""
     if isinstance(path, Url):
         return f"{path.protocol}://{path.key}::{path.member or ''}"
-    if inside := archives.split(path):
+    if inside := split(path):
         return f"{os.path.realpath(str(inside[0]))}/{inside[1]}"
     return os.path.realpath(path) if os.path.exists(path) else str(path.absolute())  # noqa: PTH110
 
@@ -103,7 +84,7 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
         if not places:
             raise UsageError("stdin lists no images", "one path a line, or NUL-separated with -0")
         for place in places:
-            inside = archives.split(place)
+            inside = split(place)
             found.append((inside[1].rpartition("/")[2] if inside else place.name, place))
         return found
     path = Path(argument)
@@ -115,9 +96,9 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
             raise FileError(f"{quoted(str(Url(argument)))}: {error.message}", error.hint) from error
     if there and path.is_dir():
         return _in_folder(path, outside)
-    if inside := archives.split(path):
+    if inside := split(path):
         return _in_archive(argument, *inside)
-    if there and archives.is_archive(path):
+    if there and decode.is_archive(path):
         return _in_archive(argument, path)
     if there:
         return [(path.name, path)]
@@ -134,14 +115,13 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
 
 
 def _in_store(url: str) -> list[Named]:
-    """What a URL stands for: a file in an archive, an archive, a glob, a folder or a file. Whether
-    a file is there shows when its turn comes."""
-    archive, separator, member = url.partition(archives.SEPARATOR)
-    if separator and is_url(archive) and archives.is_archive(Url.of_file(archive)):
+    """A file in an archive, an archive, a glob, a folder or a file."""
+    archive, separator, member = url.partition(decode.SEPARATOR)
+    if separator and is_url(archive) and decode.is_archive(Url.of_file(archive)):
         place = Url.of_file(archive)
         return _in_archive(str(replace(place, member=member)), place, member)
     place = Url.of_file(url)
-    if archives.is_archive(place):
+    if decode.is_archive(place):
         return _in_archive(str(place), place)
     if glob.has_magic(place.place) and not place.is_web:
         found: list[Named] = [*urls.matching(place)]
@@ -155,7 +135,7 @@ def _in_store(url: str) -> list[Named]:
         not (plain or place.is_web)
         and urls.asked(place, lambda: place.filesystem().isdir(place.key))
     ):
-        below = [pair for pair in urls.below(place) if not archives.is_hidden(pair[0])]
+        below = [pair for pair in urls.below(place) if not decode.is_hidden(pair[0])]
         return _images(f"folder {str(place)!r}", below)
     return [(place.name, place)]
 
@@ -164,18 +144,13 @@ def _images(where: str, files: Sequence[Named]) -> list[Named]:
     """Those files whose names are of images, at least one."""
     found = [pair for pair in files if PurePath(pair[0]).suffix.lower() in SUFFIXES]
     if not found:
-        hint = (
-            f"it has no {' '.join(sorted(SUFFIXES))} files; arrays and videos are read where they "
-        )
-        raise UsageError(
-            f"no images in {where}", f"{hint}are named, for example by a quoted '*.npy'"
-        )
+        hint = f"it has no {' '.join(sorted(SUFFIXES))} files; arrays and videos are read where "
+        raise UsageError(f"no images in {where}", f"{hint}they are named ('*.npy', quoted)")
     return found
 
 
 def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
-    """The images in a folder, but for those in `outside`, a folder below it. A link that leads
-    nowhere is an image that fails; what is no file otherwise is left out."""
+    """The images in a folder, but for those in `outside`. A link that leads nowhere fails later."""
     base, apart = real(folder), real(outside or folder)
     left_out = apart.relative_to(base) if apart != base and apart.is_relative_to(base) else None
     files = [
@@ -195,18 +170,18 @@ def _in_archive(argument: str, archive: Place, name: str | None = None) -> list[
         hint = hint_of(archive, misspelt(archive))
         raise UsageError(f"no archive {str(archive)!r} for {argument!r}", hint)
     try:
-        names = archives.members(archive)
-    except (OSError, *archives.DAMAGED) as error:
+        names = decode.members(archive)
+    except (OSError, *decode.DAMAGED) as error:
         known = error.hint if isinstance(error, FileError) else None
         words = f"archive {str(archive)!r} cannot be read: {error}"
         raise UsageError(words, known or "is it whole?") from error
     if name is None:
-        files = [(n, archives.member(archive, n)) for n in names if not archives.is_hidden(n)]
+        files = [(n, decode.member(archive, n)) for n in names if not decode.is_hidden(n)]
         return _images(f"archive {str(archive)!r}", files)
     if name not in names:
         words = f"no image {argument!r}: nothing in the archive is called so"
         raise UsageError(words, f"{str(archive)!r} alone takes all its images")
-    return [(name, archives.member(archive, name))]
+    return [(name, decode.member(archive, name))]
 
 
 def told_apart(
@@ -284,10 +259,10 @@ def stills(samples: Sequence[Sample], count: int) -> list[Sample]:
 def _is_whole(path: Place) -> bool:
     """Whether a file is a clip or a volume of its own, not one frame of a clip."""
     try:
-        data = archives.read(path)
-        if format_of(data) not in (None, "TIFF"):
+        data = decode.read(path)
+        if decode.format_of(data) not in (None, "TIFF"):
             return True
-        with open_image(io.BytesIO(data)) as image:
+        with decode.open_image(io.BytesIO(data)) as image:
             return getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
     except Exception:  # whatever is wrong with it, reading it will say so
         return False
@@ -309,8 +284,7 @@ def together(samples: Sequence[Sample], count: int) -> list[Sample]:
 
 
 def unnested(samples: Sequence[Sample]) -> list[Sample]:
-    """Rename samples whose folder would lie inside another sample's, or be the same: `a` beside
-    `a/b` becomes `a~`."""
+    """Rename samples whose folder would lie inside another's: `a` beside `a/b` becomes `a~`."""
 
     ways = [safe_way(sample.name).casefold() for sample in samples]  # on any system
     taken = set(ways)

@@ -1,5 +1,4 @@
-"""What the user gives forward: `--transform file.py:fn` in place of the model's own preprocessing,
-`--forward-arg NAME=VALUE` beside the image, and `--input NAME=VALUE` in place of it."""
+"""What the user gives forward: `--transform`, `--forward-arg` and `--input`."""
 
 from __future__ import annotations
 
@@ -115,8 +114,6 @@ def from_values(given: Mapping[str, Any]) -> list[Argument]:
     dict's values by their keys; `"image"` for the image itself. Their words have a digest."""
     found = []
     for name, values in given.items():
-        if not isinstance(name, str) or not name.isidentifier():
-            raise UsageError(f"forward_args {quoted(repr(name))} is no name", "{'t': 10}")
         by_key = isinstance(values, Mapping) and values
         for key, value in values.items() if by_key else [(None, values)]:
             value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
@@ -156,8 +153,7 @@ def digest(value: Any) -> str:
 
 
 def _told(value: Any) -> Any:
-    """What can be called, as plain values that say what it does; any other value as it is. A class
-    counts by its name."""
+    """What can be called, as plain values that say what it does; a class counts by its name."""
     if isinstance(value, functools.partial):
         return _told(value.func), value.args, value.keywords
     if isinstance(value, MethodType):
@@ -180,8 +176,7 @@ def feed(
     device: torch.device,
 ) -> tuple[Preprocess, list[RemovableHandle]]:
     """Let every call of a module get these arguments beside its images, and the outputs of a
-    transform that is new to it by their names: by hooks, which are returned beside the
-    preprocessing."""
+    transform that is new to it by their names: by hooks, which are returned, too."""
     own: Any = preprocess.transform
     taken, hooks = getattr(own, "names", ()), list[RemovableHandle]()
     if given:
@@ -270,8 +265,7 @@ class UserTransform:
 
     @classmethod
     def of(cls, function: Callable[[Any], Any]) -> UserTransform:
-        """A function that a program has at hand. Where it is sent to another process, its code is
-        told here, as there may be no source there."""
+        """A function that a program has at hand."""
         name = getattr(function, "__qualname__", type(function).__name__)
         return cls(name, f"transform {name} (sha256 {digest(function)[:_DIGITS]})", function)
 
@@ -338,8 +332,7 @@ class UserTransform:
         return [outputs[name] for name in names]
 
     def outputs(self, image: Image.Image | np.ndarray) -> dict[str, Tensor]:
-        """The output of the function by the names of forward's arguments, the image first; a tensor
-        alone has the empty name."""
+        """The output of the function by names, the image first; a tensor has the empty name."""
         try:
             given = self.function(image)
         except Exception as error:  # the user's own code

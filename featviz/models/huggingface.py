@@ -1,9 +1,5 @@
-"""Folders of models of transformers, and of LoRA adapters (extra `featviz[hf]`).
-
-A config is checked and tensors are read before: transformers itself reads no file. peft gets a
-configuration of our own, made of the numbers in `adapter_config.json` and the names of the factors:
-no pattern, path or class of the file reaches it.
-"""
+"""Folders of models of transformers, and of LoRA adapters (extra `featviz[hf]`). transformers
+reads no file, and peft gets a configuration of our own: no pattern, path or class of a file."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import inspect
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -43,12 +39,9 @@ _WEIGHTS = (
     "pytorch_model.bin.index.json",
 )
 
-_LEFT_OUT = re.compile(
+_LEFT_OUT = re.compile(  # how to load and compute, not what the model is
     r"_?(attn|experts)_implementation\w*|(torch_)?dtype|fusion_config|transformers_weights"
 )
-"""Keys that say how to load and compute, not what the model is."""
-
-_SHOWN = 4
 
 
 class ImageTower(nn.Module):
@@ -60,17 +53,15 @@ class ImageTower(nn.Module):
         for name in ("vision_model", "visual_projection"):
             if hasattr(whole, name):
                 self.add_module(name, getattr(whole, name))
-        see: Callable[[Tensor], Any] = whole.get_image_features  # type: ignore[assignment]
-        self._see = see
+        self._see: Any = whole.get_image_features
 
     def forward(self, pixel_values: Tensor) -> Any:
-        """The features of an image, of `pixel_values` [1, C, H, W]."""
+        """The features of an image."""
         return self._see(pixel_values)
 
 
 def load_huggingface(options: ModelOptions) -> Loaded:
-    """Load the model of a folder, with its weights or those of a file; of a dual encoder, its
-    vision tower."""
+    """Load the model of a folder, with its weights or those of a file."""
     folder = Path(options.spec.removeprefix("hf:"))
     if not folder.is_dir():
         raise UsageError(f"no folder {str(folder)!r}", download_hint(str(folder)))
@@ -177,8 +168,8 @@ def _checked(value: Any, where: str, architecture: str) -> Any:
 
 
 def _model_class(where: str, name: str, library: Any) -> Any:
-    """The class that a config names: a PreTrainedModel that transformers itself defines, and that
-    takes an image, and is none of timm's."""
+    """The class that a config names: transformers' own, which takes an image, and none of
+    timm's."""
     kind: Any = None
     try:
         kind = getattr(library, name, None) if name.isidentifier() else None
@@ -220,7 +211,7 @@ def _check_parts(value: Any, where: str, kind: type) -> None:
 
 
 def _some(keys: Iterable[str]) -> str:
-    return listed([quoted(str(key)) for key in sorted(keys)], _SHOWN)
+    return listed([quoted(str(key)) for key in sorted(keys)], 4)
 
 
 @contextmanager
@@ -277,11 +268,9 @@ def load_adapter(options: ModelOptions) -> Loaded:
     tensors = {_PEFTS.sub("", name): tensor for name, tensor in kept.items()}
     made_for = quoted(str(config.get("base_model_name_or_path") or "it does not say which"))
     if options.arch is None:
-        raise UsageError(
-            f"{folder.name} is a LoRA adapter, and needs the model that it was made for: "
-            f"{made_for}",
-            "--arch names it: any other form of MODEL, with its weights",
-        )
+        words = f"{folder.name} is a LoRA adapter, and needs the model that it was made for"
+        hint = "--arch names it: any other form of MODEL, with its weights"
+        raise UsageError(f"{words}: {made_for}", hint)
     module, base, *rest = load_source(structs.replace(options, spec=options.arch, arch=None))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -302,7 +291,7 @@ def load_adapter(options: ModelOptions) -> Loaded:
 @torch.no_grad()
 def _merge(module: nn.Module, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> str:
     """Add an adapter to a model's weights, in place, by peft, whose own factors have no memory
-    until those of the file stand in their place; returns what was done, in words."""
+    until those of the file stand in their place; returns what was done."""
     factors = {name: tensor for name, tensor in tensors.items() if ".lora_" in name}
     matches = {_FACTOR.fullmatch(name): factor for name, factor in factors.items()}
     ranks = {match[1]: sum(a.shape[:1]) for match, a in matches.items() if match}

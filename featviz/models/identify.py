@@ -1,8 +1,5 @@
-"""Which torchvision architecture the tensors of a file belong to, by their names and shapes.
-
-The index that ships with featviz (`scripts/make_architectures.py` writes it) holds every builder of
-torchvision; the head is left out of the comparison, and the number of classes is read from it.
-"""
+"""Which torchvision architecture the tensors of a file belong to, by their names and shapes, from
+an index of every builder (`scripts/make_architectures.py`), but for the number of classes."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +20,6 @@ from featviz.text import quoted
 INDEX = Path(__file__).with_name("architectures.json.gz")
 _NEAREST, _COLUMNS = 3, ("name", "fitting", "total")
 _LEAST_NEAR = 1 / 3
-"""Share of an architecture's tensors that must fit for it to be named a neighbour."""
 
 _AUXILIARY = {
     "aux_classifier.": "aux_loss",
@@ -34,22 +29,17 @@ _AUXILIARY = {
 }
 """Heads that only training uses, and the builders' argument that says whether they are there."""
 
-_POSITIONS = "encoder.pos_embedding"
-"""torchvision's vision transformers: [1, tokens, channels], by the size of the input."""
-
 
 @dataclass(frozen=True)
 class Known:
-    """The architectures that fit tensors: those of `names` entirely (twins have the same shapes),
-    those of `nearest` in part."""
+    """The architectures that fit tensors: `names` entirely, `nearest` in part."""
 
     form: Form
     names: tuple[str, ...] = ()
     arguments: Mapping[str, int] = field(default_factory=dict)
-    """Of the builder, where they differ from its defaults: `num_classes`, `image_size` of a vision
-    transformer, `aux_loss` or `aux_logits`."""
+    """Of the builder: `num_classes`, `aux_loss` or `aux_logits`."""
     nearest: tuple[tuple[str, int, int], ...] = ()
-    """Each with how many tensors the file has of it in the right shape, and how many it has."""
+    """Each with how many tensors fit, and how many it has."""
 
     @property
     def name(self) -> str | None:
@@ -130,12 +120,9 @@ def identify(form: Form) -> Known:
     for name in sorted(index, key=lambda name: (name.startswith("quantized_"), len(name), name)):
         entry, fitting = index[name], 0
         both = shapes.keys() & entry["tensors"].keys()
-        for key in both:  # all but the number of classes and the size of the input
-            shape, expected, free = shapes[key], entry["tensors"][key], -1
-            if key in entry["head"]:
-                free = entry["head"][key][0]
-            elif key == _POSITIONS:
-                free = 1
+        for key in both:
+            shape, expected = shapes[key], entry["tensors"][key]
+            free = entry["head"][key][0] if key in entry["head"] else -1
             fitting += len(shape) == len(expected) and all(
                 a == b or axis == free
                 for axis, (a, b) in enumerate(zip(shape, expected, strict=True))
@@ -153,9 +140,6 @@ def identify(form: Form) -> Known:
         if key in shapes:
             arguments["num_classes"] = int((shapes[key][axis] - offset) // factor)
             break
-    if shapes.get(_POSITIONS) != entry["tensors"].get(_POSITIONS):
-        patch = shapes["conv_proj.weight"][-1]
-        arguments["image_size"] = isqrt(shapes[_POSITIONS][1] - 1) * patch
     for prefix, argument in _AUXILIARY.items():
         there, made = (
             any(key.startswith(prefix) for key in keys) for keys in (shapes, entry["tensors"])

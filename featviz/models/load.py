@@ -8,7 +8,7 @@ import logging
 import pickle
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -20,7 +20,7 @@ from urllib.parse import urlparse
 
 import torch
 from msgspec import structs
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from featviz.errors import FeatvizError, FileError, LoadError, UsageError
@@ -53,8 +53,7 @@ log = logging.getLogger(__name__)
 
 _HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 
-_HPARAMS = "hyper_parameters"
-"""Where Lightning keeps the arguments of a class that called save_hyperparameters()."""
+_HPARAMS = "hyper_parameters"  # where Lightning keeps the arguments of a class
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,10 @@ class LoadedModel:
     preprocess: Preprocess
     device: torch.device
     source: Mapping[str, Any]
-    """The model for run.json: its kind, name or file, and weights; no absolute path."""
+    """For run.json; no absolute path."""
     categories: tuple[str, ...] = ()
     scores: str | None = ""
-    """Where in the output the scores of classes are: a key, empty for the output itself, or None
-    where the model is no classifier."""
+    """The output's key with scores of classes; empty for itself, None where there are none."""
 
 
 def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> LoadedModel:
@@ -135,8 +133,8 @@ def fed(
     transform: UserTransform | None,
     further: Mapping[str, Any],
 ) -> Iterator[LoadedModel]:
-    """The model with a function of the caller's as its preprocessing (as `--transform` names it),
-    or with further arguments for its forward; the hooks that pass them are removed at the end."""
+    """The model with a function of the caller's as its preprocessing, or with further arguments for
+    its forward; the hooks are removed at the end."""
     preprocess = model.preprocess
     if transform is not None:
         preprocess = transform.preprocess(inputs.channels or 3)
@@ -153,8 +151,7 @@ def fed(
 
 
 def _classes(module: nn.Module) -> tuple[str | None, tuple[str, ...]]:
-    """Where the scores of classes are in a model's output (a key, empty for the output itself, None
-    where its library says that it is no classifier), and the names of the classes by number."""
+    """Where the scores of classes are in a model's output, and their names by number."""
     kind = type(module)
     name = f"{kind.__module__}.{kind.__qualname__}"
     if kind.__module__ == "torch.export.unflatten" and hasattr(module, "type_name"):
@@ -195,7 +192,7 @@ def load_file(options: ModelOptions) -> Loaded:
             raise UsageError(words, "give a name or a factory")
         given = structs.replace(options, spec=arch, arch=None, weights=str(path))
         module, record, entry, fixed = load_source(given)
-        arch = arch if source.certain else source.name(arch)
+        arch = source.name(arch) if source.kind in ("huggingface", "factory") else arch
         return module, {**record, "kind": "file", "arch": arch}, entry, fixed
     if options.hparams:
         words = f"--model-arg @hparams is for a class of your own, and {path.name} names none"
@@ -247,27 +244,18 @@ def _recognised(path: Path, content: Any, form: weights.Form, options: ModelOpti
 
 
 def load_torchvision(options: ModelOptions) -> Loaded:
-    """Build the model with the weights of torchvision, of a file, or random ones."""
-    return _loaded(options, "torchvision", build_torchvision)
-
-
-def load_timm(options: ModelOptions) -> Loaded:
-    """Build the model with the weights of timm, of a file, or random ones. A file says how many
-    classes and channels the model has."""
-    return _loaded(options, "timm", _build_timm)
-
-
-def _loaded(options: ModelOptions, kind: str, build: Callable[..., Any]) -> Loaded:
-    name, wanted = options.spec.removeprefix(f"{kind}:"), options.weights or "default"
-    source: dict[str, Any] = {"kind": kind, "name": name}
-    path, seed = Path(wanted), options.seed
+    """Build a model of torchvision or timm with the library's weights, a file's, or random ones."""
+    is_timm, name = options.spec.startswith("timm:"), options.spec.rpartition(":")[2]
+    build = _build_timm if is_timm else build_torchvision
+    source: dict[str, Any] = {"kind": "timm" if is_timm else "torchvision", "name": name}
+    wanted, seed = options.weights or "default", options.seed
+    path = Path(wanted)
     if path.is_file():
         tensors = weights.read_weights(path, options)
-        forms = [form for form, _ in weights.stripped_forms(tensors)] if kind == "timm" else []
-        arguments = _arguments_of(name, forms) if forms else {}
-        module, entry = build(name, None, seed, {**arguments, **options.model_args})
+        found = _arguments_of(name, weights.stripped_forms(tensors)) if is_timm else {}
+        module, entry = build(name, None, seed, {**found, **options.model_args})
         record = weights.put_weights(module, tensors, path, options)
-        return module, {**source, **arguments, **record}, entry, ANY
+        return module, {**source, **found, **record}, entry, ANY
     module, entry = build(name, wanted, seed, options.model_args)
     source["weights"] = wanted
     if wanted == "none":
@@ -276,11 +264,14 @@ def _loaded(options: ModelOptions, kind: str, build: Callable[..., Any]) -> Load
     return module, source, entry, ANY
 
 
+load_timm = load_torchvision
+
+
 def build_torchvision(
     name: str, weights: str | None, seed: int, arguments: Mapping[str, Any]
 ) -> tuple[nn.Module, Any]:
     """Build a torchvision model with weights `default`, an entry's name, or `none` or None for
-    random ones; returns the module and the entry whose transforms fit it."""
+    random ones; returns it and the entry whose transforms fit it."""
     require_torchvision()
     from torchvision import models
 
@@ -314,17 +305,14 @@ def build_torchvision(
         if entry is None:
             raise
         file = Path(urlparse(entry.url).path).name
-        raise LoadError(
-            f"the weights {entry} could not be loaded: {error}",
-            f"put {file} into {Path(torch.hub.get_dir()) / 'checkpoints'}, "
-            "or use --weights none for random ones",
-        ) from error
+        place = f"put {file} into {Path(torch.hub.get_dir()) / 'checkpoints'}"
+        hint = f"{place}, or use --weights none for random ones"
+        raise LoadError(f"the weights {entry} could not be loaded: {error}", hint) from error
     return module, entry or default
 
 
 def architecture_beside(path: Path) -> str | None:
-    """What a `config.json` beside a file of weights names: `timm:NAME` as timm's hub has it, a
-    class of transformers, or None."""
+    """What a `config.json` beside weights names: `timm:NAME`, a class of transformers, or None."""
     try:
         config = read_json(path.with_name("config.json"))
     except FileNotFoundError:
@@ -348,8 +336,8 @@ def architecture_beside(path: Path) -> str | None:
 def _build_timm(
     name: str, weights: str | None, seed: int, arguments: Mapping[str, Any]
 ) -> tuple[nn.Module, Chain]:
-    """Build a timm model, `resnet18` or with a tag `resnet18.a1_in1k`, with weights `default`
-    (those of the tag, else timm's first), a tag, or `none` or None for random ones."""
+    """Build a timm model, `resnet18` or `resnet18.a1_in1k`; weights are `default`, a tag or
+    none."""
     timm = _timm()
     full = _tagged(timm, name, weights)
     config, pretrained = timm.get_pretrained_cfg(full), weights not in (None, "none")
@@ -388,9 +376,8 @@ def _build_timm(
     return module, from_timm({**prepared, "input_size": (channels, height, width)})
 
 
-def _arguments_of(name: str, forms: Sequence[Mapping[str, Tensor]]) -> dict[str, int]:
-    """Read `num_classes` and `in_chans` off the weights of a file, where they are not the default,
-    from the tensors as they are, or with prefixes taken away."""
+def _arguments_of(name: str, forms: Sequence[weights.Form]) -> dict[str, int]:
+    """`num_classes` and `in_chans` of the weights of a file, where they are not the default."""
     timm = _timm()
     config = timm.get_pretrained_cfg(_tagged(timm, name, None))
     arguments = {}
@@ -399,7 +386,8 @@ def _arguments_of(name: str, forms: Sequence[Mapping[str, Tensor]]) -> dict[str,
         ("in_chans", config.first_conv, 1, config.input_size[0]),
     ):
         layer = layer[0] if isinstance(layer, (tuple, list)) and layer else layer
-        sizes = [form[f"{layer}.weight"].shape for form in forms if f"{layer}.weight" in form]
+        key = f"{layer}.weight"
+        sizes = [tensors[key].shape for tensors, _ in forms if key in tensors]
         if sizes and len(sizes[-1]) > axis and sizes[-1][axis] != default:
             arguments[argument] = int(sizes[-1][axis])
     return arguments

@@ -22,10 +22,9 @@ from featviz.text import by
 HeightWidth = tuple[int, int]
 Size = int | HeightWidth
 Window = tuple[int, int, int, int]
-"""Where the image lies in the input, in pixels: top, left, height and width."""
+"""Where the image lies in the input: top, left, height and width."""
 
 FALLBACK_SIZE = (224, 224)
-"""Input size for a forward pass on zeros where the image's own size decides."""
 
 _UNIT = "values 0..1"
 _MODES = ("RGB", "L")
@@ -33,7 +32,6 @@ _MOST_ENLARGED = 2**25
 """Pixels that an image with fewer may be enlarged to."""
 
 _THICK = 16
-"""Pixels that a row of numbers is high in input.png."""
 
 _NEAR, _TINY = 1e-3, torch.finfo(torch.float32).tiny
 """How far beyond 0..1 a value may be by rounding, and the least range of values."""
@@ -41,16 +39,12 @@ _NEAR, _TINY = 1e-3, torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True)
 class Chain:
-    """Resize, centre crop, 0..1, normalise; steps that are None are left out. Pillow and torch do
-    the work as they do for torchvision, whose import takes as long as torch's."""
+    """Resize, centre crop, 0..1, normalise, as torchvision does; None leaves a step out."""
 
-    resize: Size | None = None
-    """The shorter side, or (height, width), in pixels."""
+    resize: Size | None = None  # the shorter side, or (height, width)
     crop: Size | None = None
-    """The side of the centre crop, or (height, width), in pixels."""
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    """Values of 0..1 are the input times std plus mean; None where these are the input."""
     channels: int = 3
     interpolation: str = "bilinear"
     antialias: bool = True
@@ -58,13 +52,11 @@ class Chain:
     multiple: int = 1
     bgr: bool = False
     stride: int = 0
-    """Of Ultralytics' LetterBox, as its predictors use it: the longer side is resized to `resize`,
-    rounded up to a multiple of it, the rest is padded with grey to one. 0: no LetterBox."""
+    """Of Ultralytics' LetterBox: the longer side is resized to `resize`, rounded up to a multiple
+    of it, the rest is padded with grey to one. 0: no LetterBox."""
     stretch: bool = False
-    """LetterBox resizes to a square instead, and does not pad."""
     library: Callable[[Any], Tensor] | None = field(default=None, compare=False)
-    """A library's own function from a picture of mode L or RGB, or a Raster [C, H, W], to float32
-    [1, C, H, W]. It does these steps, or nearly these, until the user changes one."""
+    """A library's own function, which does these steps, or nearly, until the user changes one."""
     library_steps: tuple[str, ...] = field(default=(), compare=False)
     library_own_size: bool = field(default=False, compare=False)
 
@@ -113,9 +105,9 @@ class Chain:
         return (*steps, last)
 
     def _sized(self, image: Image.Image | Raster) -> Tensor:
-        """The numbers [C, H, W] of an image that is resized and cropped: bytes, rounded again, or
-        floats. Pillow always smooths, and its `nearest` is exact. A crop between two pixels begins
-        at the nearest even one; around an image that is smaller there are zeros."""
+        """The numbers [C, H, W] of an image that is resized and cropped. Pillow always smooths. A
+        crop between two pixels begins at the nearest even one; around a smaller image there are
+        zeros."""
         picture: Image.Image | Tensor
         if isinstance(image, Raster):
             picture = torch.from_numpy(image.values)
@@ -176,8 +168,7 @@ class Chain:
         return int(rows[0]), int(columns[0]), len(rows), len(columns)
 
     def _resized_to(self, given: HeightWidth) -> HeightWidth:
-        """The (height, width) of a resized image; the longer side is rounded down as torchvision
-        does."""
+        """The (height, width) of a resized image; the longer side is rounded down."""
         if not isinstance(self.resize, int):
             return self.resize or given
         long = int(self.resize * max(given) / min(given))
@@ -209,24 +200,18 @@ class Preprocess:
 
     chain: Chain
     transform: Callable[[Any], list[Tensor]] | None = None
-    """The user's own function from a picture or an array to all arguments of forward, the first of
-    them [1, C, H, W]; of the chain only the number of channels counts then."""
+    """The user's own function from a picture or an array to all arguments of forward."""
     frames: int | None = None
     inputs: int = 1
-    """Images that the model takes at once, each an argument of its forward."""
     guessed: bool = field(default=False, compare=False)
-    """Whether neither the model nor the user says how images go in."""
     size_guessed: bool = field(default=False, compare=False)
-    """Whether neither says how large the input is, so that the size of `blank` is a guess."""
     further: tuple[str, ...] = ()
     any_values: bool = field(default=False, compare=False)
-    """Whether mean and std are the user's own, for values of any range."""
     dtype: torch.dtype = field(default=torch.float32, compare=False)
-    """The type of the model's parameters, which its inputs take."""
 
     def __call__(self, images: Sequence[Image.Image | Raster]) -> list[Tensor]:
-        """The model's arguments: [1, C, H, W] for each image, or [1, C, T, H, W] for a clip or a
-        volume; floats are of `dtype`."""
+        """The model's arguments, of `dtype`: [1, C, H, W], or [1, C, T, H, W] for a clip or a
+        volume."""
         if self.transform is not None:
             image = images[0]
             given = (
@@ -244,8 +229,7 @@ class Preprocess:
         return [one.to(self.dtype) if one.is_floating_point() else one for one in tensors]
 
     def tensor(self, image: Image.Image | Raster) -> Tensor:
-        """Turn a picture, or numbers [C, H, W], into float32 [1, C, H, W]; each slice of a volume
-        [C, D, H, W] goes through the same steps."""
+        """A picture, numbers [C, H, W] or each slice of a volume [C, D, H, W] through the chain."""
         if not isinstance(image, Raster):
             return self.chain(image.convert(_MODES[self.chain.channels == 1]))
         if self.chain.mean is not None and not self.any_values:
@@ -269,9 +253,7 @@ class Preprocess:
 
     def pictures(self, args: Sequence[Tensor]) -> list[Tensor]:
         """The inputs before normalising, as 0..1: float32 [1, C, H, W] for each image, frame and
-        slice. C is 1 or 3: of more than three channels the first three are red, green and blue, of
-        two the first is grey. Values that are no picture's are shown from their least to their
-        largest."""
+        slice; C is 1 or 3. Values that are no picture's go from their least to their largest."""
         undone, mean, std = [], self.chain.mean, self.chain.std
         for tensor in args[:1] if self.transform is not None else args:
             values = tensor.float()
@@ -297,8 +279,7 @@ class Preprocess:
         return [p for arg in undone for p in (arg.unbind(2) if arg.ndim == 5 else (arg,))]
 
     def blank(self) -> list[Tensor]:
-        """Zeros of the shapes that images would have; where their own size decides, those of an
-        image of 224 × 224 pixels."""
+        """Zeros of the shapes that images would have, if of 224 × 224 pixels."""
         if self.transform is not None:
             return [torch.zeros_like(tensor) for tensor in self([self.empty()])]
         *shape, height, width = self.tensor(self.empty()).shape
@@ -337,7 +318,6 @@ class Preprocess:
 
 
 def input_dtype(module: nn.Module) -> torch.dtype:
-    """The type that a model's inputs take: that of its first parameter of half, bfloat16, single or
-    double precision."""
+    """The type of a model's first parameter of half, bfloat16, single or double precision."""
     kinds = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
     return next((p.dtype for p in module.parameters() if p.dtype in kinds), torch.float32)

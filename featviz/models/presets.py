@@ -1,5 +1,4 @@
-"""Which preprocessing a model wants: its library's own transforms, a preset that the user names, or
-a guess."""
+"""Which preprocessing a model wants: its library's, a preset's, or a guess."""
 
 from __future__ import annotations
 
@@ -38,11 +37,8 @@ from featviz.options import InputOptions
 from featviz.records import PRESETS, Raster
 from featviz.text import by, counted, quoted
 
-_FRAMES = 16
-"""Of a clip, where nobody says how many."""
-
-_MOST_CHANNELS = 512
-"""Input channels that are believed of a convolution: an input of so many is made to try it."""
+_FRAMES, _MOST_CHANNELS = 16, 512
+"""Of a clip, where nobody says how many; and input channels that are believed of a convolution."""
 
 
 def choose_preprocess(
@@ -52,9 +48,8 @@ def choose_preprocess(
     fixed: Fixed = ANY,
     further: Sequence[Argument] = (),
 ) -> Preprocess:
-    """The preset that the user names, else the library's own (`entry`: torchvision's weights entry,
-    or a chain), else what fits the first convolution, or the channels and the size that are
-    `fixed`; then the user's other wishes. `further` are arguments of forward beside images."""
+    """The preset that the user names, else the library's own (`entry`), else what fits the first
+    convolution or is `fixed`; then the user's wishes. `further` are arguments beside images."""
     known: Chain | None = entry if isinstance(entry, Chain) else None
     first, of_clips = first_channels(module)
     expected = known.channels if known else fixed[0] or first
@@ -79,6 +74,20 @@ def choose_preprocess(
     side = getattr(module, "image_size", None)  # of torchvision's vision transformers
     if isinstance(side, int) and isinstance(base.crop, int) and base.crop != side:
         base = replace(base, resize=side, crop=side, library=None)
+    base = _changed(base, options)
+    said = options.size or options.crop or base.stride
+    return Preprocess(
+        base,
+        frames=(options.frames or _FRAMES) if of_clips else None,
+        inputs=options.inputs or required_arguments(module, further),
+        guessed=guessed,
+        size_guessed=not said and (guessed or base.own_size),
+        any_values=options.mean is not None or options.std is not None,
+        dtype=input_dtype(module),
+    )
+
+
+def _changed(base: Chain, options: InputOptions) -> Chain:
     given = {name: getattr(options, name) for name in ("interpolation", "crop", "mean", "std")}
     changes = {name: value for name, value in given.items() if value is not None}
     if base.stride and (isinstance(options.size, tuple) or "crop" in changes):
@@ -100,21 +109,11 @@ def choose_preprocess(
         whose = "--std" if options.std else "the std of the model's own preprocessing,"
         words = f"{whose} {listed(base.std)} divides by zero"
         raise UsageError(words, "give positive numbers with --std")
-    said = options.size or options.crop or base.stride
-    return Preprocess(
-        base,
-        frames=(options.frames or _FRAMES) if of_clips else None,
-        inputs=options.inputs or required_arguments(module, further),
-        guessed=guessed,
-        size_guessed=not said and (guessed or base.own_size),
-        any_values=options.mean is not None or options.std is not None,
-        dtype=input_dtype(module),
-    )
+    return base
 
 
 def required_arguments(module: nn.Module, forward_args: Sequence[Argument] = ()) -> int:
-    """How many arguments the module's forward cannot do without, beside those that are given; at
-    least 1."""
+    """How many arguments forward cannot do without, beside those that are given; at least 1."""
     given = [name for name, _, value, _ in forward_args if value is not IMAGE]
     needed = [
         p
@@ -167,8 +166,7 @@ def _named(name: str, channels: int, module: nn.Module, size: HeightWidth | None
 
 
 def from_torchvision(entry: Any) -> Chain | None:
-    """The transforms of an entry of torchvision's weights; None where they only make numbers, as
-    for detectors and RAFT."""
+    """The transforms of an entry of torchvision's weights; None where they only make numbers."""
     said = vars(entry.transforms())
     if "resize_size" not in said:
         return None
@@ -182,8 +180,7 @@ def from_torchvision(entry: Any) -> Chain | None:
 
 
 def from_timm(config: Mapping[str, Any]) -> Chain:
-    """timm's transform for evaluation, `timm.data.create_transform`, of the output of
-    `timm.data.resolve_model_data_config`."""
+    """timm's transform for evaluation, of what `timm.data.resolve_model_data_config` gives."""
     channels, height, width = config["input_size"]
     mean, std = (tuple(float(value) for value in config[name]) for name in ("mean", "std"))
     if len(mean) != channels:
@@ -220,9 +217,8 @@ def _largest_stride(module: nn.Module) -> int:
 
 
 def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
-    """How Ultralytics' predictors prepare images for their models: classifiers resize and crop, the
-    others pad, or stretch; None for any other model. `imgsz` of `trained`, the `train_args` of the
-    checkpoint, counts more than the model's own."""
+    """How Ultralytics' predictors prepare images; None for another model. `trained` are the
+    `train_args` of the checkpoint."""
     tasks = "ultralytics.nn.tasks"
     classes = {kind.__name__ for kind in type(module).__mro__ if kind.__module__ == tasks}
     if not classes:
@@ -245,12 +241,8 @@ def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
 # transformers ---------------------------------------------------------------------------------
 
 _FILE = "preprocessor_config.json"
-
-_LARGEST = 4096
-"""The largest number that a file may hold: pixels of a side, mostly."""
-
+_LARGEST = 4096  # number that a file may hold: pixels of a side, mostly
 _RESAMPLE = {0: "nearest-exact", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-
 _AGAIN = "fetch the file again, or remove it and give --size, --crop, --mean and --std"
 
 _ALLOWED = (
@@ -261,13 +253,11 @@ _ALLOWED = (
     "Pixtral|PoolFormer|PromptDepthAnything|Pvt|RTDetr|RfDetr|Sam|Sam2|Sam3|Sapiens2|SegGpt|"
     "Segformer|Siglip|SuperPoint|Swin2SR|TextNet|Tvp|ViT|VideoMAE|Vilt|Vivit|Yolos|ZoeDepth"
 )
-"""Image processors that read nothing but the image; others fetch tables and fonts, or run
-Tesseract."""
+"""Image processors that read nothing but the image."""
 
 
 def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
-    """The image processor of a folder's model, whose config.json was checked; None where no file
-    tells it."""
+    """The image processor of a folder's model; None where no file tells it."""
     where, found = quoted(str(folder / _FILE)), list[Any]()
     try:
         for name in ("processor_config.json", _FILE):  # the first also of processors of text

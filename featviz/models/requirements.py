@@ -1,5 +1,4 @@
-"""torch and torchvision: their versions, one line where they do not fit each other, and devices;
-Ultralytics, imported without what it does beside."""
+"""torch, torchvision and Ultralytics imported; their versions, and devices."""
 
 from __future__ import annotations
 
@@ -31,9 +30,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 def require_torch(alone: bool = False) -> None:
-    """Import torch. `alone`: the process has begun for this, so all that there is stays, and is not
-    looked through for garbage later; glibc then keeps freed memory, up to 256 MiB, for arrays of up
-    to 64 MiB, else the next layer waits for new pages (of vgg16's 160 ms an image, 15)."""
+    """Import torch. `alone`: the process has begun for this, so all that there is stays, and glibc
+    keeps freed memory, else the next layer waits for new pages (of vgg16's 160 ms an image, 15)."""
     alone = alone and "torch" not in sys.modules
     if alone and sys.platform == "linux":
         with suppress(AttributeError, OSError):  # another C library
@@ -55,8 +53,7 @@ def require_torchvision() -> None:
 
 
 def _import(package: str) -> None:
-    """Import a package, and collect no garbage meanwhile: Python would look through some hundred
-    thousand objects that all stay, time and again."""
+    """Import a package, and collect no garbage meanwhile."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -94,8 +91,7 @@ def lacking(module: str, extra: str, error: ImportError) -> ImportError:
 
 
 def versions() -> dict[str, str]:
-    """The versions that decide what is computed and drawn, as records name them: with the build's
-    suffix, which pip does not know, and read, since an import takes long."""
+    """The versions that records name: with the build's suffix, read, since an import takes long."""
     found = {"featviz": __version__}
     for package in ("torch", "torchvision"):
         spec = find_spec(package)
@@ -108,9 +104,7 @@ def versions() -> dict[str, str]:
 
 def import_ultralytics(name: str) -> ModuleType:
     """A module of Ultralytics, without what its first import does beside: it asks for the network,
-    reports on stdout, writes settings into the user's folder (or YOLO_CONFIG_DIR), and replaces
-    `torch.save` and `PIL.Image.open`, which would then install a package where an image is
-    broken."""
+    reports on stdout, writes settings, and replaces `torch.save` and `PIL.Image.open`."""
     import torch
     from PIL import Image
 
@@ -147,8 +141,7 @@ def check_device(name: str) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` takes cuda, then mps, then the CPU; of processes that torchrun started on one machine,
-    each takes a GPU of its own, as long as there are some."""
+    """`auto` takes cuda, then mps, then the CPU; each process of torchrun a GPU of its own."""
     import torch
 
     check_device(name)
@@ -161,7 +154,6 @@ def pick_device(name: str) -> torch.device:
     counts = {"cpu": 1, "mps": int(torch.backends.mps.is_available())}
     count = counts.get(device.type, torch.cuda.device_count())
     if (device.index or 0) >= count:
-        raise UsageError(
-            f"--device {name}: this machine has {count} {device.type} devices", "try --device auto"
-        )
+        words = f"--device {name}: this machine has {count} {device.type} devices"
+        raise UsageError(words, "try --device auto")
     return device

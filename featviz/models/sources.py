@@ -1,8 +1,5 @@
-"""What a MODEL string can name: a model of torchvision or timm, a folder, a file, a factory.
-
-A source is one record of SOURCES, and a function in the file that it names, which is imported when
-a model is loaded: the records are for help and completion, too, and those import no torch.
-"""
+"""What a MODEL string can name. A source is a record of SOURCES, and a function in the file that it
+names, which is imported when a model is loaded: help and completion import no torch."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ _MOST_UNPACKED = 20
 """A zip that unpacks to more times its size is a bomb; torch.save does not compress at all."""
 
 _EXPORTED_NAMES = ("/archive_format", "serialized_exported_program.json")
-"""In lower case: torch's reader of archives makes no difference, so no other reader gets these."""
+"""In lower case: torch's reader of archives makes no difference."""
 
 KINDS = ("zip", "pickle", "safetensors", "shards", "torchscript", "pt2")
 
@@ -62,12 +59,10 @@ ZIP, PICKLE, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED = KINDS
 
 Fixed = tuple[int | None, tuple[int, int] | None]
 Loaded = tuple["nn.Module", Mapping[str, Any], Any, Fixed]
-"""A module as a source loads it; what run.json says of it; torchvision's weights entry or the chain
-of another library, where that tells how to feed it; and the channels, and height and width, of the
-one input that it takes."""
+"""A module; its record for run.json; torchvision's weights entry or another library's chain; and
+the channels, and height and width, of the one input that it takes."""
 
 ANY: Fixed = (None, None)
-"""Inputs of any channels and size."""
 
 
 @dataclass(frozen=True)
@@ -75,20 +70,14 @@ class ModelSource:
     """One kind of thing that a MODEL string can name."""
 
     kind: str
-    """The name in run.json; `load_KIND` makes the model."""
     file: str
     """The module of `featviz.models` that has `load_KIND`."""
     form: str
-    recognises: Callable[[str], bool]
-    """Whether a MODEL string without a source's prefix is of this kind."""
     weights: str
-    """What `--weights` takes, for help and errors; empty where the model has its own."""
+    """What `--weights` takes; empty where the model has its own."""
     prefix: str = ""
-    """Begins a MODEL string that is certainly of this kind."""
-    takes_arch: bool = False
-    certain: bool = True
-    """Whether the MODEL string, its files and its weights decide what the model is; code does
-    not, as it may change."""
+    recognises: Callable[[str], bool] = lambda spec: False
+    """Whether a MODEL string without a source's prefix is of this kind."""
 
     def name(self, spec: str) -> str:
         """The name in run.json of what a MODEL string names, without folders."""
@@ -97,68 +86,56 @@ class ModelSource:
         return Path(name).name if is_path else name
 
 
+_ENTRY = "default, an entry such as IMAGENET1K_V1, a file, or none (random)"
+_TAG = "default, a tag such as a1_in1k, a file, or none (random)"
+_ADAPTED = "those of the model that --arch names, as for that model"
+
 SOURCES = (
     ModelSource(
         "torchvision",
         "load",
         "a torchvision name",
-        recognises=lambda spec: (
+        _ENTRY,
+        "torchvision:",
+        lambda spec: (
             not (
-                Path(spec).suffix.lower() in SUFFIXES
-                or "/" in spec
+                set(spec) & {"/", ":"}
+                or Path(spec).suffix.lower() in SUFFIXES
                 or Path(spec).exists()
-                or FORM.fullmatch(spec)
             )
         ),
-        weights="default, an entry such as IMAGENET1K_V1, a file, or none (random)",
-        prefix="torchvision:",
     ),
-    ModelSource(
-        "timm",
-        "load",
-        "timm:NAME",
-        recognises=lambda spec: False,
-        weights="default, a tag such as a1_in1k, a file, or none (random)",
-        prefix="timm:",
-    ),
+    ModelSource("timm", "load", "timm:NAME", _TAG, "timm:"),
     ModelSource(
         "adapter",
         "huggingface",
         "the folder of a LoRA adapter",
+        _ADAPTED,
         recognises=lambda spec: (
             Path(spec, "adapter_config.json").is_file() and not Path(spec, "config.json").exists()
         ),
-        weights="those of the model that --arch names, as for that model",
-        takes_arch=True,
     ),
     ModelSource(
         "huggingface",
         "huggingface",
         "a Hugging Face folder (hf:DIR)",
-        recognises=lambda spec: Path(spec).is_dir(),
-        weights="a file in place of its own",
-        prefix="hf:",
-        certain=False,
+        "a file in place of its own",
+        "hf:",
+        lambda spec: Path(spec).is_dir(),
     ),
     ModelSource(
-        "file",
-        "load",
-        f"a file ({' '.join(SUFFIXES)})",
-        recognises=lambda spec: Path(spec).is_file(),
-        weights="",
-        takes_arch=True,
+        "file", "load", f"a file ({' '.join(SUFFIXES)})", "", "", lambda spec: Path(spec).is_file()
     ),
     ModelSource(
         "factory",
         "load",
         "a factory (pkg.mod:factory, file.py:factory)",
+        "a file, or none (as the factory makes them)",
         recognises=lambda spec: FORM.fullmatch(spec) is not None,
-        weights="a file, or none (as the factory makes them)",
-        certain=False,
     ),
 )
-"""Help lists them in this order, and `source_of` asks them in it: the folder of an adapter comes
-before other folders, and a file that exists before a factory."""
+"""In the order of help, in which they are asked: adapters before folders, files before
+factories."""
 
 MODEL_HELP = "MODEL is one of: " + ", ".join(source.form for source in SOURCES) + "."
 
@@ -196,28 +173,37 @@ def download_hint(spec: str) -> str:
 
 def load_source(options: ModelOptions) -> Loaded:
     """Load from where the MODEL string says."""
-    source = _accepted(options)
+    source = check_words(options)
     module: Any = import_module(f"featviz.models.{source.file}")
     return getattr(module, f"load_{source.kind}")(options)  # type: ignore[no-any-return]
 
 
-def check_words(options: ModelOptions) -> None:
-    """Refuse a MODEL or `arch` that is not there, as far as that is known without torch: names of
-    torchvision's are those of our list, or of functions in the files of the one that is installed,
-    which may be newer."""
-    _accepted(options)
+def check_words(options: ModelOptions) -> ModelSource:
+    """The source of a model. Refuses options that do not go with it, and a MODEL or `arch` that is
+    not there, without torch: names of torchvision's are those of our list, or of functions in the
+    files of the one that is installed, which may be newer."""
+    source = source_of(options.spec)
+    if options.arch and source.kind not in ("adapter", "file"):
+        words = f"--arch is for files of weights and adapters, and {options.spec!r} is neither"
+        raise UsageError(words, f"--weights FILE with MODEL {options.arch} gives weights")
+    if options.weights and not source.weights:
+        words = f"--weights does not go with a model file ({Path(options.spec).name})"
+        raise UsageError(words, "the file has the weights itself")
+    if options.hparams and source.kind not in ("adapter", "file", "factory"):
+        words = f"--model-arg @hparams is for a class of your own, and {options.spec!r} is none"
+        raise UsageError(words, "--arch net.py:CLASS names it")
     listed = (Path(__file__).parent / "names.txt").read_text("utf-8").split()
     for spec in filter(None, (options.spec, options.arch)):
-        source = source_of(spec, "MODEL" if spec == options.spec else "--arch")
-        name = spec.removeprefix(source.prefix)
-        if source.kind != "torchvision" or name in listed:
-            continue
-        if (found := find_spec("torchvision")) is None or found.origin is None:
+        other = source_of(spec, "MODEL" if spec == options.spec else "--arch")
+        name = spec.removeprefix(other.prefix)
+        found = find_spec("torchvision") if other.kind == "torchvision" else None
+        if name in listed or found is None or found.origin is None:
             continue
         files = (Path(found.origin).parent / "models").rglob("*.py")
         named = re.compile(rf"def {re.escape(name)}\(|[\"']{re.escape(name)}[\"']")
         if not any(named.search(file.read_text("utf-8")) for file in files):
             raise unknown_name("torchvision", name, listed)
+    return source
 
 
 def unknown_name(library: str, name: str, names: Sequence[str]) -> UsageError:
@@ -233,21 +219,6 @@ def unknown_name(library: str, name: str, names: Sequence[str]) -> UsageError:
         f"did you mean {', '.join(close)}?" if close else such,
         replace=(f"{prefix}{name}", close[0]) if close else None,
     )
-
-
-def _accepted(options: ModelOptions) -> ModelSource:
-    """The source of a model; refuses options that do not go with it."""
-    source = source_of(options.spec)
-    if options.arch and not source.takes_arch:
-        words = f"--arch is for files of weights and adapters, and {options.spec!r} is neither"
-        raise UsageError(words, f"--weights FILE with MODEL {options.arch} gives weights")
-    if options.weights and not source.weights:
-        words = f"--weights does not go with a model file ({Path(options.spec).name})"
-        raise UsageError(words, "the file has the weights itself")
-    if options.hparams and not (source.takes_arch or source.kind == "factory"):
-        words = f"--model-arg @hparams is for a class of your own, and {options.spec!r} is none"
-        raise UsageError(words, "--arch net.py:CLASS names it")
-    return source
 
 
 def sniff(path: Path) -> str:
@@ -300,8 +271,7 @@ def target(spec: str) -> Any:
 
 
 def code_digest(spec: str) -> str | None:
-    """sha256 of the file of `pkg.mod:name` or `file.py:name`, which was imported; None for a module
-    without one. Files that it imports itself are no part of it."""
+    """sha256 of the file of what `target` has imported; None for a module without one."""
     where = spec.rpartition(":")[0]
     name = where if where.endswith(".py") else getattr(sys.modules.get(where), "__file__", None)
     if name is None or not Path(name).is_file():
@@ -333,9 +303,8 @@ def _imported(where: str, spec: str) -> ModuleType:
 
 @contextmanager
 def importable(*folders: Path) -> Iterator[None]:
-    """Let modules of the user's be imported: from the current folder first, as with `python -m`,
-    and from `folders` where nothing installed has the name. The folders stay on sys.path for what
-    is imported later, unless the import fails."""
+    """Let modules of the user's be imported, later, too, unless this fails: from the current folder
+    first, as with `python -m`, and from `folders` where nothing installed has the name."""
     before = list(sys.path)
     here = str(Path.cwd())
     if here not in sys.path:

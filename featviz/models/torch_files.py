@@ -1,10 +1,9 @@
 """Files of torch.save, read by torch's own restricted reader: data, and modules of known classes.
 
-`torch.load(weights_only=True)` makes tensors and containers, and calls only what it is told of. It
-is told of no class: each name that may be used stands for a class of our own that cannot be called
-and makes an empty object, which the file's state then fills. So no constructor runs, and a class
-that a model keeps as a value (ResNet's `_norm_layer`) cannot be called by its forward either. What
-was made is then looked at once, before any of it is used.
+It calls only what it is told of, and is told of no class: each name that may be used stands for one
+of our own that cannot be called and makes an empty object, which the file's state then fills. So no
+constructor runs, and a class that a model keeps (ResNet's `_norm_layer`) cannot be called by its
+forward either. What was made is looked at once, before any of it is used.
 """
 
 from __future__ import annotations
@@ -79,10 +78,7 @@ _FUNCTIONS = (
     "torchvision.ops.boxes.box_iou",
 )
 
-_ENUMS = (
-    "timm.layers.format.Format",
-    "torchvision.transforms.functional.InterpolationMode",
-)
+_ENUMS = ("timm.layers.format.Format", "torchvision.transforms.functional.InterpolationMode")
 
 _RENAMED = {
     "ultralytics.nn.modules.block.Silence": "torch.nn.modules.linear.Identity",
@@ -102,8 +98,7 @@ _SAVE_IMAGE = "torch.save(tensor, 'image.pt') of a plain tensor [C, H, W]"
 
 
 class RefusedError(Exception):
-    """What a file holds that is no model, in words that follow on its name (`holds a ...`); or the
-    names that it may not use."""
+    """What a file holds that is no model (`holds a ...`), or the names that it may not use."""
 
     def __init__(self, words: str, names: Iterable[str] = ()) -> None:
         self.names = sorted(names)
@@ -134,9 +129,8 @@ class _NumberType:
 
 
 def load(file: BinaryIO, plain: bool = False) -> Any:
-    """Read what torch.save wrote, tensors on the CPU; nothing that the file names is called.
-    `plain` admits tensors and containers alone. A broken file raises whatever it makes torch
-    raise."""
+    """Read what torch.save wrote, tensors on the CPU; `plain` admits tensors and containers alone.
+    A broken file raises whatever it makes torch raise."""
     try:
         with _only({}):
             needed = {*torch.serialization.get_unsafe_globals_in_checkpoint(file)}
@@ -271,8 +265,7 @@ def _member(kind: Any, value: str) -> Any:
 
 
 def _attribute_of(owner: Any, name: str) -> Any:
-    """What `getattr` would return: a forward method, as fused models and heads of Ultralytics keep
-    it, or a way to interpolate."""
+    """What `getattr` would return: a forward method, or a way to interpolate."""
     if isinstance(owner, functools.partial) and owner.func is _member:
         return owner.args[0].__members__[name]
     kind = owner.made if isinstance(owner, _Name) else type(owner)
@@ -315,15 +308,13 @@ _KEPT: dict[str, Any] = {
     "builtins.getattr": _attribute_of,
     "functools.partial": _partial,
     "numpy.dtype": _NumberType,
-    "numpy.core.multiarray.scalar": _number,
-    "numpy._core.multiarray.scalar": _number,
-    "pathlib.PosixPath": _path,
-    "pathlib.WindowsPath": _path,
-    "pathlib._local.PosixPath": _path,
-    "pathlib._local.WindowsPath": _path,
+    **{f"numpy.{core}.multiarray.scalar": _number for core in ("core", "_core")},
+    **{f"pathlib.{kind}": _path for kind in ("PosixPath", "WindowsPath")},
+    **{f"pathlib._local.{kind}": _path for kind in ("PosixPath", "WindowsPath")},
     "types.SimpleNamespace": SimpleNamespace,
-    "ultralytics.utils.IterableSimpleNamespace": SimpleNamespace,
-    "ultralytics.yolo.utils.IterableSimpleNamespace": SimpleNamespace,
+    **{
+        f"ultralytics.{u}.IterableSimpleNamespace": SimpleNamespace for u in ("utils", "yolo.utils")
+    },
 }
 """What training scripts keep beside weights, and what is made of it."""
 
@@ -342,8 +333,7 @@ _BESIDE = 64 * 2**20
 
 
 def _check(content: Any) -> None:
-    """Look at all that a file made, once: modules are what their classes make, and nothing is kept
-    that could be called."""
+    """Refuse modules that are not what their classes make, and what could be called."""
     for value in nested(content, _parts):
         if isinstance(value, (Tensor, OrderedDict, Counter)):
             vars(value).clear()  # attributes, which could take the place of methods
@@ -374,8 +364,7 @@ def nested(
     content: Any,
     parts: Callable[[Any], Iterable[Any]] = lambda v: v.values() if isinstance(v, Mapping) else (),
 ) -> Iterator[Any]:
-    """A value and all that is in it, of mappings if nothing else is said, at any depth; each object
-    once, as it may hold itself."""
+    """A value and all that is in it (if `parts` is not said, in mappings), each object once."""
     reached, seen = [content], {id(content)}
     for value in reached:
         yield value
@@ -393,12 +382,9 @@ def _parts(value: Any) -> Sequence[Any]:
         return [*value]
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values(), *vars(value).values()]
-    kinds, is_helper = (nn.Module, Namespace, SimpleNamespace), _path_of(type(value)) in _HELPERS
+    kind, kinds = type(value), (nn.Module, Namespace, SimpleNamespace)
+    is_helper = f"{kind.__module__}.{kind.__qualname__}" in _HELPERS
     return [*vars(value).values()] if is_helper or isinstance(value, kinds) else []
-
-
-def _path_of(kind: Any) -> str:
-    return f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', '')}"
 
 
 def _harmless(value: Any) -> bool:
@@ -410,12 +396,13 @@ def _harmless(value: Any) -> bool:
         return isinstance(value.__self__, nn.Module) and _is_forward(value.__name__)
     known = isinstance(value, FunctionType) and _is_forward(value.__name__)
     known = known or isinstance(value, (_Name, weakref.ref))  # nn.LSTM makes references
-    return known or _path_of(value) in _FUNCTIONS or _path_of(type(value)) in _HELPERS
+    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    return known or name in _FUNCTIONS or kind in _HELPERS
 
 
 def _check_module(module: nn.Module) -> None:
-    """What nn.Module keeps is of its kind, no hooks are set, and no attribute takes the place of
-    what the class defines."""
+    """No attribute takes the place of what the class defines, and no hooks are set."""
     attributes, of = vars(module), f"holds a {type(module).__name__}"
     for name, value in attributes.items():
         owner = next((kind for kind in type(module).__mro__ if name in vars(kind)), None)

@@ -1,5 +1,4 @@
-"""Weights and whole models: files read without running what they hold, tensors by name, and from
-these into a module."""
+"""Files of weights, whole models and programs; tensors by name, and from these into a module."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from featviz.errors import FeatvizError, FileError, LoadError
-from featviz.files import open_regular, read_json, real
+from featviz.files import open_regular, read_json
 from featviz.models import sources, torch_files
 from featviz.models.requirements import first_line
 from featviz.models.sources import Fixed, importable
@@ -50,11 +49,8 @@ def read(path: Path, unsafe: bool = False) -> Any:
     except OSError as error:
         raise LoadError(f"{path} cannot be read: {error.strerror}", None) from error
     if kind == sources.TORCHSCRIPT:
-        raise LoadError(
-            f"{path.name} is TorchScript, which takes no hooks on its layers",
-            "give the Python model that it was made from, with its weights: "
-            "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pth') and --arch MODEL",
-        )
+        hint = "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pth') and --arch MODEL"
+        raise LoadError(f"{path.name} is TorchScript, which takes no hooks on its layers", hint)
     if kind == sources.EXPORTED:
         return read_program(path, unsafe)[0]
     if kind == sources.SHARDS:
@@ -93,11 +89,8 @@ def read(path: Path, unsafe: bool = False) -> Any:
 
 def _damaged(path: Path, error: Exception) -> LoadError:
     if isinstance(error, ModuleNotFoundError):  # of a file that is trusted
-        places = ", ".join(dict.fromkeys(str(real(f)) for f in (Path.cwd(), path.parent)))
-        return LoadError(
-            f"{path.name} needs the module {str(error.name)!r}, which cannot be found",
-            f"it was looked for in {places}; PYTHONPATH=FOLDER adds the folder that has it",
-        )
+        words = f"{path.name} needs the module {str(error.name)!r}, which cannot be found"
+        return LoadError(words, "PYTHONPATH=FOLDER adds the folder that has it")
     cause: BaseException = error
     if isinstance(error, pickle.UnpicklingError) and error.__context__ is not None:
         cause = error.__context__  # the same without torch's advice to load the file unsafely
@@ -112,8 +105,7 @@ def _damaged(path: Path, error: Exception) -> LoadError:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper; a
-    compiled one ignores hooks that come later, or traces them into its graph."""
+    """The module inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper."""
     inner = getattr(module, "_orig_mod", None)
     if inner is None and isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         inner = module.module
@@ -222,8 +214,7 @@ ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 
 def digest(module: nn.Module) -> str | None:
     """sha256 of a module: names, classes and settings (`extra_repr`) of what it consists of,
-    parameters and buffers, but not the code of the classes; None where a tensor does not tell its
-    values. Takes about a second for each gigabyte."""
+    parameters and buffers, not code; None where a tensor does not tell its values."""
     sha256 = hashlib.sha256()
     for name, part in module.named_modules():
         try:
@@ -234,12 +225,13 @@ def digest(module: nn.Module) -> str | None:
         sha256.update(words.encode("utf-8", "backslashreplace"))
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         sha256.update(f"{name}: {tensor.dtype}\n".encode())
-        if not (is_lazy(tensor) or tensor.is_meta):
-            sha256.update(f"{list(tensor.shape)}\n".encode())
-            try:
-                add_values(tensor, sha256)
-            except Exception:  # a tensor of somebody else's class
-                return None
+        if is_lazy(tensor) or tensor.is_meta:
+            continue
+        sha256.update(f"{list(tensor.shape)}\n".encode())
+        try:
+            add_values(tensor, sha256)
+        except Exception:  # a tensor of somebody else's class
+            return None
     return sha256.hexdigest()
 
 
@@ -269,18 +261,16 @@ _PREFIXES = (
     *("module.", "_orig_mod.", "model.", "net.", "network.", "encoder.", "backbone."),
     "timm_model.",
 )
-"""What DataParallel, torch.compile, Lightning, training scripts and transformers around a model of
-timm's put before names."""
+"""What wrappers and training scripts put before names."""
 
 _MOST = 0.8
-"""A prefix counts if so many of the keys have it: losses and metrics may stand beside the model."""
+"""Share of the keys that must have a prefix: losses may stand beside the model."""
 
 _WRAPPERS = (
     re.compile(r"_orig_mod\.|_fsdp_wrapped_module\.|_checkpoint_wrapped_module\."),
     re.compile(r"(?<=\.)module\."),
 )
-"""What torch.compile, FSDP and activation checkpointing put into the names of a part; and
-DataParallel, which may also be a module's own name."""
+"""What wrappers of parts put into names; the last may also be a module's own name."""
 
 _DEEPEST = 4
 
@@ -371,8 +361,8 @@ def _without(form: Form, prefix: str) -> Form:
 
 
 def stripped_forms(weights: Form) -> list[Form]:
-    """The tensors as they are, then with one usual prefix after the other taken away, and each of
-    these without wrappers of parts."""
+    """The tensors as they are, then without one usual prefix after the other, and without
+    wrappers."""
     form, forms = weights, [weights]
     while True:
         names, most = [*form[0]], _MOST * len(form[0])
@@ -405,7 +395,7 @@ def put_into(
     module: nn.Module, tensors: Mapping[str, Tensor], what: str, partial: bool = False
 ) -> str:
     """Load tensors into a module, cast to its own precision; returns how many of its tensors there
-    were. `what` begins the message, `net.pth does not fit resnet18`; `partial` loads what fits."""
+    were. `what` begins the message; `partial` loads what fits."""
     own = module.state_dict()
     expected = {k: v for k, v in own.items() if isinstance(v, Tensor)}
     # BatchNorm's step counter: old checkpoints lack it, and nothing depends on it here

@@ -135,7 +135,9 @@ class Prepared:
 def files_read(model: ModelOptions | LoadedModel, samples: Iterable[Sample] = ()) -> list[Path]:
     """The files of images and of a model, where nothing may be written."""
     named = [] if isinstance(model, LoadedModel) else [model.spec, model.arch, model.weights]
-    return [*find.files_of(samples), *model_files(*named)]
+    paths = [path for sample in samples for path in sample.paths]
+    files = dict.fromkeys((decode.split(path) or (path,))[0] for path in paths)
+    return [*(file for file in files if isinstance(file, Path)), *model_files(*named)]
 
 
 def prepare(
