@@ -53,7 +53,7 @@ TORCHLESS = [
     *(f"featviz.drawing.{name}" for name in ("normalize", "picture", "page")),
     "featviz.audit.findings",
     "featviz.hooks.selectors",
-    *(f"featviz.images.{name}" for name in ("decode", "find", "archives", "arrays")),
+    *(f"featviz.images.{name}" for name in ("decode", "find", "arrays")),
 ]
 COMMANDS = [f"featviz.cli.{name}" for name in ("run", "inspect", "report")]
 

@@ -156,7 +156,10 @@ def parse_json(text: str) -> Any:
     def refuse(constant: str) -> Any:
         raise ValueError(f"JSON has no number {constant}")
 
-    return json.loads(text, parse_constant=refuse)
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except ValueError as error:
+        raise ValueError(f"it is no JSON: {error}") from error
 
 
 @contextmanager

@@ -295,8 +295,8 @@ def _given(name: str, make: Maker, file: str, lines: list[str], *expect: str) ->
 
 
 def all_attacks() -> Iterator[Attack]:
-    lines = [line for line in everywhere("model.index.json") if "all.index" not in line]
-    for name, (make, words) in {**SHARDS, **ODD_SHARDS}.items():
+    lines = everywhere("model.index.json")[:1]
+    for name, (make, words) in ODD_SHARDS.items():  # SHARDS are tests/models/test_hostile.py's
         yield _given(f"shards: {name}", make, "model.index.json", lines, "refused", words)
     weights = saved_bytes({"0.weight": torch.zeros(4, 3, 3, 3), "0.bias": torch.zeros(4)})
     for name, make in CONFIGS.items():
@@ -305,5 +305,5 @@ def all_attacks() -> Iterator[Attack]:
             make(folder)
             return written(weights)(folder)
 
-        lines = everywhere("model.pth")
+        lines = everywhere("model.pth")[:2]
         yield _given(f"beside: a config.json {name}", both, "model.pth", lines, "any")

@@ -212,25 +212,23 @@ ON_FOLDER = [
 def all_attacks() -> Iterator[Attack]:
     looks = {name: lambda content=content: content for name, (content, _) in LOOKS.items()}
     for name, make in {**looks, **IMAGES}.items():
-        yield Attack(f"image: {name}", _given("photo.png", make), ON_IMAGE)
-    for name in (*ODD_MEMBERS, *WORSE_MEMBERS):
-        for kind, pack in (("tar", tarred), ("zip", zipped)):
-            if kind == "zip" and "\udcff" in name:
-                continue
-            make = _given(f"x.{kind}", lambda n=name, pack=pack: pack(("a.png", png()), (n, png())))
-            lines = [f"run {{given}}/net.pth {{given}}/x.{kind} --out out{{n}}", "report out0"]
-            yield Attack(f"archive: a {kind} with {ascii(name)[:50]}", make, lines)
+        yield Attack(f"image: {name}", _given("photo.png", make), ON_IMAGE[:1])
+    for number, name in enumerate((*ODD_MEMBERS, *WORSE_MEMBERS)):
+        kind, pack = ("zip", zipped) if number % 2 and "\udcff" not in name else ("tar", tarred)
+        make = _given(f"x.{kind}", lambda n=name, pack=pack: pack(("a.png", png()), (n, png())))
+        lines = [f"run {{given}}/net.pth {{given}}/x.{kind} --out out{{n}}", "report out0"]
+        yield Attack(f"archive: a {kind} with {ascii(name)[:50]}", make, lines)
     for name, make in ARCHIVES.items():
         kind = "tar.gz" if "tar.gz" in name else "zip" if "zip" in name else "tar"
         file = f"photos.{kind}"
         lines = [
             f"run {{given}}/net.pth {{given}}/{file} --out out{{n}}",
-            f"run {{given}}/net.pth {{given}}/{file}::a.png --out out{{n}}",
-            f"audit {{given}}/net.pth {{given}}/{file} --out out{{n}}",
+            f"audit {{given}}/net.pth {{given}}/{file}::a.png --out out{{n}}",
         ]
         yield Attack(f"archive: {name}", _given(file, make), lines)
     for name, (file, make) in FOLDERS.items():
-        yield Attack(f"photos: {name}", _folder(file, make), ON_FOLDER)
+        lines = ON_FOLDER if "FIFO" in name else ON_FOLDER[:2]
+        yield Attack(f"photos: {name}", _folder(file, make), lines)
     yield Attack("control: an honest photo", _given("photo.png", png), ON_IMAGE, "good")
     tar = _given("photos.tar", lambda: tarred(("a.png", png()), ("b/c.png", png())))
     line = "run {given}/net.pth {given}/photos.tar --out out{n}"

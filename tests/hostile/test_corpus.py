@@ -25,28 +25,15 @@ KINDS = (
 CORPUS = [attack for kind in KINDS for attack in kind.all_attacks()]
 
 QUICK = {
-    "control: an honest model goes through every command",
-    "control: an honest run in every command",
-    "control: an honest run is resumed",
     "control: an honest photo",
     "pickle: os.system",
     "pickle: a kept class that evaluates",
-    "pickle: Linear(30000, 30000)",
-    "disguise: two pickles, data.pkl and data.pkl",
     "disguise: a good zip behind a bad pickle",
-    "pickle: register_forward_hook is replaced by a class",
-    "taken: a class kept as an activation",
-    "shards: an index that is a FIFO",
     "rundir: manifest: captures.0.file is '{root}/secret/id_secret.png'",
-    "rundir: manifest: captures.0.grid.nrow is 0",
     "rundir: a.png/001_0/output.png is a link to a secret picture",
-    "rundir: run.json: images.total is -1",
-    "resumed rundir: an image's folder is a link to a whole one",
     "image: EPS",
     "archive: a tar with 'run.json/b.png'",
-    "toml: an unknown table",
     "writing: run into a project with a run.json of another program",
-    "writing: .report.html.part links outside",
 }
 """Those that run between edits; all others are slow."""
 

@@ -87,9 +87,8 @@ def test_many_names_are_counted(folder: Path) -> None:
     ("content", "words"),
     [
         (None, "it is no regular file"),
-        (b"\xff\xfe{}", "is not UTF-8"),
+        (b"\xff\xfe{}", "utf-8"),
         (b'{"a":' * 100_000, "more than 100 levels"),
-        (b'{"weight_map": {', "is no JSON"),
         (b"[" + b"9" * 10**6 + b"]", "is no JSON"),
     ],
 )

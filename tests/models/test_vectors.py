@@ -96,6 +96,7 @@ def test_maps_as_input(featviz: Run, net: Path, tmp_path: Path) -> None:
     assert featviz("verify", out).code == 0
 
 
+@pytest.mark.slow
 def test_files_of_vectors(featviz: Run, net: Path, tmp_path: Path) -> None:
     """[F] and [1, F], of numpy and of torch.save, where the first layer is linear; a picture among
     them fails alone."""
@@ -117,6 +118,7 @@ def test_files_of_vectors(featviz: Run, net: Path, tmp_path: Path) -> None:
     assert '"vector of 16 numbers"' in (tmp_path / "out" / "run.json").read_text()
 
 
+@pytest.mark.slow
 def test_other_commands_take_it(featviz: Run, net: Path, tmp_path: Path) -> None:
     """layers, look, audit, and a transform whose dict holds the vector."""
     z = ("--input", "z=ones:1,16", "--input", "label=zeros:1:int64")
