@@ -81,7 +81,6 @@ IMAGES: dict[str, Callable[[], bytes]] = {
         (b"fcTL", struct.pack(">IIIIIHHBB", 0, 24, 20, 0, 0, 1, 1, 0, 0)),
         (b"IDAT", zlib.compress(bytes(20 * 73))),
     ),
-    "a PNG with an ICC bomb": lambda: _png((b"iCCP", b"x\0\0" + zlib.compress(bytes(200_000_000)))),
     "a TIFF whose directories go in a circle": lambda: _tiff((256, 24), follows=8),
     "a TIFF of 60,000 by 60,000": lambda: _tiff(
         *((256, 60_000), (257, 60_000), (258, 8), (259, 1), (262, 1), (273, 8), (279, 2**31))
@@ -152,7 +151,6 @@ ARCHIVES: dict[str, Callable[[], bytes]] = {
     "a link out of a tar": lambda: tarred(("a.png", b""), type=tarfile.SYMTYPE, linkname=LINK),
     "a sparse member of a tar": lambda: tarred(("a.png", b""), type=tarfile.GNUTYPE_SPARSE),
     "10 GB in a tar that are not there": lambda: _sized(b"12000000000\0"),
-    "a negative size in a tar": lambda: _sized(b"\xff" * 12),
     "300 MB of zeros in a tar.gz": lambda: igzip.compress(tarred(("a.png", bytes(300_000_000)))),
     "300 MB of zeros in a zip": lambda: zipped(("a.png", bytes(300_000_000))),
     "two members of one name in a zip": lambda: zipped(("a.png", png()), ("a.png", b"x")),
@@ -177,12 +175,9 @@ def _picture(path: Path) -> None:
 FOLDERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a FIFO among photos": ("b.png", os.mkfifo),
     "a device among photos": ("b.png", lambda path: path.symlink_to("/dev/zero")),
-    "a folder called like a photo": ("b.png", Path.mkdir),
     "a folder that links to itself": ("loop", lambda path: path.symlink_to(path.parent)),
-    "a FIFO called like a tar": ("x.tar", os.mkfifo),
     "a name that is no UTF-8": ("b\udcff.png", _picture),
     "a name that sets a terminal's title": (f"b{TITLE}.png", _picture),
-    "a name of two lines": ("b\nerror: x.png", _picture),
     "a name like an option": ("--overwrite.png", _picture),
     "a folder called run.json": ("run.json/b.png", _picture),
 }

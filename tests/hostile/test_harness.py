@@ -29,7 +29,7 @@ def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
     _, place, words = FAULTS[name]
     box = Sandbox(tmp_path / "box")
     attack = Attack(name, _innocent, [["plant", name, *place.split()]])
-    faults = attempt(attack, box, seconds=1 if name == "waits" else 20, cpu=1)
+    faults = attempt(attack, box, cpu=1)
     assert any(words in fault for fault in faults), faults
     assert not box.marker.exists() and box.bystander.read_text() == "mine"
 
@@ -45,7 +45,6 @@ def test_honest_work_is_let_through(tmp_path: Path) -> None:
     [
         ("plant well", "refused", "", "TAKEN: exit code 0"),
         ("layers nothing.pth", "good", "", "honest input refused: "),
-        ("layers nothing.pth", (3,), "", "exit code 2"),
         ("layers nothing.pth", "refused", "is a FIFO", "'is a FIFO' is not said"),
     ],
 )

@@ -19,7 +19,7 @@ from featviz.errors import ImageError
 from featviz.images import decode
 from featviz.images.arrays import Wanted
 from featviz.models.torch_files import read_tensor
-from featviz.records import Raster, Sample
+from featviz.records import Sample
 
 
 def numbers(*shape: int, dtype: str = "u2") -> np.ndarray:
@@ -211,15 +211,6 @@ def test_a_hostile_or_broken_array_gets_one_line(
         read(data, 3)
 
 
-def test_an_npz_that_unpacks_to_too_much(
-    read: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it really unpacks to counts."""
-    monkeypatch.setattr("featviz.files.npy._UNPACKED_BYTES", 2**20)
-    with pytest.raises(ImageError, match="unpacks to more than 1,048,576 bytes"):
-        read(npz(True, x=np.zeros(2**18)), 3)
-
-
 @pytest.mark.parametrize(
     ("shape", "channels", "message"),
     [
@@ -247,14 +238,6 @@ def test_volumes(read: Callable[..., Any]) -> None:
     np.testing.assert_array_equal(read(npy(four[None]), 4, volume=True).values, four)
     with pytest.raises(ImageError, match=r"takes 2 channels: \[2, D, H, W\]"):
         read(npy(four), 2, volume=True)
-
-
-def test_a_function_of_ones_own_gets_the_array_as_it_is(read: Callable[..., Any]) -> None:
-    """Of any shape and type."""
-    array = numbers(2, 3, 4, 5, 6)
-    image = read(npy(array), 3, raw=True)
-    assert isinstance(image, Raster) and image.values.dtype == np.uint16
-    np.testing.assert_array_equal(image.values, array)
 
 
 def tiff(array: np.ndarray, **how: Any) -> bytes:
@@ -287,15 +270,6 @@ def test_tiff_of_many_channels(read: Callable[..., Any], dtype: str, how: dict[s
     divisor = {"u1": 255, "u2": 65535}.get(dtype, 1)
     expected = np.moveaxis(array, -1, 0).astype("f4") / np.float32(divisor)
     np.testing.assert_array_equal(read(tiff(array, **how), 6).values, expected)
-
-
-@pytest.mark.parametrize(("channels", "dtype"), [(4, "u2"), (3, "f4")])
-def test_a_tiff_keeps_all_bits(read: Callable[..., Any], channels: int, dtype: str) -> None:
-    """Colour of 16 bits for a model of four channels, and of floats."""
-    array = np.random.default_rng(0).integers(0, 65536, (5, 9, channels)).astype(dtype)
-    divisor = np.float32(65535 if dtype == "u2" else 1)
-    expected = np.moveaxis(array, -1, 0).astype("f4") / divisor
-    np.testing.assert_array_equal(read(tiff(array), channels).values, expected)
 
 
 @pytest.mark.parametrize("packing", ["tiff_lzw", "packbits"])

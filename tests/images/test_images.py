@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Outcome
 from hostile_images import encoded
 from PIL import Image
 
@@ -144,15 +142,6 @@ def test_a_function_gets_floats_as_a_picture(
     assert decoded(path, wanted=RAW).tolist() == [[0, 1, 128, 255]]
 
 
-@pytest.mark.parametrize("wanted", [RAW, Wanted(3)])
-def test_float_tiff_with_nan_is_refused(tmp_path: Path, wanted: Wanted) -> None:
-    """NaN is no value of an image."""
-    path = tmp_path / "nan.tif"
-    Image.fromarray(np.array([[0, np.nan]], np.float32)).save(path)
-    with pytest.raises(ImageError, match=r"nan\.tif .*holds NaN"):
-        decoded(path, wanted=wanted)
-
-
 def test_cmyk_jpeg_is_not_inverted(tmp_path: Path, scene: np.ndarray) -> None:
     """A CMYK JPEG shows the colours of the RGB picture it was made of."""
     path = tmp_path / "print.jpg"
@@ -168,17 +157,6 @@ def test_palette_and_one_bit_files(tmp_path: Path, scene: np.ndarray) -> None:
     bits = np.arange(48).reshape(6, 8) % 3 == 0
     Image.fromarray(bits).save(tmp_path / "bits.png")
     assert np.array_equal(decoded(tmp_path / "bits.png"), bits * 255)
-
-
-def test_frames_that_are_left_out_are_told_once(
-    featviz: Callable[..., Outcome], tiny_file: Path, tmp_path: Path
-) -> None:
-    """Also where the image is looked at before the run for its size."""
-    frames = [Image.new("RGB", (16, 16), color) for color in ("red", "lime")]
-    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
-    paths = (tiny_file, tmp_path / "moving.gif", "--out", tmp_path / "out")
-    done = featviz("run", *paths, "--preset", "none")
-    assert done.code == 0 and done.err.count("the first is taken") == 1
 
 
 @pytest.mark.parametrize(

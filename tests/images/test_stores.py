@@ -13,9 +13,8 @@ import pytest
 import s3_server
 from conftest import Outcome
 from runs import SMALL, complete, make_photos, run_json, tree
-from web_server import serving, unavailable
 
-from featviz.errors import ImageError, UsageError
+from featviz.errors import UsageError
 from featviz.files import urls
 from featviz.images import decode, find
 
@@ -129,36 +128,6 @@ def test_an_archive_in_a_store_gives_what_the_archive_gives(
     assert names(f"{far}::sub dir/00.png") == ["sub dir/00.png"]
     with pytest.raises(UsageError, match="nothing in the archive is called so"):
         names(f"{far}::sub dir/09.png")
-
-
-@pytest.mark.slow
-def test_keys_that_are_no_names_of_files(bucket: Any, photos: Path) -> None:
-    """`..` is left out of a listing, a folder's marker is none of its files, and what looks like
-    a URL or a member is read as the object that it is."""
-    content = (photos / "00.png").read_bytes()
-    keys = ["k/", "k/../x.png", "k/a:b.png", "k/file:::x.png", "k/p.tar::file:/etc/y.png"]
-    for key in keys:
-        bucket.put_object(Bucket="pictures", Key=key, Body=content)
-    samples = find.find_samples(["s3://pictures/k/"])
-    assert [s.name for s in samples] == ["a:b.png", "file:::x.png", "p.tar::file:/etc/y.png"]
-    assert {decode.decode(sample)[0][0].size for sample in samples} == {(18, 16)}
-
-
-@pytest.mark.slow
-def test_a_bucket_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the tries of its library; the message has no credentials."""
-    pytest.importorskip("s3fs", reason="s3:// is read by s3fs")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "s3cret")
-    urls._connected.cache_clear()
-    with serving(tmp_path) as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-        server.plan["/b/a.png"] = unavailable
-        with pytest.raises(ImageError) as raised:
-            decode.decode(find.find_samples(["s3://b/a.png"])[0])
-        assert "Service Unavailable" in raised.value.message
-        assert "s3cret" not in raised.value.message
-    urls._connected.cache_clear()
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

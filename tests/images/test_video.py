@@ -17,7 +17,7 @@ from torch import nn
 
 import featviz as package
 from featviz.errors import ImageError
-from featviz.images import arrays, decode, find
+from featviz.images import arrays, decode
 from featviz.records import Sample
 
 LEVEL = 6
@@ -60,30 +60,6 @@ def test_frames_are_evenly_spread(name: str, tmp_path: Path) -> None:
     assert {(image.size, image.mode) for image in images} == {((48, 32), "RGB")}
     short = Sample("b", (film(tmp_path / f"short-{name}", 2),))
     assert numbers(decode.decode(short, frames=4)[0]) == [0, 0, 1, 1]
-
-
-def test_a_frame_far_behind_is_sought(av: Any, tmp_path: Path) -> None:
-    """Of the hundred before the last one a key frame and those behind it are decoded, no others."""
-    data, decoded = film(tmp_path / "a.mp4", 35).read_bytes(), []
-
-    class Counted:
-        def __init__(self, file: Any) -> None:
-            self.file = file
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.file, name)
-
-        def decode(self, stream: Any) -> Any:
-            for frame in self.file.decode(stream):
-                decoded.append(frame)
-                yield frame
-
-    with av.open(str(tmp_path / "a.mp4")) as file:
-        stream = file.streams.video[0]
-        packets = [(p.pts, p.is_keyframe) for p in file.demux(stream) if p.size]
-        images = arrays._decoded(Counted(file), stream, packets, [0, 33, 33])
-    assert numbers(images) == [0, 33, 33] and len(decoded) < 8
-    assert arrays.read_frames(data, "mov", lambda count: [count - 1])[1] == 35
 
 
 def test_a_video_stands_upright(tmp_path: Path) -> None:
@@ -172,12 +148,3 @@ def test_without_pyav_a_line_names_the_extra(
         assert caught.value.hint == "pip install 'featviz[video]'"
     assert decode.format_of(b"\0\0\0\x18ftypheic") is None
     assert decode.format_of(b"\0\0\0\x18ftypavif") is None
-
-
-def test_stills_have_names_of_one_length() -> None:
-    """So that they are listed in their order; pictures stay as they are."""
-    samples = find.stills(
-        [Sample("a.MP4", (Path("a.MP4"),)), Sample("b.png", (Path("b.png"),))], 12
-    )
-    assert [sample.name for sample in samples][::11] == ["a.MP4/00", "a.MP4/11"]
-    assert samples[-1].name == "b.png" and samples[-1].still is None

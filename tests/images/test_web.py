@@ -134,15 +134,6 @@ def test_an_archive_of_a_server_is_read_in_parts(
         find.find_samples([f"{server.url}q.tar"])
 
 
-def test_images_without_names_are_numbered(server: WebServer) -> None:
-    """Those that differ in the query alone are as many images."""
-    make_photos(server.root / "get", 1)
-    (server.root / "image").write_bytes((server.root / "00.png").read_bytes())
-    samples = find.find_samples([f"{server.url}image?id={number}" for number in range(2)])
-    assert [sample.name for sample in samples] == ["1/image", "2/image"]
-    assert [decode.decode(sample)[0][0].size for sample in samples] == [(18, 16)] * 2
-
-
 @pytest.mark.parametrize(
     ("url", "words", "hint"),
     [

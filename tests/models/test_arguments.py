@@ -17,7 +17,6 @@ from runs import refused
 from torch import nn
 
 import featviz as package
-from featviz.errors import UsageError
 from featviz.models import arguments
 from featviz.models.load import load_model
 from featviz.options import InputOptions, ModelOptions
@@ -134,21 +133,6 @@ def test_a_tensor_is_the_same_for_every_image(
     np.testing.assert_array_equal(first, second)
 
 
-@pytest.mark.slow
-def test_layers_and_audit_pass_them_too(
-    featviz: Run, code: Path, picture: Path, tmp_path: Path
-) -> None:
-    """Shapes, and a batch of two images, for which a first axis of 1 is repeated."""
-    given = ("--forward-arg", "t=2", "--forward-arg", "ids=ones:1,3:int64", "--size", "8x8")
-    listed = featviz("layers", f"{code}:Conditional", *given, "--json")
-    shapes = {row["name"]: row["output_shape"] for row in json.loads(listed.out)["layers"]}
-    assert shapes["words"] == [1, 3, 2] and shapes["conv"] == [1, 2, 8, 8]
-    (tmp_path / "b.png").write_bytes(picture.read_bytes())
-    images = (picture, tmp_path / "b.png", "--out", tmp_path / "audit")
-    done = featviz("audit", f"{code}:Conditional", *images, *given)
-    assert done.code == 0, done.err
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -179,18 +163,6 @@ def test_what_is_no_argument_gets_one_line(
     words = [part for text in given for part in ("--forward-arg", text)]
     refused(featviz("run", f"{code}:Conditional", picture, *words, "-q"), 2, message)
     assert not (code.parent / "featviz-out").exists()
-
-
-def test_a_transform_and_an_input_of_one_name(featviz: Run, code: Path, picture: Path) -> None:
-    """The function's dict and --forward-arg may both give arguments, though not the same one."""
-    common = ("run", f"{code}:Conditional", picture, "--transform", f"{code}:image_alone")
-    out = ("--out", code.parent / "out")
-    refused(
-        featviz(*common, "--forward-arg", "x=1", "-q", *out),
-        2,
-        "forward_args x: --transform gives x",
-    )
-    assert featviz(*common, "--forward-arg", "t=1", *out).code == 0
 
 
 class Remembers(nn.Module):
@@ -368,10 +340,3 @@ def test_an_image_that_it_fails_on_is_that_images_failure(
     outcome = featviz("run", f"{transforms}:Net", *images, *options)
     assert outcome.code == 3 and message in outcome.err
     assert (out / "empty.png" / "manifest.json").is_file()
-
-
-def test_a_module_of_the_callers_takes_no_transform(image: Path, tmp_path: Path) -> None:
-    """A transform may change how a module is called, and a module is given back as it was."""
-    with pytest.raises(UsageError, match="transform as text is for a MODEL string"):
-        package.run(nn.Conv2d(3, 1, 1), image, out=tmp_path / "out", transform="a.py:f")
-    assert torch.is_grad_enabled()

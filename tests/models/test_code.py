@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from featviz.errors import FeatvizError, LoadError, UsageError
-from featviz.options import ModelOptions, read
 from models.loading import SMALL, load, same_weights
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
@@ -81,22 +80,6 @@ def test_factories_give_models(
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("a=3", 3),
-        ("a=None", None),
-        ("a=relu", "relu"),
-        ("a='3'", "3"),
-        ("a=", ""),
-    ],
-)
-def test_model_arguments_are_python_literals_else_strings(text: str, value: object) -> None:
-    """--model-arg gives values the type that Python would."""
-    parsed = read(ModelOptions, {"spec": "net", "model_args": [text]}).model_args["a"]
-    assert (parsed, type(parsed)) == (value, type(value))
-
-
-@pytest.mark.parametrize(
     ("attribute", "arguments", "kind", "message"),
     [
         ("wrong", {}, LoadError, "gave a dict, not an nn.Module"),
@@ -118,18 +101,6 @@ def test_factories_that_fail(
         load(f"{factory_file}:{attribute}", model_args=arguments)
     assert type(caught.value) is kind
     assert re.search(message, f"{caught.value.message}; {caught.value.hint}")
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [("import user_not_there", "No module named 'user_not_there'"), ("def make(:", "SyntaxError")],
-)
-def test_factory_files_that_cannot_be_imported(code: str, message: str, tmp_path: Path) -> None:
-    """An error while importing is the file's, and is passed on in one line."""
-    (tmp_path / "user_bad.py").write_text(code)
-    with pytest.raises(LoadError, match=f"importing .*user_bad.py failed.*{message}") as caught:
-        load(f"{tmp_path / 'user_bad.py'}:make")
-    assert "\n" not in caught.value.message
 
 
 def test_two_factories_of_one_name_are_two_modules(tmp_path: Path) -> None:

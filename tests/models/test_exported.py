@@ -76,51 +76,7 @@ def test_every_call_of_every_layer_is_the_eager_models(
         assert (layer.type, layer.classes) == (original.type, original.classes)
 
 
-class Twice(nn.Module):
-    """One convolution for two sizes, and reshapes that make its calls differ when exported."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = Head()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(x).sum() + self.head(x[..., ::2]).sum()
-
-
-class Head(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.conv(x)
-        return y.view(1, 2, x.shape[2] * x.shape[3])
-
-
-def test_calls_that_export_keeps_apart_are_layers_of_one_name(tmp_path: Path) -> None:
-    """Where the calls differ, NAME and NAME@1 are two layers, and a selector NAME takes both."""
-    eager = Twice().eval()
-    module = load(export(eager, tmp_path / "m.pt2")).module
-    image = torch.randn(1, 3, 16, 20)
-    found, expected = captured(module, image), captured(eager, image)
-    assert next(n for n in dict(module.named_modules()) if "@" in n) == "head@1"
-    torch.testing.assert_close(found["head", 0, ""], expected["head", 0, ""])
-    torch.testing.assert_close(found["head@1", 0, ""], expected["head", 1, ""])
-    aliases = {layer.name: layer.aliases for layer in list_layers(module)}
-    assert aliases["head@1"] == ("head",)
-
-
 # The input that a program was exported for ---------------------------------------------------
-
-
-@pytest.mark.slow
-def test_weights_of_a_program_go_into_an_arch(tmp_path: Path) -> None:
-    """--arch with a program takes its weights."""
-    eager = models.squeezenet1_1(weights=None)
-    path = export(eager.eval(), tmp_path / "m.pt2", 1, 3, 64, 64)
-    module = load(path, arch="squeezenet1_1").module
-    assert type(module) is models.SqueezeNet
-    assert all(torch.equal(v, module.state_dict()[k]) for k, v in eager.state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -140,17 +96,6 @@ def test_the_exported_shape_decides_the_size(
     assert words in preprocess.words_for()
     assert preprocess.tensor(Image.new("RGB", (90, 70))).shape == shape
     assert preprocess.blank()[0].shape == shape
-
-
-def test_a_users_size_wins_and_fails_with_the_shape(
-    exported: Path, picture: Path, tmp_path: Path, featviz: Callable[..., Any]
-) -> None:
-    """--size goes to the program as it is; the line says which shape it takes."""
-    options = ("--layers", "Conv2d", "--size", "32x32", "--out", tmp_path / "o", "--trust")
-    failed = featviz("run", exported, picture, *options)
-    assert failed.code == 1
-    line = "it was exported for inputs [1, 3, 16, 20], not [1, 3, 32, 32]"
-    assert line in failed.err and "Traceback" not in failed.err
 
 
 def test_a_dynamic_program_takes_any_size(tmp_path: Path) -> None:

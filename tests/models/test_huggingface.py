@@ -134,16 +134,6 @@ def test_other_ways_to_say_it(folders: Callable[[str], Path], tmp_path: Path) ->
     assert load(file).source["kind"] == "file" and load(file).source["arch"] == "vit"
 
 
-def test_shards_and_half_precision(folders: Callable[[str], Path], tmp_path: Path) -> None:
-    """Weights in several files, in half precision, are those of the library, in float."""
-    model = theirs(folders("vit")).half()
-    model.save_pretrained(tmp_path, max_shard_size="20KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    loaded = load(tmp_path).module
-    for one, other in zip(loaded.parameters(), model.parameters(), strict=True):
-        assert one.dtype == torch.float32 and torch.equal(one, other.float())
-
-
 @pytest.mark.parametrize(
     ("family", "names"),
     [("vit", list(NAMES.values())), ("clip", [])],
@@ -168,31 +158,6 @@ def test_classes_have_names_and_embeddings_have_none(
     said = [names[index].replace("\x1b", "\\x1b") for index in order]
     assert [guess["name"] for guess in manifest["prediction"]] == said
     assert "\x1b" not in done.out + done.err
-
-
-@pytest.mark.parametrize("target", ["class:dog", "output[logits]:norm"])
-def test_targets_read_the_logits(
-    target: str, folders: Callable[[str], Path], image: Path, featviz: Run
-) -> None:
-    """Gradients of a class's score equal those of torch.autograd for the library's model."""
-    folder, out = folders("vit"), image.parent / "maps"
-    layer = "vit.layers.0" if hasattr(theirs(folder).vit, "layers") else "vit.encoder.layer.0"
-    done = featviz(
-        "run", folder, image, "--capture", "grad", "--target", target, "--layers", layer,
-        "--tensors", "npy", "--out", out,
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    model, pixels = theirs(folder), load(folder).preprocess([Image.open(image)])[0]
-    kept: list[Tensor] = []
-    model.get_submodule(layer).register_forward_hook(
-        lambda module, args, output: kept.append(output[0] if isinstance(output, tuple) else output)
-    )
-    logits = model(pixels.requires_grad_()).logits
-    value = {"top1": logits.max(), "output[logits]:norm": logits.norm()}.get(target, logits[0, 1])
-    (expected,) = torch.autograd.grad(value, kept[0])
-    row = json.loads(next(out.glob("*/manifest.json")).read_text())["captures"][0]
-    ours = np.load(next(out.glob(f"*/{row['tensor']}")))
-    np.testing.assert_allclose(ours, expected.numpy(), atol=1e-6, rtol=1e-4)
 
 
 def test_partial_weights(folders: Callable[[str], Path], tmp_path: Path) -> None:
@@ -333,23 +298,6 @@ def test_what_the_user_changes(
     deviation; the words say them."""
     chosen = of(family, tmp_path, **wishes)
     assert chosen.chain == chain and chosen.chain.steps == chain.steps
-
-
-@pytest.mark.parametrize(
-    ("said", "size"),
-    [
-        ({"image_processor_type": "CLIPFeatureExtractor", "size": 64, "crop_size": 48}, (48, 48)),
-        (
-            {"image_processor_type": "DetrImageProcessorFast", "size": 80, "max_size": 100},
-            (67, 100),
-        ),
-        ({"image_mean": [0.1, 0.2, 0.3], "auto_map": {"AutoImageProcessor": "evil.P"}}, (224, 224)),
-    ],
-)
-def test_older_files(said: dict[str, Any], size: tuple[int, int], tmp_path: Path) -> None:
-    """A number for a size, older names, none at all: the model's own processor; no code runs."""
-    (tmp_path / "evil.py").write_text("raise SystemExit(9)")
-    assert prepared(folder(tmp_path, said))([photo()])[0].shape[2:] == size
 
 
 def test_the_processor_of_images_and_text(tmp_path: Path) -> None:

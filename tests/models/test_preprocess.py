@@ -134,17 +134,6 @@ def test_a_clip_is_prepared_as_by_its_entry() -> None:
         choose_preprocess(module, entry, InputOptions(interpolation="lanczos"))
 
 
-SIDES = [({"size": 64}, 64, 96), ({"size": (50, 70)}, 50, 70), ({"crop": 100}, 100, 100)]
-SIDES += [({"crop": (60, 80)}, 60, 80), ({"size": 64, "crop": 32}, 32, 32)]
-
-
-@pytest.mark.parametrize(("options", "height", "width"), SIDES)
-def test_size_and_crop_override_the_entry(options: dict[str, Any], height: int, width: int) -> None:
-    """--size alone drops the entry's crop; --crop alone keeps its size."""
-    chosen = choose_preprocess(RGB, RESNET, InputOptions(**options))
-    assert chosen.tensor(noise(300, 200)).shape == (1, 3, height, width)
-
-
 @pytest.mark.parametrize(
     ("module", "entry", "options", "mean", "std"),
     [
@@ -219,24 +208,6 @@ def test_a_model_of_other_channels_takes_what_the_file_has(channels: int, preset
     message = f"--preset {preset} is for RGB, .* takes {channels} {counted}"
     with pytest.raises(UsageError, match=message):
         choose_preprocess(module, None, InputOptions(preset=preset))
-
-
-TO_SIZE = "resize to 20×30 (bilinear), centre crop 10×10"
-NORMALISED = "normalise by mean [0.485, 0.456, 0.406] and std [0.229, 0.224, 0.225]"
-WORDS = [
-    (Chain(), "RGB, values 0..1", 224),
-    (Chain(64, channels=1), "greyscale, resize shorter side to 64 (bilinear), values 0..1", 64),
-    (Chain((20, 30), 10, *IMAGENET), f"RGB, {TO_SIZE}, {NORMALISED}", 10),
-]
-
-
-@pytest.mark.parametrize(("chain", "words", "side"), WORDS)
-def test_words_and_zeros(chain: Chain, words: str, side: int) -> None:
-    """The manifest's words name colour, resize, crop and normalisation; where the picture decides
-    the size, zeros are 224 or the resized side."""
-    chosen = choose_preprocess(RGB, chain, InputOptions())
-    assert chosen.words_for() == words and chosen.chain.own_size is (side != 10)
-    assert chosen.blank()[0].shape == (1, chain.channels, side, side)
 
 
 @pytest.mark.parametrize("options", [{}, {"mean": MEAN, "std": (0.3, 2.0, 0.05)}])

@@ -122,19 +122,6 @@ def test_the_effective_weights_load(
     torch.testing.assert_close(loaded.eval()(picture), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_an_architecture_with_the_norm_keeps_its_tensors(arch: str, tmp_path: Path) -> None:
-    """Code that applies the norm itself gets the tensors as they are in the file."""
-    with (tmp_path / "user_net.py").open("a") as code:
-        code.write(
-            "\ndef normed():\n    net = Net()\n    nn.utils.weight_norm(net.conv)\n    return net\n"
-        )
-    weights = load(arch.replace("Net", "normed")).state_dict()
-    weights["conv.weight_g"] *= 3
-    torch.save(weights, tmp_path / "weights.pth")
-    loaded = load(tmp_path / "weights.pth", arch=arch.replace("Net", "normed"))
-    assert torch.equal(loaded.conv.weight_g, weights["conv.weight_g"])
-
-
 @pytest.mark.parametrize("change", [weight_norm, new_spectral_norm])
 def test_norms_ask_for_code_that_applies_them(
     change: Callable[[nn.Module], nn.Module], arch: str, tmp_path: Path

@@ -77,15 +77,6 @@ def test_the_input_is_timms(name: str) -> None:
     assert ("timm's crop mode" in ours.words_for()) is (name in ("resnet18.tv_in1k", [*KINDS][-2]))
 
 
-def test_one_channel_gets_the_mean_of_three() -> None:
-    """A grey model takes the average of timm's mean and deviation."""
-    model = load("timm:resnet18", weights="none", model_args={"in_chans": 1})
-    assert model.preprocess.chain.mean == pytest.approx([(0.485 + 0.456 + 0.406) / 3])
-    assert model.preprocess.chain.std == pytest.approx([(0.229 + 0.224 + 0.225) / 3])
-    tensor = model.preprocess.tensor(Image.new("RGB", (200, 190)))
-    assert model.module.eval()(tensor).shape == (1, 1000)
-
-
 # Weights -------------------------------------------------------------------------------------
 
 
@@ -169,16 +160,6 @@ def test_weights_fetched_before_need_no_network(
     assert same(load(f"timm:{spec}", weights=weights).module, own)
 
 
-def test_another_number_of_classes_is_told(
-    own: nn.Module, tmp_path: Path, messages: pytest.LogCaptureFixture
-) -> None:
-    """num_classes=7 with pretrained weights leaves a random classifier; it says so."""
-    _cached(tmp_path, f"{SMALL}.r160_in1k", own.state_dict())
-    found = load(f"timm:{SMALL}", model_args={"num_classes": 7}).module
-    assert torch.equal(found.conv1[0].weight, own.conv1[0].weight)
-    assert "is random: its weights have 1000 classes, not 7" in messages.text
-
-
 def test_weights_that_cannot_be_downloaded() -> None:
     """The error says what to put where."""
     with pytest.raises(LoadError, match="weights of test_resnet could not be loaded") as caught:
@@ -224,10 +205,3 @@ def test_without_timm_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(LoadError, match="needs the package timm") as caught:
         load("timm:resnet18")
     assert caught.value.hint == "pip install 'featviz[timm]'"
-
-
-def test_a_model_without_a_classifier_has_no_classes() -> None:
-    """Features are no scores, however many there are: num_classes=0, as timm says it."""
-    plain = load(f"timm:{SMALL}", weights="none")
-    bare = load(f"timm:{SMALL}", weights="none", model_args={"num_classes": 0})
-    assert (plain.scores, bare.scores) == ("", None)

@@ -252,13 +252,3 @@ def test_a_module_that_is_not_found_is_named(beside: Path) -> None:
         load(beside / "net.pth", trust=True)
     assert "PYTHONPATH" in str(caught.value.hint)
     assert sys.path == before
-
-
-def test_what_is_installed_wins_over_what_lies_beside_a_file(beside: Path) -> None:
-    """A module beside a file does not take the place of one that is installed."""
-    (beside / "colorsys.py").write_text("raise RuntimeError('the wrong one')")
-    (beside / "user_beside.py").write_text(
-        "import colorsys\nfrom torch import nn\nclass Net(nn.Sequential):\n    pass\n"
-    )
-    sys.modules.pop("colorsys", None)
-    assert type(load(beside / "net.pth", trust=True)).__name__ == "Net"

@@ -20,10 +20,7 @@ from torch import Tensor, nn
 from torchvision import transforms
 from torchvision.transforms import functional as F
 
-from featviz import capture as featviz_capture
 from featviz.errors import LoadError
-from featviz.hooks.layers import list_layers
-from featviz.hooks.selectors import parse, select
 from featviz.models import weights
 from featviz.models.load import adopt, load_model
 from featviz.models.preprocess import Chain, Preprocess
@@ -220,28 +217,6 @@ def test_the_first_import_has_no_other_effects(small: nn.Module, tmp_path: Path)
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert not list(home.rglob("*ltralytics*")), "it wrote settings"
-
-
-@pytest.mark.slow
-def test_the_places_of_its_one_activation_have_names(small: nn.Module) -> None:
-    """YOLO11n has one SiLU in 77 places: each gives what the convolution around it gives."""
-    assert sum(isinstance(part, nn.SiLU) for part in small.modules()) == 1
-    want: dict[str, Tensor] = {}
-    handles = [
-        part.register_forward_hook(lambda m, args, out, n=name: want.update({n: out.clone()}))
-        for name, part in small.named_modules()
-        if isinstance(part, convolutions.Conv) and isinstance(part.act, nn.SiLU)
-    ]
-    with torch.no_grad(), featviz_capture(small, "SiLU") as maps:
-        small(IMAGE)
-    for handle in handles:
-        handle.remove()
-    assert len(maps) == 77 and maps.keys() == {f"{name}.act" for name in want}
-    for name, tensor in want.items():
-        (call,) = maps[f"{name}.act"]
-        assert torch.equal(call, tensor)
-    places = select(list_layers(small), parse("SiLU@model.9.*"))
-    assert [layer.name for layer in places] == ["model.9.cv1.act", "model.9.cv2.act"]
 
 
 augment = importlib.import_module("ultralytics.data.augment")

@@ -31,7 +31,6 @@ from featviz.run import run as pipeline
 from models.loading import nothing_fetched, same_modules, same_weights, uninitialised
 
 LANDSCAPE, SPHERES = SCENES / "landscape.jpg", SCENES / "spheres.jpg"
-CLIP_FRAMES = 4
 
 
 @dataclass(frozen=True)
@@ -45,24 +44,12 @@ class Case:
     """For the builder: detectors resize by themselves, and look at many regions."""
 
 
-SMALL = {"min_size": 96, "max_size": 160}
-FEW = {**SMALL, "rpn_post_nms_top_n_test": 8, "box_detections_per_img": 4}
+FEW = {"min_size": 96, "max_size": 160, "rpn_post_nms_top_n_test": 8, "box_detections_per_img": 4}
 CASES = {
     "vit": Case((224, 224)),
-    "maxvit": Case((224, 224)),
-    "inception": Case((96, 128)),
     "raft": Case((128, 192)),
-    "mvit": Case((224, 224), frames=16),
-    "s3d": Case((224, 224), frames=14),
-    "swin3d": Case(frames=CLIP_FRAMES),
-    "r3d": Case(frames=CLIP_FRAMES),
-    "mc3": Case(frames=CLIP_FRAMES),
-    "r2plus1d": Case(frames=CLIP_FRAMES),
-    "fcos": Case(arguments=SMALL),
-    "retinanet": Case(arguments=SMALL),
+    "r3d": Case(frames=4),
     "fasterrcnn": Case(arguments=FEW),
-    "maskrcnn": Case(arguments=FEW),
-    "keypointrcnn": Case(arguments=FEW),
 }
 """By how a name begins; all other models take 64 × 96."""
 
