@@ -17,9 +17,7 @@ from typing import Any, BinaryIO
 from featviz.errors import FileError
 from featviz.text import quoted
 
-SMALL = 16 * 2**20
-
-DEEPEST = 100
+SMALL, DEEPEST = 16 * 2**20, 100
 
 _BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[\[{\]}]', re.DOTALL)
 """Strings, also one that does not end, and the brackets between them."""

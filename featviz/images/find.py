@@ -118,8 +118,8 @@ def _in_store(url: str) -> list[Named]:
     """A file in an archive, an archive, a glob, a folder or a file."""
     archive, separator, member = url.partition(decode.SEPARATOR)
     if separator and is_url(archive) and decode.is_archive(Url.of_file(archive)):
-        place = Url.of_file(archive)
-        return _in_archive(str(replace(place, member=member)), place, member)
+        inside = decode.member(Url.of_file(archive), member)
+        return _in_archive(str(inside), *(split(inside) or (inside,)))
     place = Url.of_file(url)
     if decode.is_archive(place):
         return _in_archive(str(place), place)
@@ -189,7 +189,6 @@ def told_apart(
 ) -> dict[Key, str]:
     """Lengthen names that clash (also on file systems without case) by one real parent a round, of
     the components that `parts_of` gives; what only case tells apart is numbered."""
-
     names, parts, turn = dict(first), dict[Key, Sequence[str]](), 0
     whole: dict[Key, str] = {}
     while True:

@@ -73,11 +73,9 @@ def _import(package: str) -> None:
 def unfit(error: Exception) -> FeatvizError:
     """The error for a torchvision whose build does not fit that of torch."""
     found = versions()
-    return FeatvizError(
-        f"torch {found['torch']} and torchvision {found['torchvision']} cannot be used together: "
-        f"{first_line(error)}",
-        "install a pair that fits: pip install --upgrade --force-reinstall torch torchvision",
-    )
+    words = f"torch {found['torch']} and torchvision {found['torchvision']} cannot be used together"
+    hint = "install a pair that fits: pip install --upgrade --force-reinstall torch torchvision"
+    return FeatvizError(f"{words}: {first_line(error)}", hint)
 
 
 def first_line(error: BaseException) -> str:

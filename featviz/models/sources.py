@@ -53,7 +53,6 @@ _EXPORTED_NAMES = ("/archive_format", "serialized_exported_program.json")
 """In lower case: torch's reader of archives makes no difference."""
 
 KINDS = ("zip", "pickle", "safetensors", "shards", "torchscript", "pt2")
-
 ZIP, PICKLE, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED = KINDS
 
 

@@ -312,9 +312,8 @@ _KEPT: dict[str, Any] = {
     **{f"pathlib.{kind}": _path for kind in ("PosixPath", "WindowsPath")},
     **{f"pathlib._local.{kind}": _path for kind in ("PosixPath", "WindowsPath")},
     "types.SimpleNamespace": SimpleNamespace,
-    **{
-        f"ultralytics.{u}.IterableSimpleNamespace": SimpleNamespace for u in ("utils", "yolo.utils")
-    },
+    "ultralytics.utils.IterableSimpleNamespace": SimpleNamespace,
+    "ultralytics.yolo.utils.IterableSimpleNamespace": SimpleNamespace,
 }
 """What training scripts keep beside weights, and what is made of it."""
 
@@ -326,7 +325,6 @@ _CONTENTS = {"_parameters": Tensor, "_buffers": Tensor, "_modules": nn.Module}
 _HOOKS = {n for n, v in _FRESH.items() if isinstance(v, dict)} - _CONTENTS.keys()
 _PART = re.compile(r"[^.\0\ud800-\udfff]+")
 """Names of modules: torch wants no dots, and results are filed under them."""
-
 _PLAIN = (bool, int, float, str, type(None))
 _BESIDE = 64 * 2**20
 """Bytes that a tensor may have beside four times its data: it may be expanded, or on meta."""

@@ -51,9 +51,8 @@ def packed(photos: Path, name: str) -> Path:
 KINDS = ["p.tar", "p.tgz", "p.tar.bz2", "P.ZIP"]
 
 
-@pytest.mark.parametrize(
-    "name", [KINDS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
 def test_an_archive_gives_what_its_folder_gives(
     name: str, featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
 ) -> None:

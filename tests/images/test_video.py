@@ -116,6 +116,7 @@ def test_a_video_is_a_clip(tmp_path: Path) -> None:
     assert [round((float(grey.detach()) - 40) / LEVEL) for grey in greys] == [0, 14, 29]
 
 
+@pytest.mark.slow
 def test_what_is_no_whole_video_is_refused(
     featviz: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

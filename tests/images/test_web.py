@@ -53,8 +53,8 @@ def failure(url: str) -> str:
     ("fault", "words"),
     [
         (unavailable, "cannot be read: the server answers 503 Service Unavailable"),
-        (truncated, "cannot be read"),
-        (redirected("file:///etc/passwd"), "cannot be read"),
+        pytest.param(truncated, "cannot be read", marks=pytest.mark.slow),
+        pytest.param(redirected("file:///etc/passwd"), "cannot be read", marks=pytest.mark.slow),
     ],
 )
 def test_a_fault_that_stays_is_one_failed_image(

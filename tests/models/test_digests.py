@@ -94,6 +94,7 @@ def test_tensors_that_consist_of_others_count_by_these() -> None:
     assert digest(packed(1, float("nan"))) is None
 
 
+@pytest.mark.slow
 def test_a_model_without_a_digest_is_not_resumed(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,7 @@ def test_a_config_whose_values_are_not_used(
     assert not watched()
 
 
+@pytest.mark.slow
 def test_a_folder_that_names_timm_is_timms(tmp_path: Path) -> None:
     """What transformers saves of a model of timm has timm's names, and is loaded by timm; so is the
     backbone of a detector that has a plain name of timm's."""

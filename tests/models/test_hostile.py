@@ -51,7 +51,9 @@ def _listing(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (i % 4 > 0)) for i, n in enumerate(BROKEN)]
+)
 def test_a_broken_file_ends_in_one_clear_line(
     name: str, folder: Path, picture: Path, featviz: Callable[..., Outcome]
 ) -> None:

@@ -112,6 +112,7 @@ def test_a_bare_folder_runs(
     assert not [skip for skip in manifest["skipped"] if "is None" in skip["reason"]]
 
 
+@pytest.mark.slow
 def test_other_ways_to_say_it(folders: Callable[[str], Path], tmp_path: Path) -> None:
     """`hf:DIR`, a file beside a config.json, `--arch hf:DIR` and `--weights` lead to one model."""
     folder = folders("vit")
@@ -134,6 +135,7 @@ def test_other_ways_to_say_it(folders: Callable[[str], Path], tmp_path: Path) ->
     assert load(file).source["kind"] == "file" and load(file).source["arch"] == "vit"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "names"),
     [("vit", list(NAMES.values())), ("clip", [])],
@@ -160,6 +162,7 @@ def test_classes_have_names_and_embeddings_have_none(
     assert "\x1b" not in done.out + done.err
 
 
+@pytest.mark.slow
 def test_partial_weights(folders: Callable[[str], Path], tmp_path: Path) -> None:
     """What is missing is an error, and with --partial random by --seed, with a warning."""
     folder = folders("vit")
@@ -222,7 +225,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "DPTImageProcessor",
         {"keep_aspect_ratio": True, "ensure_multiple_of": 14, "size": square(518)},
     ),
-    "sam": ("SamImageProcessor", {}),
+    "sam": ("SamImageProcessor", {"size": {"longest_edge": 128}, "pad_size": square(128)}),
     "mobilevit": ("MobileViTImageProcessor", {"size": {"shortest_edge": 288}}),
     "bytes": ("ViTImageProcessor", {"do_rescale": False, "do_normalize": False, "resample": 0}),
     "efficientnet, normalised twice": ("EfficientNetImageProcessor", {"include_top": True}),

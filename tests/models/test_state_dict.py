@@ -99,6 +99,7 @@ def test_a_part_may_be_named_module_beside_a_compiled_one() -> None:
     assert {"stem.weight", "block.weight"} in forms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_effective_weights_load(
     kind: str, arch: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

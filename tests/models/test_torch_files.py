@@ -154,7 +154,7 @@ def test_whole_models_of_torch_load_without_flags(kind: str, tmp_path: Path) -> 
         ),
         (None, {"_use_new_zipfile_serialization": False}, "in the format of before torch 1.6"),
         (None, {"pickle_protocol": 4}, "UnpicklingError: "),
-        (torch.compile, {}, r"needs .*torch\._dynamo"),
+        pytest.param(torch.compile, {}, r"needs .*torch\._dynamo", marks=pytest.mark.slow),
     ],
 )
 def test_what_needs_trust_says_so(

@@ -48,6 +48,7 @@ def first(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else first(output[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "place"),
     [
@@ -70,6 +71,7 @@ def test_a_checkpoint_is_the_model_that_was_saved(name: str, place: str, tmp_pat
         assert torch.equal(first(found.module.eval()(IMAGE)), first(model(IMAGE)))
 
 
+@pytest.mark.slow
 def test_nothing_of_the_package_is_constructed(
     small: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +88,7 @@ def test_nothing_of_the_package_is_constructed(
     assert same_weights(load(path), small)
 
 
+@pytest.mark.slow
 def test_a_fused_model_runs_fused(small: nn.Module, tmp_path: Path) -> None:
     """Convolutions without their BatchNorm, whose forward is another of their own methods."""
     model = built("yolo11n")
@@ -284,6 +287,7 @@ def test_classifiers_resize_and_crop(tmp_path: Path) -> None:
         assert torch.equal(preprocess(path).tensor(picture(*size))[0], theirs(picture(*size)))
 
 
+@pytest.mark.slow
 def test_the_longer_side_comes_from_the_checkpoint(yolo: nn.Module, yolo_file: Path) -> None:
     """`train_args` first, then the model's own arguments, then 640; whole strides. What a
     file made up, sides and strides out of bounds, is not believed."""

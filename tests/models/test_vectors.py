@@ -53,6 +53,7 @@ def net(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_random_numbers_by_name_without_an_image(featviz: Run, net: Path, tmp_path: Path) -> None:
     """The one image is named after the argument; its maps are those of the seeded numbers, square
     ones as maps and not as tokens; input.png is a strip; the run is whole, resumes, and reports."""

@@ -133,6 +133,7 @@ def test_wrapped_modules_are_taken_out(tiny: nn.Module) -> None:
         assert adopt(wrapped, InputOptions(size=8, crop=8)).module is tiny
 
 
+@pytest.mark.slow
 def test_replaced_head_gives_the_nearest(small: nn.Module, tmp_path: Path) -> None:
     """Another head: nearest architectures with counts; --partial goes on and says how much."""
     state = {k: v for k, v in small.state_dict().items() if not k.startswith("fc.")}
@@ -183,6 +184,7 @@ def test_identify_command_says_what_it_is(
     )
 
 
+@pytest.mark.slow
 def test_identify_says_what_run_takes_a_file_for(
     small: nn.Module,
     tmp_path: Path,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import WARNING
@@ -52,8 +52,6 @@ CASES = {
     "fasterrcnn": Case(arguments=FEW),
 }
 """By how a name begins; all other models take 64 × 96."""
-
-QUICK = {"shufflenet_v2_x0_5"}
 
 
 def random_weights(module: nn.Module) -> dict[str, Tensor]:
@@ -169,13 +167,9 @@ RUN = (
 to show.)"""
 
 
-def marked(names: Iterable[str], quick: set[str]) -> list[Any]:
-    """All but a few of them are slow."""
-    return [pytest.param(name, marks=[] if name in quick else pytest.mark.slow) for name in names]
-
-
 @pytest.mark.filterwarnings("ignore:The default weight initialization:FutureWarning")
-@pytest.mark.parametrize("name", marked(RUN, QUICK))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUN)
 def test_no_leaf_of_torchvision_is_lost(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """From a bare state dict, without --arch: each call of each leaf is drawn or has a reason."""
     case = next((case for start, case in CASES.items() if name.startswith(start)), Case())
@@ -207,10 +201,9 @@ TIMM_BY_SIZE: dict[tuple[int, int], str] = {
 TIMM = {name: size for size, names in TIMM_BY_SIZE.items() for name in sorted(names.split())}
 """One of each kind of blocks, the smallest, and the input it takes."""
 
-QUICK_TIMM = {"efficientvit_m0"}
 
-
-@pytest.mark.parametrize("name", marked(TIMM, QUICK_TIMM))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TIMM)
 def test_no_leaf_of_timm_is_lost(name: str, tmp_path: Path) -> None:
     """timm's families load from whole files without flags, with the numbers that were saved; each
     call of each leaf is drawn or has a reason."""

@@ -64,7 +64,7 @@ def test_inputs_and_outputs_share_the_connection() -> None:
     """One filesystem for what is read and what is written."""
     run, image = Url.of_run("memory://bucket/maps"), Url.of_file("memory://bucket/maps/a.png")
     assert run.filesystem() is image.filesystem()
-    assert f"{run.key}/a.png" == image.path
+    assert f"{run.key}/a.png" == image.key
 
 
 def test_a_missing_library_is_named(
