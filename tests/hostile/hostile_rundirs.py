@@ -339,8 +339,8 @@ AUDITED = [
 
 
 def _many_images(root: Path) -> None:
-    names = [f"{number:06d}.png" for number in range(60_000)]
-    edit(root / "run.json", "images", {"total": 60_000, "complete": names, "missing": []})
+    names = [f"{number:06d}.png" for number in range(6_000)]
+    edit(root / "run.json", "images", {"total": 6_000, "complete": names, "missing": []})
     for name in ("a.png", "b.png"):
         (root / name).rename(root.parent / name)
 
@@ -398,7 +398,7 @@ def all_attacks() -> Iterator[Attack]:
     for number, (name, changes, words, all_codes) in enumerate(tables):
         make, (lines, codes) = changed(*changes), _some(number, all_codes)
         yield Attack(f"rundir: {name}", make, lines, codes if words else "any", words)
-        if number % 3 == 0 or "an image's folder" in name:
+        if " MB" not in name and (number % 3 == 0 or "an image's folder" in name):
             yield Attack(f"resumed rundir: {name}", make, RESUMING, may_change=("given/run",))
     for name, data in TENSORS.items():
         words = "a.png/001_0/output.npy cannot be read: "
@@ -418,8 +418,8 @@ def all_attacks() -> Iterator[Attack]:
     words = "image.path is \"b.png\", expected 'aaa'"
     yield Attack("rundir: an image is there twice", changed(_twice), READING, "any", words)
     lines = [line for line in READING if line.startswith(("diff", "merge"))]
-    words = "59,980 images more are incomplete"
-    yield Attack("rundir: 60,000 images are missing", changed(_many_images), lines, "any", words)
+    words = "5,980 images more are incomplete"
+    yield Attack("rundir: 6,000 images are missing", changed(_many_images), lines, "any", words)
     yield Attack("control: an honest run in every command", place, READING, "good")
     resumed = ("given/run",)
     yield Attack("control: an honest run is resumed", place, RESUMING, "good", may_change=resumed)

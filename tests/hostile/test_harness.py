@@ -17,13 +17,8 @@ def _innocent(box: Sandbox) -> None:
     (box.given / "innocent.py").write_text("x = 1\n")
 
 
-QUICK = ("system", "writes", "links", "encodes", "crashes")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in FAULTS if n != "well"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in FAULTS if name != "well"])
 def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
     """The harness names the fault, and what the fault would have done is not done."""
     _, place, words = FAULTS[name]
@@ -34,12 +29,14 @@ def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
     assert not box.marker.exists() and box.bystander.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_honest_work_is_let_through(tmp_path: Path) -> None:
     """A call that writes where it may, and ends well, has no fault."""
     attack = Attack("well", _innocent, ["plant well", "--version"], "good")
     assert attempt(attack, Sandbox(tmp_path / "box")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "expect", "words", "fault"),
     [

@@ -132,6 +132,7 @@ IGNORED: dict[str, Any] = {
 """Values that change nothing."""
 
 
+@pytest.mark.slow
 def test_a_config_whose_values_are_not_used(
     saved: Path, tmp_path: Path, watched: Callable[[], list[str]]
 ) -> None:
