@@ -37,7 +37,7 @@ def inputs(size: int, channels: int = 3) -> dict[str, Any]:
 def input_of(model: nn.Module, image: Path, options: Mapping[str, Any]) -> Tensor:
     """The tensor that featviz makes of an image."""
     preprocess = adopt(model, InputOptions(**options)).preprocess
-    return preprocess.tensor(decode(Sample("x", (image,))).images[0])
+    return preprocess.tensor(decode(Sample("x", (image,)))[0][0])
 
 
 class Weighted(nn.Module):

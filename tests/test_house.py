@@ -53,7 +53,7 @@ TORCHLESS = [
     *(f"featviz.drawing.{name}" for name in ("normalize", "picture", "page")),
     "featviz.audit.findings",
     "featviz.hooks.selectors",
-    *(f"featviz.images.{name}" for name in ("decode", "find", "archives", "arrays")),
+    *(f"featviz.images.{name}" for name in ("decode", "find", "arrays")),
 ]
 COMMANDS = [f"featviz.cli.{name}" for name in ("run", "inspect", "report")]
 
@@ -98,7 +98,7 @@ def test_the_sources_are_seen() -> None:
     """The reader above finds the package and the imports that are known to be there."""
     assert {"featviz.cli", "featviz.run.run", "featviz.models.load"} <= set(FILES)
     assert "featviz.run.run" in of_featviz("featviz.cli.run")
-    assert "featviz.models.zoo" in of_featviz("featviz.models.load")
+    assert "featviz.models.weights" in of_featviz("featviz.models.load")
     assert "torch" in roots("featviz.hooks.capture")
     assert set(TORCHLESS) <= set(FILES)
 

@@ -24,7 +24,7 @@ from featviz.drawing.normalize import in_full
 from featviz.errors import UsageError
 from featviz.hooks.eval_mode import uncompiled
 from featviz.images import arrays
-from featviz.models.arguments import Numbers, UserTransform
+from featviz.models.arguments import UserTransform
 from featviz.models.load import LoadedModel, adopt, fed, load_model
 from featviz.options import (
     InputOptions,
@@ -133,9 +133,9 @@ class Feeding:
         module = model.module if isinstance(model, LoadedModel) else model
         with alone_with(module):
             source = adopt(model, inputs) if isinstance(model, nn.Module) else model
-            transform: UserTransform | Numbers | None = self.transform
+            transform = self.transform
             if inputs.input and isinstance(model, nn.Module):
-                transform = Numbers.given(inputs.input)
+                transform = UserTransform.input(inputs.input)
             if transform is None and not self.further:
                 yield source
                 return

@@ -27,7 +27,7 @@ from featviz.exemplars.collect import (
     largest_view,
     receptive_fields,
 )
-from featviz.files.urls import Remote
+from featviz.files.urls import Url
 from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout.views import to_box
@@ -85,7 +85,7 @@ def find_exemplars(
         classes: list[str | None] = [None] * len(samples)
         for number, sample in enumerate(samples if options.per_class else ()):
             path, is_clip = sample.path, len(sample.paths) > 1  # which is a folder of frames
-            own = PurePosixPath(path.place) if isinstance(path, Remote) else path.absolute()
+            own = PurePosixPath(path.place) if isinstance(path, Url) else path.absolute()
             classes[number] = own.parents[is_clip].name
         found = ExemplarCollector(loaded, layers, blank, options.pick, options.top, classes)
         if not found.targets:

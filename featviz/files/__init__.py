@@ -1,5 +1,4 @@
-"""Files that somebody else wrote: opened only if they are regular, small enough, and where they
-should be; and what a path means at which there is nothing. Nothing here needs torch."""
+"""Files that somebody else wrote, opened only where they should be; and what a path may mean."""
 
 from __future__ import annotations
 
@@ -9,8 +8,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
@@ -18,9 +17,7 @@ from typing import Any, BinaryIO
 from featviz.errors import FileError
 from featviz.text import quoted
 
-SMALL = 16 * 2**20
-
-DEEPEST = 100
+SMALL, DEEPEST = 16 * 2**20, 100
 
 _BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[\[{\]}]', re.DOTALL)
 """Strings, also one that does not end, and the brackets between them."""
@@ -37,24 +34,14 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading; no FIFO, device, socket or folder. Links are followed: the
-    path is the user's own (see `Folder` for names from somebody else).
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        FileError: it is something else, or it cannot be opened.
-    """
+    """Open a regular file for reading; no FIFO, device, socket or folder. Links are followed (see
+    `Folder`). FileNotFoundError where there is no such file, else FileError."""
     with _errors_named(str(path)):
-        # a look before, since opening a device can do something, and one afterwards
-        _check_regular(path.stat().st_mode)
-        return _only_regular(os.open(path, _READ))
+        return _opened(path)
 
 
 def real(path: Path) -> Path:
-    """The absolute path without links; of links in a circle, the path as it stands.
-
-    `Path.resolve` raises RuntimeError on a circle.
-    """
+    """The absolute path without links; of links in a circle, the path as it stands."""
     return Path(os.path.realpath(path))
 
 
@@ -65,57 +52,27 @@ def is_inside(relative: str) -> bool:
     return not set(parts) & {"", ".", ".."} and not set(relative) & {"\\", "\0", ":"}
 
 
-class Folder:
-    """A folder whose files somebody else has named: each is opened without following a link.
-
-    Folders on the way stay open, which makes it fast for many files. Names are relative, with
-    forward slashes (see `is_inside`).
-
-    Example:
-        >>> with Folder(Path("run"), "cat.jpg") as folder:  # doctest: +SKIP
-        ...     manifest = folder.read("manifest.json", SMALL)
-    """
+class Folder(ExitStack):
+    """A folder whose files somebody else has named, as `is_inside` allows: each is opened without
+    following a link."""
 
     def __init__(self, root: Path, relative: str = "") -> None:
-        """Open it; links on the way to `root` are the user's own and are followed.
-
-        Raises:
-            FileNotFoundError: there is no such folder.
-            FileError: it is none, or a component of `relative` is a link.
-        """
-        self.root, self.name = root, relative
-        self._folders: list[tuple[str, int]] = []
-        self._base = 1
-        try:
-            with _errors_named("."):
-                self._folders.append(("", os.open(root, _FOLDER)))
-                self._enter(relative.split("/") if relative else [])
-        except BaseException:
-            self.close()
-            raise
-        self._base = len(self._folders)
-
-    def __enter__(self) -> Folder:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close all folders; files that were opened stay open."""
-        while self._folders:
-            os.close(self._folders.pop()[1])
+        """Open it, FileNotFoundError or FileError where there is none; links on the way to `root`
+        are the user's own and are followed, those in `relative` are not."""
+        super().__init__()
+        self.name = relative
+        with _errors_named("."), ExitStack() as opened:
+            below = relative.split("/") if relative else []
+            self._at = _descend(opened, None, [str(root), *below])
+            self.callback(opened.pop_all().close)
 
     def open(self, relative: str) -> BinaryIO:
         """Open a regular file for reading; as `open_regular`, but through no link."""
-        with _errors_named(relative):
+        with _errors_named(relative), ExitStack() as opened:
             if not is_inside(relative):
                 raise OSError("it lies outside its folder")
             *folders, name = relative.split("/")
-            self._enter(folders)
-            at = self._folders[-1][1]
-            _check_regular(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode)
-            return _only_regular(os.open(name, _READ | os.O_NOFOLLOW, dir_fd=at))
+            return _opened(name, _descend(opened, self._at, folders))
 
     def read(self, relative: str, most: int) -> bytes:
         """The content of a file of at most `most` bytes; raises as `open` does."""
@@ -125,9 +82,9 @@ class Folder:
         return content
 
     def read_json(self, relative: str, most: int) -> Any:
-        """The value of a JSON file of at most `most` bytes; raises as `open` does, and FileError
-        where it is no JSON that `parse_json` takes."""
-        return _json(relative, self.read(relative, most))
+        """The value of a JSON file that `parse_json` takes; raises as `read` does."""
+        with _errors_named(relative):
+            return parse_json(self.read(relative, most).decode("utf-8"))
 
     def head(self, relative: str, most: int) -> tuple[bytes, int]:
         """The first bytes of a file, at most `most`, and how many it has; raises as `open` does."""
@@ -139,15 +96,28 @@ class Folder:
         """Bytes of a regular file; raises as `open` does."""
         return self.head(relative, 0)[1]
 
-    def _enter(self, folders: list[str]) -> None:
-        """Open these folders, one in the other; what is open already stays so."""
-        if folders == [name for name, _ in self._folders[self._base :]]:
-            return
-        while len(self._folders) > self._base:
-            os.close(self._folders.pop()[1])
-        for part in folders:
-            opened = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=self._folders[-1][1])
-            self._folders.append((part, opened))
+
+def _descend(opened: ExitStack, at: int | None, folders: Iterable[str]) -> int:
+    """Open these folders, one in the other; only the first is one of the user's own."""
+    for folder in folders:
+        at = os.open(folder, _FOLDER if at is None else _FOLDER | os.O_NOFOLLOW, dir_fd=at)
+        opened.callback(os.close, at)
+    assert at is not None
+    return at
+
+
+def _opened(name: str | Path, folder: int | None = None) -> BinaryIO:
+    """Open what is a regular file before, since opening a device can do something, and after; in a
+    folder through no link."""
+    mode = os.stat(name, dir_fd=folder, follow_symlinks=folder is None).st_mode
+    if stat.S_ISREG(mode):
+        flags = _READ if folder is None else _READ | os.O_NOFOLLOW
+        descriptor = os.open(name, flags, dir_fd=folder)
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(mode):
+            return os.fdopen(descriptor, "rb")
+        os.close(descriptor)
+    raise OSError(_LINKED if stat.S_ISLNK(mode) else _IRREGULAR)
 
 
 def read_bytes(path: Path, most: int = SMALL) -> bytes:
@@ -162,22 +132,19 @@ def read_bytes(path: Path, most: int = SMALL) -> bytes:
 
 def read_text(path: Path, most: int = SMALL) -> str:
     """Read a UTF-8 file of at most `most` bytes; raises as `open_regular` does."""
-    return _text(str(path), read_bytes(path, most))
+    with _errors_named(str(path)):
+        return read_bytes(path, most).decode("utf-8")
 
 
 def read_json(path: Path, most: int = SMALL) -> Any:
-    """Read a JSON file of at most `most` bytes that `parse_json` takes; raises as `open_regular`
-    does."""
-    return _json(str(path), read_bytes(path, most))
+    """Read a JSON file that `parse_json` takes; raises as `read_bytes` does."""
+    with _errors_named(str(path)):
+        return parse_json(read_bytes(path, most).decode("utf-8"))
 
 
 def parse_json(text: str) -> Any:
-    """Parse a JSON document of at most DEEPEST levels.
-
-    Raises:
-        ValueError: it is none, is deeper, or holds a number that JSON has not (NaN, Infinity) or of
-            more digits than Python reads.
-    """
+    """Parse a JSON document; ValueError where it is none, has more than DEEPEST levels, or a number
+    that JSON has not (NaN, Infinity) or of more digits than Python reads."""
     depth = 0
     for token in _BRACKETS.finditer(text):
         depth += (token[0] in "[{") - (token[0] in "]}")
@@ -187,21 +154,10 @@ def parse_json(text: str) -> Any:
     def refuse(constant: str) -> Any:
         raise ValueError(f"JSON has no number {constant}")
 
-    return json.loads(text, parse_constant=refuse)
-
-
-def _text(name: str, content: bytes) -> str:
     try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise FileError(f"{quoted(name)} is not UTF-8: byte {error.start}") from error
-
-
-def _json(name: str, content: bytes) -> Any:
-    try:
-        return parse_json(_text(name, content))
+        return json.loads(text, parse_constant=refuse)
     except ValueError as error:
-        raise FileError(f"{quoted(name)} is no JSON: {quoted(str(error))}") from error
+        raise ValueError(f"it is no JSON: {error}") from error
 
 
 @contextmanager
@@ -218,31 +174,12 @@ def _errors_named(name: str) -> Iterator[None]:
         raise FileError(f"{quoted(name)} cannot be read: {reason}") from error
 
 
-def _check_regular(mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        raise OSError(_LINKED if stat.S_ISLNK(mode) else _IRREGULAR)
-
-
-def _only_regular(descriptor: int) -> BinaryIO:
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    raise OSError(_IRREGULAR)
-
-
 _MOST_NAMES, _LONGEST_NAME = 5000, 80
-"""Entries of a folder among which a name is looked for, and letters of it that are compared: this
-takes 2 seconds at worst."""
+"""Entries of a folder that are compared, and letters of each."""
 
 
 def misspelt(path: Path) -> Path | None:
-    """The file or folder that a path may mean: one of a like name in its folder; None where there
-    is none.
-
-    Example:
-        >>> misspelt(Path("photos/Cta.jpg"))  # doctest: +SKIP
-        PosixPath('photos/cat.jpg')
-    """
+    """The file or folder of a like name that a path may mean: `cat.jpg` for `Cta.jpg`."""
     try:
         with os.scandir(path.parent) as entries:
             names = {entry.name.lower(): entry.name for entry in islice(entries, _MOST_NAMES)}
@@ -256,11 +193,7 @@ def misspelt(path: Path) -> Path | None:
 
 
 def hint_of(path: Path, near: Path | None) -> str:
-    """What helps: the path that was meant, or where the way to this one ends.
-
-    Args:
-        near: what `misspelt` says of it.
-    """
+    """What helps: the path that was meant (`near`), or where the way to this one ends."""
     if near is not None:
         return f"did you mean {quoted(str(near))}?"
     folders = [one for one in path.parents if os.path.isdir(one)]  # noqa: PTH112

@@ -24,9 +24,8 @@ _UNPACKED_BYTES = 2**30
 
 
 def header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any, int]:
-    """Type, shape, order and where the numbers begin, from the first HEAD bytes of an npy file
-    (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, version 1.0);
-    ValueError where it is no array of numbers."""
+    """Type, shape, order and where the numbers begin, from the first HEAD bytes of an npy file of
+    version 1.0; ValueError where it is no array of numbers."""
     start = 10 + int.from_bytes(data[8:10], "little")
     if not data.startswith(MAGIC + b"\x01\x00"):
         raise ValueError("it is no array as numpy writes it")
@@ -49,8 +48,7 @@ def _parsed(line: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any]:
 
 
 def read_npy(data: bytes | memoryview) -> np.ndarray:
-    """The array that the bytes of an npy file hold, without a copy; ValueError where it is none, or
-    has more or fewer bytes than its header says."""
+    """The array of an npy file, without a copy; ValueError where it is none, or not whole."""
     dtype, shape, order, start = header(bytes(data[:HEAD]))
     count = max(len(data) - start, 0)
     if count != math.prod(shape) * dtype.itemsize:
@@ -70,15 +68,9 @@ def read_npz(data: bytes) -> np.ndarray:
 
 
 def read_arrays(data: bytes, packed: bool = True) -> dict[str, np.ndarray]:
-    """The arrays of an npz file, in less time than `np.load`, which evaluates each header.
-
-    Args:
-        packed: take compressed arrays, too, which could be of any size.
-
-    Raises:
-        ValueError: one holds no numbers, or they unpack to more than a gibibyte. What zipfile
-            raises on broken files comes as it is.
-    """
+    """The arrays of an npz file, faster than `np.load`; `packed` takes compressed ones, too.
+    ValueError for what is no numbers or too much; what zipfile raises on broken files comes as it
+    is."""
     arrays: dict[str, np.ndarray] = {}
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
@@ -97,8 +89,7 @@ def read_arrays(data: bytes, packed: bool = True) -> dict[str, np.ndarray]:
 
 
 def only(named: dict[str, Any], what: str, remedy: str) -> Any:
-    """The one value of a mapping, or the one that is called `image`; else a FileError says how many
-    "arrays" there are, and how to save one."""
+    """The one value of a mapping, or the one that is called `image`."""
     if len(named) == 1 or "image" in named:
         return named.get("image", next(iter(named.values())))
     names = ", ".join(quoted(str(name)) for name in list(named)[:6]) or "nothing"

@@ -1,13 +1,12 @@
-"""URLs of stores that fsspec reaches (s3://, gs://, https://, hf:// and others): which are taken,
-how each is shown, how its store is asked, and files there. The user's credentials stand in no
-message."""
+"""URLs of stores that fsspec reaches (s3://, https:// and others), and files there. The user's
+credentials stand in no message."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from glob import has_magic
 from typing import Any, TypeVar
@@ -38,33 +37,35 @@ def is_url(place: object) -> bool:
     return isinstance(place, str) and bool(_URL.match(place))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Url:
-    """A URL of a store. As text it shows neither user nor password."""
+    """A run directory, a file, or a file in an archive; as text without user, password and
+    query."""
 
-    whole: str = field(repr=False)
-    """The URL as the user gave it, credentials and all: it leads to the store."""
+    whole: str
+    """The URL as the user gave it, credentials and all."""
+    at: str | None = None
+    member: str | None = None
+    """The file's name in an archive."""
 
     @classmethod
     def of_file(cls, text: str) -> Url:
         """The URL of something to read; UsageError where no store can be asked for it."""
         url = cls(text)
         if "::" in text:
-            raise UsageError(
-                f"{quoted(str(url))!r} chains protocols, and featviz reads stores directly",
-                "give the last URL alone; photos.tar::a.jpg is a file in an archive",
-            )
-        _class_for(url.protocol)
-        return url
+            words = f"{quoted(str(url))!r} chains protocols, and featviz reads stores directly"
+            hint = "give the last URL alone; photos.tar::a.jpg is a file in an archive"
+            raise UsageError(words, hint)
+        return replace(url, at=url.key)
 
     @classmethod
     def of_run(cls, text: str) -> Url:
-        """The URL of a run directory, without slashes at its end; UsageError where it is of a kind
-        in which there can be no run."""
+        """The URL of a run directory; UsageError where it is of a kind in which there can be no
+        run."""
         url = cls(text.rstrip("/"))
-        if "::" in text or url.protocol in (*WEB, "file", "local", "data") or not url.path:
+        if "::" in text or url.protocol in (*WEB, "file", "local", "data", ""):
             raise UsageError(
-                f"{quoted(str(url))} is no place in an object store",
+                f"{quoted(scrubbed(text))} is no place in an object store",
                 "for example s3://bucket/maps, gs://bucket/maps, az://container/maps; "
                 "a folder of this machine is given as its path",
             )
@@ -77,29 +78,39 @@ class Url:
         return match[1].lower() if match else ""
 
     @property
-    def path(self) -> str:
-        """What stands behind `s3://`, without user and password."""
-        return str(self).partition("://")[2].strip("/")
-
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return self.path.rpartition("/")[2]
+    def is_web(self) -> bool:
+        """Whether it is on a web server, which has no folders."""
+        return self.protocol in WEB
 
     @property
     def key(self) -> str:
         """What fsspec calls the place in its store: `bucket/maps`, or the URL of a web server."""
-        return str(_class_for(self.protocol)._strip_protocol(self.whole))
+        key = _class_for(self.protocol)._strip_protocol(self.whole) if self.at is None else self.at
+        return str(key)
+
+    @property
+    def place(self) -> str:
+        """`bucket/photos/a.jpg`: without protocol, user, password, and the query of a URL."""
+        path = _URL.sub("", self.whole if self.at is None else self.at, count=1).lstrip("/")
+        if self.is_web:
+            path = unquote(re.split("[?#]", path, maxsplit=1)[0])
+        host, slash, rest = path.partition("/")
+        inside = "" if self.member is None else f"::{self.member}"
+        return f"{host.rpartition('@')[2]}{slash}{rest}{inside}"
+
+    @property
+    def name(self) -> str:
+        """The last part of the place: `a.jpg`."""
+        return self.place.rstrip("/").rpartition("/")[2].rpartition("::")[2]
 
     def __str__(self) -> str:
-        """The URL without user and password, and that of a web server without its query."""
-        if self.protocol in (*WEB, ""):
-            return scrubbed(self.whole)
-        return _SECRET.sub("", self.whole)
+        return f"{self.protocol}://{self.place}"
+
+    def __repr__(self) -> str:
+        return f"Url({str(self)!r})"
 
     def without_secrets(self, words: str) -> str:
-        """A text in which neither user nor password of this URL stands as a word, nor those of
-        another URL in it."""
+        """A text in which neither user nor password of this or of another URL stands as a word."""
         secret = _SECRET.search(self.whole)
         for form in {secret[0][:-1], unquote(secret[0][:-1])} if secret else ():
             for part in sorted(filter(None, (form, *form.split(":", 1))), key=len, reverse=True):
@@ -107,18 +118,15 @@ class Url:
         return scrubbed(words)
 
     def filesystem(self) -> Any:
-        """fsspec's filesystem of the store, one for all threads; what it raises is its own.
-        UsageError where there is no such store, or it does not take what the URL or the
-        configuration of fsspec says."""
+        """fsspec's filesystem of the store, one for all threads; what it raises is its own."""
         given = _class_for(self.protocol)._get_kwargs_from_urls(self.whole)
         try:
             return _connected(self.protocol, tuple(sorted(given.items())), os.getpid())
         except Exception as error:  # of the package, whose options may be in a file of its own
             words = quoted(self.without_secrets(str(error)))
-            raise UsageError(
-                f"{quoted(str(self))} cannot be reached: {words}",
-                "the options come from the URL and from fsspec's configuration (FSSPEC_...)",
-            ) from error
+            message = f"{quoted(str(self))} cannot be reached: {words}"
+            hint = "the options come from the URL and from fsspec's configuration (FSSPEC_...)"
+            raise UsageError(message, hint) from error
 
 
 def refuse_url(place: object) -> None:
@@ -140,10 +148,8 @@ def _class_for(protocol: str) -> Any:
     from fsspec.registry import known_implementations
 
     if protocol not in fsspec.available_protocols() or _NO_STORE.fullmatch(protocol):
-        raise UsageError(
-            f"{quoted(protocol)}:// is no store that featviz knows",
-            "for example s3://bucket/photos/ or gs://bucket/maps",
-        )
+        words = f"{quoted(protocol)}:// is no store that featviz knows"
+        raise UsageError(words, "for example s3://bucket/photos/ or gs://bucket/maps")
     try:
         return fsspec.get_filesystem_class(protocol)
     except ImportError as error:
@@ -163,15 +169,8 @@ def _connected(protocol: str, given: tuple[tuple[str, Any], ...], process: int) 
 
 
 def tried(url: Url, task: Callable[[], T]) -> T:
-    """Ask a store for something; the libraries of stores try again as they see fit, and raise what
-    they like (botocore's errors, those of aiohttp), so all is taken for the store's answer.
-
-    Raises:
-        FileNotFoundError: there is no such file or bucket.
-        FileExistsError: there is one already.
-        FileError: the task's own; or the store's answer, without credentials, caused by the
-            library's error.
-    """
+    """Ask a store for something. All but FileNotFoundError, FileExistsError and the task's own
+    FileError is taken for the store's answer: a FileError without credentials."""
     try:
         return task()
     except (FileNotFoundError, FileExistsError, FileError):
@@ -207,106 +206,58 @@ def _status(error: BaseException | None) -> int:
 # Files in stores: what the store does not give, or refuses, is a FileError without credentials
 
 
-@dataclass(frozen=True, repr=False)
-class Remote:
-    """A file in a store, or a file in an archive there. As text it is without credentials."""
-
-    url: Url
-    """The URL as the user gave it, which leads to the store."""
-    path: str
-    """The file, or the archive, as fsspec calls it in that store."""
-    member: str | None = None
-    """The file's name in the archive."""
-
-    @classmethod
-    def at(cls, url: str) -> Remote:
-        """The file that a URL leads to; the store is not asked."""
-        read = Url.of_file(url)
-        return cls(read, read.key)
-
-    @property
-    def is_web(self) -> bool:
-        """Whether it is on a web server, which has no folders."""
-        return self.url.protocol in WEB
-
-    @property
-    def place(self) -> str:
-        """`bucket/photos/a.jpg`: without protocol, user, password, and the query of a URL."""
-        path = self.path.lstrip("/")
-        if self.is_web:
-            path = unquote(re.split("[?#]", path.partition("://")[2], maxsplit=1)[0])
-        host, slash, rest = path.partition("/")
-        inside = "" if self.member is None else f"::{self.member}"
-        return f"{host.rpartition('@')[2]}{slash}{rest}{inside}"
-
-    @property
-    def name(self) -> str:
-        """The last part of the place: `a.jpg`."""
-        return self.place.rstrip("/").rpartition("/")[2].rpartition("::")[2]
-
-    def __str__(self) -> str:
-        return f"{self.url.protocol}://{self.place}"
-
-    def __repr__(self) -> str:
-        return f"Remote({str(self)!r})"
-
-
-def read(place: Remote, most: int) -> bytes:
+def read(place: Url, most: int) -> bytes:
     """The bytes of a file of at most `most` bytes, whatever the server says of its length."""
     # of a web server as it comes, unasked for its size
     options = {"block_size": 0, "size": 1} if place.is_web else {}
 
     def once() -> bytes:
         held = bytearray()
-        with place.url.filesystem().open(place.path, "rb", **options) as file:
+        with place.filesystem().open(place.key, "rb", **options) as file:
             while len(held) <= most and (piece := file.read(_PIECE)):
                 held += piece
         return bytes(held)
 
-    content = _asked(place, once)
+    content = asked(place, once)
     if len(content) > most:
         raise FileError(f"it has more than the {most} bytes that are read of it")
     return content
 
 
-def open_parts(place: Remote) -> Any:
+def open_parts(place: Url) -> Any:
     """A file to be read from any place, as archives need it."""
     blocks = {"cache_type": "blockcache", "cache_options": {"maxblocks": 4}, "block_size": _BLOCK}
-    file = _asked(place, lambda: place.url.filesystem().open(place.path, "rb", **blocks))
+    file = asked(place, lambda: place.filesystem().open(place.key, "rb", **blocks))
     if not isinstance(getattr(file, "size", None), int) or not file.seekable():
         words = "the server gives no parts of files, which an archive needs"
         raise FileError(words, "download the archive, and give the file")
     return file
 
 
-def is_folder(place: Remote) -> bool:
-    """Whether there are files below; a web server is not asked."""
-    return not place.is_web and _asked(place, lambda: place.url.filesystem().isdir(place.path))
-
-
-def below(folder: Remote, pattern: str = "**") -> Iterator[tuple[str, Remote]]:
+def below(folder: Url, pattern: str = "**") -> Iterator[tuple[str, Url]]:
     """The files below a folder whose relative names match, with these, sorted as on disk. What a
     listing names elsewhere is left out."""
     from fsspec.utils import glob_translate
 
-    wanted, base = re.compile(glob_translate(pattern)), folder.path.rstrip("/") + "/"
-    paths = _asked(folder, lambda: folder.url.filesystem().find(folder.path.rstrip("/")))
+    wanted, base = re.compile(glob_translate(pattern)), folder.key.rstrip("/") + "/"
+    paths = asked(folder, lambda: folder.filesystem().find(folder.key.rstrip("/")))
     found = {path.removeprefix(base): path for path in paths if path.startswith(base)}
     for name in sorted(found, key=lambda name: name.split("/")):
         if wanted.match(name) and not set(name.split("/")) & {"", ".", ".."}:
-            yield name, replace(folder, path=found[name])
+            yield name, replace(folder, at=found[name])
 
 
-def matching(pattern: Remote) -> Iterator[tuple[str, Remote]]:
+def matching(pattern: Url) -> Iterator[tuple[str, Url]]:
     """The files that a glob matches, with their names below the part of it without wildcards."""
-    parts = pattern.path.split("/")
+    parts = pattern.key.split("/")
     fixed = next(number for number, part in enumerate(parts) if has_magic(part))
-    return below(replace(pattern, path="/".join(parts[:fixed])), "/".join(parts[fixed:]))
+    return below(replace(pattern, at="/".join(parts[:fixed])), "/".join(parts[fixed:]))
 
 
-def _asked(place: Remote, task: Callable[[], T]) -> T:
+def asked(place: Url, task: Callable[[], T]) -> T:
+    """As `tried`; also that there is nothing is a FileError."""
     try:
-        return tried(place.url, task)
+        return tried(place, task)
     except FileNotFoundError:
         raise FileError("there is no such file in the store") from None
     except FileError as error:  # of which the library's own error quotes the whole URL

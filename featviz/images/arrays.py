@@ -1,6 +1,5 @@
-"""Arrays as images: which axis counts channels, and how numbers become values. TIFF files that
-Pillow reads in part or not at all (many channels, colour of 16 bits or of floats, as satellites and
-microscopes write them) are read as arrays by tifffile. Images in memory become files for a run."""
+"""Arrays as images: which axis counts channels, and how numbers become values; TIFF files that
+Pillow does not read, and videos, by their libraries; images in memory as files for a run."""
 
 from __future__ import annotations
 
@@ -9,7 +8,8 @@ import logging
 import re
 import struct
 import sys
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -26,6 +26,8 @@ MOST_VALUES = 2**28
 _PACKINGS = (1, 8, 32946, 5, 32773)
 """Numbers of the compressions of TIFF that are read: none, Deflate, LZW and PackBits."""
 _MOST_CHANNELS = 4096
+_MOST_BYTES = 2**30
+"""Of all frames that are kept, as RGB."""
 _INSTALL = "pip install 'featviz[tiff]'"
 
 
@@ -48,9 +50,9 @@ class Wanted(NamedTuple):
 
 
 def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
-    """An array as the model takes it: 8 bits of grey or RGB as the picture that they are, other
-    unsigned integers of 8 and 16 bits scaled to 0..1 by their range, all others as they are. The
-    axis of channels is the first or the last, whichever has as many as the model takes."""
+    """An array as the model takes it: 8 bits of grey or RGB as a picture, other unsigned integers
+    of 8 and 16 bits scaled to 0..1, all others as they are. The axis of channels is the first or
+    the last."""
     if array.dtype.kind not in "biuf":
         raise ImageError(f"holds {array.dtype}, which are no values of an image", None)
     if array.ndim < 2 - wanted.raw or not array.size:
@@ -99,24 +101,18 @@ def _channels_first(array: np.ndarray, wanted: Wanted) -> np.ndarray:
         if first == last:
             first, last = (shape[axis] == wanted.channels for axis in (0, -1))
     if first and last:
-        raise ImageError(
-            f"has the shape {list(shape)}, and both its first and its last axis could be "
-            f"the {wanted.channels} channels",
-            "save it as [1, C, H, W], which says that the channels come first",
-        )
+        words = f"has the shape {list(shape)}, of which two axes could be the {wanted.channels}"
+        raise ImageError(f"{words} channels", "save it as [1, C, H, W], with the channels first")
     first = first and fits(len(array))
     if array.ndim != whole or not (first or last):
-        raise ImageError(
-            f"has the shape {list(shape)}, and the model takes "
-            f"{counted(wanted.channels, 'channel')}: {wanted.shapes}",
-            "--channels says another number, --transform makes what the model takes",
-        )
+        takes = f"the model takes {counted(wanted.channels, 'channel')}: {wanted.shapes}"
+        hint = "--channels says another number, --transform makes what the model takes"
+        raise ImageError(f"has the shape {list(shape)}, and {takes}", hint)
     return array if first else np.moveaxis(array, -1, 0)
 
 
 def read_tiff(data: bytes) -> np.ndarray:
-    """The first page of a TIFF, [H, W, C], of the file's own type; ImageError without the package
-    tifffile."""
+    """The first page of a TIFF, [H, W, C], of the file's own type."""
     try:
         import tifffile
     except ImportError as error:
@@ -154,6 +150,61 @@ def reason(error: Exception) -> str:
     return "it is damaged" if own or re.fullmatch(r"(decoder error )?-?\d*", words) else words
 
 
+# Frames of videos, decoded by PyAV, by three demultiplexers of ffmpeg that open no other file --
+
+
+def read_frames(
+    data: bytes, format: str, choose: Callable[[int], Sequence[int]]
+) -> tuple[list[Image.Image], int]:
+    """The frames of a video whose numbers `choose` gives from how many there are, upright, and how
+    many it has. No others are kept, and as few as its key frames allow are decoded."""
+    try:
+        import av
+    except ImportError as error:
+        raise ImageError("is a video", "pip install 'featviz[video]'") from error
+    try:
+        with av.open(io.BytesIO(data), mode="r", format=format) as file:
+            if not file.streams.video:
+                raise ImageError("is a video file without pictures")
+            stream: Any = file.streams.video[0]
+            packets = [(p.pts, p.is_keyframe) for p in file.demux(stream) if p.size]
+            numbers = list(choose(len(packets))) if packets else []
+            if not numbers:
+                raise ImageError("is a video without frames")
+            size, most = stream.width * stream.height, 2 * (Image.MAX_IMAGE_PIXELS or 0)
+            if size * 3 * len(set(numbers)) > _MOST_BYTES or size > most:
+                words = f"{len(numbers)} frames of {stream.width}×{stream.height} pixels"
+                raise ImageError(f"has {words}, which are too many", "fewer --frames")
+            return _decoded(file, stream, packets, numbers), len(packets)
+    except ImageError:
+        raise
+    except Exception as error:  # the file decides what is raised
+        raise ImageError("is a video that cannot be read: it is damaged") from error
+
+
+def _decoded(
+    file: Any, stream: Any, packets: Sequence[tuple[int | None, bool]], numbers: Sequence[int]
+) -> list[Image.Image]:
+    """The frames of these numbers, of which some may stand twice, in their order."""
+    timed = all(pts is not None for pts, _ in packets)
+    times = sorted(pts for pts, _ in packets if pts is not None) if timed else range(len(packets))
+    keys = sorted(pts for pts, key in packets if key and pts is not None) if timed else []
+    kept: dict[int, Image.Image] = {}
+    file.seek(0)
+    frames, at, last = file.decode(stream), -1, None
+    for number in sorted(set(numbers)):
+        before = bisect_right(keys, times[number]) - 1
+        if last is not None and before >= 0 and keys[before] > at:
+            file.seek(keys[before], stream=stream)
+            frames = file.decode(stream)
+        while at < times[number] and (frame := next(frames, None)) is not None:
+            at, last = (frame.pts if timed and frame.pts is not None else at + 1), frame
+        if last is None:
+            raise ImageError("is a video of which no frame can be decoded")
+        kept[number] = last.to_image().rotate(getattr(last, "rotation", 0), expand=True)
+    return [kept[number] for number in numbers]
+
+
 # Images that a program holds in memory: as Pillow sees them, and as files for a run -------------
 
 _KEPT = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I", "F"})
@@ -163,13 +214,9 @@ _VALUES = "uint8, or floats in 0..1"
 
 
 def to_images(value: Any, name: str = "image") -> list[Image.Image]:
-    """The images that a value is; UsageError, which calls it `name`, where it is none.
-
-    Args:
-        value: a PIL image; a tensor [H, W], [C, H, W] or [N, C, H, W]; an array [H, W], [H, W, C]
-            or [N, H, W, C]. C is 1, 3 or 4 (grey, RGB, RGBA). Values are uint8, bool or floats in
-            0..1, as for `torchvision.transforms.functional.to_pil_image`; grey arrays also uint16.
-    """
+    """The images that a value is: a PIL image; a tensor [H, W], [C, H, W] or [N, C, H, W]; an array
+    with C at its end. C is 1, 3 or 4; values are uint8, bool or floats in 0..1, of grey also
+    uint16."""
     if isinstance(value, Image.Image):
         return [value]
     torch = sys.modules.get("torch")
@@ -181,10 +228,9 @@ def to_images(value: Any, name: str = "image") -> list[Image.Image]:
         except (RuntimeError, TypeError, NotImplementedError) as error:
             raise UsageError(f"{name} is no dense tensor with values", _VALUES) from error
     if not isinstance(value, np.ndarray):
-        raise UsageError(
-            f"{name} is of type {type(value).__name__!r}, which is no image",
-            "give a path, a PIL image, an array [H, W, C] or a tensor [C, H, W]",
-        )
+        words = f"{name} is of type {type(value).__name__!r}, which is no image"
+        hint = "give a path, a PIL image, an array [H, W, C] or a tensor [C, H, W]"
+        raise UsageError(words, hint)
     levels = _levels(value, name)
     levels = levels if levels.ndim == 4 else levels[None]
     if levels.ndim == 4 and levels.shape[-1] == 1:
@@ -242,10 +288,9 @@ def _levels(array: np.ndarray, name: str) -> np.ndarray:
     """An array [H, W], [H, W, C] or [N, H, W, C] as integers that Pillow takes."""
     shape, dtype = array.shape, array.dtype
     if not array.size or len(shape) not in (2, 3, 4) or (shape[2:] and shape[-1] not in (1, 3, 4)):
-        raise UsageError(
-            f"{name} of height, width and channels {list(shape)} is no image",
-            "an array is [H, W] or [H, W, C], a tensor [H, W] or [C, H, W]; C is 1, 3 or 4",
-        )
+        words = f"{name} of height, width and channels {list(shape)} is no image"
+        hint = "an array is [H, W] or [H, W, C], a tensor [H, W] or [C, H, W]; C is 1, 3 or 4"
+        raise UsageError(words, hint)
     if dtype == np.uint8 or (dtype == np.uint16 and shape[2:] in ((), (1,))):
         return array
     if dtype == np.bool_:
@@ -254,8 +299,7 @@ def _levels(array: np.ndarray, name: str) -> np.ndarray:
         raise UsageError(f"{name} holds {dtype}, which are no values of an image", _VALUES)
     low, high = float(array.min()), float(array.max())
     if not (low >= 0 and high <= 1):
-        raise UsageError(
-            f"{name} has values from {low:g} to {high:g}, and floats of an image are 0..1",
-            "give it before it is normalised; --mean and --std of the run do that",
-        )
+        words = f"{name} has values from {low:g} to {high:g}, and floats of an image are 0..1"
+        hint = "give it before it is normalised; --mean and --std of the run do that"
+        raise UsageError(words, hint)
     return np.asarray((array.astype(np.float32) * 255).round().astype(np.uint8))

@@ -1,32 +1,68 @@
-"""The formats of image files that are read, none of which starts a program or is one; and files to
-pictures of mode L or RGB, as a person sees them."""
+"""Files, here, in archives and in stores, to pictures of mode L or RGB, as a person sees them."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import logging
+import lzma
+import os
+import re
 import struct
+import tarfile
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import BinaryIO
+from threading import Lock
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
 
+from featviz import files
 from featviz.errors import FileError, ImageError, UsageError
-from featviz.files import npy
-from featviz.images import archives, arrays, video
-from featviz.images.archives import Place
+from featviz.files import npy, urls
+from featviz.files.urls import Url
+from featviz.images import arrays
 from featviz.images.arrays import Wanted
 from featviz.records import Raster, Sample
 
 log = logging.getLogger(__name__)
+
+Place: TypeAlias = Path | Url
+
+SEPARATOR = "::"
+_SUFFIX = r"\.(?:tar|tar\.gz|tgz|tar\.bz2|tbz2|tar\.xz|txz|zip)"
+_ARCHIVE = re.compile(rf".*{_SUFFIX}", re.IGNORECASE | re.DOTALL)
+_MEMBER = re.compile(rf"(.+?{_SUFFIX}){SEPARATOR}(.+)", re.IGNORECASE | re.DOTALL)
+
+MAX_MEMBER_BYTES = 512 * 2**20
+"""A member that unpacks to more is no picture, but a bomb."""
+
+MAX_FILE_BYTES = 2**30
+"""A larger file is no picture that Pillow would open."""
+
+_MODES: Any = {b"\x1f\x8b": "r:gz", b"BZ": "r:bz2", b"\xfd7": "r:xz"}
+"""How tarfile opens a compressed file, by its first two bytes."""
+
+_READING = Lock()
+
+DAMAGED = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    RuntimeError,
+    ValueError,
+    FileError,
+)
+"""What the readers of archives raise, beside OSError."""
 
 
 FORMATS: dict[str, tuple[str, ...]] = {
@@ -43,13 +79,11 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "TGA": (".tga",),
 }
 """Pillow's formats that are read, in the order in which they are tried, and the suffixes by which
-folders and archives are searched; without any it is read where a file is named. Pillow knows the
-first five without importing all of its plugins; TGA has no mark by which it is known. Of the others
-EPS starts Ghostscript, and the rest are of fonts, films, screens and telescopes."""
+folders and archives are searched. Pillow knows the first five without importing all its plugins;
+TGA has no mark. Of the others EPS starts Ghostscript."""
 
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
-"""File names, in lower case, that count as images in a folder or an archive. Arrays may hold
-anything, and are read where they are named."""
+"""Names that count as images in a folder or an archive; arrays are read where they are named."""
 
 _READERS = {"TIFF": arrays.read_tiff, "NPY": npy.read_npy, "NPZ": npy.read_npz}
 
@@ -61,11 +95,18 @@ EXPECTED = (
 
 _LOOKS = {b"%!PS": "PostScript", b"%PDF": "PDF", b"<": "SVG or HTML", b"PK\3\4": "a zip file"}
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1")
+_MOV = (b"moov", b"mdat", b"wide", b"free")
+_STILL = (b"avi", b"hei", b"hev", b"mif", b"msf", b"jxl", b"jp2")
+"""Brands of pictures in the container of MP4."""
+
+VIDEOS = ("mov", "avi", "matroska")
+"""Containers, as ffmpeg calls them."""
+VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
+"""Of the files of which `--frames N` takes N stills."""
 
 
 def open_image(file: BinaryIO) -> Image.Image:
-    """Open an image in one of FORMATS; its pixels are read later. UnidentifiedImageError says what
-    another file looks like; of broken files Pillow raises whatever it likes."""
+    """Open an image in one of FORMATS; UnidentifiedImageError says what another looks like."""
     head = file.read(64)
     try:
         return Image.open(file, formats=[*FORMATS])
@@ -78,8 +119,9 @@ def open_image(file: BinaryIO) -> Image.Image:
         raise UnidentifiedImageError(f"is no image that {words}" if head else "is empty") from None
 
 
-def array_format(data: bytes) -> str | None:
-    """TIFF, NPY, NPZ or PT of a file that may hold any number of channels; None for any other."""
+def format_of(data: bytes) -> str | None:
+    """TIFF, NPY, NPZ or PT of any number of channels; one of VIDEOS; None for any other."""
+    atom, brand = data[4:8], data[8:12]
     if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
         return "TIFF"
     if data.startswith(npy.MAGIC):
@@ -89,14 +131,127 @@ def array_format(data: bytes) -> str | None:
             names = zipfile.ZipFile(io.BytesIO(data)).namelist()
             ends = {"NPZ": ".npy", "PT": "data.pkl"}
             return next((k for k, end in ends.items() if any(n.endswith(end) for n in names)), None)
-    return None
+    if atom in _MOV or (atom == b"ftyp" and not brand.lower().startswith(_STILL)):
+        return "mov"
+    if data.startswith(b"RIFF") and brand == b"AVI ":
+        return "avi"
+    return "matroska" if data.startswith(b"\x1aE\xdf\xa3") else None
+
+
+# Images inside tar and zip files, here or in stores: `photos.tar` holds images like a folder,
+# `photos.tar::a/b.jpg` is one of them. Nothing is unpacked: a member is read when its turn comes.
+
+
+def is_archive(path: Place) -> bool:
+    """Whether a file's name says that it is an archive of files."""
+    return _ARCHIVE.fullmatch(path.name) is not None and split(path) is None
+
+
+def split(path: Place) -> tuple[Place, str] | None:
+    """The archive and the member that a path leads to; None where it leads to a plain file."""
+    if isinstance(path, Url):
+        return None if path.member is None else (replace(path, member=None), path.member)
+    match = _MEMBER.fullmatch(str(path))
+    plain = match is None or os.path.lexists(path)  # a plain file may be called `x.tar::y.png`
+    return None if match is None or plain else (Path(match[1]), _normal(match[2]))
+
+
+def member(archive: Place, name: str) -> Place:
+    """The path of a file in an archive."""
+    if isinstance(archive, Url):
+        return replace(archive, member=_normal(name))
+    return Path(f"{archive}{SEPARATOR}{name}")
+
+
+def members(path: Place) -> list[str]:
+    """Names of the files in an archive, in their order; OSError or one of DAMAGED if it cannot be
+    read. An archive in a store is opened anew, and taken to stay as it is until the next call."""
+    if isinstance(path, Url):
+        _opened.cache_clear()
+        _content.cache_clear()
+    return [*_opened(path, *_state(path))[1]]
+
+
+def read(path: Place) -> bytes:
+    """The bytes of a file, on its own or in an archive; else OSError, KeyError or one of
+    DAMAGED."""
+    if inside := split(path):
+        with _READING:
+            return _content(*inside, *_state(inside[0]))
+    if isinstance(path, Url):
+        return urls.read(path, MAX_FILE_BYTES)
+    with files.open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_FILE_BYTES:
+            raise OSError(f"it has {size} bytes, more than the {MAX_FILE_BYTES} of any image")
+        return file.read(size)
+
+
+def _normal(name: str) -> str:
+    """One spelling for `a/b.jpg`, `./a/b.jpg` and `/a//b.jpg`."""
+    return "/".join(part for part in name.replace("\\", "/").split("/") if part not in ("", "."))
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file, or a folder that holds it, is hidden or one that macOS adds."""
+    parts = [part for part in name.split("/") if part != ".."]
+    return any(part.startswith(".") or part == "__MACOSX" for part in parts)
+
+
+def _state(path: Place) -> tuple[int, ...]:
+    """What changes with a file of this machine."""
+    if isinstance(path, Url):
+        return ()
+    state = path.stat()
+    return state.st_mtime_ns, state.st_size, state.st_ino
+
+
+@lru_cache(maxsize=4)
+def _opened(path: Place, *state: int) -> tuple[Any, dict[str, Any]]:
+    """A tar or zip file and its members. Of two of one name the later one counts."""
+    file = urls.open_parts(path) if isinstance(path, Url) else files.open_regular(path)
+    if path.name.lower().endswith(".zip"):
+        archive: Any = zipfile.ZipFile(file)
+        infos = [info for info in archive.infolist() if not info.is_dir()]
+        return archive, {_normal(info.filename): info for info in infos}
+    mode = _MODES.get(file.read(2), "r:")
+    file.seek(0)
+    archive = tarfile.open(fileobj=file, mode=mode)  # noqa: SIM115 - stays as long as cached
+    links, found = 0, dict[str, Any]()
+    for info in archive:
+        links += info.issym() or info.islnk()
+        if info.isfile():
+            found.pop(_normal(info.name), None)
+            found[_normal(info.name)] = info
+    archive.fileobj.seek(archive.offset)  # tarfile takes a damaged header for the end of the file
+    if archive.fileobj.read(512).strip(b"\0"):
+        raise tarfile.ReadError(f"damaged at byte {archive.offset}")
+    if links:
+        log.warning("%s: %d links are left out", path, links)
+    return archive, found
+
+
+@lru_cache(maxsize=1)
+def _content(path: Place, name: str, *state: int) -> bytes:
+    """A member; the last one is held: going back in a compressed tar means starting anew."""
+    archive, found = _opened(path, *state)
+    info = found[name]
+    is_tar = isinstance(info, tarfile.TarInfo)
+    size = info.size if is_tar else info.file_size
+    if size > MAX_MEMBER_BYTES:
+        raise OSError(f"it unpacks to {size} bytes, more than the {MAX_MEMBER_BYTES} of any image")
+    if not is_tar and info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise NotImplementedError("it is neither stored nor deflated")
+    # a zip gives no more than the size, whatever is there
+    with archive.extractfile(info) if is_tar else archive.open(info) as opened:
+        return opened.read()  # type: ignore[no-any-return]
 
 
 # Files to pictures ---------------------------------------------------------------------------
 
 _BROKEN = (
     *(OSError, SyntaxError, MemoryError, IndexError, TypeError, KeyError, struct.error),
-    *archives.DAMAGED,
+    *DAMAGED,
 )
 """What Pillow's decoders raise on broken files."""
 
@@ -108,25 +263,6 @@ _RGB = Wanted(3)
 warnings.filterwarnings("ignore", module=r"PIL\.")  # what matters of a broken file is raised
 
 
-@dataclass(frozen=True)
-class DecodedImage:
-    """A decoded sample: its images, and the digest of the bytes of its files."""
-
-    images: tuple[Image.Image | Raster, ...]
-    """Pictures of mode L or RGB, upright; or numbers of other channels, or volumes."""
-    sha256: str
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height in pixels, as decoded; of several images, those of the first."""
-        return self.images[0].size
-
-    @property
-    def words(self) -> str:
-        """How an array's numbers became values; empty for pictures."""
-        return next((image.words for image in self.images if isinstance(image, Raster)), "")
-
-
 def decode(
     sample: Sample,
     background: str = "white",
@@ -134,24 +270,15 @@ def decode(
     wanted: Wanted = _RGB,
     tensors: Callable[[bytes], np.ndarray] | None = None,
     quiet: bool = False,
-) -> DecodedImage:
-    """Read a sample's images as they are meant to be seen.
-
-    EXIF orientation is applied, alpha is composited on `background`, and CMYK and palettes become
-    RGB. Grey of 16 or 32 bits or of floats becomes numbers, as an array of these does; a function
-    of the user's own gets it as 8 bits. Where the model takes neither grey nor RGB, the channels
-    are those of the file.
+) -> tuple[tuple[Image.Image | Raster, ...], str]:
+    """Read a sample's images as they are meant to be seen, pictures of mode L or RGB, or numbers of
+    other channels, or volumes; and the sha256 of its files. ImageError names the file.
 
     Args:
-        wanted: what the model takes.
-        tensors: reads the tensor in the bytes of a file of torch.save; without it these are
-            refused. Raises FileError where there is none.
-        frames: take so many images, evenly spread over the sample's files or over an animation
-            (some twice where there are fewer). Without it every file, and of an animation the
-            first frame, with a warning unless `quiet`.
-
-    Raises:
-        ImageError: no file, no image, truncated, or too large; names the file.
+        wanted: what the model takes; of neither grey nor RGB, the channels are those of the file.
+        tensors: reads the tensor in a file of torch.save; without it these are refused.
+        frames: take so many images, evenly spread over the files or an animation. Without it every
+            file, and of an animation the first frame, with a warning unless `quiet`.
     """
     data = [_read(sample, path) for path in sample.paths]
     alone = len(data) == 1
@@ -160,16 +287,19 @@ def decode(
     for index in chosen:
         path = sample.paths[index]
         with _errors_named(sample, path):
-            if (container := video.video_format(data[index])) is not None:
-                choose = partial(_frames_of, sample, frames if alone else None)
-                picked, count = video.read_frames(data[index], container, choose)
+            kind = format_of(data[index])
+            if kind in VIDEOS:
+                still = sample.still
+                at, count = still or (None, (alone and frames) or 1)
+                choose = partial(_spread, count=count, at=at)
+                picked, total = arrays.read_frames(data[index], kind, choose)
                 if wanted.channels not in (1, 3) and not wanted.raw:
                     raise ImageError(f"is a video, and the model takes {wanted.channels} channels")
-                if len(picked) == 1 < count and sample.still is None and not quiet:
-                    log.warning("%s has %d frames; the first is taken (--frames)", path, count)
+                if len(picked) == 1 < total and still is None and not quiet:
+                    log.warning("%s has %d frames; the first is taken (--frames)", path, total)
                 images += picked
                 continue
-            array = _array(data[index], wanted, tensors)
+            array = _array(data[index], kind, wanted, tensors)
             if array is not None:
                 images.append(arrays.to_image(array, wanted))
                 continue
@@ -179,7 +309,7 @@ def decode(
                 if count > 1 and not (frames and alone) and not quiet:
                     log.warning("%s has %d frames; the first is taken", path, count)
                 images += [_frame(opened, number, background, wanted) for number in numbers]
-    return DecodedImage(tuple(images), hashlib.sha256(b"".join(data)).hexdigest())
+    return tuple(images), hashlib.sha256(b"".join(data)).hexdigest()
 
 
 def digest(sample: Sample) -> str:
@@ -192,10 +322,13 @@ def digest(sample: Sample) -> str:
 
 def _read(sample: Sample, path: Place) -> bytes:
     with _errors_named(sample, path):
-        if not archives.exists(path):
-            odd = isinstance(path, Path) and (path.is_fifo() or path.is_char_device())
-            raise ImageError("is no file" + ", but a FIFO or a device" * odd)
-        return archives.read(path)
+        try:
+            return read(path)
+        except (FileNotFoundError, KeyError):
+            raise ImageError("is no file") from None
+        except FileError as error:  # which names the path
+            words, _, reason = error.message.partition(" cannot be read: ")
+            raise ImageError(f"cannot be read: {reason or words}", error.hint) from error
 
 
 @contextmanager
@@ -217,10 +350,9 @@ def _errors_named(sample: Sample, path: Place) -> Iterator[None]:
 
 
 def _array(
-    data: bytes, wanted: Wanted, tensors: Callable[[bytes], np.ndarray] | None
+    data: bytes, known: str | None, wanted: Wanted, tensors: Callable[[bytes], np.ndarray] | None
 ) -> np.ndarray | None:
-    """The numbers in the bytes of a file that are no picture for this model; None for a picture."""
-    known = array_format(data)
+    """The numbers in a file of a known format that is no picture for this model; else None."""
     as_stored = wanted.channels not in (1, 3) and (known or not wanted.raw)
     if known is None and not as_stored:
         return None
@@ -258,8 +390,17 @@ def _frame(
     image = ImageOps.exif_transpose(opened)
     if image.mode.startswith(("I", "F")):  # grey of more than 8 bits
         values = np.asarray(image)
-        if wanted.raw:
-            return _of_8_bits(values.astype(np.float64), image.mode.startswith("I"))
+        if wanted.raw:  # 8 bits, which 0..1, the integers or the range of other floats fill
+            values = values.astype(np.float64)
+            if not np.isfinite(values).all():
+                raise ValueError("it holds NaN or infinite values")
+            low, high = float(values.min()), float(values.max())
+            if image.mode.startswith("I"):
+                low, high = 0.0, 65535.0 if high <= 65535 else 2.0**31 - 1
+            elif low >= 0 and high <= 1:
+                low, high = 0.0, 1.0
+            scaled = (values - low) * (255.0 / ((high - low) or 1.0))
+            return Image.fromarray(np.clip(scaled + 0.5, 0, 255).astype(np.uint8))
         # the format tells 16 bits: two images of one series are never read in two ways
         of_16 = image.mode == "I" and opened.format in _OF_16_BITS
         values = values.astype(np.uint16 if of_16 else values.dtype.newbyteorder("="))
@@ -275,45 +416,20 @@ def _frame(
     return image.convert("L" if image.mode == "1" else "RGB")
 
 
-def _of_8_bits(values: np.ndarray, whole: bool) -> Image.Image:
-    """16-bit integers are scaled by 65535, 32-bit ones by their own range's power of two, floats
-    in 0..1 by 255; other floats by their minimum and maximum."""
-    if not np.isfinite(values).all():
-        raise ValueError("it holds NaN or infinite values")
-    low, high = float(values.min()), float(values.max())
-    if whole:
-        low, high = 0.0, 65535.0 if high <= 65535 else 2.0**31 - 1
-    elif low >= 0 and high <= 1:
-        low, high = 0.0, 1.0
-    elif high == low:
-        high = low + 1
-    scaled = (values - low) * (255.0 / (high - low))
-    return Image.fromarray(np.clip(scaled + 0.5, 0, 255).astype(np.uint8))
-
-
 def _ready(picture: np.ndarray, wanted: Wanted) -> np.ndarray:
-    """The channels of a picture [H, W, C] or [H, W] as an array that nobody takes for something
-    else: [1, C, H, W]."""
+    """A picture [H, W, C] or [H, W] as [1, C, H, W], which nobody takes for something else."""
     if wanted.raw:
         return picture
     if wanted.volume:
-        raise ImageError(
-            f"is a picture of shape {list(picture.shape)}, and the model takes volumes",
-            f"an array {wanted.shapes}",
-        )
+        words = f"is a picture of shape {list(picture.shape)}, and the model takes volumes"
+        raise ImageError(words, f"an array {wanted.shapes}")
     return np.moveaxis(np.atleast_3d(picture), -1, 0)[None]
 
 
-def _frames_of(sample: Sample, frames: int | None, total: int) -> list[int]:
-    """The numbers of the frames of a video that a sample is."""
-    still = sample.still
-    numbers = _spread(total, still[1] if still else frames or 1)
-    return [numbers[still[0]]] if still else numbers
-
-
-def _spread(total: int, count: int) -> list[int]:
-    """`count` indices into `total` images, evenly spread, from the first to the last."""
-    return [round(index) for index in np.linspace(0, total - 1, count)]
+def _spread(total: int, count: int, at: int | None = None) -> list[int]:
+    """`count` indices into `total` images, evenly spread; or one of them."""
+    found = [round(index) for index in np.linspace(0, total - 1, count)]
+    return found if at is None else [found[at]]
 
 
 def check_background(color: str) -> None:

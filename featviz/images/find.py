@@ -1,31 +1,26 @@
-"""IMAGE arguments to samples: files, folders, globs and archives, here or in stores, and lists; and
-samples of several files: the frames of clips, and images that a model takes together."""
+"""IMAGE arguments to samples: files, folders, globs, archives, URLs; clips and groups of images."""
 
 from __future__ import annotations
 
 import glob
 import io
 import itertools
-import logging
 import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import BinaryIO, TypeAlias, TypeVar
 
 from featviz.errors import FileError, UsageError
 from featviz.files import hint_of, misspelt, real, urls
-from featviz.files.urls import Remote, Url, is_url
-from featviz.images import archives, video
-from featviz.images.archives import Place
-from featviz.images.decode import SUFFIXES, array_format, open_image
+from featviz.files.urls import Url, is_url
+from featviz.images import decode
+from featviz.images.decode import SUFFIXES, VIDEO_SUFFIXES, Place, split
 from featviz.records import Sample
 from featviz.text import is_number, quoted, safe_way
-
-log = logging.getLogger(__name__)
 
 Key = TypeVar("Key")
 Named: TypeAlias = tuple[str, Place]
@@ -38,31 +33,20 @@ def find_samples(
     nul_separated: bool = False,
     outside: Path | None = None,
 ) -> list[Sample]:
-    """Turn files, folders (recursively), archives, globs, URLs and `-` (a list on stdin) into
-    samples; UsageError where an argument leads to no image.
-
-    A sample's name is its path relative to the argument, lengthened by as many parent folders as
-    make it unique. A file that is named is taken whatever its suffix; folders and archives give
-    the files with one of `decode.SUFFIXES`.
-
-    Args:
-        outside: a folder that is passed over in those that are searched: the run directory, whose
-            pictures would otherwise be images of the next run.
-    """
-    count, unique = 0, dict[str, Named]()
+    """Turn files, folders, archives, globs, URLs and `-` (a list on stdin) into samples; UsageError
+    where an argument leads to no image. A name is the path relative to the argument, lengthened by
+    as many folders as make it unique. Nothing in `outside`, the run directory, is taken."""
+    unique: dict[str, Named] = {}
     for argument in arguments:
         for name, path in _expand(argument, stdin, nul_separated, outside):
-            count += 1
             unique.setdefault(_identity(path), ("/".join(_tidy(name)) or "image", path))
-    if len(unique) < count:
-        log.info("%d images were named more than once", count - len(unique))
 
     def parts(path: Place) -> list[str]:
-        far = path.place.replace("::", "/") if isinstance(path, Remote) else _identity(path)
+        far = path.place.replace("::", "/") if isinstance(path, Url) else _identity(path)
         return _tidy(far)
 
     names = told_apart({path: name for name, path in unique.values()}, parts)
-    inside = {path: archives.split(path) for path in names}
+    inside = {path: split(path) for path in names}
     return [
         Sample(name, (path,), _identity(archive[0]) if (archive := inside[path]) else None)
         for path, name in names.items()
@@ -81,31 +65,28 @@ def _tidy(name: str) -> list[str]:
     return [part for part in name.split("/") if part not in ("", "..")]
 
 
-def files_of(samples: Iterable[Sample]) -> list[Path]:
-    """The files on disk that hold samples: their own, or the archives in which they are."""
-    paths = dict.fromkeys(path for sample in samples for path in sample.paths)
-    files = dict.fromkeys((archives.split(path) or (path,))[0] for path in paths)
-    return [file for file in files if isinstance(file, Path)]
-
-
 def _identity(path: Place) -> str:
     """One spelling for one file; links that lead nowhere are as many failures."""
-    if isinstance(path, Remote):
-        return f"{path.url.protocol}://{path.path}::{path.member or ''}"
-    if inside := archives.split(path):
+    if isinstance(path, Url):
+        return f"{path.protocol}://{path.key}::{path.member or ''}"
+    if inside := split(path):
         return f"{os.path.realpath(str(inside[0]))}/{inside[1]}"
     return os.path.realpath(path) if os.path.exists(path) else str(path.absolute())  # noqa: PTH110
 
 
 def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | None) -> list[Named]:
     """The files that an argument stands for, at least one."""
+    found: list[Named] = []
     if argument == "-":
         lines = (stdin or sys.stdin.buffer).read().split(b"\0" if nul else b"\n")
         texts = [os.fsdecode(line if nul else line.rstrip(b"\r")) for line in lines]
-        places = [Remote.at(text) if is_url(text) else Path(text) for text in texts if text]
+        places = [Url.of_file(text) if is_url(text) else Path(text) for text in texts if text]
         if not places:
             raise UsageError("stdin lists no images", "one path a line, or NUL-separated with -0")
-        return [(_name(place), place) for place in places]
+        for place in places:
+            inside = split(place)
+            found.append((inside[1].rpartition("/")[2] if inside else place.name, place))
+        return found
     path = Path(argument)
     there = os.path.exists(path)  # noqa: PTH110 - takes any name
     if is_url(argument):
@@ -115,18 +96,16 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
             raise FileError(f"{quoted(str(Url(argument)))}: {error.message}", error.hint) from error
     if there and path.is_dir():
         return _in_folder(path, outside)
-    if inside := archives.split(path):
+    if inside := split(path):
         return _in_archive(argument, *inside)
-    if there and archives.is_archive(path):
+    if there and decode.is_archive(path):
         return _in_archive(argument, path)
     if there:
         return [(path.name, path)]
     if glob.has_magic(argument):
         fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
         files = map(Path, sorted(glob.glob(argument, recursive=True)))
-        found: list[Named] = [
-            (file.relative_to(fixed).as_posix(), file) for file in files if file.is_file()
-        ]
+        found = [(file.relative_to(fixed).as_posix(), file) for file in files if file.is_file()]
         if not found:
             raise UsageError(f"no image matches {quoted(argument)!r}", "check the pattern")
         return found
@@ -135,20 +114,14 @@ def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | No
     raise UsageError(words, hint, replace=(argument, str(near)) if near else None)
 
 
-def _name(path: Place) -> str:
-    inside = archives.split(path)
-    return PurePosixPath(inside[1]).name if inside else path.name
-
-
 def _in_store(url: str) -> list[Named]:
-    """What a URL stands for: a file in an archive, an archive, a glob, a folder or a file. Whether
-    a file is there shows when its turn comes."""
-    archive, separator, member = url.partition(archives.SEPARATOR)
-    if separator and is_url(archive) and archives.is_archive(Remote.at(archive)):
-        place = Remote.at(archive)
-        return _in_archive(str(replace(place, member=member)), place, member)
-    place = Remote.at(url)
-    if archives.is_archive(place):
+    """A file in an archive, an archive, a glob, a folder or a file."""
+    archive, separator, member = url.partition(decode.SEPARATOR)
+    if separator and is_url(archive) and decode.is_archive(Url.of_file(archive)):
+        inside = decode.member(Url.of_file(archive), member)
+        return _in_archive(str(inside), *(split(inside) or (inside,)))
+    place = Url.of_file(url)
+    if decode.is_archive(place):
         return _in_archive(str(place), place)
     if glob.has_magic(place.place) and not place.is_web:
         found: list[Named] = [*urls.matching(place)]
@@ -158,8 +131,11 @@ def _in_store(url: str) -> list[Named]:
     plain = "/" in place.place and PurePath(place.name).suffix
     if place.is_web and url.endswith("/"):
         raise UsageError(f"{str(place)!r} is a page of a web server", "give the files on it")
-    if url.endswith("/") or (not plain and urls.is_folder(place)):
-        below = [pair for pair in urls.below(place) if not archives.is_hidden(pair[0])]
+    if url.endswith("/") or (
+        not (plain or place.is_web)
+        and urls.asked(place, lambda: place.filesystem().isdir(place.key))
+    ):
+        below = [pair for pair in urls.below(place) if not decode.is_hidden(pair[0])]
         return _images(f"folder {str(place)!r}", below)
     return [(place.name, place)]
 
@@ -168,18 +144,13 @@ def _images(where: str, files: Sequence[Named]) -> list[Named]:
     """Those files whose names are of images, at least one."""
     found = [pair for pair in files if PurePath(pair[0]).suffix.lower() in SUFFIXES]
     if not found:
-        hint = (
-            f"it has no {' '.join(sorted(SUFFIXES))} files; arrays and videos are read where they "
-        )
-        raise UsageError(
-            f"no images in {where}", f"{hint}are named, for example by a quoted '*.npy'"
-        )
+        hint = f"it has no {' '.join(sorted(SUFFIXES))} files; arrays and videos are read where "
+        raise UsageError(f"no images in {where}", f"{hint}they are named ('*.npy', quoted)")
     return found
 
 
 def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
-    """The images in a folder, but for those in `outside`, a folder below it. A link that leads
-    nowhere is an image that fails; what is no file otherwise is left out."""
+    """The images in a folder, but for those in `outside`. A link that leads nowhere fails later."""
     base, apart = real(folder), real(outside or folder)
     left_out = apart.relative_to(base) if apart != base and apart.is_relative_to(base) else None
     files = [
@@ -199,21 +170,18 @@ def _in_archive(argument: str, archive: Place, name: str | None = None) -> list[
         hint = hint_of(archive, misspelt(archive))
         raise UsageError(f"no archive {str(archive)!r} for {argument!r}", hint)
     try:
-        names = archives.members(archive)
-    except (OSError, *archives.DAMAGED) as error:
+        names = decode.members(archive)
+    except (OSError, *decode.DAMAGED) as error:
         known = error.hint if isinstance(error, FileError) else None
         words = f"archive {str(archive)!r} cannot be read: {error}"
         raise UsageError(words, known or "is it whole?") from error
     if name is None:
-        files = [(one, archives.member(archive, one)) for one in names]
+        files = [(n, decode.member(archive, n)) for n in names if not decode.is_hidden(n)]
         return _images(f"archive {str(archive)!r}", files)
-    path = archives.member(archive, name)
-    if name not in names and not archives.exists(path):
-        raise UsageError(
-            f"no image {argument!r}: nothing in the archive is called so",
-            f"{str(archive)!r} alone takes all its images",
-        )
-    return [(name, path)]
+    if name not in names:
+        words = f"no image {argument!r}: nothing in the archive is called so"
+        raise UsageError(words, f"{str(archive)!r} alone takes all its images")
+    return [(name, decode.member(archive, name))]
 
 
 def told_apart(
@@ -221,22 +189,22 @@ def told_apart(
 ) -> dict[Key, str]:
     """Lengthen names that clash (also on file systems without case) by one real parent a round, of
     the components that `parts_of` gives; what only case tells apart is numbered."""
-
-    def clashing(names: Mapping[Key, str]) -> list[Key]:
+    names, parts, turn = dict(first), dict[Key, Sequence[str]](), 0
+    whole: dict[Key, str] = {}
+    while True:
         counts = Counter(name.casefold() for name in names.values())
-        return [key for key, name in names.items() if counts[name.casefold()] > 1]
-
-    names, turn = dict(first), 0
-    parts, alike = dict[Key, Sequence[str]](), set[Key]()
-    while keys := clashing(names):
+        keys = [key for key, name in names.items() if counts[name.casefold()] > 1]
+        if not keys:
+            return names
         if not turn:
             parts = {key: parts_of(key) for key in first}
-            alike = set(clashing({key: "/".join(parts[key]) for key in first}))
+            whole = {key: "/".join(parts[key]).casefold() for key in first}
         turn += 1
+        alike = Counter(whole.values())
         for index, key in enumerate(keys):
             tail = parts[key][-(first[key].count("/") + 1 + turn) :]
-            names[key] = f"{index + turn}/{first[key]}" if key in alike else "/".join(tail)
-    return names
+            numbered = f"{index + turn}/{first[key]}"
+            names[key] = numbered if alike[whole[key]] > 1 else "/".join(tail)
 
 
 # Samples of several files ---------------------------------------------------------------------
@@ -247,7 +215,7 @@ def clips(samples: Sequence[Sample]) -> list[Sample]:
     names; an animation is a clip of its own, and so is an array, which is a volume."""
 
     def place(path: Place) -> PurePath:  # one absolute spelling, also in a store
-        return PurePosixPath("/", path.place) if isinstance(path, Remote) else real(path)
+        return PurePosixPath("/", path.place) if isinstance(path, Url) else real(path)
 
     def by_numbers(frame: Sample) -> list[tuple[int, str]]:  # frame2 before frame10 before frames
         parts = re.split(r"(\d+)", frame.path.name)
@@ -280,7 +248,7 @@ def stills(samples: Sequence[Sample], count: int) -> list[Sample]:
     found: list[Sample] = []
     for sample in samples:
         files = [path.name.lower() for path in sample.paths]
-        is_video = count > 1 and any(name.endswith(video.SUFFIXES) for name in files)
+        is_video = count > 1 and any(name.endswith(VIDEO_SUFFIXES) for name in files)
         names = [f"{sample.name}/{at:0{len(str(count - 1))}d}" for at in range(count)]
         parts = (replace(sample, name=n, still=(at, count)) for at, n in enumerate(names))
         found += parts if is_video else [sample]
@@ -290,18 +258,17 @@ def stills(samples: Sequence[Sample], count: int) -> list[Sample]:
 def _is_whole(path: Place) -> bool:
     """Whether a file is a clip or a volume of its own, not one frame of a clip."""
     try:
-        data = archives.read(path)
-        if video.video_format(data) or array_format(data) not in (None, "TIFF"):
+        data = decode.read(path)
+        if decode.format_of(data) not in (None, "TIFF"):
             return True
-        with open_image(io.BytesIO(data)) as image:
+        with decode.open_image(io.BytesIO(data)) as image:
             return getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
     except Exception:  # whatever is wrong with it, reading it will say so
         return False
 
 
 def together(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """Consecutive images in groups of `count`, named `a.png+b.png`; UsageError where some are left
-    over."""
+    """Consecutive images in groups of `count`, named `a.png+b.png`; UsageError if some are left."""
     if len(samples) % count:
         raise UsageError(
             f"the model takes {count} images at once, and there are {len(samples)}",
@@ -316,21 +283,19 @@ def together(samples: Sequence[Sample], count: int) -> list[Sample]:
 
 
 def unnested(samples: Sequence[Sample]) -> list[Sample]:
-    """Rename samples whose folder would lie inside another sample's, or be the same: `a` beside
-    `a/b` becomes `a~`."""
+    """Rename samples whose folder would lie inside another's: `a` beside `a/b` becomes `a~`."""
 
-    def folder(name: str) -> str:  # that the name leads to, on any system
-        return safe_way(name).casefold()
-
-    taken = {folder(sample.name) for sample in samples}
-    used = {str(parent) for path in taken for parent in PurePosixPath(path).parents}
+    ways = [safe_way(sample.name).casefold() for sample in samples]  # on any system
+    taken = set(ways)
+    used = {str(parent) for way in taken for parent in PurePosixPath(way).parents}
     renamed: list[Sample] = []
-    for sample in samples:
+    for sample, way in zip(samples, ways, strict=True):
         name = sample.name
-        if folder(name) in used:
-            while folder(name) in taken:
+        if way in used:
+            while way in taken:
                 name += "~"
-            taken.add(folder(name))
-        used.add(folder(name))
+                way = safe_way(name).casefold()
+            taken.add(way)
+        used.add(way)
         renamed.append(replace(sample, name=name))
     return renamed

@@ -1,5 +1,4 @@
-"""What the user gives forward: `--transform file.py:fn` in place of the model's own preprocessing,
-`--forward-arg NAME=VALUE` beside the image, and `--input NAME=VALUE` in place of it."""
+"""What the user gives forward: `--transform`, `--forward-arg` and `--input`."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from featviz.errors import FileError, ImageError, LoadError, UsageError
 from featviz.files import npy, read_bytes
-from featviz.models import code
+from featviz.models import sources
 from featviz.models.preprocess import Chain, Preprocess, input_dtype
 from featviz.models.torch_files import read_tensor
 from featviz.models.weights import ADDRESS, add_values
@@ -53,16 +52,9 @@ _READERS: dict[str, Callable[[bytes], np.ndarray]] = {
 }
 
 
-@dataclass(frozen=True)
-class Argument:
-    """One value of `--forward-arg`."""
-
-    name: str
-    key: str | None
-    """Where the parameter is a dict: the key in it."""
-    value: Any
-    words: str
-    """For the manifest; of a file its name and sha256, no folder."""
+Argument = tuple[str, str | None, Any, str]
+"""An argument of forward: its name; where it is a dict, a key in it; the value; and words for the
+manifest, of a file its name and sha256, no folder."""
 
 
 def parse(texts: Sequence[str], seed: int = 0, option: str = "forward_args") -> list[Argument]:
@@ -73,14 +65,12 @@ def parse(texts: Sequence[str], seed: int = 0, option: str = "forward_args") -> 
         left, equals, given = text.partition("=")
         name, dot, key = left.partition(".")
         if not equals or not name.isidentifier() or (dot and not key) or not given:
-            raise UsageError(
-                f"{option} {quoted(text)} is not NAME=VALUE",
-                f"VALUE is {_FORMS}; NAME.KEY=VALUE a dict's",
-            )
+            words = f"{option} {quoted(text)} is not NAME=VALUE"
+            raise UsageError(words, f"VALUE is {_FORMS}; NAME.KEY=VALUE a dict's")
         value, words = _value(f"{option} {left}", given, random)
-        if any(o.name == name and (not key or o.key in (None, key)) for o in arguments):
+        if any(o == name and (not key or k in (None, key)) for o, k, *_ in arguments):
             raise UsageError(f"{option} {left} is given twice", "give it once, or its keys")
-        arguments.append(Argument(name, key or None, value, f"{left}={words}"))
+        arguments.append((name, key or None, value, f"{left}={words}"))
     return arguments
 
 
@@ -121,34 +111,23 @@ def _value(what: str, text: str, random: torch.Generator) -> tuple[Any, str]:
 
 def from_values(given: Mapping[str, Any]) -> list[Argument]:
     """Arguments that a program has at hand: tensors, arrays, numbers, whatever forward takes; a
-    dict's values by their keys; `"image"` for the image itself. Their words have a digest of what
-    `repr` does not say.
-    """
+    dict's values by their keys; `"image"` for the image itself. Their words have a digest."""
     found = []
     for name, values in given.items():
-        if not isinstance(name, str) or not name.isidentifier():
-            raise UsageError(f"forward_args {quoted(repr(name))} is no name", "{'t': 10}")
         by_key = isinstance(values, Mapping) and values
         for key, value in values.items() if by_key else [(None, values)]:
             value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-            words, told = quoted(repr(value)), ""
+            words = quoted(repr(value))
             if isinstance(value, str) and value == IMAGE:
                 value = words = IMAGE
             elif isinstance(value, Tensor):
-                words, told = f"[{','.join(map(str, value.shape))}]", digest(value)
-            elif words != repr(value) or not _is_plain(value):
-                told = digest(value)
+                words = f"[{','.join(map(str, value.shape))}]"
             label = f"{name}.{key}" if key else name
-            shown = f" (sha256 {told[:_DIGITS]})" if told else ""
-            found.append(Argument(name, key, value, f"{label}={words}{shown}"))
+            plain = isinstance(value, (int, float, str, type(None))) and words == repr(value)
+            plain = plain or value is IMAGE
+            shown = "" if plain else f" (sha256 {digest(value)[:_DIGITS]})"
+            found.append((name, key, value, f"{label}={words}{shown}"))
     return found
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether its `repr` says all of it."""
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return isinstance(value, (int, float, str, type(None))) or value == {}
 
 
 def digest(value: Any) -> str:
@@ -158,14 +137,13 @@ def digest(value: Any) -> str:
     if isinstance(value, Tensor):
         add_values(value, sha256)
         return sha256.hexdigest()
-
-    def by_values(tensor: Tensor) -> tuple[type, tuple[str]]:
-        return str, (f"{tensor.dtype} {list(tensor.shape)} {digest(tensor)}",)
-
     pickled = io.BytesIO()
     pickler = pickle.Pickler(pickled)
     pickler.fast = True  # whether equal parts are the same object makes no difference
-    pickler.dispatch_table = {**copyreg.dispatch_table, Tensor: by_values}
+    pickler.dispatch_table = {
+        **copyreg.dispatch_table,
+        Tensor: lambda tensor: (str, (f"{tensor.dtype} {list(tensor.shape)} {digest(tensor)}",)),
+    }
     try:
         pickler.dump(_told(value))
         sha256.update(pickled.getvalue())
@@ -175,8 +153,7 @@ def digest(value: Any) -> str:
 
 
 def _told(value: Any) -> Any:
-    """What can be called, as plain values that say what it does; any other value as it is. A class
-    counts by its name."""
+    """What can be called, as plain values that say what it does; a class counts by its name."""
     if isinstance(value, functools.partial):
         return _told(value.func), value.args, value.keywords
     if isinstance(value, MethodType):
@@ -188,25 +165,33 @@ def _told(value: Any) -> Any:
         consts = [sorted(map(repr, c)) if isinstance(c, frozenset) else c for c in value.co_consts]
         return value.co_code, value.co_names, [*map(_told, consts)]
     call = inspect.getattr_static(type(value), "__call__", None)
-    if isinstance(call, FunctionType):
-        return _told(call), vars(value)
-    return value
+    return (_told(call), vars(value)) if isinstance(call, FunctionType) else value
 
 
 def feed(
     module: nn.Module,
     preprocess: Preprocess,
-    transform: UserTransform | Numbers | None,
+    transform: UserTransform | None,
     given: Sequence[Argument],
     device: torch.device,
 ) -> tuple[Preprocess, list[RemovableHandle]]:
     """Let every call of a module get these arguments beside its images, and the outputs of a
-    transform that is new to it by their names: by hooks, which are returned beside the
-    preprocessing."""
-    taken = getattr(preprocess.transform, "names", ())
-    giver = "--input" if isinstance(preprocess.transform, Numbers) else "--transform"
-    hooks = [_bound(module, given, taken, giver, device)] if given else []
-    if isinstance(transform, Numbers):
+    transform that is new to it by their names: by hooks, which are returned, too."""
+    own: Any = preprocess.transform
+    taken, hooks = getattr(own, "names", ()), list[RemovableHandle]()
+    if given:
+        known = _parameters(module, [name for name, *_ in given], "forward_args")
+        for name, _, value, _ in given:
+            if name in taken or (taken and value is IMAGE):
+                giver = "--transform" if own.blank is None else "--input"
+                words = f"forward_args {name}: {giver} gives {listed(list(taken), 12)}"
+                raise UsageError(words, "one of the two")
+        placed = [
+            (name, key, value.to(device) if isinstance(value, Tensor) else value)
+            for name, key, value, _ in given
+        ]
+        hooks.append(module.register_forward_pre_hook(_adding(placed, known), with_kwargs=True))
+    if transform is not None and transform.blank is not None:
         _parameters(module, transform.names, "input")
     if transform is not None and taken:
 
@@ -215,32 +200,20 @@ def feed(
 
         named = module.register_forward_pre_hook(by_name, prepend=True, with_kwargs=True)
         hooks.append(named)
-    words = tuple(one.words for one in given) or preprocess.further
-    return replace(preprocess, further=words, dtype=input_dtype(module)), hooks
+    further = tuple(words for *_, words in given) or preprocess.further
+    return replace(preprocess, further=further, dtype=input_dtype(module)), hooks
 
 
-def _bound(
-    module: nn.Module,
-    arguments: Sequence[Argument],
-    taken: Sequence[str],
-    giver: str,
-    device: torch.device,
-) -> RemovableHandle:
-    known = _parameters(module, [one.name for one in arguments], "forward_args")
-    for one in arguments:
-        if one.name in taken or (taken and one.value is IMAGE):
-            words = f"{giver} gives {listed(list(taken), 12)}"
-            raise UsageError(f"forward_args {one.name}: {words}", "one of the two")
-    given = [
-        (one, one.value.to(device) if isinstance(one.value, Tensor) else one.value)
-        for one in arguments
-    ]
-    free = [name for name in known if name not in {one.name for one in arguments}]
-    placed = any(one.value is IMAGE for one in arguments)
+def _adding(
+    given: Sequence[tuple[str, str | None, Any]], known: Sequence[str]
+) -> Callable[..., tuple[Any, dict[str, Any]]]:
+    """A hook that adds arguments to a call of forward, whose names are `known`."""
+    free = [name for name in known if name not in {name for name, *_ in given}]
+    placed = any(value is IMAGE for *_, value in given)
 
     def add(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
         further: dict[str, Any] = {}
-        for one, value in given:
+        for name, key, value in given:
             # for this call alone, as the model may change it
             fitted = args[0] if value is IMAGE else value
             if isinstance(value, list | dict):
@@ -248,17 +221,17 @@ def _bound(
             elif isinstance(value, Tensor):
                 count = len(args[0]) if args and value.ndim and len(value) == 1 else 1
                 fitted = value.repeat_interleave(count, 0) if count > 1 else value.clone()
-            if one.key is None:
-                further[one.name] = fitted
+            if key is None:
+                further[name] = fitted
             else:
-                further.setdefault(one.name, {})[one.key] = fitted
+                further.setdefault(name, {})[key] = fitted
         if placed:
             return (), {**kwargs, **further}
         if free[: len(args)] == known[: len(args)]:
             return args, {**kwargs, **further}
         return (), {**kwargs, **dict(zip(free, args, strict=False)), **further}
 
-    return module.register_forward_pre_hook(add, with_kwargs=True)
+    return add
 
 
 def _parameters(module: nn.Module, names: Sequence[str], option: str) -> list[str]:
@@ -277,103 +250,89 @@ def _parameters(module: nn.Module, names: Sequence[str], option: str) -> list[st
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """In place of an image the tensors of `--input`, or a vector of numbers from a file."""
-
-    text: str
-    blank: Tensor
-    """[N], or [1, N]: shown as the input's pixels are."""
-    names: tuple[str, ...] = ()
-    tensors: tuple[Tensor, ...] = field(default=(), repr=False)
-
-    @classmethod
-    def given(cls, texts: Sequence[str], seed: int = 0) -> Numbers:
-        """The values of `--input`; floats [N] become [1, N]."""
-        tensors, given = list[Tensor](), parse(texts, seed, "input")
-        for one in given:
-            if not isinstance(one.value, Tensor) or one.key or not one.value.numel():
-                raise UsageError(f"input {one.words} is no tensor", "--forward-arg passes others")
-            is_vector = one.value.is_floating_point() and one.value.ndim == 1 < len(one.value)
-            tensors.append(one.value[None] if is_vector else one.value)
-        words = " and ".join(one.words for one in given)
-        names = tuple(one.name for one in given)
-        return cls(
-            f"{words} in place of an image",
-            torch.zeros(1, tensors[0].numel()),
-            names,
-            tuple(tensors),
-        )
-
-    def preprocess(self, channels: int) -> Preprocess:
-        """The preprocessing that only hands them on."""
-        return Preprocess(Chain(channels=channels), self)
-
-    def __str__(self) -> str:
-        return self.text
-
-    def __call__(self, values: Any) -> list[Tensor]:
-        """The model's arguments."""
-        if self.tensors:
-            return [tensor.clone() for tensor in self.tensors]
-        if not isinstance(values, np.ndarray) or values.size != self.blank.numel():
-            raise ImageError(f"is no vector of {self.blank.numel()} numbers, as the first input")
-        return [torch.from_numpy(values.reshape(1, -1).astype(np.float32))]
-
-
-@dataclass(frozen=True)
 class UserTransform:
-    """A function from a PIL image of mode L or RGB, or from an array, to what the model's forward
-    takes."""
+    """A function in place of the model's own preprocessing: the user's, from a PIL image of mode L
+    or RGB or from an array; or one that hands on what is no image."""
 
     text: str
-    code: str | None
+    words: str
+    """For the manifest."""
     function: Callable[[Any], Any] = field(repr=False)
     names: tuple[str, ...] = ()
     """Where the function gives a dict: the arguments of forward, the image first."""
+    blank: Tensor | None = None
+    """Where the input is no image: zeros [N] or [1, N], shown as the input's pixels are."""
 
     @classmethod
     def of(cls, function: Callable[[Any], Any]) -> UserTransform:
-        """A function that a program has at hand. Where it is sent to another process, its code is
-        told here, as there may be no source there."""
+        """A function that a program has at hand."""
         name = getattr(function, "__qualname__", type(function).__name__)
-        return cls(name, digest(function), function)
+        return cls(name, f"transform {name} (sha256 {digest(function)[:_DIGITS]})", function)
 
     @classmethod
     def named(cls, text: str) -> UserTransform:
         """The function that `--transform` names."""
-        if code.FORM.fullmatch(text) is None:
+        if sources.FORM.fullmatch(text) is None:
             raise UsageError(f"--transform {text!r} names no function", "file.py:fn or pkg.mod:fn")
-        function = code.target(text)
+        function = sources.target(text)
         if not callable(function):
             kind = type(function).__name__
             raise UsageError(f"--transform {text!r} is a {kind}", "name a function")
-        return cls(text, code.digest(text), function)
+        found = sources.code_digest(text)
+        told = f" (sha256 {found[:_DIGITS]})" if found else ""
+        return cls(text, f"transform {text.rpartition('/')[2]}{told}", function)
+
+    @classmethod
+    def input(cls, texts: Sequence[str], seed: int = 0) -> UserTransform:
+        """The tensors of `--input` in place of an image; floats [N] become [1, N]."""
+        tensors, given = list[Tensor](), parse(texts, seed, "input")
+        for _, key, value, words in given:
+            if not isinstance(value, Tensor) or key or not value.numel():
+                raise UsageError(f"input {words} is no tensor", "--forward-arg passes others")
+            is_vector = value.is_floating_point() and value.ndim == 1 < len(value)
+            tensors.append(value[None] if is_vector else value)
+        words = f"{' and '.join(words for *_, words in given)} in place of an image"
+        names, blank = tuple(name for name, *_ in given), torch.zeros(1, tensors[0].numel())
+        return cls("", words, lambda _: [tensor.clone() for tensor in tensors], names, blank)
+
+    @classmethod
+    def vector(cls, count: int) -> UserTransform:
+        """A vector of numbers from a file."""
+
+        def numbers(values: Any) -> list[Tensor]:
+            if not isinstance(values, np.ndarray) or values.size != count:
+                raise ImageError(f"is no vector of {count} numbers, as the first input")
+            return [torch.from_numpy(values.reshape(1, -1).astype(np.float32))]
+
+        return cls("", f"vector of {count} numbers", numbers, blank=torch.zeros(count))
 
     def preprocess(self, channels: int) -> Preprocess:
         """The preprocessing that the function does, whatever the model's own would be."""
-        empty = Preprocess(Chain(channels=channels), self)
-        black = empty.empty()
+        found = Preprocess(Chain(channels=channels), self)
+        if self.blank is not None:
+            return found
+        black = found.empty()
         try:
             outputs = self.outputs(black.values if isinstance(black, Raster) else black)
         except ImageError as error:
             words = f"--transform: {error.message}, for an empty image"
             raise LoadError(words, error.hint) from error
-        return replace(empty, transform=replace(self, names=tuple(filter(None, outputs))))
+        return replace(found, transform=replace(self, names=tuple(filter(None, outputs))))
 
     def __str__(self) -> str:
-        digest = f" (sha256 {self.code[:_DIGITS]})" if self.code else ""
-        return f"transform {self.text.rpartition('/')[2]}{digest}"
+        return self.words
 
-    def __call__(self, image: Image.Image | np.ndarray) -> list[Tensor]:
+    def __call__(self, image: Any) -> list[Tensor]:
         """The model's arguments, the image first: [1, C, H, W]."""
+        if self.blank is not None:
+            return self.function(image)  # type: ignore[no-any-return]
         outputs, names = self.outputs(image), self.names or ("",)
         if set(outputs) != set(names):
             raise ImageError(f"{self.text} gave another kind of output than for an empty image")
         return [outputs[name] for name in names]
 
     def outputs(self, image: Image.Image | np.ndarray) -> dict[str, Tensor]:
-        """The output of the function by the names of forward's arguments, the image first; a tensor
-        alone has the empty name."""
+        """The output of the function by names, the image first; a tensor has the empty name."""
         try:
             given = self.function(image)
         except Exception as error:  # the user's own code

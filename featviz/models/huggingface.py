@@ -1,9 +1,5 @@
-"""Folders of models of transformers, and of LoRA adapters (extra `featviz[hf]`).
-
-A config is checked and tensors are read before: transformers itself reads no file. peft gets a
-configuration of our own, made of the numbers in `adapter_config.json` and the names of the factors:
-no pattern, path or class of the file reaches it.
-"""
+"""Folders of models of transformers, and of LoRA adapters (extra `featviz[hf]`). transformers
+reads no file, and peft gets a configuration of our own: no pattern, path or class of a file."""
 
 from __future__ import annotations
 
@@ -11,9 +7,8 @@ import inspect
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,10 +20,10 @@ from torch import Tensor, nn
 from featviz.errors import FileError, LoadError, UsageError
 from featviz.files import read_json
 from featviz.models import weights
+from featviz.models.load import architecture_beside
 from featviz.models.presets import from_transformers, image_size
 from featviz.models.requirements import first_line
 from featviz.models.sources import Loaded, download_hint, load_source
-from featviz.models.zoo import timm_name_beside
 from featviz.options import ModelOptions
 from featviz.text import listed, quoted
 
@@ -44,12 +39,9 @@ _WEIGHTS = (
     "pytorch_model.bin.index.json",
 )
 
-_LEFT_OUT = re.compile(
+_LEFT_OUT = re.compile(  # how to load and compute, not what the model is
     r"_?(attn|experts)_implementation\w*|(torch_)?dtype|fusion_config|transformers_weights"
 )
-"""Keys that say how to load and compute, not what the model is."""
-
-_SHOWN = 4
 
 
 class ImageTower(nn.Module):
@@ -61,17 +53,15 @@ class ImageTower(nn.Module):
         for name in ("vision_model", "visual_projection"):
             if hasattr(whole, name):
                 self.add_module(name, getattr(whole, name))
-        see: Callable[[Tensor], Any] = whole.get_image_features  # type: ignore[assignment]
-        self._see = see
+        self._see: Any = whole.get_image_features
 
     def forward(self, pixel_values: Tensor) -> Any:
-        """The features of an image, of `pixel_values` [1, C, H, W]."""
+        """The features of an image."""
         return self._see(pixel_values)
 
 
 def load_huggingface(options: ModelOptions) -> Loaded:
-    """Load the model of a folder, with its weights or those of a file; of a dual encoder, its
-    vision tower."""
+    """Load the model of a folder, with its weights or those of a file."""
     folder = Path(options.spec.removeprefix("hf:"))
     if not folder.is_dir():
         raise UsageError(f"no folder {str(folder)!r}", download_hint(str(folder)))
@@ -80,17 +70,31 @@ def load_huggingface(options: ModelOptions) -> Loaded:
         path = Path(options.weights)
         if not path.is_file():
             raise UsageError(f"--weights {options.weights!r} is no file", "give a file")
-    if path is not None and (name := timm_name_beside(folder / _FILE)):
-        found = structs.replace(options, spec=str(path), weights=None, arch=f"timm:{name}")
-        loaded = load_source(found)
-        return replace(loaded, source={**loaded.source, "kind": "huggingface"})
-    architecture, fields = _read_config(folder)
+    beside = architecture_beside(folder / _FILE)
+    if path is not None and beside and beside.startswith("timm:"):
+        found = structs.replace(options, spec=str(path), weights=None, arch=beside)
+        module, record, *rest = load_source(found)
+        return module, {**record, "kind": "huggingface"}, *rest
+    where = quoted(str(folder / _FILE))
+    try:
+        fields = read_json(folder / _FILE)
+    except FileNotFoundError as error:
+        words = f"{quoted(str(folder))} is no folder of a Hugging Face model: it lacks {_FILE}"
+        hint = "give a file of weights and its architecture: FILE --arch MODEL"
+        raise LoadError(words, hint) from error
+    except FileError as error:
+        raise LoadError(f"{error}", "fetch the file again") from error
+    if beside is None or beside.startswith("timm:"):
+        words = f"{where} names no architecture of transformers"
+        hint = "give the file of weights, and --arch file.py:factory or timm:NAME"
+        raise LoadError(words, hint)
+    architecture, fields = beside, _checked(fields, where, beside)
     if path is None:
         words = f"{folder} has no weights: none of {', '.join(_WEIGHTS)}"
         raise LoadError(words, "--weights FILE names them")
-    tensors = weights.read_weights(path, options)
-    fields, where = {**fields, **options.model_args}, quoted(str(folder / _FILE))
-    module = _built(where, architecture, fields, path.name, dict(tensors.tensors), options)
+    tensors, steps = weights.read_weights(path, options)
+    fields = {**fields, **options.model_args}
+    module = _built(where, architecture, fields, path.name, tensors, options)
     if (first := next(iter(inspect.signature(module.forward).parameters))) != _IMAGE:
         if not hasattr(module, "vision_model"):
             raise _no_image(architecture, first)
@@ -98,9 +102,8 @@ def load_huggingface(options: ModelOptions) -> Loaded:
         module = ImageTower(module)
     log.info("%s: %s", folder.name, architecture)
     record = {"name": folder.resolve().name, "arch": architecture, **weights.record(path)}
-    taken = {"taken": list(tensors.steps)} if tensors.steps else {}
-    source = {"kind": "huggingface", **record, **taken}
-    return Loaded(module, from_transformers(folder, fields), source, (None, image_size(fields)))
+    source = {"kind": "huggingface", **record, **({"taken": list(steps)} if steps else {})}
+    return module, source, from_transformers(folder, fields), (None, image_size(fields))
 
 
 def _built(
@@ -134,10 +137,9 @@ def _built(
             raise
         except Exception as error:  # whatever the constructors of a class make of a bad config
             words = f"{name} could not be built of {where} and {file}"
-            raise LoadError(
-                f"{words}: {quoted(first_line(error))}",
-                "is it the config of these weights? --partial loads what fits",
-            ) from error
+            message = f"{words}: {quoted(first_line(error))}"
+            hint = "is it the config of these weights? --partial loads what fits"
+            raise LoadError(message, hint) from error
     odd = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
     words = f"{file} does not fit {name}: missing or of another shape: {_some(odd)}"
     if odd and not options.partial:
@@ -147,39 +149,6 @@ def _built(
     if unused := info["unexpected_keys"]:
         log.warning("%s has no use for %s", name, _some(unused))
     return module  # type: ignore[no-any-return]
-
-
-def architecture_beside(path: Path) -> str | None:
-    """The class of transformers that a `config.json` beside a file names; None without one."""
-    try:
-        return _architecture(read_json(path.with_name(_FILE)))
-    except (FileNotFoundError, FileError):
-        return None
-
-
-def _read_config(folder: Path) -> tuple[str, dict[str, Any]]:
-    """The class that a folder's config names, and its fields without those that say how to load."""
-    where = quoted(str(folder / _FILE))
-    try:
-        fields = read_json(folder / _FILE)
-    except FileNotFoundError as error:
-        words = f"{quoted(str(folder))} is no folder of a Hugging Face model: it lacks {_FILE}"
-        hint = "give a file of weights and its architecture: FILE --arch MODEL"
-        raise LoadError(words, hint) from error
-    except FileError as error:
-        raise LoadError(f"{error}", "fetch the file again") from error
-    architecture = _architecture(fields)
-    if architecture is None:
-        words = f"{where} names no architecture of transformers"
-        hint = "give the file of weights, and --arch file.py:factory or timm:NAME"
-        raise LoadError(words, hint)
-    return architecture, _checked(fields, where, architecture)
-
-
-def _architecture(fields: Any) -> str | None:
-    names = fields.get("architectures") if isinstance(fields, dict) else None
-    first = names[0] if isinstance(names, list) and names else None
-    return first if isinstance(first, str) else None
 
 
 def _checked(value: Any, where: str, architecture: str) -> Any:
@@ -199,8 +168,8 @@ def _checked(value: Any, where: str, architecture: str) -> Any:
 
 
 def _model_class(where: str, name: str, library: Any) -> Any:
-    """The class that a config names: a PreTrainedModel that transformers itself defines, and that
-    takes an image, and is none of timm's."""
+    """The class that a config names: transformers' own, which takes an image, and none of
+    timm's."""
     kind: Any = None
     try:
         kind = getattr(library, name, None) if name.isidentifier() else None
@@ -242,7 +211,7 @@ def _check_parts(value: Any, where: str, kind: type) -> None:
 
 
 def _some(keys: Iterable[str]) -> str:
-    return listed([quoted(str(key)) for key in sorted(keys)], _SHOWN)
+    return listed([quoted(str(key)) for key in sorted(keys)], 4)
 
 
 @contextmanager
@@ -294,38 +263,35 @@ def load_adapter(options: ModelOptions) -> Loaded:
     file = next((folder / n for n in _ADAPTER_WEIGHTS if (folder / n).is_file()), None)
     if file is None:
         raise LoadError(f"{folder.name} has no {_ADAPTER_WEIGHTS[0]}", "fetch it")
-    content = weights.unwrap(weights.read(file, options.trust), name=file.name)
-    kept = {k: v for k, v in content.tensors.items() if ".original_module." not in k}
+    (found, _), _ = weights.unwrap(weights.read(file, options.trust), name=file.name)
+    kept = {k: v for k, v in found.items() if ".original_module." not in k}
     tensors = {_PEFTS.sub("", name): tensor for name, tensor in kept.items()}
     made_for = quoted(str(config.get("base_model_name_or_path") or "it does not say which"))
     if options.arch is None:
-        raise UsageError(
-            f"{folder.name} is a LoRA adapter, and needs the model that it was made for: "
-            f"{made_for}",
-            "--arch names it: any other form of MODEL, with its weights",
-        )
-    base = load_source(structs.replace(options, spec=options.arch, arch=None))
+        words = f"{folder.name} is a LoRA adapter, and needs the model that it was made for"
+        hint = "--arch names it: any other form of MODEL, with its weights"
+        raise UsageError(f"{words}: {made_for}", hint)
+    module, base, *rest = load_source(structs.replace(options, spec=options.arch, arch=None))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            words = _merge(base.module, tensors, config)
+            words = _merge(module, tensors, config)
         except LoadError:
             raise
         except Exception as error:  # whatever peft makes of names, numbers and shapes
             line = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
-            raise LoadError(
-                f"{folder.name} cannot be merged: {quoted(line)}",
-                f"--arch with the model that it was made for: {made_for}",
-            ) from error
+            words = f"{folder.name} cannot be merged: {quoted(line)}"
+            hint = f"--arch with the model that it was made for: {made_for}"
+            raise LoadError(words, hint) from error
     log.info("%s: %s", folder.name, words)
-    record = {**weights.record(file), "base": dict(base.source), "taken": [words]}
-    return replace(base, source={"kind": "adapter", **record})
+    record = {**weights.record(file), "base": dict(base), "taken": [words]}
+    return module, {"kind": "adapter", **record}, *rest
 
 
 @torch.no_grad()
 def _merge(module: nn.Module, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> str:
     """Add an adapter to a model's weights, in place, by peft, whose own factors have no memory
-    until those of the file stand in their place; returns what was done, in words."""
+    until those of the file stand in their place; returns what was done."""
     factors = {name: tensor for name, tensor in tensors.items() if ".lora_" in name}
     matches = {_FACTOR.fullmatch(name): factor for name, factor in factors.items()}
     ranks = {match[1]: sum(a.shape[:1]) for match, a in matches.items() if match}

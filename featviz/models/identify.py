@@ -1,31 +1,25 @@
-"""Which torchvision architecture the tensors of a file belong to, by their names and shapes.
-
-The index that ships with featviz (`scripts/make_architectures.py` writes it) holds every builder of
-torchvision; the head is left out of the comparison, and the number of classes is read from it.
-"""
+"""Which torchvision architecture the tensors of a file belong to, by their names and shapes, from
+an index of every builder (`scripts/make_architectures.py`), but for the number of classes."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from math import isqrt
 from pathlib import Path
 from typing import Any
 
 from featviz.errors import LoadError
 from featviz.models import weights
-from featviz.models.huggingface import architecture_beside
-from featviz.models.weights import Unwrapped
-from featviz.models.zoo import timm_name_beside
+from featviz.models.load import architecture_beside
+from featviz.models.weights import Form
 from featviz.text import quoted
 
 INDEX = Path(__file__).with_name("architectures.json.gz")
 _NEAREST, _COLUMNS = 3, ("name", "fitting", "total")
 _LEAST_NEAR = 1 / 3
-"""Share of an architecture's tensors that must fit for it to be named a neighbour."""
 
 _AUXILIARY = {
     "aux_classifier.": "aux_loss",
@@ -35,24 +29,17 @@ _AUXILIARY = {
 }
 """Heads that only training uses, and the builders' argument that says whether they are there."""
 
-_POSITIONS = "encoder.pos_embedding"
-"""torchvision's vision transformers: [1, tokens, channels], by the size of the input."""
-
-Shapes = Mapping[str, Sequence[int]]
-
 
 @dataclass(frozen=True)
 class Known:
-    """The architectures that fit tensors: those of `names` entirely (twins have the same shapes),
-    those of `nearest` in part."""
+    """The architectures that fit tensors: `names` entirely, `nearest` in part."""
 
-    form: Unwrapped
+    form: Form
     names: tuple[str, ...] = ()
     arguments: Mapping[str, int] = field(default_factory=dict)
-    """Of the builder, where they differ from its defaults: `num_classes`, `image_size` of a vision
-    transformer, `aux_loss` or `aux_logits`."""
+    """Of the builder: `num_classes`, `aux_loss` or `aux_logits`."""
     nearest: tuple[tuple[str, int, int], ...] = ()
-    """Each with how many tensors the file has of it in the right shape, and how many it has."""
+    """Each with how many tensors fit, and how many it has."""
 
     @property
     def name(self) -> str | None:
@@ -83,11 +70,11 @@ def identify_file(
     except LoadError as error:  # identify has no --trust
         trusted = f"with `featviz run`: {error.hint}" if error.add else error.hint
         raise LoadError(error.message, trusted) from error
-    found = weights.unwrap(content, key, prefix, ema, path.name)
+    found, module = weights.unwrap(content, key, prefix, ema, path.name)
     match = identify_forms(weights.stripped_forms(found))
-    whole = None if found.module is None else type(found.module).__name__
-    beside = None if whole else timm_name_beside(path) or architecture_beside(path)
-    steps, tensors = [*match.form.steps], len(match.form.tensors)
+    whole = None if module is None else type(module).__name__
+    beside = None if whole else (architecture_beside(path) or "").removeprefix("timm:") or None
+    steps, tensors = [*match.form[1]], len(match.form[0])
     words = [*steps, f"{tensors} tensors"]
     if whole is not None:
         words.append(f"a whole model ({quoted(whole)}), which is run as it stands")
@@ -113,7 +100,7 @@ def identify_file(
     return f"{path.name}: {'; '.join(words)}", document
 
 
-def identify_forms(forms: Iterable[Unwrapped]) -> Known:
+def identify_forms(forms: Iterable[Form]) -> Known:
     """The best match among several forms of the same tensors, with and without prefixes."""
     matches = [identify(form) for form in forms]
     best = [max((fit / of for _, fit, of in known.nearest), default=0.0) for known in matches]
@@ -121,23 +108,28 @@ def identify_forms(forms: Iterable[Unwrapped]) -> Known:
     return whole[0] if whole else matches[best.index(max(best))]
 
 
-def identify(form: Unwrapped) -> Known:
+def identify(form: Form) -> Known:
     """Find the architecture of a state dict from its keys and shapes."""
     # without BatchNorm's step counter, which old checkpoints lack
     shapes = {
         key: list(tensor.shape)
-        for key, tensor in form.tensors.items()
+        for key, tensor in form[0].items()
         if not key.endswith("num_batches_tracked")
     }
     index, names, near = _index(), [], []
-    for name in sorted(index, key=_plain_first):
-        entry = index[name]
-        expected = entry["tensors"].keys()
-        both = shapes.keys() & expected
-        fitting = sum(_same(shapes, key, entry) for key in both)
-        near.append((name, fitting, len(expected)))
-        odd = shapes.keys() ^ expected
-        if fitting == len(both) and all(key.startswith(tuple(_AUXILIARY)) for key in odd):
+    for name in sorted(index, key=lambda name: (name.startswith("quantized_"), len(name), name)):
+        entry, fitting = index[name], 0
+        both = shapes.keys() & entry["tensors"].keys()
+        for key in both:
+            shape, expected = shapes[key], entry["tensors"][key]
+            free = entry["head"][key][0] if key in entry["head"] else -1
+            fitting += len(shape) == len(expected) and all(
+                a == b or axis == free
+                for axis, (a, b) in enumerate(zip(shape, expected, strict=True))
+            )
+        near.append((name, fitting, len(entry["tensors"])))
+        other = shapes.keys() ^ entry["tensors"].keys()
+        if fitting == len(both) and all(key.startswith(tuple(_AUXILIARY)) for key in other):
             names.append(name)
     if not names:
         near.sort(key=lambda one: (-one[1] / one[2], -one[1]))
@@ -148,9 +140,6 @@ def identify(form: Unwrapped) -> Known:
         if key in shapes:
             arguments["num_classes"] = int((shapes[key][axis] - offset) // factor)
             break
-    if shapes.get(_POSITIONS) != entry["tensors"].get(_POSITIONS):
-        patch = shapes["conv_proj.weight"][-1]
-        arguments["image_size"] = isqrt(shapes[_POSITIONS][1] - 1) * patch
     for prefix, argument in _AUXILIARY.items():
         there, made = (
             any(key.startswith(prefix) for key in keys) for keys in (shapes, entry["tensors"])
@@ -160,24 +149,7 @@ def identify(form: Unwrapped) -> Known:
     return Known(form, tuple(names), arguments)
 
 
-def _plain_first(name: str) -> tuple[bool, int, str]:
-    return name.startswith("quantized_"), len(name), name
-
-
 @cache
 def _index() -> dict[str, dict[str, Any]]:
     index: dict[str, dict[str, Any]] = json.loads(gzip.decompress(INDEX.read_bytes()))
     return index
-
-
-def _same(shapes: Shapes, key: str, entry: Mapping[str, Any]) -> bool:
-    """Whether a tensor has the shape of an architecture's, but for the number of classes and the
-    size of the input."""
-    shape, expected, free = shapes[key], entry["tensors"][key], -1
-    if key in entry["head"]:
-        free = entry["head"][key][0]
-    elif key == _POSITIONS:
-        free = 1
-    return len(shape) == len(expected) and all(
-        a == b or axis == free for axis, (a, b) in enumerate(zip(shape, expected, strict=True))
-    )

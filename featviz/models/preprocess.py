@@ -22,17 +22,16 @@ from featviz.text import by
 HeightWidth = tuple[int, int]
 Size = int | HeightWidth
 Window = tuple[int, int, int, int]
-"""Where the image lies in the input, in pixels: top, left, height and width."""
+"""Where the image lies in the input: top, left, height and width."""
 
 FALLBACK_SIZE = (224, 224)
-"""Input size for a forward pass on zeros where the image's own size decides."""
 
 _UNIT = "values 0..1"
+_MODES = ("RGB", "L")
 _MOST_ENLARGED = 2**25
 """Pixels that an image with fewer may be enlarged to."""
 
 _THICK = 16
-"""Pixels that a row of numbers is high in input.png."""
 
 _NEAR, _TINY = 1e-3, torch.finfo(torch.float32).tiny
 """How far beyond 0..1 a value may be by rounding, and the least range of values."""
@@ -40,16 +39,12 @@ _NEAR, _TINY = 1e-3, torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True)
 class Chain:
-    """Resize, centre crop, 0..1, normalise; steps that are None are left out. Pillow and torch do
-    the work as they do for torchvision, whose import takes as long as torch's."""
+    """Resize, centre crop, 0..1, normalise, as torchvision does; None leaves a step out."""
 
-    resize: Size | None = None
-    """The shorter side, or (height, width), in pixels."""
+    resize: Size | None = None  # the shorter side, or (height, width)
     crop: Size | None = None
-    """The side of the centre crop, or (height, width), in pixels."""
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    """Values of 0..1 are the input times std plus mean; None where these are the input."""
     channels: int = 3
     interpolation: str = "bilinear"
     antialias: bool = True
@@ -57,20 +52,18 @@ class Chain:
     multiple: int = 1
     bgr: bool = False
     stride: int = 0
-    """Of Ultralytics' LetterBox, as its predictors use it: the longer side is resized to `resize`,
-    rounded up to a multiple of it, the rest is padded with grey to one. 0: no LetterBox."""
+    """Of Ultralytics' LetterBox: the longer side is resized to `resize`, rounded up to a multiple
+    of it, the rest is padded with grey to one. 0: no LetterBox."""
     stretch: bool = False
-    """LetterBox resizes to a square instead, and does not pad."""
     library: Callable[[Any], Tensor] | None = field(default=None, compare=False)
-    """A library's own function from a picture of mode L or RGB, or a Raster [C, H, W], to float32
-    [1, C, H, W]. It does these steps, or nearly these, until the user changes one."""
+    """A library's own function, which does these steps, or nearly, until the user changes one."""
     library_steps: tuple[str, ...] = field(default=(), compare=False)
     library_own_size: bool = field(default=False, compare=False)
 
     def __call__(self, image: Image.Image | Raster) -> Tensor:
         """A picture of mode L or RGB, or numbers [C, H, W], as float32 [1, C, H, W]."""
         if self.library is not None:
-            self._resized_to(image.size[::-1])
+            self._resized_to(image.size[::-1])  # refuses what would become too large
             return self.library(image)
         values = self._letterboxed(image) if self.stride else self._sized(image)
         values = values if values.is_floating_point() else values.float() / 255
@@ -91,35 +84,30 @@ class Chain:
     @property
     def steps(self) -> tuple[str, ...]:
         """Each step in words."""
+        steps, last = list[str](), _UNIT
+        if self.mean is not None and self.std is not None:
+            last = f"normalise by mean {listed(self.mean)} and std {listed(self.std)}"
         if self.library is not None:
-            return (*self.library_steps, self.normalising)
-        steps = []
+            return (*self.library_steps, last)
         if self.stride:
             side = self._side
             size = f"to {side}×{side}" if self.stretch else f"longer side to {side}"
-            steps.append(f"resize {size} (bilinear, by OpenCV)")
+            steps = [f"resize {size} (bilinear, by OpenCV)"]
             if not self.stretch:
                 steps.append(f"pad with 114 to multiples of {self.stride}")
         elif (to := self.resize) is not None:
             size = f"to {by(to)}" if isinstance(to, tuple) else f"shorter side to {to}"
-            steps.append(f"resize {size} ({self.interpolation})")
-        if self.crop is not None:
-            steps.append(f"centre crop {by(_both(self.crop))}")
+            steps = [f"resize {size} ({self.interpolation})"]
+        if (crop := self.crop) is not None:
+            steps.append(f"centre crop {by((crop, crop) if isinstance(crop, int) else crop)}")
         elif self.multiple > 1:
             steps.append(f"centre crop to multiples of {self.multiple}")
-        return (*steps, self.normalising)
-
-    @property
-    def normalising(self) -> str:
-        """The last step in words."""
-        if self.mean is None or self.std is None:
-            return _UNIT
-        return f"normalise by mean {listed(self.mean)} and std {listed(self.std)}"
+        return (*steps, last)
 
     def _sized(self, image: Image.Image | Raster) -> Tensor:
-        """The numbers [C, H, W] of an image that is resized and cropped: bytes, rounded again, or
-        floats. Pillow always smooths, and its `nearest` is exact. A crop between two pixels begins
-        at the nearest even one; around an image that is smaller there are zeros."""
+        """The numbers [C, H, W] of an image that is resized and cropped. Pillow always smooths. A
+        crop between two pixels begins at the nearest even one; around a smaller image there are
+        zeros."""
         picture: Image.Image | Tensor
         if isinstance(image, Raster):
             picture = torch.from_numpy(image.values)
@@ -137,7 +125,8 @@ class Chain:
                 by_pillow = Image.Resampling[mode.removesuffix("-exact").upper()]
                 picture = picture.resize(size[::-1], by_pillow)
         step = self.multiple
-        crop = _both(self.crop or (max(size[0] // step, 1) * step, max(size[1] // step, 1) * step))
+        crop = self.crop or (max(size[0] // step, 1) * step, max(size[1] // step, 1) * step)
+        crop = (crop, crop) if isinstance(crop, int) else crop
         if crop != size:
             top, left = (
                 -((side - given) // 2) if side > given else round((given - side) / 2)
@@ -172,18 +161,14 @@ class Chain:
         return math.ceil(self.resize / self.stride) * self.stride
 
     @lru_cache(maxsize=64)  # noqa: B019 - of a few sizes
-    def window(self, size: tuple[int, int]) -> Window | None:
-        """Where an image of a size (width, height) lies in the input that was padded for it; None
-        where nothing is padded."""
-        if not self.stride:
-            return None
+    def window(self, size: tuple[int, int]) -> Window:
+        """Where LetterBox puts an image of a size (width, height) in the input."""
         white = self._letterboxed(Image.new("L", size, 255))[0].numpy() == 255
         rows, columns = np.flatnonzero(white.any(axis=1)), np.flatnonzero(white.any(axis=0))
         return int(rows[0]), int(columns[0]), len(rows), len(columns)
 
     def _resized_to(self, given: HeightWidth) -> HeightWidth:
-        """The (height, width) of a resized image; the longer side is rounded down as torchvision
-        does."""
+        """The (height, width) of a resized image; the longer side is rounded down."""
         if not isinstance(self.resize, int):
             return self.resize or given
         long = int(self.resize * max(given) / min(given))
@@ -209,37 +194,31 @@ def listed(values: Sequence[float]) -> str:
     return "[" + ", ".join(f"{value:g}" for value in values) + "]"
 
 
-def _both(size: Size) -> HeightWidth:
-    return (size, size) if isinstance(size, int) else size
-
-
 @dataclass(frozen=True)
 class Preprocess:
     """How an image becomes the model's input: by a chain, or by a function of the user's."""
 
     chain: Chain
     transform: Callable[[Any], list[Tensor]] | None = None
-    """The user's own function from a picture or an array to all arguments of forward, the first of
-    them [1, C, H, W]; of the chain only the number of channels counts then."""
+    """The user's own function from a picture or an array to all arguments of forward."""
     frames: int | None = None
     inputs: int = 1
-    """Images that the model takes at once, each an argument of its forward."""
     guessed: bool = field(default=False, compare=False)
-    """Whether neither the model nor the user says how images go in."""
     size_guessed: bool = field(default=False, compare=False)
-    """Whether neither says how large the input is, so that the size of `blank` is a guess."""
     further: tuple[str, ...] = ()
     any_values: bool = field(default=False, compare=False)
-    """Whether mean and std are the user's own, for values of any range."""
     dtype: torch.dtype = field(default=torch.float32, compare=False)
-    """The type of the model's parameters, which its inputs take."""
 
     def __call__(self, images: Sequence[Image.Image | Raster]) -> list[Tensor]:
-        """The model's arguments: [1, C, H, W] for each image, or [1, C, T, H, W] for a clip or a
-        volume; floats are of `dtype`."""
+        """The model's arguments, of `dtype`: [1, C, H, W], or [1, C, T, H, W] for a clip or a
+        volume."""
         if self.transform is not None:
             image = images[0]
-            given = image.values if isinstance(image, Raster) else image.convert(self._mode)
+            given = (
+                image.values
+                if isinstance(image, Raster)
+                else image.convert(_MODES[self.chain.channels == 1])
+            )
             tensors = self.transform(given)
         else:
             tensors = [self.tensor(image) for image in images]
@@ -250,26 +229,23 @@ class Preprocess:
         return [one.to(self.dtype) if one.is_floating_point() else one for one in tensors]
 
     def tensor(self, image: Image.Image | Raster) -> Tensor:
-        """Turn a picture, or numbers [C, H, W], into float32 [1, C, H, W]; each slice of a volume
-        [C, D, H, W] goes through the same steps."""
+        """A picture, numbers [C, H, W] or each slice of a volume [C, D, H, W] through the chain."""
         if not isinstance(image, Raster):
-            return self.chain(image.convert(self._mode))
+            return self.chain(image.convert(_MODES[self.chain.channels == 1]))
         if self.chain.mean is not None and not self.any_values:
             low, high = float(image.values.min()), float(image.values.max())
             if not -_NEAR <= low <= high <= 1 + _NEAR:
                 words = f"its values are {low:g} to {high:g} ({image.words})"
-                raise ImageError(
-                    f"{words}, and the model's mean and std are for 0..1",
-                    "--preset none leaves values as they are, --mean and --std take any",
-                )
+                message = f"{words}, and the model's mean and std are for 0..1"
+                hint = "--preset none leaves values as they are, --mean and --std take any"
+                raise ImageError(message, hint)
         if image.values.ndim == 3:
             return self.chain(image)
         slices = [Raster(values, image.words) for values in image.values.swapaxes(0, 1)]
         return torch.stack([self.chain(one) for one in slices], dim=2)
 
     def shown(self, args: Sequence[Tensor]) -> Tensor:
-        """The inputs before normalising, clipped to 0..1: [1, C, H, W], frames and several images
-        side by side."""
+        """The `pictures` side by side: [1, C, H, W]."""
         pictures = self.pictures(args)
         height = max(picture.shape[2] for picture in pictures)
         padded = [functional.pad(p, (0, 0, 0, height - p.shape[2])) for p in pictures]
@@ -277,9 +253,7 @@ class Preprocess:
 
     def pictures(self, args: Sequence[Tensor]) -> list[Tensor]:
         """The inputs before normalising, as 0..1: float32 [1, C, H, W] for each image, frame and
-        slice. C is 1 or 3: of more than three channels the first three are red, green and blue, of
-        two the first is grey. Values that are no picture's are shown from their least to their
-        largest."""
+        slice; C is 1 or 3. Values that are no picture's go from their least to their largest."""
         undone, mean, std = [], self.chain.mean, self.chain.std
         for tensor in args[:1] if self.transform is not None else args:
             values = tensor.float()
@@ -305,37 +279,33 @@ class Preprocess:
         return [p for arg in undone for p in (arg.unbind(2) if arg.ndim == 5 else (arg,))]
 
     def blank(self) -> list[Tensor]:
-        """Zeros of the shapes that images would have; where their own size decides, those of an
-        image of 224 × 224 pixels."""
+        """Zeros of the shapes that images would have, if of 224 × 224 pixels."""
         if self.transform is not None:
             return [torch.zeros_like(tensor) for tensor in self([self.empty()])]
         *shape, height, width = self.tensor(self.empty()).shape
         time = [] if self.frames is None else [self.frames]
         return [torch.zeros(*shape, *time, height, width, dtype=self.dtype)] * self.inputs
 
-    @property
-    def _mode(self) -> str:
-        return "L" if self.chain.channels == 1 else "RGB"
-
     def empty(self) -> Image.Image | Raster:
         """Black: a picture, or zeros [channels, H, W] where the images are no pictures."""
         if (numbers := getattr(self.transform, "blank", None)) is not None:
             return Raster(numbers.numpy(), "")
         if self.chain.channels in (1, 3):
-            return Image.new(self._mode, FALLBACK_SIZE)
+            return Image.new(_MODES[self.chain.channels == 1], FALLBACK_SIZE)
         return Raster(np.zeros((self.chain.channels, *FALLBACK_SIZE), np.float32), "")
 
-    def words_for(self, numbers: str = "") -> str:
-        """The steps in words for an image whose `numbers` became values in this way; empty for
-        pictures."""
+    def words_for(self, images: Sequence[Image.Image | Raster] = ()) -> str:
+        """The steps in words, for images that may be numbers."""
         channels, steps = self.chain.channels, self.chain.steps
+        numbers = next((image.words for image in images if isinstance(image, Raster)), "")
         kind = "greyscale" if channels == 1 else "BGR" if self.chain.bgr else "RGB"
         if channels not in (1, 3):
             shown = "the first is" if channels == 2 else "the first three are"
             kind = f"{channels} channels ({shown} shown)"
         words = [kind, *steps]
         if self.transform is not None:
-            words = [*[kind] * (not hasattr(self.transform, "blank")), str(self.transform)]
+            numeric = getattr(self.transform, "blank", None) is not None
+            words = [*[kind] * (not numeric), str(self.transform)]
         elif numbers:
             words = [kind, numbers, *(step for step in steps if step != _UNIT)]
         elif self.frames is not None:
@@ -348,7 +318,6 @@ class Preprocess:
 
 
 def input_dtype(module: nn.Module) -> torch.dtype:
-    """The type that a model's inputs take: that of its first parameter of half, bfloat16, single or
-    double precision."""
+    """The type of a model's first parameter of half, bfloat16, single or double precision."""
     kinds = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
     return next((p.dtype for p in module.parameters() if p.dtype in kinds), torch.float32)

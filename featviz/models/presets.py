@@ -1,5 +1,4 @@
-"""Which preprocessing a model wants: its library's own transforms, a preset that the user names, or
-a guess."""
+"""Which preprocessing a model wants: its library's, a preset's, or a guess."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from featviz.errors import FileError, ImageError, LoadError, UsageError
 from featviz.files import read_json
-from featviz.models import arguments
+from featviz.models.arguments import IMAGE, Argument
 from featviz.models.preprocess import (
     FALLBACK_SIZE,
     Chain,
@@ -33,28 +32,27 @@ from featviz.models.preprocess import (
     listed,
 )
 from featviz.models.requirements import letterbox
+from featviz.models.sources import ANY, Fixed
 from featviz.options import InputOptions
 from featviz.records import PRESETS, Raster
 from featviz.text import by, counted, quoted
 
-_FRAMES = 16
-"""Of a clip, where nobody says how many."""
-
-_MOST_CHANNELS = 512
-"""Input channels that are believed of a convolution: an input of so many is made to try it."""
+_FRAMES, _MOST_CHANNELS = 16, 512
+"""Of a clip, where nobody says how many; and input channels that are believed of a convolution."""
 
 
 def choose_preprocess(
     module: nn.Module,
     entry: Any,
     options: InputOptions,
-    fixed: tuple[int | None, HeightWidth | None] = (None, None),
+    fixed: Fixed = ANY,
+    further: Sequence[Argument] = (),
 ) -> Preprocess:
-    """The preset that the user names, else the library's own (`entry`: torchvision's weights entry,
-    or a chain), else what fits the first convolution, or the channels and the size that are
-    `fixed`; then the user's other wishes."""
+    """The preset that the user names, else the library's own (`entry`), else what fits the first
+    convolution or is `fixed`; then the user's wishes. `further` are arguments beside images."""
     known: Chain | None = entry if isinstance(entry, Chain) else None
-    expected = known.channels if known else fixed[0] or first_channels(module)
+    first, of_clips = first_channels(module)
+    expected = known.channels if known else fixed[0] or first
     if known is None:
         known = None if entry is None else from_torchvision(entry)
         known = known or from_ultralytics(module)
@@ -78,70 +76,15 @@ def choose_preprocess(
         base = replace(base, resize=side, crop=side, library=None)
     base = _changed(base, options)
     said = options.size or options.crop or base.stride
-    of_clips = isinstance(_first_convolution(module), nn.Conv3d)
     return Preprocess(
         base,
         frames=(options.frames or _FRAMES) if of_clips else None,
-        inputs=options.inputs or required_arguments(module, arguments.parse(options.forward_args)),
+        inputs=options.inputs or required_arguments(module, further),
         guessed=guessed,
         size_guessed=not said and (guessed or base.own_size),
         any_values=options.mean is not None or options.std is not None,
         dtype=input_dtype(module),
     )
-
-
-def required_arguments(module: nn.Module, forward_args: Sequence[arguments.Argument] = ()) -> int:
-    """How many arguments the module's forward cannot do without, beside those that are given; at
-    least 1."""
-    given = [one.name for one in forward_args if one.value is not arguments.IMAGE]
-    needed = [
-        p
-        for p in inspect.signature(module.forward).parameters.values()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        if p.default is p.empty and p.name not in given
-    ]
-    return max(1, len(needed))
-
-
-def first_channels(module: nn.Module) -> int:
-    """Input channels of the first convolution; 3 where there is none."""
-    first = _first_convolution(module)
-    channels = getattr(first, "in_channels", 0)  # 0 in a lazy one; a file can say anything
-    return channels if type(channels) is int and 0 < channels <= _MOST_CHANNELS else 3
-
-
-def first_features(module: nn.Module) -> int | None:
-    """Numbers that the model takes where its first layer is linear; None where it is another."""
-    kinds = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding)
-    first = next((part for part in module.modules() if isinstance(part, kinds)), None)
-    return first.in_features or None if isinstance(first, nn.Linear) else None
-
-
-def _first_convolution(module: nn.Module) -> nn.Module | None:
-    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    return next((part for part in module.modules() if isinstance(part, kinds)), None)
-
-
-def _named(name: str, channels: int, module: nn.Module, size: HeightWidth | None) -> Chain:
-    """A preset, for models that take `channels`; in the size of those that take one size alone."""
-    preset = PRESETS[name]
-    if channels != 3 and preset.mean is not None:
-        words = f"--preset {name} is for RGB, and the model takes {counted(channels, 'channel')}"
-        raise UsageError(words, "--preset none, with --size, --mean and --std; or --channels 3")
-    if preset.letterbox is not None:
-        letterbox()
-        if size is not None and size[0] != size[1]:
-            words = f"--preset {name} pads to squares, and the model takes {by(size)}"
-            raise UsageError(words, "--preset none")
-        side, stride = (preset.letterbox, _largest_stride(module)) if size is None else size
-        return Chain(side, channels=channels, stride=stride)
-    resize: Size | None = preset.resize
-    crop: Size | None = preset.crop
-    if size is not None and crop is not None and size[0] == size[1]:
-        resize, crop = round(size[0] * 256 / FALLBACK_SIZE[0]), size[0]
-    elif size is not None:
-        resize, crop = size, None
-    return Chain(resize, crop, preset.mean, preset.std, channels, preset.interpolation)
 
 
 def _changed(base: Chain, options: InputOptions) -> Chain:
@@ -169,12 +112,61 @@ def _changed(base: Chain, options: InputOptions) -> Chain:
     return base
 
 
+def required_arguments(module: nn.Module, forward_args: Sequence[Argument] = ()) -> int:
+    """How many arguments forward cannot do without, beside those that are given; at least 1."""
+    given = [name for name, _, value, _ in forward_args if value is not IMAGE]
+    needed = [
+        p
+        for p in inspect.signature(module.forward).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        if p.default is p.empty and p.name not in given
+    ]
+    return max(1, len(needed))
+
+
+def first_channels(module: nn.Module) -> tuple[int, bool]:
+    """Input channels of the first convolution, or 3; and whether it is of clips."""
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    first = next((part for part in module.modules() if isinstance(part, kinds)), None)
+    channels = getattr(first, "in_channels", 0)  # 0 in a lazy one; a file can say anything
+    believed = type(channels) is int and 0 < channels <= _MOST_CHANNELS
+    return channels if believed else 3, isinstance(first, nn.Conv3d)
+
+
+def first_features(module: nn.Module) -> int | None:
+    """Numbers that the model takes where its first layer is linear; None where it is another."""
+    kinds = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding)
+    first = next((part for part in module.modules() if isinstance(part, kinds)), None)
+    return first.in_features or None if isinstance(first, nn.Linear) else None
+
+
+def _named(name: str, channels: int, module: nn.Module, size: HeightWidth | None) -> Chain:
+    """A preset, for models that take `channels`; in the size of those that take one size alone."""
+    preset = PRESETS[name]
+    if channels != 3 and preset.mean is not None:
+        words = f"--preset {name} is for RGB, and the model takes {counted(channels, 'channel')}"
+        raise UsageError(words, "--preset none, with --size, --mean and --std; or --channels 3")
+    if preset.letterbox is not None:
+        letterbox()
+        if size is not None and size[0] != size[1]:
+            words = f"--preset {name} pads to squares, and the model takes {by(size)}"
+            raise UsageError(words, "--preset none")
+        side, stride = (preset.letterbox, _largest_stride(module)) if size is None else size
+        return Chain(side, channels=channels, stride=stride)
+    resize: Size | None = preset.resize
+    crop: Size | None = preset.crop
+    if size is not None and crop is not None and size[0] == size[1]:
+        resize, crop = round(size[0] * 256 / FALLBACK_SIZE[0]), size[0]
+    elif size is not None:
+        resize, crop = size, None
+    return Chain(resize, crop, preset.mean, preset.std, channels, preset.interpolation)
+
+
 # torchvision and timm -------------------------------------------------------------------------
 
 
 def from_torchvision(entry: Any) -> Chain | None:
-    """The transforms of an entry of torchvision's weights; None where they only make numbers, as
-    for detectors and RAFT."""
+    """The transforms of an entry of torchvision's weights; None where they only make numbers."""
     said = vars(entry.transforms())
     if "resize_size" not in said:
         return None
@@ -188,8 +180,7 @@ def from_torchvision(entry: Any) -> Chain | None:
 
 
 def from_timm(config: Mapping[str, Any]) -> Chain:
-    """timm's transform for evaluation, `timm.data.create_transform`, of the output of
-    `timm.data.resolve_model_data_config`."""
+    """timm's transform for evaluation, of what `timm.data.resolve_model_data_config` gives."""
     channels, height, width = config["input_size"]
     mean, std = (tuple(float(value) for value in config[name]) for name in ("mean", "std"))
     if len(mean) != channels:
@@ -226,9 +217,8 @@ def _largest_stride(module: nn.Module) -> int:
 
 
 def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
-    """How Ultralytics' predictors prepare images for their models: classifiers resize and crop, the
-    others pad, or stretch; None for any other model. `imgsz` of `trained`, the `train_args` of the
-    checkpoint, counts more than the model's own."""
+    """How Ultralytics' predictors prepare images; None for another model. `trained` are the
+    `train_args` of the checkpoint."""
     tasks = "ultralytics.nn.tasks"
     classes = {kind.__name__ for kind in type(module).__mro__ if kind.__module__ == tasks}
     if not classes:
@@ -240,7 +230,7 @@ def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
         side = values.get("imgsz")
         if size is None and type(side) is int and 0 < side <= _LARGEST_SIZE:
             size = side
-    channels = first_channels(module)
+    channels, _ = first_channels(module)
     if "ClassificationModel" in classes:
         return Chain(size or 224, size or 224, channels=channels)
     stretch = not classes.isdisjoint({"RTDETRDetectionModel", "DepthModel"})
@@ -251,12 +241,8 @@ def from_ultralytics(module: nn.Module, trained: Any = None) -> Chain | None:
 # transformers ---------------------------------------------------------------------------------
 
 _FILE = "preprocessor_config.json"
-
-_LARGEST = 4096
-"""The largest number that a file may hold: pixels of a side, mostly."""
-
+_LARGEST = 4096  # number that a file may hold: pixels of a side, mostly
 _RESAMPLE = {0: "nearest-exact", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-
 _AGAIN = "fetch the file again, or remove it and give --size, --crop, --mean and --std"
 
 _ALLOWED = (
@@ -267,13 +253,11 @@ _ALLOWED = (
     "Pixtral|PoolFormer|PromptDepthAnything|Pvt|RTDetr|RfDetr|Sam|Sam2|Sam3|Sapiens2|SegGpt|"
     "Segformer|Siglip|SuperPoint|Swin2SR|TextNet|Tvp|ViT|VideoMAE|Vilt|Vivit|Yolos|ZoeDepth"
 )
-"""Image processors that read nothing but the image; others fetch tables and fonts, or run
-Tesseract."""
+"""Image processors that read nothing but the image."""
 
 
 def from_transformers(folder: Path, config: Mapping[str, Any]) -> Chain | None:
-    """The image processor of a folder's model, whose config.json was checked; None where no file
-    tells it."""
+    """The image processor of a folder's model; None where no file tells it."""
     where, found = quoted(str(folder / _FILE)), list[Any]()
     try:
         for name in ("processor_config.json", _FILE):  # the first also of processors of text

@@ -1,5 +1,4 @@
-"""torch and torchvision: their versions, one line where they do not fit each other, and devices;
-Ultralytics, imported without what it does beside."""
+"""torch, torchvision and Ultralytics imported; their versions, and devices."""
 
 from __future__ import annotations
 
@@ -31,9 +30,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 def require_torch(alone: bool = False) -> None:
-    """Import torch. `alone`: the process has begun for this, so all that there is stays, and is not
-    looked through for garbage later; glibc then keeps freed memory, up to 256 MiB, for arrays of up
-    to 64 MiB, else the next layer waits for new pages (of vgg16's 160 ms an image, 15)."""
+    """Import torch. `alone`: the process has begun for this, so all that there is stays, and glibc
+    keeps freed memory, else the next layer waits for new pages (of vgg16's 160 ms an image, 15)."""
     alone = alone and "torch" not in sys.modules
     if alone and sys.platform == "linux":
         with suppress(AttributeError, OSError):  # another C library
@@ -55,8 +53,7 @@ def require_torchvision() -> None:
 
 
 def _import(package: str) -> None:
-    """Import a package, and collect no garbage meanwhile: Python would look through some hundred
-    thousand objects that all stay, time and again."""
+    """Import a package, and collect no garbage meanwhile."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -64,10 +61,9 @@ def _import(package: str) -> None:
     # SystemError: a library written in C returned without a word
     except (ImportError, OSError, RuntimeError, AttributeError, MemoryError, SystemError) as error:
         if isinstance(error, (MemoryError, SystemError)) or _NO_MEMORY.search(str(error)):
-            raise FeatvizError(
-                f"there is too little memory to load {package}: {first_line(error)}",
-                "raise the limit (ulimit -v); torch takes several GB of addresses",
-            ) from error
+            words = f"there is too little memory to load {package}: {first_line(error)}"
+            hint = "raise the limit (ulimit -v); torch takes several GB of addresses"
+            raise FeatvizError(words, hint) from error
         raise unfit(error) from error
     finally:
         if collecting:
@@ -77,11 +73,9 @@ def _import(package: str) -> None:
 def unfit(error: Exception) -> FeatvizError:
     """The error for a torchvision whose build does not fit that of torch."""
     found = versions()
-    return FeatvizError(
-        f"torch {found['torch']} and torchvision {found['torchvision']} cannot be used together: "
-        f"{first_line(error)}",
-        "install a pair that fits: pip install --upgrade --force-reinstall torch torchvision",
-    )
+    words = f"torch {found['torch']} and torchvision {found['torchvision']} cannot be used together"
+    hint = "install a pair that fits: pip install --upgrade --force-reinstall torch torchvision"
+    return FeatvizError(f"{words}: {first_line(error)}", hint)
 
 
 def first_line(error: BaseException) -> str:
@@ -95,8 +89,7 @@ def lacking(module: str, extra: str, error: ImportError) -> ImportError:
 
 
 def versions() -> dict[str, str]:
-    """The versions that decide what is computed and drawn, as records name them: with the build's
-    suffix, which pip does not know, and read, since an import takes long."""
+    """The versions that records name: with the build's suffix, read, since an import takes long."""
     found = {"featviz": __version__}
     for package in ("torch", "torchvision"):
         spec = find_spec(package)
@@ -109,9 +102,7 @@ def versions() -> dict[str, str]:
 
 def import_ultralytics(name: str) -> ModuleType:
     """A module of Ultralytics, without what its first import does beside: it asks for the network,
-    reports on stdout, writes settings into the user's folder (or YOLO_CONFIG_DIR), and replaces
-    `torch.save` and `PIL.Image.open`, which would then install a package where an image is
-    broken."""
+    reports on stdout, writes settings, and replaces `torch.save` and `PIL.Image.open`."""
     import torch
     from PIL import Image
 
@@ -148,8 +139,7 @@ def check_device(name: str) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` takes cuda, then mps, then the CPU; of processes that torchrun started on one machine,
-    each takes a GPU of its own, as long as there are some."""
+    """`auto` takes cuda, then mps, then the CPU; each process of torchrun a GPU of its own."""
     import torch
 
     check_device(name)
@@ -162,7 +152,6 @@ def pick_device(name: str) -> torch.device:
     counts = {"cpu": 1, "mps": int(torch.backends.mps.is_available())}
     count = counts.get(device.type, torch.cuda.device_count())
     if (device.index or 0) >= count:
-        raise UsageError(
-            f"--device {name}: this machine has {count} {device.type} devices", "try --device auto"
-        )
+        words = f"--device {name}: this machine has {count} {device.type} devices"
+        raise UsageError(words, "try --device auto")
     return device

@@ -1,31 +1,36 @@
-"""What a MODEL string can name: a model of torchvision or timm, a folder, a file, a factory.
-
-A source is one record of SOURCES, and a function in the file that it names, which is imported when
-a model is loaded: the records are for help and completion, too, and those import no torch.
-"""
+"""What a MODEL string can name. A source is a record of SOURCES, and a function in the file that it
+names, which is imported when a model is loaded: help and completion import no torch."""
 
 from __future__ import annotations
 
 import difflib
+import hashlib
+import importlib.util
+import os
 import re
 import struct
+import sys
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from featviz.errors import UsageError
-from featviz.files import misspelt
-from featviz.models import code
+from featviz.errors import LoadError, UsageError
+from featviz.files import misspelt, real
 from featviz.options import ModelOptions
 from featviz.text import quoted
 
 if TYPE_CHECKING:
     from torch import nn
 
+
+FORM = re.compile(r"(?P<where>.+\.py|[A-Za-z_][\w.]*):(?P<attribute>[A-Za-z_][\w.]*)")
+"""`pkg.mod:name` or `file.py:name`."""
 
 SUFFIXES = (".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".pt2")
 """File names of models; a file of another name is read by its content all the same."""
@@ -45,23 +50,18 @@ _MOST_UNPACKED = 20
 """A zip that unpacks to more times its size is a bomb; torch.save does not compress at all."""
 
 _EXPORTED_NAMES = ("/archive_format", "serialized_exported_program.json")
-"""In lower case: torch's reader of archives makes no difference, so no other reader gets these."""
+"""In lower case: torch's reader of archives makes no difference."""
 
 KINDS = ("zip", "pickle", "safetensors", "shards", "torchscript", "pt2")
-
 ZIP, PICKLE, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED = KINDS
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A module as a source loads it, how to feed it where that is known, and a record."""
+Fixed = tuple[int | None, tuple[int, int] | None]
+Loaded = tuple["nn.Module", Mapping[str, Any], Any, Fixed]
+"""A module; its record for run.json; torchvision's weights entry or another library's chain; and
+the channels, and height and width, of the one input that it takes."""
 
-    module: nn.Module
-    entry: Any = None
-    """torchvision's weights entry, or the chain of another library."""
-    source: Mapping[str, Any] = field(default_factory=dict)
-    fixed: tuple[int | None, tuple[int, int] | None] = (None, None)
-    """Channels, and height and width, of the one input that it takes; None where it takes any."""
+ANY: Fixed = (None, None)
 
 
 @dataclass(frozen=True)
@@ -69,20 +69,14 @@ class ModelSource:
     """One kind of thing that a MODEL string can name."""
 
     kind: str
-    """The name in run.json; `load_KIND` makes the model."""
     file: str
     """The module of `featviz.models` that has `load_KIND`."""
     form: str
-    recognises: Callable[[str], bool]
-    """Whether a MODEL string without a source's prefix is of this kind."""
     weights: str
-    """What `--weights` takes, for help and errors; empty where the model has its own."""
+    """What `--weights` takes; empty where the model has its own."""
     prefix: str = ""
-    """Begins a MODEL string that is certainly of this kind."""
-    takes_arch: bool = False
-    certain: bool = True
-    """Whether the MODEL string, its files and its weights decide what the model is; code does
-    not, as it may change."""
+    recognises: Callable[[str], bool] = lambda spec: False
+    """Whether a MODEL string without a source's prefix is of this kind."""
 
     def name(self, spec: str) -> str:
         """The name in run.json of what a MODEL string names, without folders."""
@@ -91,67 +85,56 @@ class ModelSource:
         return Path(name).name if is_path else name
 
 
-def _is_file_or_code(spec: str) -> bool:
-    path = Path(spec)
-    is_file = path.suffix.lower() in SUFFIXES or "/" in spec or path.exists()
-    return is_file or code.FORM.fullmatch(spec) is not None
-
+_ENTRY = "default, an entry such as IMAGENET1K_V1, a file, or none (random)"
+_TAG = "default, a tag such as a1_in1k, a file, or none (random)"
+_ADAPTED = "those of the model that --arch names, as for that model"
 
 SOURCES = (
     ModelSource(
         "torchvision",
-        "zoo",
+        "load",
         "a torchvision name",
-        recognises=lambda spec: not _is_file_or_code(spec),
-        weights="default, an entry such as IMAGENET1K_V1, a file, or none (random)",
-        prefix="torchvision:",
+        _ENTRY,
+        "torchvision:",
+        lambda spec: (
+            not (
+                set(spec) & {"/", ":"}
+                or Path(spec).suffix.lower() in SUFFIXES
+                or Path(spec).exists()
+            )
+        ),
     ),
-    ModelSource(
-        "timm",
-        "zoo",
-        "timm:NAME",
-        recognises=lambda spec: False,
-        weights="default, a tag such as a1_in1k, a file, or none (random)",
-        prefix="timm:",
-    ),
+    ModelSource("timm", "load", "timm:NAME", _TAG, "timm:"),
     ModelSource(
         "adapter",
         "huggingface",
         "the folder of a LoRA adapter",
+        _ADAPTED,
         recognises=lambda spec: (
             Path(spec, "adapter_config.json").is_file() and not Path(spec, "config.json").exists()
         ),
-        weights="those of the model that --arch names, as for that model",
-        takes_arch=True,
     ),
     ModelSource(
         "huggingface",
         "huggingface",
         "a Hugging Face folder (hf:DIR)",
-        recognises=lambda spec: Path(spec).is_dir(),
-        weights="a file in place of its own",
-        prefix="hf:",
-        certain=False,
+        "a file in place of its own",
+        "hf:",
+        lambda spec: Path(spec).is_dir(),
     ),
     ModelSource(
-        "file",
-        "load",
-        f"a file ({' '.join(SUFFIXES)})",
-        recognises=lambda spec: Path(spec).is_file(),
-        weights="",
-        takes_arch=True,
+        "file", "load", f"a file ({' '.join(SUFFIXES)})", "", "", lambda spec: Path(spec).is_file()
     ),
     ModelSource(
         "factory",
         "load",
         "a factory (pkg.mod:factory, file.py:factory)",
-        recognises=lambda spec: code.FORM.fullmatch(spec) is not None,
-        weights="a file, or none (as the factory makes them)",
-        certain=False,
+        "a file, or none (as the factory makes them)",
+        recognises=lambda spec: FORM.fullmatch(spec) is not None,
     ),
 )
-"""Help lists them in this order, and `source_of` asks them in it: the folder of an adapter comes
-before other folders, and a file that exists before a factory."""
+"""In the order of help, in which they are asked: adapters before folders, files before
+factories."""
 
 MODEL_HELP = "MODEL is one of: " + ", ".join(source.form for source in SOURCES) + "."
 
@@ -172,11 +155,9 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
         if source.recognises(spec):
             return source
     near = misspelt(Path(spec))
-    raise UsageError(
-        f"no model file {spec!r}",
-        f"did you mean {quoted(str(near))}?" if near else download_hint(spec),
-        replace=(spec, str(near)) if near else None,
-    )
+    words = f"no model file {spec!r}"
+    hint = f"did you mean {quoted(str(near))}?" if near else download_hint(spec)
+    raise UsageError(words, hint, replace=(spec, str(near)) if near else None)
 
 
 def download_hint(spec: str) -> str:
@@ -191,28 +172,37 @@ def download_hint(spec: str) -> str:
 
 def load_source(options: ModelOptions) -> Loaded:
     """Load from where the MODEL string says."""
-    source = _accepted(options)
+    source = check_words(options)
     module: Any = import_module(f"featviz.models.{source.file}")
     return getattr(module, f"load_{source.kind}")(options)  # type: ignore[no-any-return]
 
 
-def check_words(options: ModelOptions) -> None:
-    """Refuse a MODEL or `arch` that is not there, as far as that is known without torch: names of
-    torchvision's are those of our list, or of functions in the files of the one that is installed,
-    which may be newer."""
-    _accepted(options)
+def check_words(options: ModelOptions) -> ModelSource:
+    """The source of a model. Refuses options that do not go with it, and a MODEL or `arch` that is
+    not there, without torch: names of torchvision's are those of our list, or of functions in the
+    files of the one that is installed, which may be newer."""
+    source = source_of(options.spec)
+    if options.arch and source.kind not in ("adapter", "file"):
+        words = f"--arch is for files of weights and adapters, and {options.spec!r} is neither"
+        raise UsageError(words, f"--weights FILE with MODEL {options.arch} gives weights")
+    if options.weights and not source.weights:
+        words = f"--weights does not go with a model file ({Path(options.spec).name})"
+        raise UsageError(words, "the file has the weights itself")
+    if options.hparams and source.kind not in ("adapter", "file", "factory"):
+        words = f"--model-arg @hparams is for a class of your own, and {options.spec!r} is none"
+        raise UsageError(words, "--arch net.py:CLASS names it")
     listed = (Path(__file__).parent / "names.txt").read_text("utf-8").split()
     for spec in filter(None, (options.spec, options.arch)):
-        source = source_of(spec, "MODEL" if spec == options.spec else "--arch")
-        name = spec.removeprefix(source.prefix)
-        if source.kind != "torchvision" or name in listed:
-            continue
-        if (found := find_spec("torchvision")) is None or found.origin is None:
+        other = source_of(spec, "MODEL" if spec == options.spec else "--arch")
+        name = spec.removeprefix(other.prefix)
+        found = find_spec("torchvision") if other.kind == "torchvision" else None
+        if name in listed or found is None or found.origin is None:
             continue
         files = (Path(found.origin).parent / "models").rglob("*.py")
         named = re.compile(rf"def {re.escape(name)}\(|[\"']{re.escape(name)}[\"']")
         if not any(named.search(file.read_text("utf-8")) for file in files):
             raise unknown_name("torchvision", name, listed)
+    return source
 
 
 def unknown_name(library: str, name: str, names: Sequence[str]) -> UsageError:
@@ -230,42 +220,23 @@ def unknown_name(library: str, name: str, names: Sequence[str]) -> UsageError:
     )
 
 
-def _accepted(options: ModelOptions) -> ModelSource:
-    """The source of a model; refuses options that do not go with it."""
-    source = source_of(options.spec)
-    if options.arch and not source.takes_arch:
-        words = f"--arch is for files of weights and adapters, and {options.spec!r} is neither"
-        raise UsageError(words, f"--weights FILE with MODEL {options.arch} gives weights")
-    if options.weights and not source.weights:
-        words = f"--weights does not go with a model file ({Path(options.spec).name})"
-        raise UsageError(words, "the file has the weights itself")
-    if options.hparams and not (source.takes_arch or source.kind == "factory"):
-        words = f"--model-arg @hparams is for a class of your own, and {options.spec!r} is none"
-        raise UsageError(words, "--arch net.py:CLASS names it")
-    return source
-
-
 def sniff(path: Path) -> str:
     """One of KINDS, or words for people that say what the file looks like."""
     if not path.is_file():
         return "no regular file"
     with path.open("rb") as file:
         head = file.read(512)
-    if head.startswith(b"PK\x03\x04"):
-        return _zip_kind(path)
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
-        return SAFETENSORS  # a header of 640 bytes begins as a pickle does
-    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
-        return PICKLE
-    if path.name.endswith(".index.json") and head:
-        return SHARDS
-    looks = (words for mark, words in _LOOKS.items() if head.lstrip().startswith(mark))
-    is_text = re.search(rb"[\x00-\x08\x0e-\x1f]", head) is None
-    other = "a text file" if is_text else "no format that featviz knows"
-    return next(looks, other) if head else "empty"
-
-
-def _zip_kind(path: Path) -> str:
+    if not head.startswith(b"PK\x03\x04"):
+        if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
+            return SAFETENSORS  # a header of 640 bytes begins as a pickle does
+        if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+            return PICKLE
+        if path.name.endswith(".index.json") and head:
+            return SHARDS
+        looks = (words for mark, words in _LOOKS.items() if head.lstrip().startswith(mark))
+        is_text = re.search(rb"[\x00-\x08\x0e-\x1f]", head) is None
+        other = "a text file" if is_text else "no format that featviz knows"
+        return next(looks, other) if head else "empty"
     try:
         with zipfile.ZipFile(path) as archive:
             names, unpacked = archive.namelist(), sum(i.file_size for i in archive.filelist)
@@ -279,3 +250,86 @@ def _zip_kind(path: Path) -> str:
         return EXPORTED
     whole = any(name.endswith("/data.pkl") for name in names)
     return ZIP if whole else "a zip archive that is no checkpoint"
+
+
+# The user's own code, which MODEL, `--transform` or a trusted file names -----------------------
+
+
+def target(spec: str) -> Any:
+    """What `pkg.mod:name` or `file.py:name` names, imported."""
+    match = FORM.fullmatch(spec)
+    assert match is not None
+    found: Any = _imported(match["where"], spec)
+    there = [n for n, v in vars(found).items() if not n.startswith("_") and callable(v)]
+    for part in match["attribute"].split("."):
+        if not hasattr(found, part):
+            names = ", ".join(map(quoted, there)) or "nothing"
+            raise UsageError(f"{spec!r}: there is no {match['attribute']!r}", f"there is {names}")
+        found = getattr(found, part)
+    return found
+
+
+def code_digest(spec: str) -> str | None:
+    """sha256 of the file of what `target` has imported; None for a module without one."""
+    where = spec.rpartition(":")[0]
+    name = where if where.endswith(".py") else getattr(sys.modules.get(where), "__file__", None)
+    if name is None or not Path(name).is_file():
+        return None
+    return hashlib.sha256(Path(name).read_bytes()).hexdigest()
+
+
+def _imported(where: str, spec: str) -> ModuleType:
+    path = Path(where) if where.endswith(".py") else None
+    if path and not path.is_file():
+        near = misspelt(path)
+        meant = f"{near}{spec.removeprefix(where)}" if near and near.suffix == ".py" else None
+        words = f"no file {where!r} for {spec!r}"
+        hint = f"did you mean {quoted(meant)}?" if meant else "check the path"
+        raise UsageError(words, hint, replace=(spec, meant) if meant else None)
+    try:
+        if path:
+            return _from_file(path)
+        with importable():
+            return import_module(where)
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        if missing and where.split(".")[0] == missing.split(".")[0]:
+            words = f"no module {where!r} for {spec!r}"
+            raise UsageError(words, "run where it can be imported, or name the .py file") from error
+        words = f"importing {where} failed: {type(error).__name__}: {error}"
+        raise LoadError(words, "-v shows the traceback") from error
+
+
+@contextmanager
+def importable(*folders: Path) -> Iterator[None]:
+    """Let modules of the user's be imported, later, too, unless this fails: from the current folder
+    first, as with `python -m`, and from `folders` where nothing installed has the name."""
+    before = list(sys.path)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    sys.path.extend(name for name in (str(real(f)) for f in folders) if name not in sys.path)
+    try:
+        yield
+    except BaseException:
+        sys.path[:] = before
+        raise
+
+
+def _from_file(path: Path) -> ModuleType:
+    """Run a file as a module of its own; two files of one name are two modules."""
+    place = hashlib.sha256(os.fsencode(real(path))).hexdigest()[:12]
+    name = f"featviz_user_{path.stem}_{place}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    sys.modules[name] = module
+    sys.path.insert(0, str(real(path.parent)))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.path[:] = before
+        del sys.modules[name]
+        raise
+    return module

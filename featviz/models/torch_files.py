@@ -1,10 +1,9 @@
 """Files of torch.save, read by torch's own restricted reader: data, and modules of known classes.
 
-`torch.load(weights_only=True)` makes tensors and containers, and calls only what it is told of. It
-is told of no class: each name that may be used stands for a class of our own that cannot be called
-and makes an empty object, which the file's state then fills. So no constructor runs, and a class
-that a model keeps as a value (ResNet's `_norm_layer`) cannot be called by its forward either. What
-was made is then looked at once, before any of it is used.
+It calls only what it is told of, and is told of no class: each name that may be used stands for one
+of our own that cannot be called and makes an empty object, which the file's state then fills. So no
+constructor runs, and a class that a model keeps (ResNet's `_norm_layer`) cannot be called by its
+forward either. What was made is looked at once, before any of it is used.
 """
 
 from __future__ import annotations
@@ -79,10 +78,7 @@ _FUNCTIONS = (
     "torchvision.ops.boxes.box_iou",
 )
 
-_ENUMS = (
-    "timm.layers.format.Format",
-    "torchvision.transforms.functional.InterpolationMode",
-)
+_ENUMS = ("timm.layers.format.Format", "torchvision.transforms.functional.InterpolationMode")
 
 _RENAMED = {
     "ultralytics.nn.modules.block.Silence": "torch.nn.modules.linear.Identity",
@@ -102,8 +98,7 @@ _SAVE_IMAGE = "torch.save(tensor, 'image.pt') of a plain tensor [C, H, W]"
 
 
 class RefusedError(Exception):
-    """What a file holds that is no model, in words that follow on its name: `holds a ...`; or the
-    names that it may not use."""
+    """What a file holds that is no model (`holds a ...`), or the names that it may not use."""
 
     def __init__(self, words: str, names: Iterable[str] = ()) -> None:
         self.names = sorted(names)
@@ -134,9 +129,8 @@ class _NumberType:
 
 
 def load(file: BinaryIO, plain: bool = False) -> Any:
-    """Read what torch.save wrote, tensors on the CPU; nothing that the file names is called.
-    `plain` admits tensors and containers alone. A broken file raises whatever it makes torch
-    raise."""
+    """Read what torch.save wrote, tensors on the CPU; `plain` admits tensors and containers alone.
+    A broken file raises whatever it makes torch raise."""
     try:
         with _only({}):
             needed = {*torch.serialization.get_unsafe_globals_in_checkpoint(file)}
@@ -210,15 +204,36 @@ def _meaning(name: str) -> Any:
     name = _RENAMED.get(name, name)
     if name in _KEPT:
         return _KEPT[name]
+    allowed = (*_FUNCTIONS, *_ENUMS, *_HELPERS, *_MODULES)
+    if name not in allowed and not (name.startswith(_PACKAGES) and _NAME.fullmatch(name)):
+        return None
     try:
-        if name in _FUNCTIONS:
-            return _attribute(name)
-        if name in _ENUMS:
-            return functools.partial(_member, _attribute(name))
-        kind = _class(name)
+        kind: Any = _attribute(name)
     except (ImportError, AttributeError):
         return None
-    return None if kind is None else _stand_in(kind)
+    if name in _FUNCTIONS:
+        return kind
+    if name in _ENUMS:
+        return functools.partial(_member, kind)
+    if name not in _HELPERS:  # a class of modules, at its own place, which is made plainly
+        if not isinstance(kind, type) or not issubclass(kind, nn.Module):
+            return None
+        home, named = kind.__module__, name.rpartition(".")[0]
+        moved = named == "ultralytics.nn.modules" and home.startswith(f"{named}.")  # before 8.0.100
+        setter: Any = kind.__setstate__
+        read = setter is nn.Module.__setstate__ or setter.__module__.startswith(_SETTERS)
+        plain = type(kind) is type and kind.__new__ is object.__new__ and read
+        scripted = issubclass(kind, (torch.fx.GraphModule, torch.jit.ScriptModule))
+        if scripted or not plain or not (home == named or moved):
+            return None
+
+    def make(cls: type, *args: object) -> Any:
+        if args:
+            raise RefusedError(f"makes a {kind.__name__} in a way that torch.save does not")
+        return object.__new__(kind)
+
+    words = {"__new__": make, "__module__": kind.__module__, "made": kind}
+    return _Name(kind.__name__, (), {**words, "__qualname__": kind.__qualname__})
 
 
 def _attribute(name: str) -> Any:
@@ -240,35 +255,6 @@ def lacks(name: str) -> bool:
     return False
 
 
-def _class(name: str) -> type | None:
-    known = name in (*_HELPERS, *_MODULES) or name.startswith(_PACKAGES)
-    if not (known and _NAME.fullmatch(name)):
-        return None
-    kind: Any = _attribute(name)
-    if name in _HELPERS:
-        return kind  # type: ignore[no-any-return]
-    if not isinstance(kind, type) or not issubclass(kind, nn.Module):
-        return None
-    home, named = kind.__module__, name.rpartition(".")[0]
-    moved = named == "ultralytics.nn.modules" and home.startswith(f"{named}.")  # before 8.0.100
-    setter: Any = kind.__setstate__
-    read = setter is nn.Module.__setstate__ or setter.__module__.startswith(_SETTERS)
-    plain = type(kind) is type and kind.__new__ is object.__new__ and read
-    scripted = issubclass(kind, (torch.fx.GraphModule, torch.jit.ScriptModule))
-    return kind if (home == named or moved) and plain and not scripted else None
-
-
-@functools.cache
-def _stand_in(kind: type) -> _Name:
-    def make(cls: type, *args: object) -> Any:
-        if args:
-            raise RefusedError(f"makes a {kind.__name__} in a way that torch.save does not")
-        return object.__new__(kind)
-
-    words = {"__new__": make, "__module__": kind.__module__, "made": kind}
-    return _Name(kind.__name__, (), {**words, "__qualname__": kind.__qualname__})
-
-
 # What stands for functions that a file would call --------------------------------------------
 
 
@@ -279,8 +265,7 @@ def _member(kind: Any, value: str) -> Any:
 
 
 def _attribute_of(owner: Any, name: str) -> Any:
-    """What `getattr` would return: a forward method, as fused models and heads of Ultralytics keep
-    it, or a way to interpolate."""
+    """What `getattr` would return: a forward method, or a way to interpolate."""
     if isinstance(owner, functools.partial) and owner.func is _member:
         return owner.args[0].__members__[name]
     kind = owner.made if isinstance(owner, _Name) else type(owner)
@@ -323,12 +308,9 @@ _KEPT: dict[str, Any] = {
     "builtins.getattr": _attribute_of,
     "functools.partial": _partial,
     "numpy.dtype": _NumberType,
-    "numpy.core.multiarray.scalar": _number,
-    "numpy._core.multiarray.scalar": _number,
-    "pathlib.PosixPath": _path,
-    "pathlib.WindowsPath": _path,
-    "pathlib._local.PosixPath": _path,
-    "pathlib._local.WindowsPath": _path,
+    **{f"numpy.{core}.multiarray.scalar": _number for core in ("core", "_core")},
+    **{f"pathlib.{kind}": _path for kind in ("PosixPath", "WindowsPath")},
+    **{f"pathlib._local.{kind}": _path for kind in ("PosixPath", "WindowsPath")},
     "types.SimpleNamespace": SimpleNamespace,
     "ultralytics.utils.IterableSimpleNamespace": SimpleNamespace,
     "ultralytics.yolo.utils.IterableSimpleNamespace": SimpleNamespace,
@@ -343,16 +325,14 @@ _CONTENTS = {"_parameters": Tensor, "_buffers": Tensor, "_modules": nn.Module}
 _HOOKS = {n for n, v in _FRESH.items() if isinstance(v, dict)} - _CONTENTS.keys()
 _PART = re.compile(r"[^.\0\ud800-\udfff]+")
 """Names of modules: torch wants no dots, and results are filed under them."""
-
 _PLAIN = (bool, int, float, str, type(None))
 _BESIDE = 64 * 2**20
 """Bytes that a tensor may have beside four times its data: it may be expanded, or on meta."""
 
 
 def _check(content: Any) -> None:
-    """Look at all that a file made, once: modules are what their classes make, and nothing is kept
-    that could be called."""
-    for value in _reached(content, _parts):
+    """Refuse modules that are not what their classes make, and what could be called."""
+    for value in nested(content, _parts):
         if isinstance(value, (Tensor, OrderedDict, Counter)):
             vars(value).clear()  # attributes, which could take the place of methods
         if isinstance(value, nn.Module):
@@ -378,12 +358,11 @@ def _check(content: Any) -> None:
             raise _broken(module) from error
 
 
-def nested(content: Any) -> Iterator[Any]:
-    """A mapping and all that is in it, at any depth; each object once, as it may hold itself."""
-    return _reached(content, lambda value: value.values() if isinstance(value, Mapping) else ())
-
-
-def _reached(content: Any, parts: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
+def nested(
+    content: Any,
+    parts: Callable[[Any], Iterable[Any]] = lambda v: v.values() if isinstance(v, Mapping) else (),
+) -> Iterator[Any]:
+    """A value and all that is in it (if `parts` is not said, in mappings), each object once."""
     reached, seen = [content], {id(content)}
     for value in reached:
         yield value
@@ -401,13 +380,9 @@ def _parts(value: Any) -> Sequence[Any]:
         return [*value]
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values(), *vars(value).values()]
-    if isinstance(value, (nn.Module, Namespace, SimpleNamespace)) or _is_helper(value):
-        return [*vars(value).values()]
-    return []
-
-
-def _is_helper(value: Any) -> bool:
-    return f"{type(value).__module__}.{type(value).__qualname__}" in _HELPERS
+    kind, kinds = type(value), (nn.Module, Namespace, SimpleNamespace)
+    is_helper = f"{kind.__module__}.{kind.__qualname__}" in _HELPERS
+    return [*vars(value).values()] if is_helper or isinstance(value, kinds) else []
 
 
 def _harmless(value: Any) -> bool:
@@ -420,15 +395,30 @@ def _harmless(value: Any) -> bool:
     known = isinstance(value, FunctionType) and _is_forward(value.__name__)
     known = known or isinstance(value, (_Name, weakref.ref))  # nn.LSTM makes references
     name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
-    return known or name in _FUNCTIONS or _is_helper(value)
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    return known or name in _FUNCTIONS or kind in _HELPERS
 
 
 def _check_module(module: nn.Module) -> None:
-    """What nn.Module keeps is of its kind, no hooks are set, and no attribute takes the place of
-    what the class defines."""
+    """No attribute takes the place of what the class defines, and no hooks are set."""
     attributes, of = vars(module), f"holds a {type(module).__name__}"
     for name, value in attributes.items():
-        if _replaces(module, name, value):
+        owner = next((kind for kind in type(module).__mro__ if name in vars(kind)), None)
+        if owner is None:
+            replaced = type(name) is str and name.startswith("__")
+        else:  # a plain value may take the place of a plain value
+            default = vars(owner)[name]
+            values = value if isinstance(value, (list, tuple)) else [value]
+            plain = not callable(default) and not hasattr(type(default), "__get__")
+            replaced = not (plain and all(isinstance(one, (*_PLAIN, Tensor)) for one in values))
+            if name == "forward":  # of a fused model of Ultralytics
+                own = isinstance(value, MethodType) and value.__self__ is module
+                replaced = not (own and _is_forward(value.__name__))
+            elif name == "type":  # Ultralytics sets it
+                replaced = replaced and type(value) is not str
+            elif name == "all_weights":  # of torch before 1.0
+                replaced = replaced and not isinstance(module, nn.RNNBase)
+        if replaced:
             words = f"whose state replaces its {quoted(str(name))}: it could run code"
             raise RefusedError(f"{of} {words}")
     for name, kind in _CONTENTS.items():
@@ -446,25 +436,6 @@ def _check_module(module: nn.Module) -> None:
         kind = type(fresh) if isinstance(fresh, (bool, dict, set)) else object
         if name not in attributes or not isinstance(attributes[name], kind):
             raise _broken(module)
-
-
-def _replaces(module: nn.Module, name: Any, value: Any) -> bool:
-    """Whether an attribute takes the place of what the class defines, other than a plain value of a
-    plain value."""
-    owner = next((kind for kind in type(module).__mro__ if name in vars(kind)), None)
-    if owner is None:
-        return type(name) is str and name.startswith("__")
-    default = vars(owner)[name]
-    items = value if isinstance(value, (list, tuple)) else [value]
-    plain = not callable(default) and not hasattr(type(default), "__get__")
-    if plain and all(isinstance(item, (*_PLAIN, Tensor)) for item in items):
-        return False
-    if name == "forward":  # of a fused model of Ultralytics
-        own = isinstance(value, MethodType) and value.__self__ is module
-        return not (own and _is_forward(value.__name__))
-    is_type = name == "type" and type(value) is str  # Ultralytics sets it
-    # of torch before 1.0
-    return not (is_type or (name == "all_weights" and isinstance(module, nn.RNNBase)))
 
 
 def _broken(module: nn.Module) -> RefusedError:

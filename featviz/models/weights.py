@@ -1,5 +1,4 @@
-"""Weights and whole models: files read without running what they hold, tensors by name, and from
-these into a module."""
+"""Files of weights, whole models and programs; tensors by name, and from these into a module."""
 
 from __future__ import annotations
 
@@ -9,9 +8,10 @@ import os
 import pickle
 import re
 import warnings
+import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from featviz.errors import FeatvizError, FileError, LoadError
-from featviz.files import open_regular, read_json, real
-from featviz.models import exported, sources, torch_files
-from featviz.models.code import importable
+from featviz.files import open_regular, read_json
+from featviz.models import sources, torch_files
+from featviz.models.requirements import first_line
+from featviz.models.sources import Fixed, importable
 from featviz.models.torch_files import RefusedError, nested
 from featviz.options import ModelOptions
 from featviz.text import listed, quoted
@@ -41,23 +42,17 @@ def record(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path, unsafe: bool = False) -> Any:
-    """Read what a file holds: a module, or a mapping with tensors somewhere in it.
-
-    Raises:
-        LoadError: no checkpoint, truncated, or a pickle that needs more than is allowed.
-    """
+    """Read what a file holds: a module, or a mapping with tensors somewhere in it; LoadError for no
+    checkpoint, a truncated one, or a pickle that needs more than is allowed."""
     try:
         kind = sources.sniff(path)
     except OSError as error:
         raise LoadError(f"{path} cannot be read: {error.strerror}", None) from error
     if kind == sources.TORCHSCRIPT:
-        raise LoadError(
-            f"{path.name} is TorchScript, which takes no hooks on its layers",
-            "give the Python model that it was made from, with its weights: "
-            "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pth') and --arch MODEL",
-        )
+        hint = "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pth') and --arch MODEL"
+        raise LoadError(f"{path.name} is TorchScript, which takes no hooks on its layers", hint)
     if kind == sources.EXPORTED:
-        return exported.read(path, unsafe)[0]
+        return read_program(path, unsafe)[0]
     if kind == sources.SHARDS:
         return _read_shards(path, unsafe)
     if kind not in sources.KINDS:
@@ -79,30 +74,23 @@ def read(path: Path, unsafe: bool = False) -> Any:
     except FeatvizError:
         raise
     except RefusedError as error:
-        raise _refused(path, error) from error
+        if lacking := [name for name in error.names if torch_files.lacks(name)]:
+            package = lacking[0].partition(".")[0]
+            raise LoadError(
+                f"{path.name} needs the package {package} for {listed([*map(quoted, lacking)], 3)}",
+                f"pip install {package}, or a newer one (-U) if it is there",
+            ) from error
+        trust = "if you trust the file, --trust"
+        remedy = trust if error.names else f"save the state_dict() of a model that runs; {trust}"
+        raise LoadError(f"{path.name} {error}", remedy, add=("--trust",)) from error
     except Exception as error:  # a broken pickle decides itself what it makes torch raise
         raise _damaged(path, error) from error
 
 
-def _refused(path: Path, error: RefusedError) -> LoadError:
-    if lacking := [name for name in error.names if torch_files.lacks(name)]:
-        package = lacking[0].partition(".")[0]
-        return LoadError(
-            f"{path.name} needs the package {package} for {listed([*map(quoted, lacking)], 3)}",
-            f"pip install {package}, or a newer one (-U) if it is there",
-        )
-    trust = "if you trust the file, --trust"
-    remedy = trust if error.names else f"save the state_dict() of a model that runs; {trust}"
-    return LoadError(f"{path.name} {error}", remedy, add=("--trust",))
-
-
 def _damaged(path: Path, error: Exception) -> LoadError:
     if isinstance(error, ModuleNotFoundError):  # of a file that is trusted
-        places = ", ".join(dict.fromkeys(str(real(f)) for f in (Path.cwd(), path.parent)))
-        return LoadError(
-            f"{path.name} needs the module {str(error.name)!r}, which cannot be found",
-            f"it was looked for in {places}; PYTHONPATH=FOLDER adds the folder that has it",
-        )
+        words = f"{path.name} needs the module {str(error.name)!r}, which cannot be found"
+        return LoadError(words, "PYTHONPATH=FOLDER adds the folder that has it")
     cause: BaseException = error
     if isinstance(error, pickle.UnpicklingError) and error.__context__ is not None:
         cause = error.__context__  # the same without torch's advice to load the file unsafely
@@ -117,8 +105,7 @@ def _damaged(path: Path, error: Exception) -> LoadError:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper; a
-    compiled one ignores hooks that come later, or traces them into its graph."""
+    """The module inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper."""
     inner = getattr(module, "_orig_mod", None)
     if inner is None and isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         inner = module.module
@@ -145,6 +132,81 @@ def _read_shards(path: Path, unsafe: bool) -> Any:
     return tensors
 
 
+# torch.export programs, .pt2, as modules whose layers take hooks ---------------------------------
+
+Shape = tuple[int | None, ...]
+
+_NEEDED = re.compile(rb'\\"type\\": \\"([\w.]+)\.\w+\\"|torch\.ops\.(torchvision)\.')
+"""Classes of outputs, and operators, whose package must be imported first."""
+
+
+def read_program(
+    path: Path, trust: bool = False, device: torch.device | None = None
+) -> tuple[nn.Module, Fixed]:
+    """Read a .pt2 file with `torch.export.load`, which can run whatever code it holds: the program
+    as a tree of modules by the original's names, and the channels and the size of its input."""
+    if not trust:
+        words = "is an exported program, and torch reads it by running what it holds"
+        words = f"{quoted(path.name)} {words}; nothing was executed"
+        raise LoadError(words, "if you trust the file, --trust", add=("--trust",))
+    heard = logging.root.manager.disable
+    logging.disable(logging.ERROR)  # torch logs tracebacks, and raises
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.endswith("models/model.json")]
+            texts = [archive.read(name) for name in names]
+        with importable(path.parent), path.open("rb") as file:
+            for one, other in [found for text in texts for found in _NEEDED.findall(text)]:
+                import_module((one or other).decode())
+            program = torch.export.load(file)
+        if device is not None and device.type != "cpu":
+            from torch.export.passes import move_to_device_pass
+
+            program = move_to_device_pass(program, device)
+        module = torch.export.unflatten(program)
+    except Exception as error:  # the file decides what torch raises
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # torch says last what it was doing
+            cause = cause.__cause__
+        words = f"{quoted(path.name)} cannot be loaded: {quoted(first_line(cause))}"
+        hint = "is the file whole, as torch.export.save wrote it, and from this torch or older?"
+        raise LoadError(words, hint) from error
+    finally:
+        logging.disable(heard)
+    shape = _input_shape(path, program)
+
+    def refuse_others(module: nn.Module, args: Sequence[Any]) -> None:
+        got = tuple(args[0].shape)
+        pairs = zip(shape, got, strict=False)
+        if len(got) != len(shape) or any(want not in (None, size) for want, size in pairs):
+            raise ValueError(f"it was exported for inputs {_words(shape)}, not {_words(got)}")
+
+    module.register_forward_pre_hook(refuse_others)
+    _, channels, *size = shape
+    return module, (channels, None if None in size else tuple(size))  # type: ignore[return-value]
+
+
+def _input_shape(path: Path, program: Any) -> Shape:
+    names = program.graph_signature.user_inputs
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+    value = values.get(names[0]) if len(names) == 1 else None
+    shape = tuple(size if isinstance(size, int) else None for size in getattr(value, "shape", ()))
+    one = torch.utils._pytree.tree_structure(((0,), {}))
+    plain = program.module_call_graph[0].signature.in_spec == one
+    dtype = getattr(value, "dtype", None)
+    if not plain or len(shape) != 4 or shape[0] not in (1, None) or dtype != torch.float32:
+        given = ", ".join(map(str, names)) or "no input"
+        raise LoadError(
+            f"{path.name} takes {f'{dtype} {_words(shape)}' if plain else given}, not one image",
+            "export it for one positional argument, an image torch.float32 [1, C, H, W]",
+        )
+    return shape
+
+
+def _words(shape: Sequence[int | None]) -> str:
+    return f"[{', '.join('any' if size is None else str(size) for size in shape)}]"
+
+
 # Digests -----------------------------------------------------------------------------------------
 
 ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
@@ -152,8 +214,7 @@ ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 
 def digest(module: nn.Module) -> str | None:
     """sha256 of a module: names, classes and settings (`extra_repr`) of what it consists of,
-    parameters and buffers, but not the code of the classes; None where a tensor does not tell its
-    values. Takes about a second for each gigabyte."""
+    parameters and buffers, not code; None where a tensor does not tell its values."""
     sha256 = hashlib.sha256()
     for name, part in module.named_modules():
         try:
@@ -164,12 +225,13 @@ def digest(module: nn.Module) -> str | None:
         sha256.update(words.encode("utf-8", "backslashreplace"))
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         sha256.update(f"{name}: {tensor.dtype}\n".encode())
-        if not (is_lazy(tensor) or tensor.is_meta):
-            sha256.update(f"{list(tensor.shape)}\n".encode())
-            try:
-                add_values(tensor, sha256)
-            except Exception:  # a tensor of somebody else's class
-                return None
+        if is_lazy(tensor) or tensor.is_meta:
+            continue
+        sha256.update(f"{list(tensor.shape)}\n".encode())
+        try:
+            add_values(tensor, sha256)
+        except Exception:  # a tensor of somebody else's class
+            return None
     return sha256.hexdigest()
 
 
@@ -199,35 +261,28 @@ _PREFIXES = (
     *("module.", "_orig_mod.", "model.", "net.", "network.", "encoder.", "backbone."),
     "timm_model.",
 )
-"""What DataParallel, torch.compile, Lightning, training scripts and transformers around a model of
-timm's put before names."""
+"""What wrappers and training scripts put before names."""
 
 _MOST = 0.8
-"""A prefix counts if so many of the keys have it: losses and metrics may stand beside the model."""
+"""Share of the keys that must have a prefix: losses may stand beside the model."""
 
 _WRAPPERS = (
     re.compile(r"_orig_mod\.|_fsdp_wrapped_module\.|_checkpoint_wrapped_module\."),
     re.compile(r"(?<=\.)module\."),
 )
-"""What torch.compile, FSDP and activation checkpointing put into the names of a part; and
-DataParallel, which may also be a module's own name."""
+"""What wrappers of parts put into names; the last may also be a module's own name."""
 
 _DEEPEST = 4
 
 
-@dataclass(frozen=True)
-class Unwrapped:
-    """Tensors by name, and what was done to find them, in words."""
-
-    tensors: dict[str, Tensor]
-    steps: tuple[str, ...] = ()
-    module: nn.Module | None = None
+Form = tuple[dict[str, Tensor], tuple[str, ...]]
+"""Tensors by name, and what was done to find them, in words."""
 
 
-def read_weights(path: Path, options: ModelOptions) -> Unwrapped:
+def read_weights(path: Path, options: ModelOptions) -> Form:
     """The tensors of a file by name."""
     content = read(path, options.trust)
-    return unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
+    return unwrap(content, options.key, options.strip_prefix, options.ema, path.name)[0]
 
 
 def unwrap(
@@ -236,10 +291,10 @@ def unwrap(
     prefix: str | None = None,
     ema: bool | None = None,
     name: str = "the checkpoint",
-) -> Unwrapped:
-    """Find the state dict in a checkpoint: under `key` (`state_dict`, `models.generator`), else in
-    the usual places; averaged weights (`ema`), plain ones (False), or plain ones if there are any
-    (None). A `prefix` is stripped from names."""
+) -> tuple[Form, nn.Module | None]:
+    """Find the state dict in a checkpoint, and the module that it is of, if any: under `key`
+    (`models.generator`), else in the usual places; averaged weights (`ema`), plain ones (False), or
+    plain ones if there are any (None). A `prefix` is stripped from names."""
     steps: list[str] = []
     inner = content
     if key:
@@ -258,8 +313,9 @@ def unwrap(
         under = f" under {key!r}" if key else ""
         hint = "leave out --ema for the plain ones" if ema else "--key says where they are"
         raise LoadError(f"{name} holds no {what}{under}: {_describe(content)}", hint)
-    found = Unwrapped(tensors, tuple(steps), inner if isinstance(inner, nn.Module) else None)
-    return _without(found, prefix) if prefix else found
+    found = tensors, tuple(steps)
+    module = inner if isinstance(inner, nn.Module) else None
+    return _without(found, prefix) if prefix else found, module
 
 
 def _dig(content: Any, ema: bool | None, steps: list[str], depth: int = _DEEPEST) -> Any:
@@ -292,57 +348,54 @@ def _describe(content: Any) -> str:
     return f"keys {listed(keys, 8)}" if keys else "nothing"
 
 
-def _without(weights: Unwrapped, prefix: str) -> Unwrapped:
+def _without(form: Form, prefix: str) -> Form:
     """The tensors whose names begin with a prefix, without it."""
-    tensors = weights.tensors
+    tensors, steps = form
     kept = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
     if not kept:
         message = f"--strip-prefix {prefix!r}: no name begins with it"
         raise LoadError(message, f"names: {', '.join([*tensors][:3])}")
     others = len(tensors) - len(kept)
     step = f"stripped {prefix!r}" + (f", leaving {others} others out" if others else "")
-    return Unwrapped(kept, (*weights.steps, step), weights.module)
+    return kept, (*steps, step)
 
 
-def stripped_forms(weights: Unwrapped) -> list[Unwrapped]:
-    """The tensors as they are, then with one usual prefix after the other taken away, and each of
-    these without wrappers of parts."""
+def stripped_forms(weights: Form) -> list[Form]:
+    """The tensors as they are, then without one usual prefix after the other, and without
+    wrappers."""
     form, forms = weights, [weights]
     while True:
-        names, most = [*form.tensors], _MOST * len(form.tensors)
+        names, most = [*form[0]], _MOST * len(form[0])
         common = [p for p in _PREFIXES if sum(name.startswith(p) for name in names) >= most]
         if not common:
             break
         form = _without(form, common[0])
         forms.append(form)
     for wrapper in _WRAPPERS:
-        for form in [*forms]:
-            found = sorted({part for name in form.tensors for part in wrapper.findall(name)})
-            renamed = {wrapper.sub("", name): tensor for name, tensor in form.tensors.items()}
-            if found and len(renamed) == len(form.tensors):  # else two names became one
+        for tensors, steps in [*forms]:
+            found = sorted({part for name in tensors for part in wrapper.findall(name)})
+            renamed = {wrapper.sub("", name): tensor for name, tensor in tensors.items()}
+            if found and len(renamed) == len(tensors):  # else two names became one
                 step = f"took {', '.join(map(repr, found))} out of names"
-                forms.append(Unwrapped(renamed, (*form.steps, step)))
+                forms.append((renamed, (*steps, step)))
     return forms
 
 
-def put_weights(
-    module: nn.Module, tensors: Unwrapped, path: Path, options: ModelOptions
-) -> dict[str, Any]:
+def put_weights(module: nn.Module, form: Form, path: Path, options: ModelOptions) -> dict[str, Any]:
     """Load the tensors of a file into a module; returns what run.json says of them."""
     names = set(module.state_dict())
-    fitting = max(stripped_forms(tensors), key=lambda form: len(names & form.tensors.keys()))
-    if fitting.steps:
-        log.info("%s: %s", path.name, "; ".join(fitting.steps))
+    tensors, steps = max(stripped_forms(form), key=lambda form: len(names & form[0].keys()))
+    if steps:
+        log.info("%s: %s", path.name, "; ".join(steps))
     what = f"{path.name} does not fit {options.spec}"
-    loaded = put_into(module, fitting.tensors, what, options.partial)
-    return {**record(path), "taken": [*fitting.steps, loaded]}
+    return {**record(path), "taken": [*steps, put_into(module, tensors, what, options.partial)]}
 
 
 def put_into(
     module: nn.Module, tensors: Mapping[str, Tensor], what: str, partial: bool = False
 ) -> str:
     """Load tensors into a module, cast to its own precision; returns how many of its tensors there
-    were. `what` begins the message, `net.pth does not fit resnet18`; `partial` loads what fits."""
+    were. `what` begins the message; `partial` loads what fits."""
     own = module.state_dict()
     expected = {k: v for k, v in own.items() if isinstance(v, Tensor)}
     # BatchNorm's step counter: old checkpoints lack it, and nothing depends on it here
@@ -370,21 +423,9 @@ def put_into(
     try:
         module.load_state_dict(chosen, strict=False)
     except (RuntimeError, KeyError) as error:  # of sparse and quantised tensors and modules
-        raise LoadError(
-            f"{what}: {quoted(str(error).strip().splitlines()[-1].strip())}",
-            "save the weights as plain dense tensors",
-        ) from error
+        words = f"{what}: {quoted(str(error).strip().splitlines()[-1].strip())}"
+        raise LoadError(words, "save the weights as plain dense tensors") from error
     loaded = f"loaded {len(chosen)} of {len(total)}"
     if words:
         log.warning("%s tensors (--partial): %s", loaded, words)
     return loaded
-
-
-def in_full_precision(module: nn.Module, device: torch.device) -> nn.Module:
-    """Half and bfloat16 become float32 on a CPU, where many operations lack them."""
-    halves = (torch.float16, torch.bfloat16)
-    tensors = [*module.parameters(), *module.buffers()]
-    if device.type == "cpu" and any(tensor.dtype in halves for tensor in tensors):
-        log.info("half precision is cast to float32 on the CPU")
-        return module.float()
-    return module

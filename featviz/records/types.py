@@ -19,7 +19,7 @@ from typing import (
     TypeVar,
 )
 
-from featviz.files.urls import Remote, Url
+from featviz.files.urls import Url
 from featviz.text import percent, printable
 
 if TYPE_CHECKING:  # completion of a shell imports this, and has no time for numpy
@@ -172,14 +172,14 @@ class Sample:
 
     name: str
     """Unique, relative, with forward slashes: the image's folder in the run directory."""
-    paths: tuple[Path | Remote, ...]
+    paths: tuple[Path | Url, ...]
     archive: str | None = None
     """The archive that holds the file, by which `Shard` divides; None for files of their own."""
     still: tuple[int, int] | None = None
     """Of a video: which it is, and of how many evenly spread frames."""
 
     @property
-    def path(self) -> Path | Remote:
+    def path(self) -> Path | Url:
         """The file, or the first of several."""
         return self.paths[0]
 

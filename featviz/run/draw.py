@@ -235,9 +235,9 @@ class ImageWriter:
         return result
 
     def _manifest(self, result: ImageResult) -> dict[str, Any]:
-        picture, plan, outcome = self.image.picture, self.run.prepared.plan, result.outcome
-        size = dict(zip(("width", "height"), picture.size, strict=True))
-        image = {"path": self.sample.name, "sha256": picture.sha256, "size": size}
+        plan, outcome = self.run.prepared.plan, result.outcome
+        size = dict(zip(("width", "height"), self.image.images[0].size, strict=True))
+        image = {"path": self.sample.name, "sha256": self.image.sha256, "size": size}
         if len(self.sample.paths) > 1:
             image["files"] = [path.name for path in self.sample.paths]
         shapes = [list(arg.shape) for arg in self.image.args]

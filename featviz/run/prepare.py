@@ -12,6 +12,7 @@ from threading import Thread
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from featviz.drawing import colormap, normalize, tensorboard, values
@@ -26,12 +27,11 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
 from featviz.images import decode, find
 from featviz.images.arrays import Wanted
-from featviz.images.decode import DecodedImage
 from featviz.layout import map_size, to_maps
 from featviz.layout.guess import parse_override
 from featviz.layout.hints import HintBook
 from featviz.layout.layouts import LAYOUTS
-from featviz.models.arguments import Numbers
+from featviz.models.arguments import UserTransform
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.preprocess import Preprocess, Window
 from featviz.models.presets import first_features
@@ -52,7 +52,9 @@ Show = Callable[[Sequence[Tensor], HintBook, Callable[..., None]], tuple[Outcome
 class ModelInput:
     """An image as the model gets it."""
 
-    picture: DecodedImage
+    images: tuple[Image.Image | Raster, ...]
+    sha256: str
+    """Of its files."""
     args: list[Tensor]
     preprocess: Preprocess
     words: str
@@ -66,7 +68,7 @@ class ModelInput:
     def background(self) -> list[Bytes]:
         """What maps may lie over, uint8 [H, W, 3] each: the first picture that the model saw, or
         the frames of a clip."""
-        if hasattr(self.preprocess.transform, "blank"):
+        if getattr(self.preprocess.transform, "blank", None) is not None:
             raise UsageError("maps of an input that is no image lie over nothing", "no --overlay")
         pictures = self.preprocess.pictures(self.args)
         pictures = pictures if self.preprocess.frames else pictures[:1]
@@ -133,7 +135,9 @@ class Prepared:
 def files_read(model: ModelOptions | LoadedModel, samples: Iterable[Sample] = ()) -> list[Path]:
     """The files of images and of a model, where nothing may be written."""
     named = [] if isinstance(model, LoadedModel) else [model.spec, model.arch, model.weights]
-    return [*find.files_of(samples), *model_files(*named)]
+    paths = [path for sample in samples for path in sample.paths]
+    files = dict.fromkeys((decode.split(path) or (path,))[0] for path in paths)
+    return [*(file for file in files if isinstance(file, Path)), *model_files(*named)]
 
 
 def prepare(
@@ -160,10 +164,10 @@ def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
     if count is not None:
         with suppress(ImageError):
             wanted = Wanted(0, raw=True)
-            (image,) = decode.decode(samples[0], "white", 1, wanted, read_tensor, quiet=True).images
+            (image,), _ = decode.decode(samples[0], "white", 1, wanted, read_tensor, quiet=True)
             if isinstance(image, Raster) and image.values.shape in ((count,), (1, count)):
-                numbers = Numbers(f"vector of {count} numbers", torch.zeros(count))
-                preprocess = replace(numbers.preprocess(3), dtype=preprocess.dtype)
+                vector = UserTransform.vector(count).preprocess(3)
+                preprocess = replace(vector, dtype=preprocess.dtype)
     if preprocess.guessed:
         others = ", ".join(name for name in PRESETS if name != "imagenet")
         words = (
@@ -215,11 +219,11 @@ def read_input(
         preprocess.chain.channels, preprocess.frames is not None, preprocess.transform is not None
     )
     frames, background = preprocess.frames, inputs.background
-    picture = decode.decode(sample, background, frames, wanted, read_tensor, quiet)
-    if not sample.paths:  # --input
-        picture = replace(picture, images=(preprocess.empty(),))
-    words, window = preprocess.words_for(picture.words), preprocess.chain.window(picture.size)
-    return ModelInput(picture, preprocess(picture.images), preprocess, words, window)
+    images, sha256 = decode.decode(sample, background, frames, wanted, read_tensor, quiet)
+    images = images if sample.paths else (preprocess.empty(),)  # --input
+    words, chain = preprocess.words_for(images), preprocess.chain
+    window = chain.window(images[0].size) if chain.stride else None
+    return ModelInput(images, sha256, preprocess(images), preprocess, words, window)
 
 
 def blank_input(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from featviz.errors import FeatvizError, ForwardError, ImageError, StoreError, UsageError
-from featviz.files.urls import Remote
+from featviz.files.urls import Url
 from featviz.hooks.capture import forward
 from featviz.images.decode import check_background
 from featviz.models.load import LoadedModel, load_model
@@ -112,7 +112,7 @@ def _neighbours(
 ) -> Iterator[list[Visit[Image, Any]]]:
     """Read all samples, or those of these numbers, ahead of the caller. Those whose inputs have
     the same shapes go together, `size` neighbours at most, and unreadable ones between them."""
-    far = any(isinstance(path, Remote) for sample in samples[:1] for path in sample.paths)
+    far = any(isinstance(path, Url) for sample in samples[:1] for path in sample.paths)
     readers = READERS_OF_STORES if far else 1
     batch: list[Visit[Image, Any]] = []
     shapes: list[Any] = []

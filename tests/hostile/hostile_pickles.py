@@ -165,11 +165,9 @@ NAMES = (
     *("torch.hub:load", "torch.serialization:load", "torch.nn.modules.module:Module.compile"),
     *("torchvision.models.resnet:resnet18", "torch.fx.graph_module:reduce_graph_module"),
     *("torch.nn.utils.weight_norm:WeightNorm", "torch.nn.parameter:UninitializedParameter"),
-    *("torch.nn.utils.parametrize:ParametrizationList", "torch.nn.cpp:ModuleWrapper"),
-    *("torch.nn.parallel.distributed:DistributedDataParallel", "torch.jit._script:ScriptModule"),
-    *("torchvision.models.feature_extraction:DualGraphModule", "torchvision.antigravity:fly"),
-    *("torch.nn.functional:boolean_dispatch", "torch.nn.antigravity:Linear"),
-    *("torch.nn..modules:Linear", "torch.nn.\x1b[31m:Linear", "torch.nn.\u2028error.x:Linear"),
+    *("torch.nn.cpp:ModuleWrapper", "torch.jit._script:ScriptModule"),
+    *("torchvision.models.feature_extraction:DualGraphModule", "torch.nn.functional:relu6"),
+    *("torch.nn..modules:Linear", "torch.nn.\x1b[31m:Linear"),
     *("torch.nn.modules/../../../evil:Net", "torch.nn.modules.activation:ＲeLU"),
 )
 """Names near those that are listed; none may be imported or called."""
@@ -200,14 +198,12 @@ CALLS: dict[str, tuple[Make, str]] = {
     # hole 1.1, and its relatives
     "a kept class that evaluates": (_hole(YOLO, _recipe), NAMED),
     "a kept class that downloads": (_hole(TORCHVISION, lambda b: "resnet18"), NAMED),
-    "a kept class that reads YAML": (_hole(YOLO, lambda b: "evil.yaml"), NAMED),
     # constructors
     "Linear(30000, 30000)": (_called(LINEAR, 30000, 30000), f"calls Linear, {KEPT}"),
     "Linear by NEWOBJ with arguments": (
         lambda b: new(named(LINEAR), 30000, 30000),
         "makes a Linear in a way that torch.save does not",
     ),
-    "a class that reads YAML": (_called(YOLO, "evil.yaml"), KEPT),
     "a class through a tensor subclass": (
         _called(SUBCLASS, named(TORCHVISION), named("torch:Tensor"), ("resnet18",), {}),
         KEPT,
@@ -289,14 +285,10 @@ def conv(groups: Any) -> Opcodes:
 
 
 TRANSFORMER = "torch.nn.modules.transformer:TransformerEncoderLayer"
-SEQUENTIAL = "torch.nn.modules.container:Sequential"
 TAKEN: dict[str, Make] = {
     "a class kept as an activation": lambda b: module(TRANSFORMER, activation=named(YOLO)),
     "attributes of a parameter in the place of methods": lambda b: relu(
         _parameters={"w": _parameter({"note": named(LINEAR)}, ordered())}
-    ),
-    "a child's name sets a terminal's title": lambda b: module(
-        SEQUENTIAL, _modules={f"a{TITLE}": relu()}
     ),
     "groups of a convolution are text": lambda b: conv(f"a{TITLE}"),
 }
@@ -327,7 +319,6 @@ DISGUISES: dict[str, Callable[[Sandbox], bytes]] = {
     ),
     "two pickles, data.pkl and data.pkl": _two_pickles,
     "a good zip behind a bad pickle": lambda b: dumped(system_call(b)) + around({}),
-    "a record that climbs out": lambda b: around({}, **{f"../../{MARKER}": b"x"}),
     "a second pickle behind the first": lambda b: legacy(dumped({}) + dumped(system_call(b))),
     "TorchScript": _torchscript,
     **{

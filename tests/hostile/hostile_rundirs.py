@@ -179,46 +179,35 @@ GRID, FILE = "captures.0.grid", "captures.0.file"
 INSIDE = "expected a file inside the image's folder"
 FIELDS: list[tuple[str, Any, str]] = [
     (f"{GRID}.nrow", 0, "captures[0].grid.nrow is 0, expected `int` >= 1"),
-    (f"{GRID}.nrow", 10**4000, "captures[0].grid.nrow is "),
     (f"{GRID}.nrow", 4, "output.png has 96×64 pixels, by its manifest.json 190×33"),
     (f"{GRID}.scale", 99, "grid.scale is 99, expected no more than the tile"),
     (f"{GRID}.tile", [2**31 - 1] * 2, "expected a picture of at most 2147483647"),
     (f"{GRID}.padding", 1e308, "captures[0].grid.padding is 1e+308, expected"),
-    (f"{GRID}.padding", KeyError, "captures[0].grid.padding is missing"),
     ("captures.0.maps", 10**9, "captures[0].maps is 1000000000, expected `int` <= 16777216"),
-    ("captures.0.maps", True, "captures[0].maps is true, expected `int`"),
     ("captures.0.maps", 3, f"{KEY} is float32 [4, 6], expected float32 [3"),
     ("captures.0.range", [1e308, -1e308], ""),
     ("captures.0.min", 1e400, "JSON has no number Infinity"),
     ("captures.0.shape", [10**18] * 4, "expected `int` <= 9007199254740992"),
     ("captures.0.channels", [0] * 40_000, "expected each channel once"),
-    ("captures.0.channels", [0, 4], "channels is 4, expected less than maps (4"),
-    ("captures.0.steps", [1], "steps is 1, expected less than slices (1)"),
     ("captures.0.constant", [1, 2], "expected `array` of length >= 3"),
-    ("captures.0.slices", [4, 2], "expected no more drawn than there are"),
     ("captures.0.collapsed", {"1": [99]}, "expected less than maps (4)"),
-    ("captures.0.reduce", "pca", "by its manifest.json 96×33"),
     ("captures.0.layer", "x" * 5000, "expected `str` of length <= 4096"),
     ("captures.1.layer", "0", "captures[1] is the same tensor as captures[0]"),
     ("captures", KeyError, "a.png/manifest.json: captures is missing"),
     ("image.path", "b.png", "image.path is \"b.png\", expected 'a.png'"),
     ("image.path", "../../../x", "a.png"),
-    ("image.size", {"width": 10**30, "height": 10**30}, "a.png"),
     ("input.shape", [1, 3, 9, 9], "input.png has 45×29 pixels, by its manifest"),
     ("schema_version", 1, "has schema version 1, this featviz reads 2"),
     (FILE, "{root}/secret/id_secret.png", INSIDE),
     *(
         (FILE, path, INSIDE)
         for path in (
-            *("../../../secret/id_secret.png", "001_0/../../../../secret/id_secret.png"),
-            *("..\\..\\..\\secret\\id_secret.png", "../b.png/001_0/output.png", "001_0/a\0.png"),
-            *("file:///etc/passwd", "https://evil.example/x.png", "", ".."),
+            *("../../../secret/id_secret.png", "..\\..\\..\\secret\\id_secret.png"),
+            *("../b.png/001_0/output.png", "001_0/a\0.png", "https://evil.example/x.png", ""),
         )
     ),
-    (FILE, "manifest.json", "expected a name that ends in .png or .webp or .jp"),
     (FILE, "x" * 4000 + ".png", "cannot be read: File name too long"),
     ("captures.0.tensor", "../../../secret/id_secret.npy", "captures[0].tensor is "),
-    ("captures.0.tensor", "stats.npz", "expected a name that ends in .npy"),
     ("captures.0.tensor", "x.npy", "a.png/x.npy is missing"),
     *(
         (where, FORGED, "")
@@ -240,11 +229,9 @@ RECORDS: list[tuple[str, Any, str]] = [
     ("images.total", -1, "images.total is -1, expected `int` >= 0"),
     ("images.complete", [FORGED], ""),
     ("images.complete", ["../../x", "x" * 10**5], ""),
-    ("images.complete", [["a"]], "images.complete[0] is "),
     ("options", {"normalize": [1], "layers": {}}, ""),
     ("layers", [FORGED], ""),
     ("model", {"kind": FORGED, "file": FORGED, "arch": 5}, ""),
-    ("featviz", FORGED, ""),
     ("kind", TITLE, r"holds \x1b]0;featviz_hostile\x07"),
     ("schema_version", 999, "has schema version 999, this featviz reads 2"),
 ]
@@ -260,9 +247,7 @@ NO_FILE, LINKED = "it is no regular file", "is a symbolic link"
 SECRET, SECRET_PICTURE = "{root}/secret/id_secret", "{root}/secret/id_secret.png"
 FILES: dict[str, tuple[Change, str]] = {
     "run.json is a FIFO": (other("run.json", os.mkfifo), NO_FILE),
-    "run.json is a folder": (other("run.json", Path.mkdir), NO_FILE),
     "run.json is a device": (link("run.json", "/dev/zero"), "is a link"),
-    "run.json is a link to itself": (link("run.json", "run.json"), "is a link"),
     "run.json is a link to a secret": (link("run.json", SECRET), "is a link"),
     f"{MANIFEST} is a folder": (other(MANIFEST, Path.mkdir), ""),
     **{
@@ -271,7 +256,6 @@ FILES: dict[str, tuple[Change, str]] = {
         for kind, make, words in (
             ("a FIFO", lambda name: other(name, os.mkfifo), NO_FILE),
             ("a device", lambda name: link(name, "/dev/zero"), LINKED),
-            ("a link to itself", lambda name: link(name, Path(name).name), LINKED),
             ("a link to a secret", lambda name: link(name, SECRET), LINKED),
         )
     },
@@ -284,7 +268,6 @@ FILES: dict[str, tuple[Change, str]] = {
         "is missing",
     ),
     "an image's folder is a link to a whole one": (link("a.png", "../other/a.png"), ""),
-    "a folder that links to the run": (link("loop", "."), ""),
     "a folder that links to the root": (link("all", "/"), ""),
     "one picture, 1,000 times": (_repeated, "too few for the maps"),
     "a picture of 60,000 by 60,000": (
@@ -309,14 +292,12 @@ FILES: dict[str, tuple[Change, str]] = {
         stats(header(f"__import__('os').mkdir('{MARKER}')") + bytes(96)),
         "its header is not as numpy writes it",
     ),
-    "a header of 9,000 brackets": (stats(header("(" * 9_000)), "its header is not as numpy"),
     "statistics that are a pickle": (raw(STATS, pickle.dumps(Evil())), "too few for the maps"),
     "20,000 arrays": (
         raw(STATS, lambda: zipped(*((f"x{n}.npy", b"") for n in range(20_000)), packed=False)),
         "npz has more than the ",
     ),
     "statistics that overlap": (_overlapping, "stats.npz has 2,4"),
-    "statistics missing": (lambda root: (root / STATS).unlink(), "npz is missing"),
 }
 """What is put in the place of a file, and what must be said of it."""
 
@@ -358,8 +339,8 @@ AUDITED = [
 
 
 def _many_images(root: Path) -> None:
-    names = [f"{number:06d}.png" for number in range(60_000)]
-    edit(root / "run.json", "images", {"total": 60_000, "complete": names, "missing": []})
+    names = [f"{number:06d}.png" for number in range(6_000)]
+    edit(root / "run.json", "images", {"total": 6_000, "complete": names, "missing": []})
     for name in ("a.png", "b.png"):
         (root / name).rename(root.parent / name)
 
@@ -392,12 +373,18 @@ def changed(*changes: Change) -> Callable[[Sandbox], None]:
     return make
 
 
+def _some(number: int, codes: tuple[int, ...]) -> tuple[list[str], Any]:
+    """Two of the commands, one after the other, and merge, with their exit codes."""
+    chosen = (number % 5, 5)
+    return [READING[n] for n in chosen], [codes[n] for n in chosen]
+
+
 def all_attacks() -> Iterator[Attack]:
     tables: list[tuple[str, tuple[Change, ...], str, tuple[int, ...]]] = []
-    for where, value, words in FIELDS:  # the one reader of manifests: two commands show its answer
+    for number, (where, value, words) in enumerate(FIELDS):  # there is one reader of manifests
         name, make = f"rundir: manifest: {where} is {ascii(value)[:40]}", at(where, value)
-        lines = [READING[0], READING[5]] if words else READING
-        codes = (LEFT_OUT[0], LEFT_OUT[5]) if words else "any"
+        lines, codes = _some(number, LEFT_OUT)
+        lines, codes = (lines[:1], codes[:1]) if words else (READING[:2] + lines, "any")
         yield Attack(name, changed(make, _renamed), lines, codes, words)
     for where, value, words in RECORDS:
         name = f"run.json: {where} is {ascii(value)[:40]}"
@@ -408,10 +395,11 @@ def all_attacks() -> Iterator[Attack]:
     for name, (change, words) in FILES.items():
         codes = REFUSED if name.startswith("run.json") else LEFT_OUT
         tables.append((name, (change,), words, codes))
-    for name, changes, words, codes in tables:
-        make = changed(*changes)
-        yield Attack(f"rundir: {name}", make, READING, codes if words else "any", words)
-        yield Attack(f"resumed rundir: {name}", make, RESUMING, may_change=("given/run",))
+    for number, (name, changes, words, all_codes) in enumerate(tables):
+        make, (lines, codes) = changed(*changes), _some(number, all_codes)
+        yield Attack(f"rundir: {name}", make, lines, codes if words else "any", words)
+        if " MB" not in name and (number % 3 == 0 or "an image's folder" in name):
+            yield Attack(f"resumed rundir: {name}", make, RESUMING, may_change=("given/run",))
     for name, data in TENSORS.items():
         words = "a.png/001_0/output.npy cannot be read: "
         yield Attack(f"tensor: {name}", changed(_tensors(data)), READING[4:5], (4,), words)
@@ -430,8 +418,8 @@ def all_attacks() -> Iterator[Attack]:
     words = "image.path is \"b.png\", expected 'aaa'"
     yield Attack("rundir: an image is there twice", changed(_twice), READING, "any", words)
     lines = [line for line in READING if line.startswith(("diff", "merge"))]
-    words = "59,980 images more are incomplete"
-    yield Attack("rundir: 60,000 images are missing", changed(_many_images), lines, "any", words)
+    words = "5,980 images more are incomplete"
+    yield Attack("rundir: 6,000 images are missing", changed(_many_images), lines, "any", words)
     yield Attack("control: an honest run in every command", place, READING, "good")
     resumed = ("given/run",)
     yield Attack("control: an honest run is resumed", place, RESUMING, "good", may_change=resumed)

@@ -155,10 +155,8 @@ FILES = {
 
 def _links() -> Iterator[Attack]:
     for name, line in FILES.items():
-        for words, target in (("outside", NOTES), ("to what is not there", "{root}/bystander/new")):
-            make = _with(_link(f".{name}.part", target))
-            title = f"writing: .{name}.part links {words}"
-            yield Attack(title, make, [line], "any", "", ("work", ROOM))
+        make, title = _with(_link(f".{name}.part")), f"writing: .{name}.part links outside"
+        yield Attack(title, make, [line], "any", "", ("work", ROOM))
     run = [[*DRAW, *RUN_OUT, "--resume"]]
     for name in (".run.json.part", ".a.png.part", "a.png/.manifest.json.part"):
         make = _with(_unfinished("manifest.json"), _link(f"run/{name}"))

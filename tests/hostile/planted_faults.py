@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +15,6 @@ RAN = f"{{root}}/{MARKER}"
 BYSTANDER, SECRET = "{root}/bystander/new", "{root}/secret/id_secret"
 
 
-def _writes_below(place: str, opened: Callable[..., int]) -> None:
-    """By the descriptor of a folder; `opened` may be past the wrapper that tells the hook so."""
-    folder = os.open(Path(place).parent, os.O_RDONLY)
-    os.chdir(Path(place).parent.parent / "work")
-    os.close(opened(Path(place).name, os.O_WRONLY | os.O_CREAT, dir_fd=folder))
-
-
 def _imports(folder: str) -> None:
     sys.path.insert(0, folder)
     __import__("innocent")
@@ -32,13 +23,6 @@ def _imports(folder: str) -> None:
 def _loops() -> None:
     while True:
         pass
-
-
-def _swallowed(place: str) -> None:
-    try:
-        subprocess.run(["touch", place], check=False)
-    except Exception:
-        return
 
 
 def _encodes(place: str) -> None:
@@ -52,27 +36,25 @@ def _crops(place: str) -> None:
 
 
 def _past(place: str) -> None:
-    _writes_below(place, getattr(os.open, "__wrapped__", os.open))
+    """By the descriptor of a folder, past the wrapper that tells the hook so."""
+    folder, opened = os.open(Path(place).parent, os.O_RDONLY), os.open.__wrapped__
+    os.close(opened(Path(place).name, os.O_WRONLY | os.O_CREAT, dir_fd=folder))
 
 
 OUTSIDE, SPOKEN = "outside the destination", "LEAK the secret is"
 WRITES = f"VIOLATION open: {OUTSIDE}"
 FAULTS: dict[str, tuple[Callable[..., object], str, str]] = {
     "system": (lambda at: os.system(f"touch {at}"), RAN, "VIOLATION os.system"),
-    "swallowed": (_swallowed, RAN, "VIOLATION subprocess.Popen"),
     "writes": (lambda at: Path(at).write_text("x"), BYSTANDER, WRITES),
-    "writes below": (lambda at: _writes_below(at, os.open), BYSTANDER, WRITES),
     "writes past": (_past, BYSTANDER, "MADE bystander/new"),
     "links": (lambda at: Path("link.png").symlink_to(at), SECRET, "LINK work/link.png was made"),
     "evaluates": (lambda: exec(f"{MARKER} = 1"), "", "VIOLATION compile: foreign source"),
     "imports": (_imports, "{given}", "VIOLATION compile: foreign code"),
     "loops": (_loops, "", "HANG"),
-    "waits": (lambda: os.read(os.pipe()[0], 1), "", "HANG"),
     "swells": (lambda: bytearray(10**10), "", "TRACEBACK MemoryError"),
     "crashes": (os.abort, "", "SIGNAL 6"),
     "raises": (lambda: {}["oops"], "", "TRACEBACK KeyError"),
     "tells": (lambda at: print(Path(at).read_text()), SECRET, f"{SPOKEN} on stdout"),
-    "copies": (lambda at: shutil.copy(at, "copy.bin"), SECRET, f"{SPOKEN} in work/copy.bin"),
     "encodes": (_encodes, SECRET, f"{SPOKEN} in work/page.html"),
     "crops": (_crops, f"{SECRET}.png", "LEAK secret pixels are in work/piece.png"),
     "shows a title": (lambda: print("\x1b]0;title\x07"), "", "TERMINAL '\\x1b' on stdout"),

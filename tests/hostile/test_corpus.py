@@ -18,45 +18,16 @@ import pytest
 from conftest import Outcome
 from hostile_harness import Attack, Sandbox, attempt
 
+pytestmark = pytest.mark.slow  # a process that has used every command takes its time to begin
+
 KINDS = (
     *(hostile_pickles, broken_checkpoints, hostile_rundirs, hostile_images),
     *(hostile_configs, hostile_writing),
 )
 CORPUS = [attack for kind in KINDS for attack in kind.all_attacks()]
 
-QUICK = {
-    "control: an honest model goes through every command",
-    "control: an honest run in every command",
-    "control: an honest run is resumed",
-    "control: an honest photo",
-    "pickle: os.system",
-    "pickle: a kept class that evaluates",
-    "pickle: Linear(30000, 30000)",
-    "disguise: two pickles, data.pkl and data.pkl",
-    "disguise: a good zip behind a bad pickle",
-    "pickle: register_forward_hook is replaced by a class",
-    "taken: a class kept as an activation",
-    "shards: an index that is a FIFO",
-    "rundir: manifest: captures.0.file is '{root}/secret/id_secret.png'",
-    "rundir: manifest: captures.0.grid.nrow is 0",
-    "rundir: a.png/001_0/output.png is a link to a secret picture",
-    "rundir: run.json: images.total is -1",
-    "resumed rundir: an image's folder is a link to a whole one",
-    "image: EPS",
-    "archive: a tar with 'run.json/b.png'",
-    "toml: an unknown table",
-    "writing: run into a project with a run.json of another program",
-    "writing: .report.html.part links outside",
-}
-"""Those that run between edits; all others are slow."""
 
-
-def _parameter(attack: Attack) -> object:
-    marks = () if attack.name in QUICK else (pytest.mark.slow,)
-    return pytest.param(attack, id=attack.name, marks=marks)
-
-
-@pytest.mark.parametrize("attack", [_parameter(attack) for attack in CORPUS])
+@pytest.mark.parametrize("attack", CORPUS, ids=[attack.name for attack in CORPUS])
 def test_a_hostile_input_does_no_harm(attack: Attack, tmp_path: Path) -> None:
     """It ends well or in one line, within its bounds, and touches nothing that is not its own."""
     assert attempt(attack, Sandbox(tmp_path / "box")) == []
@@ -66,7 +37,6 @@ def test_the_corpus_is_large_and_its_names_are_distinct() -> None:
     """At least 200 inputs, each with a line of its own that says what it attempts."""
     names = [attack.name for attack in CORPUS]
     assert len(set(names)) == len(names) >= 200
-    assert set(names) >= QUICK
 
 
 @pytest.fixture

@@ -17,32 +17,31 @@ def _innocent(box: Sandbox) -> None:
     (box.given / "innocent.py").write_text("x = 1\n")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n == "loops")) for n in FAULTS if n != "well"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in FAULTS if name != "well"])
 def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
     """The harness names the fault, and what the fault would have done is not done."""
     _, place, words = FAULTS[name]
     box = Sandbox(tmp_path / "box")
     attack = Attack(name, _innocent, [["plant", name, *place.split()]])
-    faults = attempt(attack, box, seconds=1 if name == "waits" else 20, cpu=1)
+    faults = attempt(attack, box, cpu=1)
     assert any(words in fault for fault in faults), faults
     assert not box.marker.exists() and box.bystander.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_honest_work_is_let_through(tmp_path: Path) -> None:
     """A call that writes where it may, and ends well, has no fault."""
     attack = Attack("well", _innocent, ["plant well", "--version"], "good")
     assert attempt(attack, Sandbox(tmp_path / "box")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "expect", "words", "fault"),
     [
         ("plant well", "refused", "", "TAKEN: exit code 0"),
         ("layers nothing.pth", "good", "", "honest input refused: "),
-        ("layers nothing.pth", (3,), "", "exit code 2"),
         ("layers nothing.pth", "refused", "is a FIFO", "'is a FIFO' is not said"),
     ],
 )

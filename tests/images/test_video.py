@@ -17,7 +17,7 @@ from torch import nn
 
 import featviz as package
 from featviz.errors import ImageError
-from featviz.images import decode, find, video
+from featviz.images import arrays, decode
 from featviz.records import Sample
 
 LEVEL = 6
@@ -51,39 +51,15 @@ def numbers(images: Any) -> list[int]:
     return [round((grey - 40) / LEVEL) for grey in greys]
 
 
-@pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.mkv", "a.avi"])
+@pytest.mark.parametrize("name", ["a.mp4", "a.avi"])
 def test_frames_are_evenly_spread(name: str, tmp_path: Path) -> None:
     """From the first to the last, some twice where there are fewer; RGB in the video's size."""
     sample = Sample("a", (film(tmp_path / name),))
-    images = decode.decode(sample, frames=5).images
+    images = decode.decode(sample, frames=5)[0]
     assert numbers(images) == [0, 7, 14, 22, 29]
     assert {(image.size, image.mode) for image in images} == {((48, 32), "RGB")}
     short = Sample("b", (film(tmp_path / f"short-{name}", 2),))
-    assert numbers(decode.decode(short, frames=4).images) == [0, 0, 1, 1]
-
-
-def test_a_frame_far_behind_is_sought(av: Any, tmp_path: Path) -> None:
-    """Of the hundred before the last one a key frame and those behind it are decoded, no others."""
-    data, decoded = film(tmp_path / "a.mp4", 35).read_bytes(), []
-
-    class Counted:
-        def __init__(self, file: Any) -> None:
-            self.file = file
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.file, name)
-
-        def decode(self, stream: Any) -> Any:
-            for frame in self.file.decode(stream):
-                decoded.append(frame)
-                yield frame
-
-    with av.open(str(tmp_path / "a.mp4")) as file:
-        stream = file.streams.video[0]
-        packets = [(p.pts, p.is_keyframe) for p in file.demux(stream) if p.size]
-        images = video._decoded(Counted(file), stream, packets, [0, 33, 33])
-    assert numbers(images) == [0, 33, 33] and len(decoded) < 8
-    assert video.read_frames(data, "mov", lambda count: [count - 1])[1] == 35
+    assert numbers(decode.decode(short, frames=4)[0]) == [0, 0, 1, 1]
 
 
 def test_a_video_stands_upright(tmp_path: Path) -> None:
@@ -93,11 +69,12 @@ def test_a_video_stands_upright(tmp_path: Path) -> None:
     at = data.index(struct.pack(">9i", one, 0, 0, 0, one, 0, 0, 0, 1 << 30), data.index(b"tkhd"))
     data[at : at + 36] = struct.pack(">9i", 0, one, 0, -one, 0, 0, 0, 0, 1 << 30)  # a quarter right
     path.write_bytes(data)
-    (image,) = decode.decode(Sample("a", (path,)), quiet=True).images
+    (image,) = decode.decode(Sample("a", (path,)), quiet=True)[0]
     pixels = np.asarray(image)[..., 0]
     assert image.size == (32, 48) and pixels[:20].mean() < 10 < 30 < pixels[-20:].mean()
 
 
+@pytest.mark.slow
 def test_a_model_of_images_takes_the_first_or_stills(
     featviz: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,6 +116,7 @@ def test_a_video_is_a_clip(tmp_path: Path) -> None:
     assert [round((float(grey.detach()) - 40) / LEVEL) for grey in greys] == [0, 14, 29]
 
 
+@pytest.mark.slow
 def test_what_is_no_whole_video_is_refused(
     featviz: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,9 +131,9 @@ def test_what_is_no_whole_video_is_refused(
     for name in ("cut.mp4", "noise.mkv"):
         done = featviz("run", tmp_path / "net.py:net", tmp_path / name, "--size", "16", "-q")
         refused(done, 1, f"{name} is a video that cannot be read: it is damaged")
-    monkeypatch.setattr(video, "_MOST_BYTES", 2 * 48 * 32 * 3)
+    monkeypatch.setattr(arrays, "_MOST_BYTES", 2 * 48 * 32 * 3)
     with pytest.raises(ImageError, match="has 3 frames of 48×32 pixels, which are too many"):
-        video.read_frames(whole, "mov", lambda count: range(3))
+        arrays.read_frames(whole, "mov", lambda count: range(3))
 
 
 def test_without_pyav_a_line_names_the_extra(
@@ -169,14 +147,5 @@ def test_without_pyav_a_line_names_the_extra(
         with pytest.raises(ImageError, match=r"^a is a video") as caught:
             decode.decode(Sample("a", (path,)))
         assert caught.value.hint == "pip install 'featviz[video]'"
-    assert video.video_format(b"\0\0\0\x18ftypheic") is None
-    assert video.video_format(b"\0\0\0\x18ftypavif") is None
-
-
-def test_stills_have_names_of_one_length() -> None:
-    """So that they are listed in their order; pictures stay as they are."""
-    samples = find.stills(
-        [Sample("a.MP4", (Path("a.MP4"),)), Sample("b.png", (Path("b.png"),))], 12
-    )
-    assert [sample.name for sample in samples][::11] == ["a.MP4/00", "a.MP4/11"]
-    assert samples[-1].name == "b.png" and samples[-1].still is None
+    assert decode.format_of(b"\0\0\0\x18ftypheic") is None
+    assert decode.format_of(b"\0\0\0\x18ftypavif") is None

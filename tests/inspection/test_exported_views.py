@@ -20,8 +20,8 @@ from featviz.audit import plan
 from featviz.drawing import kernels as filters
 from featviz.gradients.passes import relu_rule
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.models import exported
 from featviz.models.load import adopt
+from featviz.models.weights import read_program
 from featviz.options import InputOptions
 
 
@@ -64,7 +64,7 @@ def _exported(module: nn.Module, folder: Path, decomposed: bool = False) -> Path
 
 
 def _read(path: Path) -> nn.Module:
-    return exported.read(path, trust=True)[0].eval()
+    return read_program(path, trust=True)[0].eval()
 
 
 @pytest.fixture

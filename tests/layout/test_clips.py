@@ -55,7 +55,7 @@ class TestGrouping:
             (f"anim{suffix}", 1),
             ("both", 2),
         ]
-        assert numbers(decode.decode(found[0], frames=5).images) == [0, 1, 2, 3, 4]
+        assert numbers(decode.decode(found[0], frames=5)[0]) == [0, 1, 2, 3, 4]
 
     def test_each_folder_is_a_clip(self, tmp_path: Path) -> None:
         """Two folders inside one, or named one by one, are two clips under their names."""
@@ -87,7 +87,7 @@ class TestGrouping:
         still(3).save(tmp_path / "one.png")
         (clip,) = find.clips(find.find_samples([str(tmp_path / "one.png")]))
         assert clip.name == "one.png"
-        assert numbers(decode.decode(clip, frames=4).images) == [3, 3, 3, 3]
+        assert numbers(decode.decode(clip, frames=4)[0]) == [3, 3, 3, 3]
 
     @pytest.mark.parametrize(("held", "asked"), [(12, 5), (3, 8), (7, 1)])
     @pytest.mark.parametrize("kind", ["folder", ".gif"])
@@ -102,7 +102,7 @@ class TestGrouping:
         )
         (clip,) = find.clips(find.find_samples([str(path)]))
         want = np.linspace(0, held - 1, asked).round().astype(int).tolist()
-        assert numbers(decode.decode(clip, frames=asked).images) == want
+        assert numbers(decode.decode(clip, frames=asked)[0]) == want
 
 
 class TestClips:

@@ -47,47 +47,11 @@ def _detr() -> Any:
     )
 
 
-def _sam() -> Any:
-    vision = {
-        **VIT,
-        "output_channels": 32,
-        "mlp_dim": 64,
-        "window_size": 2,
-        "global_attn_indexes": [1],
-        "num_pos_feats": 16,
-    }
-    decoder = {
-        "hidden_size": 32,
-        "num_attention_heads": 2,
-        "mlp_dim": 32,
-        "iou_head_hidden_dim": 16,
-    }
-    prompt = {"hidden_size": 32, "image_size": 32, "patch_size": 8, "mask_input_channels": 4}
-    return transformers.SamConfig(
-        vision_config=vision, prompt_encoder_config=prompt, mask_decoder_config=decoder
-    )
-
-
 MODELS: dict[str, tuple[str, Callable[[], Any]]] = {
     "vit": ("ViTForImageClassification", lambda: transformers.ViTConfig(**VIT, id2label=NAMES)),
-    "dinov2": ("Dinov2Model", lambda: transformers.Dinov2Config(**{**VIT, "mlp_ratio": 2})),
     "clip": (
         "CLIPModel",
         lambda: transformers.CLIPConfig(vision_config=VIT, text_config=TEXT, projection_dim=16),
-    ),
-    "siglip": (
-        "SiglipModel",
-        lambda: transformers.SiglipConfig(vision_config=VIT, text_config=TEXT),
-    ),
-    "swin": (
-        "SwinForImageClassification",
-        lambda: transformers.SwinConfig(
-            image_size=32, patch_size=2, embed_dim=8, depths=[1, 2], num_heads=[2, 2], window_size=4
-        ),
-    ),
-    "convnext": (
-        "ConvNextForImageClassification",
-        lambda: transformers.ConvNextConfig(**STAGES, image_size=32, id2label=NAMES),
     ),
     "segformer": (
         "SegformerForSemanticSegmentation",
@@ -100,23 +64,14 @@ MODELS: dict[str, tuple[str, Callable[[], Any]]] = {
         ),
     ),
     "detr": ("DetrForObjectDetection", _detr),
-    "sam": ("SamModel", _sam),
 }
 """The families: the class, and how a tiny configuration of it is made."""
 
 PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("ViTImageProcessor", {"size": {"height": 32, "width": 32}}),
-    "dinov2": ("BitImageProcessor", {"size": {"shortest_edge": 36}, "crop_size": 32}),
     "clip": ("CLIPImageProcessor", {"size": {"shortest_edge": 32}, "crop_size": 32}),
-    "siglip": ("SiglipImageProcessor", {"size": {"height": 32, "width": 32}}),
-    "swin": ("ViTImageProcessor", {"size": {"height": 32, "width": 32}}),
-    "convnext": ("ConvNextImageProcessor", {"size": {"shortest_edge": 32}}),
     "segformer": ("SegformerImageProcessor", {"size": {"height": 64, "width": 64}}),
     "detr": ("DetrImageProcessor", {"size": {"shortest_edge": 64, "longest_edge": 80}}),
-    "sam": (
-        "SamImageProcessor",
-        {"size": {"longest_edge": 32}, "pad_size": {"height": 32, "width": 32}},
-    ),
 }
 """Their image processors, for images of the tiny models' sizes."""
 

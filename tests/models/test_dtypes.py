@@ -18,7 +18,8 @@ import featviz as fv
 WISHES: dict[str, Any] = {"preset": "none", "target": "class:1"}
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_a_live_model_is_drawn_in_its_own_precision(
     dtype: torch.dtype, tiny: nn.Module, picture: Path, tmp_path: Path
 ) -> None:

@@ -30,9 +30,9 @@ RESNET = models.ResNet18_Weights.IMAGENET1K_V1
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 MEAN, STD = (0.1, 0.485, 0.9), (0.229, 3.0, 1e-3)
 
-SIZES = [(40, 60), (61, 83), (7, 200), (37, 53), (1, 1)]
+SIZES = [(40, 60), (7, 200), (37, 53)]
 """Smaller and larger than the picture, odd, in other proportions, and as it is."""
-CROPS = [(20, 30), (21, 31), (37, 53), (60, 20), (20, 90), (61, 88), (1, 1)]
+CROPS = [(20, 30), (21, 31), (60, 20), (61, 88)]
 """Inside, at half pixels, the whole, and larger than the picture on one side or both."""
 
 
@@ -103,10 +103,8 @@ def test_an_image_may_not_become_huge() -> None:
 
 ENTRIES = [
     RESNET,
-    models.ResNet50_Weights.IMAGENET1K_V2,
     models.EfficientNet_B0_Weights.IMAGENET1K_V1,
     models.Inception_V3_Weights.IMAGENET1K_V1,
-    models.ViT_B_16_Weights.IMAGENET1K_V1,
     models.ViT_B_16_Weights.IMAGENET1K_SWAG_E2E_V1,
     models.segmentation.FCN_ResNet50_Weights.DEFAULT,
 ]
@@ -117,7 +115,7 @@ def test_an_entry_prepares_as_its_own_transforms(entry: Any) -> None:
     """The tensor equals weights.transforms() of the same picture, bit for bit; zeros before there
     is a picture have the shape of a square one's."""
     chosen = choose_preprocess(RGB, entry, InputOptions())
-    for size in ((300, 200), (97, 311), (640, 480)):
+    for size in ((300, 200), (97, 311)):
         theirs = entry.transforms()(noise(*size))
         assert torch.equal(chosen.tensor(noise(*size)), theirs.reshape(1, *theirs.shape[-3:]))
     (blank,) = chosen.blank()
@@ -136,22 +134,10 @@ def test_a_clip_is_prepared_as_by_its_entry() -> None:
         choose_preprocess(module, entry, InputOptions(interpolation="lanczos"))
 
 
-SIDES = [({"size": 64}, 64, 96), ({"size": (50, 70)}, 50, 70), ({"crop": 100}, 100, 100)]
-SIDES += [({"crop": (60, 80)}, 60, 80), ({"size": 64, "crop": 32}, 32, 32)]
-
-
-@pytest.mark.parametrize(("options", "height", "width"), SIDES)
-def test_size_and_crop_override_the_entry(options: dict[str, Any], height: int, width: int) -> None:
-    """--size alone drops the entry's crop; --crop alone keeps its size."""
-    chosen = choose_preprocess(RGB, RESNET, InputOptions(**options))
-    assert chosen.tensor(noise(300, 200)).shape == (1, 3, height, width)
-
-
 @pytest.mark.parametrize(
     ("module", "entry", "options", "mean", "std"),
     [
         (RGB, RESNET, {"mean": MEAN, "std": STD}, MEAN, STD),
-        (RGB, RESNET, {"mean": MEAN}, MEAN, IMAGENET[1]),
         (RGB, RESNET, {"std": STD}, IMAGENET[0], STD),
         (GREY, None, {"mean": (0.4,)}, (0.4,), (1.0,)),
         (GREY, None, {"std": (0.4,)}, (0.0,), (0.4,)),
@@ -198,7 +184,6 @@ def test_an_unknown_model_gets_imagenets() -> None:
     ("options", "message"),
     [
         ({"mean": (0.5,)}, "--mean has 1 numbers for 3 channels"),
-        ({"mean": (0.5,) * 4}, "--mean has 4 numbers for 3 channels"),
         ({"std": (0.5, 0.5)}, "--std has 2 numbers for 3 channels"),
         ({"std": (0.5, 0.0, 0.5)}, r"--std \[0\.5, 0, 0\.5\] divides by zero"),
         ({"mean": (0.5,) * 3, "channels": 1}, "--mean has 3 numbers for 1 channels"),
@@ -213,8 +198,8 @@ def test_means_and_deviations_must_fit(options: dict[str, Any], message: str) ->
         choose_preprocess(RGB, Chain(mean=MEAN, std=(0, 1, 1)), InputOptions())
 
 
-@pytest.mark.parametrize("channels", [1, 2, 4, 12])
-@pytest.mark.parametrize("preset", ["imagenet", "clip", "inception"])
+@pytest.mark.parametrize("channels", [1, 12])
+@pytest.mark.parametrize("preset", ["clip"])
 def test_a_model_of_other_channels_takes_what_the_file_has(channels: int, preset: str) -> None:
     """Not RGB: the image's own size, and no statistics of RGB, which a preset has."""
     module, counted = nn.Conv2d(channels, 2, 1), "channel" + "s" * (channels > 1)
@@ -223,24 +208,6 @@ def test_a_model_of_other_channels_takes_what_the_file_has(channels: int, preset
     message = f"--preset {preset} is for RGB, .* takes {channels} {counted}"
     with pytest.raises(UsageError, match=message):
         choose_preprocess(module, None, InputOptions(preset=preset))
-
-
-TO_SIZE = "resize to 20×30 (bilinear), centre crop 10×10"
-NORMALISED = "normalise by mean [0.485, 0.456, 0.406] and std [0.229, 0.224, 0.225]"
-WORDS = [
-    (Chain(), "RGB, values 0..1", 224),
-    (Chain(64, channels=1), "greyscale, resize shorter side to 64 (bilinear), values 0..1", 64),
-    (Chain((20, 30), 10, *IMAGENET), f"RGB, {TO_SIZE}, {NORMALISED}", 10),
-]
-
-
-@pytest.mark.parametrize(("chain", "words", "side"), WORDS)
-def test_words_and_zeros(chain: Chain, words: str, side: int) -> None:
-    """The manifest's words name colour, resize, crop and normalisation; where the picture decides
-    the size, zeros are 224 or the resized side."""
-    chosen = choose_preprocess(RGB, chain, InputOptions())
-    assert chosen.words_for() == words and chosen.chain.own_size is (side != 10)
-    assert chosen.blank()[0].shape == (1, chain.channels, side, side)
 
 
 @pytest.mark.parametrize("options", [{}, {"mean": MEAN, "std": (0.3, 2.0, 0.05)}])
@@ -268,7 +235,7 @@ def theirs(name: str, image: Image.Image) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore:The transform `ToTensor")
 @pytest.mark.parametrize("name", ["imagenet", "clip", "inception"])
-@pytest.mark.parametrize("size", [(400, 600), (300, 180)])
+@pytest.mark.parametrize("size", [(300, 180)])
 def test_a_preset_is_its_librarys_preprocessing(name: str, size: tuple[int, int]) -> None:
     """Pixel for pixel, also for a model whose weights say otherwise."""
     image = noise(*size)
@@ -317,6 +284,7 @@ def test_other_options_and_a_model_of_one_size_change_a_preset() -> None:
     assert choose_preprocess(transformer, None, options).blank()[0].shape == (1, 3, 96, 96)
 
 
+@pytest.mark.slow
 def test_the_guess_is_said_once_and_only_where_images_are_used(
     featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path
 ) -> None:

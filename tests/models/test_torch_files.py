@@ -80,7 +80,7 @@ def repeated(name: str) -> nn.Module:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*RUN, "quantized_resnet18", "quantized_mobilenet_v3_large"])
+@pytest.mark.parametrize("name", [*RUN, "quantized_resnet18"])
 def test_a_whole_torchvision_model_loads_safely(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,10 +128,8 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
     "averaged": lambda: torch.optim.swa_utils.AveragedModel(nn.Conv2d(3, 2, 1)),
     "transformer": lambda: nn.Transformer(8, 2, 1, 1, activation=nn.functional.gelu),
     "recurrent": lambda: nn.LSTM(3, 4, 2, bidirectional=True),
-    "parallel": lambda: nn.DataParallel(nn.Conv2d(3, 2, 1)),
     "tied": _tied,
     "noted": _noted,
-    "half": lambda: nn.Conv2d(3, 2, 1).half(),
 }
 
 
@@ -146,19 +144,6 @@ def test_whole_models_of_torch_load_without_flags(kind: str, tmp_path: Path) -> 
         assert loaded[0].weight is loaded[1].weight
 
 
-@pytest.mark.slow
-def test_detection_models_that_ran_load(tmp_path: Path) -> None:
-    """A forward pass leaves a LevelMapper behind; the model still loads, and says the same."""
-    name = "fasterrcnn_mobilenet_v3_large_320_fpn"
-    module = models.get_model(name, weights=None, weights_backbone=None).eval()
-    with torch.inference_mode():
-        expected = module([torch.ones(3, 64, 64)])
-    torch.save(module, tmp_path / "ran.pth")
-    with torch.inference_mode():
-        boxes = load(tmp_path / "ran.pth").eval()([torch.ones(3, 64, 64)])
-    assert torch.equal(boxes[0]["boxes"], expected[0]["boxes"])
-
-
 @pytest.mark.parametrize(
     ("change", "options", "words"),
     [
@@ -169,7 +154,7 @@ def test_detection_models_that_ran_load(tmp_path: Path) -> None:
         ),
         (None, {"_use_new_zipfile_serialization": False}, "in the format of before torch 1.6"),
         (None, {"pickle_protocol": 4}, "UnpicklingError: "),
-        (torch.compile, {}, r"needs .*torch\._dynamo"),
+        pytest.param(torch.compile, {}, r"needs .*torch\._dynamo", marks=pytest.mark.slow),
     ],
 )
 def test_what_needs_trust_says_so(
@@ -211,8 +196,7 @@ class Note:
 # What scripts keep beside weights ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
-@pytest.mark.parametrize("kind", [argparse.Namespace, SimpleNamespace])
+@pytest.mark.parametrize(("kind", "zipped"), [(argparse.Namespace, True), (SimpleNamespace, False)])
 def test_arguments_of_a_script_load_as_data(
     kind: Callable[..., Any], zipped: bool, tmp_path: Path
 ) -> None:
@@ -260,22 +244,11 @@ def test_modules_are_found_here_and_beside_the_file(place: str, beside: Path) ->
     assert type(model).__name__ == "Net" and model[0].out_channels == 2
 
 
-def test_a_module_that_is_not_found_is_named_with_where_it_was_looked_for(beside: Path) -> None:
-    """The module, both folders and PYTHONPATH; sys.path is as before."""
+def test_a_module_that_is_not_found_is_named(beside: Path) -> None:
+    """The module, and PYTHONPATH; sys.path is as before."""
     (beside / "user_beside.py").unlink()
     before = list(sys.path)
     with pytest.raises(LoadError, match="user_beside") as caught:
         load(beside / "net.pth", trust=True)
-    hint = str(caught.value.hint)
-    assert all(word in hint for word in (str(beside), str(Path.cwd()), "PYTHONPATH"))
+    assert "PYTHONPATH" in str(caught.value.hint)
     assert sys.path == before
-
-
-def test_what_is_installed_wins_over_what_lies_beside_a_file(beside: Path) -> None:
-    """A module beside a file does not take the place of one that is installed."""
-    (beside / "colorsys.py").write_text("raise RuntimeError('the wrong one')")
-    (beside / "user_beside.py").write_text(
-        "import colorsys\nfrom torch import nn\nclass Net(nn.Sequential):\n    pass\n"
-    )
-    sys.modules.pop("colorsys", None)
-    assert type(load(beside / "net.pth", trust=True)).__name__ == "Net"

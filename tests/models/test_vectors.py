@@ -29,12 +29,6 @@ class Generator(nn.Module):
     def forward(self, z, label=None, scale=1):
         x = torch.relu(self.up(self.fc(z).view(-1, 40, 6, 6)))
         return x * scale if label is None else x + label[:, None, None, None]
-
-def of_maps():
-    return nn.Sequential(nn.ConvTranspose2d(16, 4, 4), nn.ReLU(), nn.ConvTranspose2d(4, 3, 4, 2))
-
-def latent(image):
-    return {"z": torch.ones(1, 16)}
 """
 
 
@@ -59,6 +53,7 @@ def net(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_random_numbers_by_name_without_an_image(featviz: Run, net: Path, tmp_path: Path) -> None:
     """The one image is named after the argument; its maps are those of the seeded numbers, square
     ones as maps and not as tokens; input.png is a strip; the run is whole, resumes, and reports."""
@@ -86,16 +81,7 @@ def test_random_numbers_by_name_without_an_image(featviz: Run, net: Path, tmp_pa
     assert featviz("verify", out).code == featviz("report", out).code == 0
 
 
-def test_maps_as_input(featviz: Run, net: Path, tmp_path: Path) -> None:
-    """A generator that begins with a transposed convolution takes [1, N, 1, 1]."""
-    out = tmp_path / "out"
-    given = ("--input", "input=randn:1,16,1,1", "--layers", "ConvTranspose2d", "--out", out)
-    assert featviz("run", f"{net}:of_maps", *given).code == 0
-    manifest = json.loads((out / "input" / "manifest.json").read_text())
-    assert [row["shape"] for row in manifest["captures"]] == [[1, 4, 4, 4], [1, 3, 10, 10]]
-    assert featviz("verify", out).code == 0
-
-
+@pytest.mark.slow
 def test_files_of_vectors(featviz: Run, net: Path, tmp_path: Path) -> None:
     """[F] and [1, F], of numpy and of torch.save, where the first layer is linear; a picture among
     them fails alone."""
@@ -115,20 +101,6 @@ def test_files_of_vectors(featviz: Run, net: Path, tmp_path: Path) -> None:
         expected = Generator()(torch.tensor(z, dtype=torch.float32)[None]).numpy()
     np.testing.assert_allclose(kept, [expected, expected], atol=1e-5)
     assert '"vector of 16 numbers"' in (tmp_path / "out" / "run.json").read_text()
-
-
-def test_other_commands_take_it(featviz: Run, net: Path, tmp_path: Path) -> None:
-    """layers, look, audit, and a transform whose dict holds the vector."""
-    z = ("--input", "z=ones:1,16", "--input", "label=zeros:1:int64")
-    listed = featviz("layers", f"{net}:Generator", *z, "--json")
-    shapes = {row["name"]: row["output_shape"] for row in json.loads(listed.out)["layers"]}
-    assert shapes["up"] == [1, 6, 12, 12]
-    assert featviz("look", f"{net}:Generator", *z, "--out", tmp_path / "look.png").code == 0
-    done = featviz("audit", f"{net}:Generator", *z, "--layers", "fn:relu")
-    assert done.code == 0, done.err
-    Image.new("RGB", (8, 8)).save(tmp_path / "c.png")
-    run = ("run", f"{net}:Generator", tmp_path / "c.png", "--transform", f"{net}:latent")
-    assert featviz(*run, "--layers", "up").code == 0
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def test_slices_of_every_layer_have_their_layout_and_number(
         assert np.abs(picture[channel * 10 : channel * 10 + 10] - row).max() <= 1
 
 
+@pytest.mark.slow
 def test_input_png_and_overlays_show_the_slices(
     featviz: Callable[..., Outcome], code: Path
 ) -> None:
@@ -111,6 +112,7 @@ def test_input_png_and_overlays_show_the_slices(
     assert np.abs(picture[:10] - expected * 255).max() <= 1
 
 
+@pytest.mark.slow
 def test_the_size_is_changed_slice_by_slice(featviz: Callable[..., Outcome], code: Path) -> None:
     """As torchvision resizes a batch of the slices."""
     array = volume(4, 8, 10, 12)
@@ -121,19 +123,7 @@ def test_the_size_is_changed_slice_by_slice(featviz: Callable[..., Outcome], cod
     np.testing.assert_allclose(given, expected.numpy(), atol=1e-5)
 
 
-def test_a_volume_stands_alone_among_others(
-    featviz: Callable[..., Outcome], code: Path, tmp_path: Path
-) -> None:
-    """Two volumes of one folder are no frames of one clip."""
-    for name in ("a", "b"):
-        np.save(tmp_path / f"{name}.npy", volume(4, 10, 12))
-    files = (tmp_path / "a.npy", tmp_path / "b.npy")
-    done = featviz("run", f"{code}:Net", *files, "--out", tmp_path / "out")
-    assert done.code == 0, done.err
-    found = sorted(path.parent.name for path in (tmp_path / "out").glob("*/manifest.json"))
-    assert found == ["a.npy", "b.npy"]
-
-
+@pytest.mark.slow
 def test_a_picture_of_channels_is_no_volume(
     featviz: Callable[..., Outcome], code: Path, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import WARNING
@@ -31,7 +31,6 @@ from featviz.run import run as pipeline
 from models.loading import nothing_fetched, same_modules, same_weights, uninitialised
 
 LANDSCAPE, SPHERES = SCENES / "landscape.jpg", SCENES / "spheres.jpg"
-CLIP_FRAMES = 4
 
 
 @dataclass(frozen=True)
@@ -45,28 +44,14 @@ class Case:
     """For the builder: detectors resize by themselves, and look at many regions."""
 
 
-SMALL = {"min_size": 96, "max_size": 160}
-FEW = {**SMALL, "rpn_post_nms_top_n_test": 8, "box_detections_per_img": 4}
+FEW = {"min_size": 96, "max_size": 160, "rpn_post_nms_top_n_test": 8, "box_detections_per_img": 4}
 CASES = {
     "vit": Case((224, 224)),
-    "maxvit": Case((224, 224)),
-    "inception": Case((96, 128)),
     "raft": Case((128, 192)),
-    "mvit": Case((224, 224), frames=16),
-    "s3d": Case((224, 224), frames=14),
-    "swin3d": Case(frames=CLIP_FRAMES),
-    "r3d": Case(frames=CLIP_FRAMES),
-    "mc3": Case(frames=CLIP_FRAMES),
-    "r2plus1d": Case(frames=CLIP_FRAMES),
-    "fcos": Case(arguments=SMALL),
-    "retinanet": Case(arguments=SMALL),
+    "r3d": Case(frames=4),
     "fasterrcnn": Case(arguments=FEW),
-    "maskrcnn": Case(arguments=FEW),
-    "keypointrcnn": Case(arguments=FEW),
 }
 """By how a name begins; all other models take 64 × 96."""
-
-QUICK = {"squeezenet1_1", "shufflenet_v2_x0_5"}
 
 
 def random_weights(module: nn.Module) -> dict[str, Tensor]:
@@ -175,21 +160,16 @@ def check_nothing_is_lost(module: nn.Module, image: dict[str, Any], count: Count
 
 
 RUN = (
-    *("convnext_tiny", "deeplabv3_mobilenet_v3_large", "densenet121", "googlenet", "maxvit_t"),
-    *("fasterrcnn_mobilenet_v3_large_320_fpn", "mvit_v1_b", "r3d_18", "raft_small", "resnet18"),
-    *("regnet_y_400mf", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "vit_b_16"),
+    *("deeplabv3_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn", "googlenet"),
+    *("r3d_18", "raft_small", "shufflenet_v2_x0_5", "swin_t", "vit_b_16"),
 )
 """One of each kind of forward. (That all 121 are found from their state dicts is test_weights.py's
 to show.)"""
 
 
-def marked(names: Iterable[str], quick: set[str]) -> list[Any]:
-    """All but a few of them are slow."""
-    return [pytest.param(name, marks=[] if name in quick else pytest.mark.slow) for name in names]
-
-
 @pytest.mark.filterwarnings("ignore:The default weight initialization:FutureWarning")
-@pytest.mark.parametrize("name", marked(RUN, QUICK))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUN)
 def test_no_leaf_of_torchvision_is_lost(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """From a bare state dict, without --arch: each call of each leaf is drawn or has a reason."""
     case = next((case for start, case in CASES.items() if name.startswith(start)), Case())
@@ -215,25 +195,15 @@ def same_shapes(one: str, other: str) -> bool:
 
 
 TIMM_BY_SIZE: dict[tuple[int, int], str] = {
-    (256, 256): "halonet26t swinv2_tiny_window8_256",
-    (224, 224): """
-        beit_base_patch16_224 coatnet_nano_rw_224 deit_tiny_distilled_patch16_224 efficientvim_m1
-        efficientvit_m0 hiera_tiny_224 levit_128s mixer_s32_224 tnt_s_patch16_224 volo_d1_224
-        xcit_nano_12_p16_224
-    """,
-    (64, 96): """
-        davit_tiny dla46_c efficientnet_b0 focalnet_tiny_srf ghostnet_050 mobilevitv2_050
-        poolformer_s12 repvgg_a0 resnet18
-    """,
-    (240, 240): "crossvit_tiny_240",
+    (224, 224): "deit_tiny_distilled_patch16_224 efficientvit_m0 hiera_tiny_224 levit_128s",
+    (64, 96): "davit_tiny dla46_c ghostnet_050 mobilevitv2_050",
 }
 TIMM = {name: size for size, names in TIMM_BY_SIZE.items() for name in sorted(names.split())}
 """One of each kind of blocks, the smallest, and the input it takes."""
 
-QUICK_TIMM = {"efficientvit_m0"}
 
-
-@pytest.mark.parametrize("name", marked(TIMM, QUICK_TIMM))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TIMM)
 def test_no_leaf_of_timm_is_lost(name: str, tmp_path: Path) -> None:
     """timm's families load from whole files without flags, with the numbers that were saved; each
     call of each leaf is drawn or has a reason."""

@@ -48,7 +48,7 @@ def independent(model: nn.Module, image: Path, types: tuple[type, ...]) -> dict[
         if isinstance(module, types)
     ]
     tensor = adopt(model, InputOptions(**INPUTS)).preprocess.tensor(
-        decode(Sample("x", (image,))).images[0]
+        decode(Sample("x", (image,)))[0][0]
     )
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads - max(1, len(os.sched_getaffinity(0)) // 4)))
