@@ -35,15 +35,8 @@ from featviz.options import (
     read,
     read_from,
 )
-from featviz.records import (
-    STAT_COLUMNS,
-    Comparison,
-    Floats,
-    Guess,
-    ImageResult,
-    RunResult,
-    TextTable,
-)
+from featviz.records import STAT_COLUMNS, Floats, Guess, ImageResult, RunResult
+from featviz.records.findings import Comparison, TextTable
 from featviz.report import ReportResult, build_report
 from featviz.report.pages import render_comparison
 from featviz.run import run as pipeline

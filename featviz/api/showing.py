@@ -14,7 +14,7 @@ from PIL import Image
 from featviz.api.keywords import Room
 from featviz.errors import FileError, StoreError
 from featviz.files import Folder
-from featviz.records import TextTable
+from featviz.records.findings import TextTable
 from featviz.report.pages import render_notebook
 from featviz.rundir.image import BROKEN, format_of
 from featviz.text import quoted

@@ -40,7 +40,8 @@ from featviz.options import (
     LookOptions,
     ModelOptions,
 )
-from featviz.records import REDUCTIONS, Skip, TextTable, Verdict
+from featviz.records import REDUCTIONS, Skip
+from featviz.records.findings import TextTable, Verdict
 from featviz.rundir.studies import ExemplarChannel, ExemplarLayer
 from featviz.text import by, counted
 

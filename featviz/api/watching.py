@@ -39,12 +39,11 @@ from featviz.options import (
 )
 from featviz.run import run as pipeline
 from featviz.run.prepare import Prepared, find_images, prepare
-from featviz.rundir.place import RUN, replacing
+from featviz.rundir.atomic import remove
+from featviz.rundir.place import RUN, check_free, replacing
 from featviz.rundir.studies import (
     check_series,
     read_steps,
-    removable,
-    remove_steps,
     step_folder,
 )
 from featviz.text import listed, quoted
@@ -229,13 +228,15 @@ class Watcher:
             there = [step for step in read_steps(self.out) if step != self.number]
             gone = [step for step in there if step > self.number or self._replaced]
         try:
-            earlier = removable(self.out, gone)
+            folders = [step_folder(self.out, step) for step in gone]
+            earlier = {path: check_free(path, RUN, True) for path in folders}
             if gone:
                 names = listed([str(step) for step in gone], 3)
                 log.info("%s: the earlier steps %s go", quoted(str(self.out)), names)
             with replacing(folder, RUN) as new, self._lent() as model:
                 self._draw(new, replace(self._prepared, model=model))
-            remove_steps(earlier)
+            for path, ours in earlier.items():
+                remove(path, ours or ())
         except FeatvizError as error:
             if not self.steps:
                 raise

@@ -29,15 +29,14 @@ from featviz.errors import CompareError, UsageError
 from featviz.files.urls import Url
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DiffFiles, DiffThresholds, DrawOptions
-from featviz.records import (
+from featviz.records import Place, finite
+from featviz.records.findings import (
     ComparedLayer,
     Comparison,
     DifferenceMap,
     OnlyIn,
-    Place,
     TextTable,
     Verdict,
-    finite,
 )
 from featviz.rundir import DIFF_FILE
 from featviz.rundir import place as outputs

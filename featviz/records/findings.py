@@ -5,21 +5,46 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from featviz.errors import CHECK_FAILED, UsageError
 from featviz.files.urls import Url
 from featviz.records.types import GridPlan, Place
-from featviz.text import counted
+from featviz.text import counted, printable
 
 if TYPE_CHECKING:  # the help of the command line imports this, and has no time for numpy
     import numpy as np
     from numpy.typing import NDArray
 
     from featviz.options import DiffThresholds, Thresholds
+
+
+class TextTable(NamedTuple):
+    """A table of words."""
+
+    headings: Sequence[str]
+    numbers: Collection[str]
+    rows: Sequence[Sequence[str]]
+    totals: Sequence[Sequence[str]] = ()
+    footer: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        """All of it as plain text, columns apart by two spaces; without rows the lines below alone.
+        Control characters are escaped."""
+        rows = [self.headings, *self.rows, *self.totals]
+        cells = [[printable(str(cell)) for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = []
+        for row in cells:
+            parts = [
+                words.rjust(width) if heading in self.numbers else words.ljust(width)
+                for words, width, heading in zip(row, widths, self.headings, strict=True)
+            ]
+            lines.append("  ".join(parts).rstrip())
+        return "\n".join([*(lines if self.rows else []), *map(printable, self.footer)])
 
 
 @dataclass(frozen=True)

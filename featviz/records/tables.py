@@ -27,16 +27,6 @@ class PictureFormat:
     needs: str = ""
     """Which Pillow writes it, where an older one does not."""
 
-    @property
-    def suffix(self) -> str:
-        """`.png`"""
-        return f".{self.name}"
-
-    @property
-    def lossless(self) -> bool:
-        """Whether its pixels come back as they were."""
-        return self.words == "lossless"
-
 
 _JPG = {"quality": 95, "subsampling": 0}
 _AVIF = {"quality": 95, "subsampling": "4:4:4", "speed": 8}
@@ -52,7 +42,7 @@ FORMATS = {
     ),
 }
 
-SUFFIXES = tuple(format.suffix for format in FORMATS.values())
+SUFFIXES = tuple(f".{name}" for name in FORMATS)
 
 
 @dataclass(frozen=True)
@@ -64,38 +54,31 @@ class CaptureKind:
     of: Literal["output", "input"]
     backward: bool
     help: str
-
-    @property
-    def normalize(self) -> str:
-        """The normalisation that `auto` stands for; `auto` where the picture decides. Of gradients
-        a few large values would else leave all others white."""
-        return "symmetric-percentile:99" if self.backward else "auto"
-
-    @property
-    def cmap(self) -> str:
-        """The colormap that `auto` stands for; `auto` where the picture decides."""
-        return "coolwarm" if self.backward else "auto"
+    normalize: str = "auto"
+    """The normalisation that `auto` stands for; `auto` where the picture decides."""
+    cmap: str = "auto"
+    """The colormap, likewise."""
 
 
 SALIENCY = "saliency"
 """The key of the picture of all channels of a gradient of the image; its values have no sign."""
 
+_SIGNS = "symmetric-percentile:99", "coolwarm"
+"""How gradients are drawn, of which a few large values would else leave all others white."""
 KINDS = {
     kind.name: kind
     for kind in (
         CaptureKind("output", "output", False, "output"),
         CaptureKind("input", "input", False, "input"),
-        CaptureKind("grad", "output", True, "grad (the gradient at its output)"),
-        CaptureKind("grad-input", "input", True, "grad-input (the gradient at its input)"),
+        CaptureKind("grad", "output", True, "grad (the gradient at its output)", *_SIGNS),
+        CaptureKind("grad-input", "input", True, "grad-input (the gradient at its input)", *_SIGNS),
     )
 }
 """By name, in the order of help texts. Gradients have zero in the middle of their colours, and a
 colour for either sign."""
 
 
-def is_gradient(kind: str) -> bool:
-    """Whether a kind's name, which may be of no known kind (`kernel`), is that of a gradient."""
-    return kind in KINDS and KINDS[kind].backward
+BACKWARD = {name for name, kind in KINDS.items() if kind.backward}
 
 
 @dataclass(frozen=True)
@@ -156,11 +139,7 @@ is `drawing.class_maps.REDUCTIONS`, a function for each of one component, and
 `drawing.class_maps.METHODS`, which has one for each that weighs."""
 
 CLASS_MAPS = {name: reduction for name, reduction in REDUCTIONS.items() if reduction.weighs}
-
-
-def is_signed(name: str | None) -> bool:
-    """Whether a reduction's name, which may be none or unknown, is one of values with a sign."""
-    return name in REDUCTIONS and REDUCTIONS[name].signed
+SIGNED = {name for name, reduction in REDUCTIONS.items() if reduction.signed}
 
 
 @dataclass(frozen=True)

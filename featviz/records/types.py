@@ -4,7 +4,7 @@ layout, images, and what became of them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import (
 )
 
 from featviz.files.urls import Remote, Url
-from featviz.text import percent, printable
+from featviz.text import percent
 
 if TYPE_CHECKING:  # completion of a shell imports this, and has no time for numpy
     import numpy as np
@@ -369,28 +369,3 @@ class RunResult:
         if not self.failures:
             return 0
         return 3 if len(self.failures) < len(self.images) and not self.missing else 1
-
-
-class TextTable(NamedTuple):
-    """A table of words."""
-
-    headings: Sequence[str]
-    numbers: Collection[str]
-    rows: Sequence[Sequence[str]]
-    totals: Sequence[Sequence[str]] = ()
-    footer: Sequence[str] = ()
-
-    def __str__(self) -> str:
-        """All of it as plain text, columns apart by two spaces; without rows the lines below alone.
-        Control characters are escaped."""
-        rows = [self.headings, *self.rows, *self.totals]
-        cells = [[printable(str(cell)) for cell in row] for row in rows]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = []
-        for row in cells:
-            parts = [
-                words.rjust(width) if heading in self.numbers else words.ljust(width)
-                for words, width, heading in zip(row, widths, self.headings, strict=True)
-            ]
-            lines.append("  ".join(parts).rstrip())
-        return "\n".join([*(lines if self.rows else []), *map(printable, self.footer)])

@@ -16,8 +16,8 @@ from featviz.files.urls import Url
 from featviz.rundir import MANIFEST_FILE
 from featviz.rundir.image import ReadImage, read_image, same_content
 from featviz.rundir.place import RUN, check_free, replacing
-from featviz.rundir.read import ReadRun, differences, read_run
-from featviz.rundir.schema import GROWING
+from featviz.rundir.read import ReadRun, read_run
+from featviz.rundir.schema import GROWING, differences
 from featviz.rundir.store import here
 from featviz.rundir.verify import faults_of
 from featviz.rundir.write import RunDirectory

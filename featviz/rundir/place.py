@@ -24,8 +24,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeAlias
@@ -94,42 +93,41 @@ _SAYS: dict[str, dict[str, type]] = {
 """What our records hold beside their version."""
 
 
-@dataclass
-class Earlier:
-    """What featviz wrote into a folder, and what else is there; paths have forward slashes."""
+def look(root: Path) -> tuple[list[str], list[str], int]:
+    """Tell what is ours in a folder from all else, and how many complete images there are. Locks
+    and TensorBoard's events are neither.
 
-    ours: list[str] = field(default_factory=list)
-    """In the order in which they are to go: manifests and records last, by which the rest is known
-    to be ours."""
-    others: list[str] = field(default_factory=list)
-    run: Mapping[str, Any] | None = None
-    complete: int = 0
-
-
-def look(root: Path) -> Earlier:
-    """Tell what is ours in a folder from all else. Locks and TensorBoard's events are neither."""
+    Returns:
+        Ours, in the order in which they are to go: manifests and records last, by which the rest is
+        known to be ours; and the others. Paths have forward slashes.
+    """
     files = {path: regular for path, regular in walk(root) if not is_lock(path)}
-    found, named = Earlier(run=_record(root, RUN_FILE)), set[str]()
+    named, complete = set[str](), 0
     for name in (*_LISTINGS, f"{REPORT}/{REPORT_RECORD}"):
         if (record := _record(root, name)) is not None:
             named |= {name, *_files(record, name.rpartition("/")[0])}
-    if found.run is not None:
+    if holds_run(root):
         named.add(RUN_FILE)
         for name in [name for name in files if name.rpartition("/")[2] == MANIFEST_FILE]:
             manifest = _record(root, name) or {}
             folder, image = name.rpartition("/")[0], manifest.get("image")
             stated = image.get("path") if isinstance(image, dict) else None
             if manifest and folder == (safe_way(stated) if isinstance(stated, str) else ""):
-                found.complete += 1
+                complete += 1
                 named |= {name, *_files(manifest, folder)}
+    ours, others = list[str](), list[str]()
     for name, regular in files.items():
-        hidden = any(map(part_of, name.split("/")))
-        if regular and (name in named or hidden or _says_so(root / name)):
-            found.ours.append(name)
+        page = {".html": PAGE, ".zip": PAGE, ".xml": JUNIT}.get(PurePosixPath(name).suffix)
+        if regular and (
+            name in named
+            or any(map(part_of, name.split("/")))
+            or (page is not None and _is_ours(root / name, page))
+        ):
+            ours.append(name)
         elif not name.rpartition("/")[2].startswith(_EVENTS):
-            found.others.append(name)
-    found.ours.sort(key=lambda way: (way in _SAYS, way.endswith(f"/{MANIFEST_FILE}")))
-    return found
+            others.append(name)
+    ours.sort(key=lambda way: (way in _SAYS, way.endswith(f"/{MANIFEST_FILE}")))
+    return ours, others, complete
 
 
 def holds_run(root: Path) -> bool:
@@ -199,9 +197,9 @@ def walk(root: Path) -> Iterator[tuple[str, bool]]:
 # Folders
 
 
-def check_free(root: Path, kind: str, overwrite: bool) -> Earlier | None:
-    """Say before the work that a folder cannot become the result's; the earlier result, which is to
-    be replaced.
+def check_free(root: Path, kind: str, overwrite: bool) -> list[str] | None:
+    """Say before the work that a folder cannot become the result's; the files of the earlier
+    result, which is to be replaced.
 
     Args:
         kind: the result's record.
@@ -209,33 +207,33 @@ def check_free(root: Path, kind: str, overwrite: bool) -> Earlier | None:
     noun = kind.removesuffix(".json")
     if root.exists() and not root.is_dir():
         raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
-    if _record(root, kind) is None:
+    if (record := _record(root, kind)) is None:
         for way, _ in walk(root):
             top, name = way.partition("/")[0], way.rpartition("/")[2]
-            passed = is_lock(way) or part_of(top) or name.startswith(_EVENTS)
-            if not passed:
+            if not (is_lock(way) or part_of(top) or name.startswith(_EVENTS)):
                 words = f"--out {root} is not empty and holds no {noun} of featviz"
                 if (root / kind).exists():
                     words += f": its {kind} is none that featviz wrote"
                 raise StoreError(words, "name another folder with --out")
         return None
-    found = look(root)
-    if not overwrite and (found.complete or kind != RUN):
+    ours, others, complete = look(root)
+    if not overwrite and (complete or kind != RUN):
         hint = "--overwrite replaces it, --out names another folder"
-        if kind == RUN and found.run is not None and "kind" not in found.run:
-            raise taken(f"{root}", found.complete, hint)
+        if kind == RUN and "kind" not in record:
+            raise taken(f"{root}", complete, hint)
         raise StoreError(f"--out {root} holds another {noun}", hint)
-    if found.others:
-        ours = {way.partition("/")[0] for way in found.ours}
-        tops = [(way.partition("/")[0], way) for way in found.others]
-        shown = {way if top in (way, *ours) else f"{top}/" for top, way in tops}
+    if others:
+        tops = {way.partition("/")[0] for way in ours}
+        shown = {
+            way if (top := way.partition("/")[0]) in (way, *tops) else f"{top}/" for way in others
+        }
         least = sorted(shown, key=lambda way: (way.rstrip("/").count("/"), way))
         names = listed([quoted(name, 80) for name in least], _SHOWN)
         raise StoreError(
             f"--out {root} holds files that featviz did not write: {names}",
             "move them away, or name another folder with --out",
         )
-    return found
+    return ours
 
 
 def taken(where: str, complete: int, hint: str) -> StoreError:
@@ -247,51 +245,42 @@ def taken(where: str, complete: int, hint: str) -> StoreError:
 @contextmanager
 def replacing(root: Path, kind: str) -> Iterator[Path]:
     """A folder beside `root` to write into, which takes its place if the block succeeds: the result
-    appears whole or not at all. Meanwhile `root` is locked."""
-    fresh = real(root).with_name(part_name(real(root).name))
+    appears whole or not at all. Meanwhile `root` is locked.
+
+    What killed processes have left beside it goes: folders that were to take its place, and what is
+    ours in those that have stood there.
+    """
+    final = real(root)
+    fresh = final.with_name(part_name(final.name))
+    old, name = fresh.with_suffix(".old"), part_of(fresh.name)
     try:
         with held(root), reported(root, "choose another place with --out, or make room"):
-            clear_beside(root)
+            for path in [path for path in final.parent.iterdir() if part_of(path.name) == name]:
+                if path.suffix == ".part" and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path.is_dir() and not path.is_symlink():
+                    with suppress(StoreError):
+                        remove(path, [LOCK_FILE, *look(path)[0]])
             fresh.mkdir(parents=True)
             yield fresh
-            put_in_place(fresh, root, kind)
+            # the earlier result is looked for anew: the work before may have taken hours
+            earlier = check_free(final, kind, True)
+            ours = look(final)[0] if earlier is None else earlier
+            if final.exists():
+                final.replace(old)
+            try:
+                fresh.replace(final)
+            except OSError:
+                if old.exists():
+                    old.replace(final)
+                raise
+            for way, _ in walk(old):
+                if PurePosixPath(way).name.startswith(_EVENTS):  # a board goes on with them
+                    (final / way).parent.mkdir(parents=True, exist_ok=True)
+                    (old / way).replace(final / way)
+            remove(old, [LOCK_FILE, *ours])
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def clear_beside(root: Path) -> None:
-    """Remove the hidden folders that killed processes have left beside a folder, which this process
-    holds: those that were to take its place, and what is ours in those that have stood there."""
-    final = real(root)
-    name = part_of(part_name(final.name))
-    for path in [path for path in final.parent.iterdir() if part_of(path.name) == name]:
-        if path.is_symlink() or not path.is_dir():
-            continue
-        if path.suffix == ".part":
-            shutil.rmtree(path, ignore_errors=True)
-            continue
-        with suppress(StoreError):
-            remove(path, [LOCK_FILE, *look(path).ours])
-
-
-def put_in_place(fresh: Path, root: Path, kind: str) -> None:
-    """Put a finished folder in the place of an earlier result, which is removed, or stays where
-    that fails. It is looked for anew: the work before may have taken hours."""
-    final, old = real(root), fresh.with_suffix(".old")
-    ours = (check_free(final, kind, True) or look(final)).ours
-    if final.exists():
-        final.replace(old)
-    try:
-        fresh.replace(final)
-    except OSError:
-        if old.exists():
-            old.replace(final)
-        raise
-    for way, _ in walk(old):
-        if PurePosixPath(way).name.startswith(_EVENTS):  # a board goes on with them
-            (final / way).parent.mkdir(parents=True, exist_ok=True)
-            (old / way).replace(final / way)
-    remove(old, [LOCK_FILE, *ours])
 
 
 # Single files
@@ -331,12 +320,6 @@ def writing(
     check_file(out, kind, option, overwrite)
     with atomic(out) as file:
         yield file
-
-
-def _says_so(path: Path) -> bool:
-    """Whether a page or a report on gates says that featviz wrote it."""
-    kind = {".html": PAGE, ".zip": PAGE, ".xml": JUNIT}.get(path.suffix)
-    return kind is not None and _is_ours(path, kind)
 
 
 def _is_ours(path: Path, kind: FileKind) -> bool:
@@ -390,23 +373,29 @@ def model_files(*models: str | None) -> list[Path]:
 
 @contextmanager
 def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
-    """Hold a folder that this command writes, or one shard of it, into which others write theirs.
-    The folder is made if it is missing; at the end it goes again if it is empty.
+    """Hold a folder that this command writes, or one shard of it, into which others of the same
+    division write theirs. The folder is made if it is missing; at the end it goes again if it is
+    empty. The locks of processes that were killed are removed.
 
     What is no folder is not locked: writing into it is refused anyway.
     """
-    what = f"--out {quoted(str(out))}"
     if out.exists() and not out.is_dir():
         yield
-    elif shard is None:
-        with _locked(out / LOCK_FILE, what):
-            _refuse_shards(out, what)
-            yield
-    else:
-        with _locked(out / name_of(shard), f"shard {shard} of {what}"):
-            with among_shards(out), _locked(out / LOCK_FILE, what):
-                _refuse_shards(out, what, shard.count)
-            yield
+        return
+    what, mine = f"--out {quoted(str(out))}", out / LOCK_FILE
+    same = () if shard is None else (f"-of-{shard.count}",)
+    with ExitStack() as until, ExitStack() as beginning:
+        if shard is not None:
+            until.enter_context(_locked(out / name_of(shard), f"shard {shard} of {what}"))
+            beginning.enter_context(among_shards(out))
+        (until if shard is None else beginning).enter_context(_locked(mine, what))
+        for path in sorted(out.glob(".featviz.*.lock")):
+            match = SHARD_LOCKS.fullmatch(path.name)
+            if match and match[1] != "shards" and not match[1].endswith(same):
+                with _locked(path, what):
+                    pass
+        beginning.close()
+        yield
 
 
 @contextmanager
@@ -425,16 +414,6 @@ def signature() -> str:
     """Who holds what this process is about to lock: its number, host and the time."""
     began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     return f"process {os.getpid()} on {socket.gethostname()} since {began}"
-
-
-def _refuse_shards(out: Path, what: str, count: int = 0) -> None:
-    """Refuse a folder into which shards write, but for those of one division into `count`. The
-    locks of processes that were killed are removed."""
-    for path in sorted(out.glob(".featviz.*.lock")):
-        match = SHARD_LOCKS.fullmatch(path.name)
-        if match and not match[1].endswith((f"-of-{count}", "shards")):
-            with _locked(path, what):
-                pass
 
 
 @contextmanager

@@ -10,9 +10,9 @@ is whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 from xml.etree import ElementTree
@@ -24,7 +24,8 @@ from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.files import Folder
 from featviz.options import MOST_TOP
-from featviz.records import Place, Verdict
+from featviz.records import Place
+from featviz.records.findings import Verdict
 from featviz.rundir import (
     AUDIT_FILE,
     EXEMPLARS_FILE,
@@ -36,11 +37,10 @@ from featviz.rundir import (
     RUN_FILE,
     schema,
 )
-from featviz.rundir.atomic import part_of, remove, reported
+from featviz.rundir.atomic import part_of, reported
 from featviz.rundir.image import ReadImage, pictures_beside
-from featviz.rundir.place import RUN, Earlier, check_free
-from featviz.rundir.read import read_json
-from featviz.rundir.schema import MOST_RECORD, Audit, Count, Reason, Seen, Text
+from featviz.rundir.read import Failure
+from featviz.rundir.schema import MOST_RECORD, Capture, Count, Reason, Text, read_json
 from featviz.text import quoted
 
 SCHEMA_VERSION = 1
@@ -54,6 +54,15 @@ _BESIDE = {LOCK_FILE, REPORT, REPORT_FILE, REPORT_ZIP}
 _Small = Annotated[int, Meta(ge=0, lt=2**31)]
 _Two = Annotated[list[_Small], Meta(min_length=2, max_length=2)]
 _Four = Annotated[list[_Small], Meta(min_length=4, max_length=4)]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """`images` of audit.json, and of exemplars.json."""
+
+    seen: Count
+    total: Count = 0
+    failures: list[Failure] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -201,13 +210,49 @@ def _reading(path: Path, what: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class ReadAudit:
-    """An audit, and the pictures of its suspects."""
+class AuditRow:
+    """A row of `layers` of audit.json."""
 
-    record: Audit
-    pictures: ReadImage
-    """As those of an image that has no input and no grids; what is missing is not among them:
-    audit.json may have been copied alone."""
+    label: Text
+    channels: Count
+    findings: dict[Text, list[schema.Channel]]
+    layer: Text | None = None
+    type: Text = ""
+    apoz: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Average percentage of zeros, as a share; None where no activation gives zeros."""
+
+
+@dataclass(frozen=True)
+class DrawnSuspects:
+    """A row of `drawn` of audit.json: a picture."""
+
+    layer: Text
+    channels: list[schema.Channel]
+    suspects: Count
+    file: Text
+    shown: Text = ""
+    rows: Annotated[list[schema.Pixels], schema.Two] | None = None
+    """Where the first channel's row begins, and how high each is."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """audit.json, as far as a report shows it."""
+
+    images: Seen
+    layers: list[AuditRow]
+    drawn: list[DrawnSuspects] = field(default_factory=list)
+    model: dict[Text, Any] = field(default_factory=dict)
+    options: dict[Text, Any] = field(default_factory=dict)
+    featviz: Text = ""
+    torch: Text = ""
+    device: Text = ""
+    preprocessing: Text = ""
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing was found in any channel."""
+        return not any(found for row in self.layers for found in row.findings.values())
 
 
 def is_audit(root: Path) -> bool:
@@ -215,18 +260,18 @@ def is_audit(root: Path) -> bool:
     return (root / AUDIT_FILE).exists() and not (root / RUN_FILE).exists()
 
 
-def read_audit(root: Path, given: Path | None) -> ReadAudit | None:
+def read_audit(root: Path, given: Path | None) -> tuple[Audit, ReadImage] | None:
     """The audit that was asked for, a file or its folder, or the one in `root`; None where there
-    is none."""
+    is none. With it the pictures of its suspects, as far as they are there."""
     path = given or root
     if given is None or path.is_dir():
         path /= AUDIT_FILE
     try:
         with Folder(path.parent) as folder:  # the user's own path may be a link
             content = None if given else folder.read_json(AUDIT_FILE, MOST_RECORD)
-        record = schema.convert(content or files.read_json(path, MOST_RECORD), Audit)
+        record: Audit = schema.convert(content or files.read_json(path, MOST_RECORD), Audit)
         named = [row.file for row in record.drawn]
-        return ReadAudit(record, pictures_beside(path.parent, "audit", named, whole=False))
+        return record, pictures_beside(path.parent, "audit", named, whole=False)
     except FileNotFoundError as error:
         if given is None:
             return None
@@ -241,17 +286,6 @@ def read_audit(root: Path, given: Path | None) -> ReadAudit | None:
 # Kernels
 
 
-@dataclass(frozen=True)
-class ReadKernels:
-    """The kernels of a model's layers."""
-
-    record: Mapping[str, Any]
-    """The content of run.json."""
-    model: Mapping[str, Any]
-    options: Mapping[str, Any]
-    pictures: ReadImage
-
-
 def is_kernels(root: Path) -> bool:
     """Whether a folder holds kernels: their manifest stands beside run.json, which says so."""
     try:
@@ -261,8 +295,9 @@ def is_kernels(root: Path) -> bool:
         return False
 
 
-def read_kernels(root: Path) -> ReadKernels:
-    """Read what `featviz kernels` wrote."""
+def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
+    """Read what `featviz kernels` wrote: the content of run.json, whose `model` and `options` are
+    objects, and the pictures. In a row `slices`, one number there, is as in a run."""
     record = read_json(root / RUN_FILE) if (root / RUN_FILE).exists() else {}
     if record.get("kind") != "kernels":
         raise StoreError(
@@ -270,11 +305,16 @@ def read_kernels(root: Path) -> ReadKernels:
         )
     with _reading(root, "kernels"):
         with Folder(root) as folder:
-            rows = schema.check_kernels(folder.read_json(MANIFEST_FILE, MOST_RECORD))
+            content = folder.read_json(MANIFEST_FILE, MOST_RECORD)
+        raw = schema.convert(content, dict[str, Any]).get("captures")
+        for row in schema.convert(raw, list[dict[str, Any]]):
+            row["slices"] = [row.get("slices", 1)] * 2
+        rows = schema.convert(raw, list[Capture])
+        schema.check_rows(rows)
         pictures = pictures_beside(root, "kernels", [row.file for row in rows], rows)
-        known = (record.get(key) for key in ("model", "options"))
-        model, options = (one if isinstance(one, dict) else {} for one in known)
-        return ReadKernels(record, model, options, pictures)
+    for key in ("model", "options"):
+        record[key] = record[key] if isinstance(record.get(key), dict) else {}
+    return record, pictures
 
 
 # Gates
@@ -326,18 +366,6 @@ def step_folders(root: Path) -> dict[int, Path]:
         named = [(_STEP.fullmatch(path.name), path) for path in root.iterdir()]
     found = {int(match[1]): path for match, path in named if match and not path.is_symlink()}
     return dict(sorted(found.items()))
-
-
-def removable(root: Path, steps: Iterable[int]) -> dict[Path, Earlier]:
-    """The run directories of steps, all of which may go."""
-    found = {path: check_free(path, RUN, True) for path in (step_folder(root, n) for n in steps)}
-    return {path: earlier for path, earlier in found.items() if earlier is not None}
-
-
-def remove_steps(steps: Mapping[Path, Earlier]) -> None:
-    """Remove run directories: what their records list."""
-    for path, earlier in steps.items():
-        remove(path, earlier.ours)
 
 
 def check_series(root: Path, overwrite: bool, resume: bool, board: Path | None) -> list[int]:

@@ -139,7 +139,7 @@ def _verdict(
     named = len(record["complete"]) + len(run.record["failures"]) + len(missing or ())
     if missing is not None and named != total:
         faults.append(f"{RUN_FILE} has images.total {total}, and names {named}")
-    unlisted = look(run.root).others if holds_run(run.root) else []
+    unlisted = look(run.root)[1] if holds_run(run.root) else []
     left = max(0, total - len(images))
     return RunVerdict(place, tuple(images), tuple(faults), left, series, tuple(unlisted))
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -27,8 +27,9 @@ from featviz.files.urls import Url
 from featviz.records import Floats, Layer, Skip
 from featviz.rundir import MANIFEST_FILE, RUN_FILE, SCHEMA_VERSION, STATS_FILE
 from featviz.rundir.atomic import (
+    BUFFER,
+    NEW,
     atomic,
-    new_file,
     opened,
     part_name,
     part_of,
@@ -36,13 +37,14 @@ from featviz.rundir.atomic import (
     remove_whole,
     reported,
 )
-from featviz.rundir.image import read_image
 from featviz.rundir.place import RUN, check_free, holds_run, is_lock, is_own_name, taken, walk
-from featviz.rundir.read import image_folders, read_json
-from featviz.rundir.schema import MOST_RECORD, OPTIONAL, Capture, Manifest, read_manifest
+from featviz.rundir.schema import MOST_RECORD, OPTIONAL, Capture, convert, read_json
 from featviz.rundir.store import Store, files_of_images
 from featviz.text import listed, quoted, safe_name, safe_way
 from featviz.version import __version__
+
+if TYPE_CHECKING:
+    from featviz.rundir.image import Manifest
 
 __all__ = ["ImageFolder", "RunDirectory", "atomic", "write_json"]
 
@@ -101,7 +103,8 @@ class ImageFolder:
                 if layer:
                     with suppress(FileExistsError):
                         os.mkdir(layer, dir_fd=folder)
-                with new_file(relative, folder) as file:
+                fd = os.open(relative, NEW, 0o666, dir_fd=folder)
+                with os.fdopen(fd, "w+b", BUFFER) as file:
                     yield file
                     file.seek(0)
                     digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
@@ -116,7 +119,7 @@ class ImageFolder:
         image is complete. Of a run in a store all files are uploaded, and removed here."""
         with self.writing(STATS_FILE) as file:
             packed = io.BytesIO()
-            write_arrays(packed, stats)
+            np.savez(packed, **stats)
             file.write(packed.getvalue())
         files = [row for _, row in sorted(self._written.items())]
         content = {"schema_version": SCHEMA_VERSION, **manifest, "files": files}
@@ -160,6 +163,8 @@ class ImageFolder:
     def manifest(self) -> Manifest:
         """The manifest of a complete image, whose files are there and fit it; of one in a store,
         those that it lists are there with as many bytes."""
+        from featviz.rundir.image import read_image, read_manifest  # for runs that go on
+
         if self.run.store is None:
             return read_image(self.run.root, self.name).manifest
         name, sizes = f"{self.name}/{MANIFEST_FILE}", self.run.stored.get(self.name, {})
@@ -232,12 +237,24 @@ class RunDirectory:
         """The folders that have an image's manifest, whatever run.json says."""
         if self.store is not None:
             return [path for path, names in self.stored.items() if MANIFEST_FILE in names]
-        found = image_folders(self.root) if self.root.is_dir() else ()
-        return [path for path, lacks in found if lacks is None]
+        found = [way.rpartition("/") for way, _ in walk(self.root)]
+        there = [folder for folder, _, name in found if folder and name == MANIFEST_FILE]
+        return [folder for folder in there if not any(map(part_of, folder.split("/")))]
 
     def record(self) -> dict[str, Any] | None:
         """The content of run.json; None where there is none of featviz."""
         return read_json(self.root / RUN_FILE) if holds_run(self.root) else None
+
+    def before(self) -> tuple[list[str], dict[str, str]]:
+        """The images that run.json names, and the errors of those that failed; nothing where it is
+        not there, or does not fit."""
+        with suppress(StoreError, ValueError, KeyError):
+            record = read_json(self.root / RUN_FILE)
+            images = convert(record["images"], dict[str, int | list[str]])
+            rows = convert(record["failures"], list[dict[str, str | int]])
+            names = convert([*images["complete"], *images["missing"]], list[str])
+            return names, {row["image"]: row["error"] for row in rows}
+        return [], {}
 
     def check_free(self) -> None:
         """Refuse a place that holds something else, or a run with complete images."""

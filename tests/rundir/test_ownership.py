@@ -59,7 +59,7 @@ def test_no_name_makes_a_file_ours(draw: Run, ran: Path) -> None:
     for name in names:
         (ran / name).parent.mkdir(parents=True, exist_ok=True)
         (ran / name).write_text("mine")
-    assert sorted(look(ran).others) == sorted(names)
+    assert sorted(look(ran)[1]) == sorted(names)
     before = snapshot(ran)
     refused(draw(ran, "--overwrite"), 1, "holds files that featviz did not write: ")
     assert snapshot(ran) == before
