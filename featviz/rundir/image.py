@@ -188,15 +188,6 @@ class DamagedError(StoreError):
 
 
 @dataclass(frozen=True)
-class DrawnGrid:
-    """One drawn tensor of one image, and its numbers."""
-
-    capture: Capture
-    stats: Floats
-    """[maps, 6], in the order of `records.STAT_COLUMNS`, of all maps, drawn or not."""
-
-
-@dataclass(frozen=True)
 class ReadImage:
     """A complete image of a run, all of whose files are there and fit its manifest. What reads one
     of them raises DamagedError where it is missing, broken or has grown since the image was read,
@@ -226,14 +217,6 @@ class ReadImage:
     def captures(self) -> Mapping[Place, Capture]:
         """In the order in which the model came to them."""
         return {row.place: row for row in self.manifest.captures}
-
-    @cached_property
-    def grids(self) -> tuple[DrawnGrid, ...]:
-        """Its pictures, with their statistics."""
-        numbers = self.stats()
-        return tuple(
-            DrawnGrid(row, numbers[place.stats_key]) for place, row in self.captures.items()
-        )
 
     def stats(self) -> Mapping[str, Floats]:
         """All statistics, float32 [maps, 6] under `Place.stats_key`."""

@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +23,15 @@ from featviz.rundir.write import RunDirectory
 from featviz.text import quoted
 
 
-@dataclass(frozen=True)
-class MergeResult:
-    """What was joined."""
-
-    out: Path
-    images: tuple[str, ...]
-    failures: tuple[str, ...]
-    incomplete: tuple[str, ...]
-    """Named in the parts, but without a manifest there: left out."""
-    total: int
-
-    @property
-    def exit_code(self) -> int:
-        """0 where all images are there, else 3."""
-        return 0 if len(self.images) == self.total else 3
-
-
-def merge(parts: Sequence[Path | Url], out: Path, overwrite: bool = False) -> MergeResult:
+def merge(parts: Sequence[Path | Url], out: Path, overwrite: bool = False) -> dict[str, Any]:
     """Join parts of a run, here or in object stores; the result is what one run over all their
     images writes.
 
     Files are hard links to those of the parts where the file system has them, else copies.
+
+    Returns:
+        `out`, the `total` of images, and the names of the complete `images`, of the `failures` and
+        of those that are `incomplete`: named in the parts, but without a manifest there.
 
     Raises:
         FeatvizError: the parts are not of one run, or disagree on an image; a file cannot be read
@@ -84,9 +70,13 @@ def merge(parts: Sequence[Path | Url], out: Path, overwrite: bool = False) -> Me
                 _bring(image, fresh / image.folder)
             RunDirectory(fresh).write_run(record)
     lost = sorted({name for run in runs for name in run.incomplete} - set(images))
-    failures = tuple(row["image"] for row in record["failures"])
-    complete, total = record["images"]["complete"], record["images"]["total"]
-    return MergeResult(out, tuple(complete), failures, tuple(lost), total)
+    return {
+        "out": str(out),
+        "total": record["images"]["total"],
+        "images": record["images"]["complete"],
+        "failures": [row["image"] for row in record["failures"]],
+        "incomplete": lost,
+    }
 
 
 def _not_whole(part: Path, fault: str) -> StoreError:

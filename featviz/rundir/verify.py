@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from featviz.errors import CHECK_FAILED, StoreError
+from featviz.errors import StoreError
 from featviz.files.urls import Url
 from featviz.rundir import MANIFEST_FILE, RUN_FILE
 from featviz.rundir.image import ReadImage, read_image
@@ -31,60 +31,21 @@ _NAMED = 3
 """Images that a fault of the whole run names."""
 
 
-@dataclass(frozen=True)
-class ImageVerdict:
-    """What was found of one image."""
-
-    name: str
-    """By run.json; where it does not list the image, by the manifest, or else by the folder."""
-    faults: tuple[str, ...] = ()
-    """What does not fit, with the file; none where it is whole."""
-    files: int = 0
-    bytes: int = 0
-
-
-@dataclass(frozen=True)
-class RunVerdict:
-    """What was found of one run."""
-
-    root: Path | Url
-    images: tuple[ImageVerdict, ...]
-    faults: tuple[str, ...]
-    """What does not fit beside the images."""
-    missing: int
-    """Images that the run has not come to, or that failed: no fault, `--resume` goes on."""
-    series: Path | None = None
-    unlisted: tuple[str, ...] = ()
-    """Files in the folder that neither a manifest nor another record of featviz lists: no fault,
-    but `--overwrite` would refuse them."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all that the run calls complete is as it was written."""
-        return not self.faults and not any(image.faults for image in self.images)
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What was found of several runs."""
-
-    runs: tuple[RunVerdict, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """0 where all are whole, else 4."""
-        return 0 if all(run.is_whole for run in self.runs) else CHECK_FAILED
-
-
 def verify(
     roots: Sequence[Path | Url], jobs: int | None = None, progress: Progress = lambda total: None
-) -> Verified:
+) -> list[dict[str, Any]]:
     """Read every file of every image of runs, and hold it against its checksum.
 
     Args:
         roots: run directories, here or in object stores; a folder with the series of a training
             stands for the run of each of its steps.
         jobs: threads that read; None takes as many as Python thinks good.
+
+    Returns:
+        For each run its `faults`, each of an `image` or of the whole run (None); how many `images`,
+        `files` and `bytes` it has; how many images are `missing` (the run has not come to them, or
+        they failed: no fault, `--resume` goes on); and `unlisted`, the files that nothing lists (no
+        fault, but `--overwrite` would refuse them).
     """
     with ExitStack() as copies, ThreadPoolExecutor(jobs, "featviz-verify") as pool:
         found: list[tuple[Path | Url, Path | None, ReadRun | str]] = []
@@ -96,8 +57,11 @@ def verify(
                 steps = step_folders(root).values()
                 found += [(step, root, _read(step, step, is_step=True)) for step in steps]
         total = sum(len(run.images) for _, _, run in found if isinstance(run, ReadRun))
-        advance = partial(progress, total)
-        return Verified(tuple(_verdict(*one, pool, advance) for one in found))
+        verdicts = []
+        for place, series, run in found:
+            about = {"run": str(place), "series": None if series is None else str(series)}
+            verdicts.append(about | _verdict(run, pool, partial(progress, total)))
+        return verdicts
 
 
 def _read(root: Path, place: Path | Url, is_step: bool = False) -> ReadRun | str:
@@ -112,47 +76,53 @@ def _read(root: Path, place: Path | Url, is_step: bool = False) -> ReadRun | str
 
 
 def _verdict(
-    place: Path | Url,
-    series: Path | None,
-    run: ReadRun | str,
-    pool: ThreadPoolExecutor,
-    advance: Callable[[], None],
-) -> RunVerdict:
+    run: ReadRun | str, pool: ThreadPoolExecutor, advance: Callable[[], None]
+) -> dict[str, Any]:
     """Read the images, and hold run.json against them: its settings, and their number."""
+    counts = {"images": 0, "files": 0, "bytes": 0, "missing": 0}
     if isinstance(run, str):
-        return RunVerdict(place, (), (run,), 0, series)
-    lacking = {name: f"{quoted(name)}: {words}" for name, words in run.incomplete.items()}
-    lacking.update(run.damaged)
-    images = [ImageVerdict(name, (words,)) for name, words in lacking.items()]
-    faults, others, own = list[str](), list[str](), fingerprint(run.record)
-    checked = pool.map(_checked, run.images.values())
-    for image, verdict in zip(run.images.values(), checked, strict=True):
-        images.append(verdict)
+        return {**counts, "unlisted": [], "faults": [{"image": None, "fault": run}]}
+    others, own = list[str](), fingerprint(run.record)
+    found = [(name, f"{quoted(name)}: {words}") for name, words in run.incomplete.items()]
+    found += run.damaged.items()
+    counts["images"] = len(found) + len(run.images)
+    for image, checked in zip(
+        run.images.values(), pool.map(_checked, run.images.values()), strict=True
+    ):
+        files, size, faults = checked
+        counts["files"] += files
+        counts["bytes"] += size
+        found += [(image.name, fault) for fault in faults]
         if image.manifest.fingerprint not in (None, own):
             others.append(quoted(image.name))
         advance()
+    rows: list[dict[str, str | None]] = []
     if others:
         names = listed(others, _NAMED)
-        faults.append(f"{RUN_FILE} does not tell the settings by which these were drawn: {names}")
+        words = f"{RUN_FILE} does not tell the settings by which these were drawn: {names}"
+        rows.append({"image": None, "fault": words})
     record = run.record["images"]
     total, missing = int(record["total"]), record.get("missing")
     named = len(record["complete"]) + len(run.record["failures"]) + len(missing or ())
     if missing is not None and named != total:
-        faults.append(f"{RUN_FILE} has images.total {total}, and names {named}")
+        words = f"{RUN_FILE} has images.total {total}, and names {named}"
+        rows.append({"image": None, "fault": words})
+    rows += [{"image": name, "fault": fault} for name, fault in found]
+    counts["missing"] = max(0, total - counts["images"])
     unlisted = look(run.root)[1] if holds_run(run.root) else []
-    left = max(0, total - len(images))
-    return RunVerdict(place, tuple(images), tuple(faults), left, series, tuple(unlisted))
+    return {**counts, "unlisted": unlisted, "faults": rows}
 
 
-def _checked(image: ReadImage) -> ImageVerdict:
-    """What is found of an image that seems whole, by its checksums."""
+def _checked(image: ReadImage) -> tuple[int, int, list[str]]:
+    """How many files and bytes an image has that seems whole, and what does not fit by its
+    checksums, which the reader of a run lets go."""
     try:
-        found = read_image(image.root, image.folder)  # with the checksums, which a run lets go
-        faults = tuple(faults_of(found))
+        found = read_image(image.root, image.folder)
+        faults = list(faults_of(found))
     except StoreError as error:
-        return ImageVerdict(image.name, (error.message,))
+        return 0, 0, [error.message]
     rows = found.manifest.files
-    return ImageVerdict(image.name, faults, len(rows) + 1, sum(row.bytes for row in rows))
+    return len(rows) + 1, sum(row.bytes for row in rows), faults
 
 
 def faults_of(image: ReadImage) -> Iterator[str]:

@@ -36,7 +36,7 @@ def _events(folder: Path, tag: str) -> list[int]:
 def check_series(out: Path, steps: list[int], layers: list[str]) -> None:
     """The series is whole, and its page has a slider over these steps and pictures of all."""
     found = read_steps(out)
-    assert list(found) == steps and verify(list(found.values())).exit_code == 0
+    assert list(found) == steps and not any(run["faults"] for run in verify(list(found.values())))
     assert all((path / "audit.json").is_file() for path in found.values())
     assert read_run(found[steps[-1]]).record["layers"] == layers
     page = build_report(out, ReportOptions()).page.read_text("utf-8")

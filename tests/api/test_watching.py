@@ -40,7 +40,7 @@ def test_a_series_has_a_whole_run_for_each_step(tmp_path: Path) -> None:
     for step, path in steps.items():
         run = read_run(path)
         assert len(run.images) == 2 and not run.left_out and run.record["model"]["step"] == step
-    assert verify(list(steps.values())).exit_code == 0
+    assert not any(run["faults"] for run in verify(list(steps.values())))
     assert [path.name for path in (tmp_path / "s").iterdir() if path.name[0] == "."] == []
 
 

@@ -16,8 +16,7 @@ from featviz.errors import StoreError
 from featviz.records import Layer, Place, Site, Skip
 from featviz.rundir import SCHEMA_VERSION, schema, write
 from featviz.rundir.atomic import atomic
-from featviz.rundir.schema import read_json
-from featviz.rundir.schema import Capture
+from featviz.rundir.schema import Capture, read_json
 from featviz.rundir.write import RunDirectory
 from featviz.text import safe_name
 
