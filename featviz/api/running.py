@@ -55,7 +55,8 @@ class FeatureMaps(showing.Shown):
 
     What the manifest says of it are attributes: `layer` (the qualified name, empty for the model
     itself), `type`, `kind` (`output`, `input`, `grad`, `grad-input`), `call` (from 0), `key`,
-    `layout`, `maps`, `min`, `max`, `mean`, `std`, ...
+    `layout`, `maps`, `range` (drawn darkest and brightest; None where each map has its own), `min`,
+    `max`, `mean`, `std`, ...
     """
 
     of: RunImage
@@ -76,12 +77,6 @@ class FeatureMaps(showing.Shown):
     def channels(self) -> list[int]:
         """The channel of each tile, in tile order; none where all channels became one tile."""
         return self.row.drawn
-
-    @property
-    def range(self) -> tuple[float | None, float | None] | None:
-        """The values that are drawn darkest and brightest; None where each map has its own range,
-        which `stats` tells."""
-        return None if self.row.range is None else (self.row.range[0], self.row.range[1])
 
     @property
     def file(self) -> Path:
@@ -117,8 +112,8 @@ class FeatureMaps(showing.Shown):
 
 
 class Captures(tuple[FeatureMaps, ...]):
-    """Feature maps in the order in which the model came to them. Where a failed image has none, an
-    index raises its error."""
+    """Feature maps in the order of the model. Where a failed image has none, an index raises its
+    error."""
 
     error: StoreError | None = None
 
@@ -238,8 +233,7 @@ def run(
     """Draw the feature maps of images, like the command `featviz run`.
 
     Args:
-        model: a MODEL string (`"resnet18"`, a file, `"file.py:factory"`), or a module, which is
-            given back as it was.
+        model: a MODEL string (`"resnet18"`, a file), or a module, which is given back as it was.
         images: files, folders or globs; PIL images; arrays [H, W] or [H, W, C]; tensors [H, W],
             [C, H, W] or [N, C, H, W]; or a list of these. What is in memory is an image before any
             preprocessing: uint8, or floats in 0..1, which are rounded to 8 bits (as by
@@ -252,8 +246,7 @@ def run(
             nothing behind: the pictures are in a temporary folder for as long as the result, or one
             of its captures, is in use.
         options: those below. `transform` may be a function from a PIL image to a tensor [C, H, W]
-            or to a dict of tensors by the names of forward's arguments, and `forward_args` a
-            mapping of further arguments of forward by name.
+            or to a dict of tensors, and `forward_args` a mapping, both by forward's arguments.
 
     Returns:
         The images, and what was drawn of each, which is read when it is asked for.
@@ -329,10 +322,6 @@ def diff(base: str | Path | Run, new: str | Path | Run, **options: Any) -> RunDi
         A record with `document` (what `--json` prints), `equal`, `ratio`, `first` (the first layer
         that differs) and `layers`.
 
-    Raises:
-        FeatvizError: a run cannot be read, the runs cannot be compared, or a file cannot be
-            written.
-
     Example:
         >>> import featviz, torch
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
@@ -362,11 +351,6 @@ def report(run: str | Path | Run, out: str | Path | None = None, **options: Any)
 
     Returns:
         A record with `page`, `files` and `incomplete`.
-
-    Raises:
-        StoreError: a run cannot be read, or the report cannot be written.
-        UsageError: options that exclude one another, or that only a run has; a run without
-            a run directory is to be shown where it will not be.
 
     Example:
         >>> import featviz, pathlib, tempfile, torch

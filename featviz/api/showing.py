@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from PIL import Image
 
-from featviz.api.keywords import Room
-from featviz.errors import FileError, StoreError
-from featviz.files import Folder
+from featviz.errors import StoreError
 from featviz.records.findings import TextTable
 from featviz.report.pages import render_notebook
-from featviz.rundir.image import BROKEN, format_of
 from featviz.text import quoted
 
 SMALL, LARGE, PAGE = 240, 960, 1800
@@ -76,30 +71,3 @@ class Shown:
             footer = (f"{more} more rows", *table.footer)
             table = table._replace(rows=table.rows[:MOST_ROWS], footer=footer)
         return render_notebook({"figures": figures, "lines": lines, "table": table})
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class FolderResult(Shown):
-    """A result whose files lie in a folder."""
-
-    document: Mapping[str, Any]
-    folder: Path
-    room: Room | None
-
-    @property
-    def out(self) -> Path | None:
-        """The folder; None where it is temporary."""
-        return self.folder if self.room is None else None
-
-    def picture_at(self, relative: str) -> Image.Image:
-        """A picture in the folder; no link is followed."""
-        try:
-            with (
-                Folder(self.folder) as opened,
-                opened.open(relative) as file,
-                Image.open(file, formats=[format_of(relative).pillow]) as picture,
-            ):
-                picture.load()
-                return picture
-        except (FileError, *BROKEN) as error:
-            raise StoreError(f"{quoted(relative)} cannot be read: {quoted(str(error))}") from error

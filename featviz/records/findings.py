@@ -52,7 +52,6 @@ class Call:
     """One call of a module or a function in a forward pass."""
 
     name: str
-    """`layer1.0.relu` for a module, `layer1.0/fn:relu` for a function that layer1.0 calls."""
     type: str
     index: int = 0
 
@@ -84,8 +83,8 @@ class Part:
     """What a module or function is to the channels that pass through it."""
 
     role: Literal["maker", "activation", "channelwise", "mixing", "other"]
-    """maker: a convolution or linear module. channelwise: output channel i depends on input channel
-    i alone. mixing: channel i stays channel i, but the others have a say (GroupNorm)."""
+    """maker: a convolution or linear module. channelwise: channel i depends on channel i alone.
+    mixing: the others have a say in it (GroupNorm)."""
     axis: int | None = None
     """Where the channels are in its output; None where its input decides."""
     activation: Activation | None = None
@@ -131,9 +130,9 @@ class ChannelFinding:
     rule: Callable[[Evidence, Thresholds], Flags | None]
     """Says of each channel whether it holds; None where the layer cannot be judged for it."""
     severity: int
-    """Suspects are drawn in this order: 0 is the worst, and drawn first."""
+    """Suspects are drawn in this order: 0 is the worst."""
     remedy: str = "ask for another finding"
-    """The hint of the message about a gate on layers that cannot be judged for this finding."""
+    """The hint of the message about a gate on layers that cannot be judged for it."""
     yields_to: tuple[str, ...] = ("nonfinite",)
     """A channel that has one of these findings has not this one as well."""
 
@@ -297,19 +296,18 @@ class ComparedLayer:
     """The same, with each channel counted in each image."""
     channels: Mapping[str, np.ndarray]
     """`absolute`, `relative`, `cosine` and `unlike`, as in `diff.compare.Change`: the worst of each
-    channel over the images that could be compared, of the channels that all of these have."""
+    channel over the images that could be compared."""
     cosine: float
-    """The smallest of a whole tensor, over the images in which the layer differs; NaN where only
-    statistics are known."""
+    """The smallest of a whole tensor; NaN where only statistics are known."""
     most_changed: Sequence[int]
     image: str
-    """The image in which the layer differs most; of equals the first."""
+    """The image in which the layer differs most; the next three hold for it."""
     severity: float
-    """The largest relative difference there, 0..1; 1 where shapes or finite values differ."""
+    """The largest relative difference, 0..1; 1 where shapes or finite values differ."""
     change: np.ndarray
-    """[channels]: the largest relative difference of each there, 0..1."""
+    """[channels]: the largest relative difference of each, 0..1."""
     changed: Sequence[int]
-    """The channels that differ there, the most changed first."""
+    """The channels that differ, the most changed first."""
     difference: DifferenceMap | None = None
 
     @property

@@ -50,7 +50,7 @@ class CaptureKind:
     """One kind of tensor that can be captured of a layer."""
 
     name: str
-    """As in `--capture`, in the manifest, and as the first part of file names (`Site.stem`)."""
+    """As in `--capture`, in the manifest, and as the first part of file names."""
     of: Literal["output", "input"]
     backward: bool
     help: str
@@ -74,8 +74,7 @@ KINDS = {
         CaptureKind("grad-input", "input", True, "grad-input (the gradient at its input)", *_SIGNS),
     )
 }
-"""By name, in the order of help texts. Gradients have zero in the middle of their colours, and a
-colour for either sign."""
+"""By name, in the order of help texts."""
 
 
 BACKWARD = {name for name, kind in KINDS.items() if kind.backward}
@@ -91,14 +90,12 @@ class Reduction:
     unit: str = ""
     """What its values are counted in, where that is not the unit of the tensor."""
     colors: tuple[tuple[str, str], ...] = ()
-    """Colours (`#rrggbb`) of its tile and what they stand for, one for each of its components; none
-    where it has a single one, which is drawn in levels."""
+    """Colours (`#rrggbb`) of its components and what they stand for; none where it has one, which
+    is drawn in levels."""
     weighs: bool = False
-    """Whether it weighs a layer's output by the gradient of a target there: a class activation map,
-    which needs a backward pass and places of the image."""
+    """Whether it is a class activation map, which needs a backward pass and places of the image."""
     signed: bool = False
-    """Whether its values are for or against something, so that zero is the middle of its colours.
-    """
+    """Whether its values are for or against something: zero is the middle of its colours."""
 
 
 REDUCTIONS = {
@@ -134,9 +131,7 @@ REDUCTIONS = {
         ),
     )
 }
-"""By name, in the order of help texts; `--reduce`, figures and the report read it. The arithmetic
-is `drawing.class_maps.REDUCTIONS`, a function for each of one component, and
-`drawing.class_maps.METHODS`, which has one for each that weighs."""
+"""By name, in the order of help texts. The arithmetic is in `drawing.class_maps`."""
 
 CLASS_MAPS = {name: reduction for name, reduction in REDUCTIONS.items() if reduction.weighs}
 SIGNED = {name for name, reduction in REDUCTIONS.items() if reduction.signed}

@@ -47,15 +47,14 @@ class Layer:
     """A module of the model, or a function that a module calls, as selectors see it."""
 
     index: int
-    """Position in `model.named_modules()`, where a shared module counts in each place from which it
-    is called; of a function that of its module; 0 is the model."""
+    """Position in `model.named_modules()`, where a shared module counts in each place; 0 is the
+    model."""
     name: str
     """Qualified name, `layer1.0.conv1`; empty for the model itself."""
     type: str
     classes: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
-    """Further qualified names of a shared module in the same place; of a function, those of its
-    module."""
+    """Further qualified names of a shared module in the same place."""
 
     @property
     def is_function(self) -> bool:
@@ -64,7 +63,7 @@ class Layer:
 
     @property
     def owner(self) -> str:
-        """Qualified name of the module; of a function, of the module that calls it."""
+        """Qualified name of the module, or of the module that calls the function."""
         return self.name.rpartition("fn:")[0].rstrip("/") if self.is_function else self.name
 
     @property
@@ -113,13 +112,11 @@ class Origin:
     weights: bool = False
     """Whether a softmax inside an attention made it."""
     grid: tuple[int, int, int] | None = None
-    """Time steps, height and width of the map each of whose places the tensor holds once; None
-    where it is no such tensor."""
+    """Time steps, height and width of the map each of whose places the tensor holds once."""
     axes: tuple[int, ...] = ()
     """The axes along which the places change; along the others are channels."""
     places: NDArray[np.int64] | None = field(default=None, compare=False)
-    """For each index into `axes`, the last one fastest, the place in the map, row by row; -1
-    for a value beside the map."""
+    """For each index into `axes`, the last one fastest, the place in the map, row by row, or -1."""
 
 
 @dataclass(frozen=True)
@@ -131,19 +128,17 @@ class Hints:
     time: int | None = None
     """Time steps of a clip behind the first convolution."""
     patch: tuple[int, int] | None = None
-    """Height and width in pixels of the patches that become tokens, where the model cuts such."""
+    """Height and width in pixels of the patches that become tokens."""
     prefix: tuple[str, ...] = ()
     attention: bool = False
     features_last: bool = False
-    """Whether the layer makes or scales the numbers along the last axis, as linear layers do: its
-    output is no attention, even where there are as many numbers as tokens."""
+    """Whether the layer makes the numbers along the last axis, as linear layers do: its output is
+    no attention, even where there are as many numbers as tokens."""
     tokens: int | None = None
     """The only number of tokens that there can be; 0 where there are none."""
     channels: Literal["first", "last"] | None = None
-    """Where a layer has its channels, if that is certain: behind the batch in torch's own
-    convolutions, normalisations and poolings."""
+    """Where a layer has its channels, if that is certain."""
     origin: Origin | None = None
-    """What the tensor is made of, where that has been followed; None before a forward pass."""
     form: Any = None
     """The `layout.layouts.Form` of the one tensor that these are the hints for, once found."""
     layout: str | None = None
@@ -156,8 +151,7 @@ class Raster:
     """An image that is no photograph, as numbers: any channels, or a volume."""
 
     values: np.ndarray
-    """float32 [C, H, W], or [C, D, H, W] for a volume of D slices; for a function of the user's
-    own the array as the file holds it, of any shape and type."""
+    """float32 [C, H, W] or [C, D, H, W]; for a function of the user's own as the file holds it."""
     words: str
 
     @property
@@ -187,7 +181,7 @@ class Sample:
 @dataclass(frozen=True)
 class Shard:
     """A part of the images: every `count`-th, from the one at `index` on; or whole archives, where
-    all images lie in archives and there are enough of them, so that each is read by one process."""
+    all images lie in archives and there are enough of them."""
 
     index: int = 0
     count: int = 1
@@ -282,16 +276,13 @@ class Outcome:
     before: tuple[Guess, ...] = ()
     intervened: bool = False
     largest_change: float | None = None
-    """The largest change of a finite value of the model's output by the interventions; None where
-    the outputs cannot be compared (UNLIKE_OUTPUTS)."""
+    """Of a finite value of the output by the interventions; None for UNLIKE_OUTPUTS."""
     nonfinite: int = 0
-    """Values of the output that are NaN or infinite with the interventions or without, but not
-    alike in both."""
+    """Values of the output that are not finite with the interventions or without, but not alike."""
     target: float | None = None
     """The value that was differentiated; None where there was no backward pass."""
     target_title: str = ""
-    """What was differentiated, for people: the class's name or number, or the target as it was
-    asked for; empty where there was no backward pass."""
+    """What was differentiated, for people."""
     idle: tuple[str, ...] = ()
 
     @property

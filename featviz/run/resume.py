@@ -150,7 +150,7 @@ def open_run(
         apart = not joins and not isinstance(out, Url)
         if apart and (earlier := check_free(folder, RUN, options.overwrite)) is not None:
             RunDirectory(folder).clear(earlier)
-        run = RunDirectory.create(folder, out if isinstance(out, Url) else None)
+        run = RunDirectory(folder, out if isinstance(out, Url) else None)
         before = run.record()
         if before is not None and joins:
             _check_same(run, options, document, before, samples)

@@ -1,9 +1,6 @@
-"""One image of a run directory, read back: its manifest, and files that fit it. Nothing here needs
-torch.
-
-Every file is opened by a name inside the image's folder, following no link, and is as large as the
-manifest says.
-"""
+"""One image of a run directory, read back: its manifest, and files that fit it. Every file is
+opened by a name inside the image's folder, following no link, and is as large as the manifest says.
+Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -45,13 +42,8 @@ from featviz.text import by, quoted
 _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 """How every PNG begins (https://www.w3.org/TR/png-3/#11IHDR)."""
 _PNG_HEAD = len(_PNG) + 8
-
-
-MOST_STATS = 256 * 2**20
-"""Bytes of the statistics of an image: ten million channels."""
-MOST_TENSOR = 4 * 2**30
-"""Bytes of a kept tensor."""
-
+MOST_STATS, MOST_TENSOR = 256 * 2**20, 4 * 2**30
+"""Bytes of the statistics of an image (ten million channels), and of a kept tensor."""
 _ROW_BYTES = 4 * len(STAT_COLUMNS)
 _MEMBER_BYTES = 4096
 """What an array of a few rows may take in an npz, with its name twice, headers and padding."""
@@ -190,8 +182,7 @@ class DamagedError(StoreError):
 @dataclass(frozen=True)
 class ReadImage:
     """A complete image of a run, all of whose files are there and fit its manifest. What reads one
-    of them raises DamagedError where it is missing, broken or has grown since the image was read,
-    or is reached through a link."""
+    of them raises DamagedError where it was changed since."""
 
     root: Path
     folder: str
@@ -234,8 +225,7 @@ class ReadImage:
 
     def levels(self, row: Capture) -> tuple[Bytes, Bytes | None] | None:
         """The pixels of a PNG, uint8 [height, width], and its palette, uint8 [colours, 3], or None
-        where it is grey; None for what has colours (other formats among them), or is too large for
-        Pillow."""
+        where it is grey; None for what has colours, or is too large for Pillow."""
         most = Image.MAX_IMAGE_PIXELS
         if not format_of(row.file).levels or (most is not None and row.plan.pixels > most):
             return None

@@ -2,14 +2,12 @@
 the place of an earlier result only if featviz wrote all that is there.
 
 A folder is ours if our record in it says what our writers always say. A file in it is ours if that
-record, or the manifest of one of its images, lists it; if its hidden name says that it was being
-written when its command was killed; or, for a page or JUnit XML, if its head says so. Records are
-not held against `schema`: a run of which one field does not fit, or that a later featviz wrote,
-cannot be shown, but its owner must be able to replace it.
+record, or the manifest of one of its images, lists it; if its hidden name says that its command was
+killed; or, for a page or JUnit XML, if its head says so. Records are not held against `schema`: the
+owner of a run that cannot be shown must be able to replace it.
 
-A folder is locked for as long as a command writes it. The lock is the system's own (flock, by
-filelock): it ends with its process, however that ends. It lies in the folder, so that all see it
-under whatever path they have mounted it; it says who holds it, and goes when the command ends.
+A folder is locked for as long as a command writes it, by the system's own lock (flock, by filelock)
+on a file in it: it ends with its process, and says who holds it.
 """
 
 from __future__ import annotations
@@ -52,12 +50,8 @@ from featviz.rundir import (
 from featviz.rundir.atomic import atomic, part_name, part_of, remove, reported
 from featviz.text import counted, listed, quoted, safe_way
 
-_HEAD = 1000
-"""Bytes within which a file says who wrote it."""
-_LARGEST = 2**28
-"""Bytes of a record: a manifest has about 500 for a picture."""
-_SHOWN = 3
-"""Foreign files that a message names."""
+_HEAD, _LARGEST = 1000, 2**28
+"""Bytes within which a file says who wrote it, and those of a record."""
 _EVENTS = "events.out.tfevents."
 """How the names of TensorBoard's files begin, which stay where they are."""
 _LAYER_FILE = re.compile(
@@ -70,8 +64,6 @@ PATIENCE = 600.0
 """Seconds for which a shard waits for others that begin or end."""
 MOST_WORDS = 4096
 """Bytes that are read of what a lock says."""
-_POLL = 0.1
-"""Seconds between two looks at a lock that another process holds."""
 _WRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 """To write into a file that is there, and is no link; nothing of it is lost by opening it."""
 
@@ -94,13 +86,9 @@ _SAYS: dict[str, dict[str, type]] = {
 
 
 def look(root: Path) -> tuple[list[str], list[str], int]:
-    """Tell what is ours in a folder from all else, and how many complete images there are. Locks
-    and TensorBoard's events are neither.
-
-    Returns:
-        Ours, in the order in which they are to go: manifests and records last, by which the rest is
-        known to be ours; and the others. Paths have forward slashes.
-    """
+    """Tell what is ours in a folder from the others, and how many complete images there are. Locks
+    and TensorBoard's events are neither. Ours are in the order in which they are to go: manifests
+    and records last, by which the rest is known to be ours."""
     files = {path: regular for path, regular in walk(root) if not is_lock(path)}
     named, complete = set[str](), 0
     for name in (*_LISTINGS, f"{REPORT}/{REPORT_RECORD}"):
@@ -131,8 +119,7 @@ def look(root: Path) -> tuple[list[str], list[str], int]:
 
 
 def holds_run(root: Path) -> bool:
-    """Whether a folder holds a run, or kernels, by its run.json alone: no other file is looked at,
-    of which there may be a hundred thousand."""
+    """Whether a folder holds a run, or kernels, by its run.json alone."""
     return _record(root, RUN_FILE) is not None
 
 
@@ -177,8 +164,7 @@ def _files(record: Mapping[str, Any], folder: str) -> Iterator[str]:
 
 def walk(root: Path) -> Iterator[tuple[str, bool]]:
     """All files below a folder, links and the like among them, and whether they are regular: the
-    folder's own by name, then those of the folders in it. Paths are joined as text, which takes a
-    fifth of the time of Path for the 60,000 files of 10,000 images."""
+    folder's own by name, then those of the folders in it."""
     waiting = [""]
     while waiting:
         here = waiting.pop()
@@ -228,7 +214,7 @@ def check_free(root: Path, kind: str, overwrite: bool) -> list[str] | None:
             way if (top := way.partition("/")[0]) in (way, *tops) else f"{top}/" for way in others
         }
         least = sorted(shown, key=lambda way: (way.rstrip("/").count("/"), way))
-        names = listed([quoted(name, 80) for name in least], _SHOWN)
+        names = listed([quoted(name, 80) for name in least], 3)
         raise StoreError(
             f"--out {root} holds files that featviz did not write: {names}",
             "move them away, or name another folder with --out",
@@ -340,10 +326,7 @@ def _is_ours(path: Path, kind: FileKind) -> bool:
 
 
 def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
-    """Refuse to write where an input is: over it, or into a folder that holds it.
-
-    A folder below that of the images is fine: it was none of them when the command began.
-    """
+    """Refuse to write where an input is: over it, or into a folder that holds it."""
     place = os.path.realpath(out)
     within = place.rstrip(os.sep) + os.sep
     real_folder = cache(os.path.realpath)  # of 10,000 images there are few
@@ -430,7 +413,7 @@ def _locked(path: Path, what: str, patience: float = 0.0) -> Iterator[None]:
                     if os.path.lexists(path):
                         _check(path, path.lstat())
                     try:
-                        lock.acquire(timeout=patience, poll_interval=_POLL)
+                        lock.acquire(timeout=patience, poll_interval=0.1)
                     except Timeout:
                         holder = ""
                         with suppress(OSError, FileError):

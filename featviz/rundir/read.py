@@ -1,9 +1,5 @@
-"""Run directories, read back: the one reader of all commands. Nothing here needs torch.
-
-A run directory comes from anywhere. What is in its files is held against `schema`; every file is
-opened by a name inside its folder, following no link, and is as large as the manifest says. An
-image that does not fit is left out and named.
-"""
+"""Run directories, read back: the one reader of all commands. A run directory comes from anywhere:
+an image that does not fit is left out and named. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -106,13 +102,8 @@ class ReadRun:
 
 
 def read_run(root: Path, hold: bool = False) -> ReadRun:
-    """Read a run directory: run.json, all manifests, and of all other files whether they fit.
-
-    An image that is not whole is named in `incomplete` or `damaged`, and left out.
-
-    Args:
-        hold: keep all statistics in memory, for whoever needs them all.
-    """
+    """Read a run directory: run.json, all manifests, and of all other files whether they fit; with
+    `hold` all statistics are kept in memory."""
     record = schema.read_json(root / RUN_FILE)
     if (kind := record.get("kind", "run")) != "run":
         raise StoreError(
@@ -155,12 +146,8 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
 
 
 def warn_of(images: Mapping[str, str], before: str = "", behind: str = "") -> None:
-    """Warn of images that are not whole: of the first ones by name, and how many more there are.
-
-    Args:
-        images: what each lacks, by name.
-        before, behind: words around the line of each image.
-    """
+    """Warn of images that are not whole, and what each lacks: of the first ones by name, with words
+    around each line, and how many more there are."""
     for name, reason in islice(images.items(), _MOST_NAMED):
         log.warning("%s%s is incomplete (%s)%s", before, name, reason, behind)
     if (more := len(images) - _MOST_NAMED) > 0:
@@ -174,25 +161,19 @@ def image_folders(root: Path) -> Iterator[tuple[str, str | None]]:
     with a file that was being written, but without a manifest, is incomplete. Links are not
     followed.
     """
-    waiting = [""]
-    while waiting:
-        here = waiting.pop()
-        try:
-            with os.scandir(root / here) as scanned:
-                entries = sorted(scanned, key=lambda entry: entry.name, reverse=True)
-        except OSError as error:
-            if here:
-                yield here, f"its folder cannot be read: {error.strerror}"
-                continue
+    closed: list[OSError] = []
+    for path, folders, names in os.walk(root, onerror=closed.append):
+        here = Path(path).relative_to(root).as_posix()
+        folders[:] = sorted(name for name in folders if not part_of(name))
+        whole = MANIFEST_FILE in names
+        begun = not {INPUT_FILE, STATS_FILE}.isdisjoint(names) or any(map(part_of, names))
+        if here != "." and (whole or begun):
+            yield here, None if whole else f"it has no {MANIFEST_FILE}"
+            folders.clear()
+        elif here.count("/") >= DEEPEST:
+            folders.clear()
+    for error in closed:
+        where = Path(error.filename).relative_to(root).as_posix()
+        if where == ".":
             raise StoreError(f"{quoted(str(root))} cannot be read: {error.strerror}") from error
-        names = {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}
-        if here and MANIFEST_FILE in names:
-            yield here, None
-        elif here and (names & {INPUT_FILE, STATS_FILE} or any(map(part_of, names))):
-            yield here, f"it has no {MANIFEST_FILE}"
-        elif here.count("/") < DEEPEST:
-            waiting += [
-                f"{here}/{entry.name}".lstrip("/")
-                for entry in entries
-                if entry.is_dir(follow_symlinks=False) and not part_of(entry.name)
-            ]
+        yield where, f"its folder cannot be read: {error.strerror}"

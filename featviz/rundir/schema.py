@@ -22,7 +22,7 @@ from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.options import flag
 from featviz.records import FORMATS, SUFFIXES, GridPlan, Place
-from featviz.rundir import AUDIT_FILE, DIFF_FILE, EXEMPLARS_FILE, MANIFEST_FILE, SCHEMA_VERSION
+from featviz.rundir import MANIFEST_FILE, SCHEMA_VERSION
 from featviz.text import by, printable, quoted
 
 GROWING = ("images", "failures", "schema_version")
@@ -45,12 +45,6 @@ _Channels = Annotated[list[Channel], Meta(min_length=1)]
 _SHOWN, _BEFORE = 60, 20
 """Characters of a value that a message shows, and those of them that stand before the first that
 differs, where it is far behind."""
-_OTHERS = {
-    EXEMPLARS_FILE: "exemplars of channels, for `report RUN --exemplars`",
-    AUDIT_FILE: "an audit, for `report`",
-    DIFF_FILE: "a comparison of two runs",
-}
-"""Results that are no runs, by the file that they have."""
 _ENDS = {"file": SUFFIXES, "tensor": (".npy",), "figure": (".png",)}
 """How the names in these fields of a row of `captures` end."""
 
@@ -91,20 +85,18 @@ class Capture:
     zero_fraction: Annotated[float, Meta(ge=0, le=1)]
     nonfinite: Count
     channels: _Channels | None = None
-    slices: Annotated[list[Annotated[int, Meta(ge=1, le=_LARGEST)]], Two] | None = None
-    """[drawn, held] tiles of each channel, side by side, where it holds several: the time steps of
-    a clip, the regions of a batch."""
+    slices: Annotated[list[Pixels], Two] | None = None
+    """[drawn, held] tiles of each channel, side by side: steps of a clip, regions of a batch."""
     steps: list[Count] | None = None
     """The slices that are drawn, from 0, where not all are."""
     tensor: Text | None = None
     constant: Annotated[list[Pixels], Meta(min_length=3, max_length=3)] | None = None
-    """Slices, height and width of each map, where all maps are constant: the picture is one strip
-    of their values, a number for each channel."""
+    """Slices, height and width of each map, where all are constant: the picture is one strip of
+    their values."""
     collapsed: dict[Text, _Channels] | None = None
     """The channels that share a tile, by the channel that is drawn."""
     reduce: Text | None = None
     overlay: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """How much of the map lies over the input, 0..1, where it does."""
     figure: Text | None = None
     cmap: Text | None = None
     """The colormap, where it is that of phases, whatever the run's is."""
@@ -121,8 +113,7 @@ class Capture:
 
     @property
     def drawn(self) -> list[int]:
-        """The channels that have a tile of their own, in tile order; none where all channels
-        became one tile."""
+        """The channels that have a tile of their own, in tile order."""
         if self.reduce is not None:
             return []
         return [*range(self.maps)] if self.channels is None else self.channels
@@ -134,7 +125,7 @@ class Capture:
 
     @property
     def beside(self) -> list[int]:
-        """The slices side by side for each channel; where a row does not say, the first."""
+        """The slices side by side for each channel."""
         return [*range(self.side)] if self.steps is None else self.steps
 
     @property
@@ -195,12 +186,11 @@ def read_json(path: Path) -> dict[str, Any]:
         content: dict[str, Any] = files.read_json(path, MOST_RECORD)
         check_version(content)
     except FileNotFoundError:
-        held = [what for name, what in _OTHERS.items() if (path.parent / name).is_file()]
-        words = f"it holds {held[0]}" if held else f"it has no {path.name}"
         hint = "give a folder that `featviz run` wrote"
-        if not held and any(path.parent.glob(f"*/{MANIFEST_FILE}")):
+        if any(path.parent.glob(f"*/{MANIFEST_FILE}")):
             hint = "the same `featviz run` with --resume writes it anew from the images' manifests"
-        raise StoreError(f"{quoted(str(path.parent))} is no run directory: {words}", hint) from None
+        words = f"{quoted(str(path.parent))} is no run directory: it has no {path.name}"
+        raise StoreError(words, hint) from None
     except FileError as error:
         said = error.message.removeprefix(f"{where} cannot be read: ")
         raise StoreError(f"{where} cannot be read: {said}", error.hint) from error

@@ -36,8 +36,6 @@ _AT_ONCE = 16
 """Objects that are read or written at once."""
 _PIECE = 8 * 2**20
 """Bytes that are read of an object at a time."""
-_POLL = 1.0
-"""Seconds between two tries to make a lock that another process has."""
 _RIGHTS = (
     "give credentials that may list, read, write and delete there, as the store's library takes "
     "them (for s3: AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
@@ -189,7 +187,7 @@ def _locked(store: Store, name: str, patience: float = 0.0) -> Iterator[None]:
     while not store.create(name, words) and store.read(name, places.MOST_WORDS) != words:
         if time.monotonic() >= end:
             raise _taken(store, name)
-        time.sleep(_POLL)
+        time.sleep(1.0)
     try:
         yield
     finally:

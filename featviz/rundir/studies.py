@@ -74,12 +74,11 @@ class Exemplar:
     """Its number among all images, from 0: of equal values the lower one comes first."""
     value: float
     place: _Two | None
-    """Row and column in the channel's map; None where the layer gives no map of the input, or the
-    whole map counts."""
+    """Row and column in the channel's map, where one place counts."""
     map: _Two | None
     box: _Four | None
-    """What the unit there sees, in pixels of the input: left, top, right and bottom, the last two
-    excluded. None where it sees only padding, or the image could not be read again."""
+    """What the unit there sees, in pixels of the input: left, top, right and bottom; None where it
+    sees only padding, or the image could not be read again."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,7 @@ class FieldOfView:
     """The receptive field of a layer's units, for the first image's input size."""
 
     how: Text
-    """computed, unknown, or no place (the layer gives no map of the input): in the last two cases
-    units are shown with the whole input."""
+    """computed, unknown, or no place (the layer gives no map of the input)."""
     size: _Two
     """Height and width in pixels of the input, of the unit that sees most."""
 
@@ -170,11 +168,10 @@ def read_exemplars(root: Path) -> ExemplarRecord:
         content = files.read_json(path, _MOST)
         schema.check_version(content, SCHEMA_VERSION)
         record = schema.convert(content, ExemplarRecord)
-        if record.options.get("by") not in ("max", "mean"):
-            raise ValueError("options.by is neither max nor mean")
         top = record.options.get("top")
-        if type(top) is not int or not 1 <= top <= MOST_TOP:
-            raise ValueError(f"options.top is not 1 to {MOST_TOP}")
+        known = type(top) is int and 1 <= top <= MOST_TOP
+        if not known or record.options.get("by") not in ("max", "mean"):
+            raise ValueError("options.top or options.by is none that featviz has")
         for layer in record.layers:
             for row in layer.channels:
                 count = len(row.exemplars)
@@ -369,29 +366,25 @@ def step_folders(root: Path) -> dict[int, Path]:
 
 
 def check_series(root: Path, overwrite: bool, resume: bool, board: Path | None) -> list[int]:
-    """Say before the training that a folder cannot become the series'.
+    """Say before the training that a folder cannot become the series'; the steps that it holds.
 
     Args:
         board: the folder of TensorBoard's events, which may lie in it.
-
-    Returns:
-        The steps that it holds.
     """
     if root.exists() and not root.is_dir():
         raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
-    steps = list(read_steps(root))
+    steps, where = list(read_steps(root)), f"--out {quoted(str(root))}"
     if steps and not (overwrite or resume):
         raise StoreError(
-            f"--out {quoted(str(root))} holds a series up to step {steps[-1]}",
+            f"{where} holds a series up to step {steps[-1]}",
             "overwrite=True replaces it, resume=True goes on with it, or name another --out",
         )
-    if steps or not root.is_dir():
-        return steps
     apart = [] if board is None else [board.resolve(), *board.resolve().parents]
-    for path in sorted(root.iterdir()) if root.resolve() not in apart[:1] else ():
+    free = steps or not root.is_dir() or root.resolve() in apart[:1]
+    for path in () if free else sorted(root.iterdir()):
         if path.name not in _BESIDE and not part_of(path.name) and path.resolve() not in apart:
             raise StoreError(
-                f"--out {quoted(str(root))} is not empty and holds no series: {quoted(path.name)}",
+                f"{where} is not empty and holds no series: {quoted(path.name)}",
                 "name another folder with --out",
             )
     return steps

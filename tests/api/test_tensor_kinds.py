@@ -265,7 +265,7 @@ def test_kernels_without_values_are_skipped(tmp_path: Path) -> None:
     convs = [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 0, 3), nn.Conv2d(4, 4, 3, device="meta")]
     found = fv.kernels(nn.Sequential(*convs, nn.ConvTranspose2d(4, 0, 3)), out=tmp_path / "k")
     assert [kernel.row["layer"] for kernel in found.captures] == ["0"]
-    assert {skip.layer: skip.reason for skip in found.skipped} == {
+    assert {row["layer"]: row["reason"] for row in found.document["skipped"]} == {
         "1": "its weight is empty: 0×4×3×3",
         "2": "its weight is on the device meta, where tensors have no values",
         "3": "its weight is empty: 4×0×3×3",

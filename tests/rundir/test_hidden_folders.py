@@ -19,7 +19,7 @@ FILES = ("input.png", "001_conv/output.png", "002_relu/output.png")
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path / "out")
+    return RunDirectory(tmp_path / "out")
 
 
 def filled(run: RunDirectory, name: str = "a/cat.jpg", text: str = "new") -> ImageFolder:

@@ -162,7 +162,7 @@ def test_no_permission_names_the_path(
 
 def test_run_json_comes_back(tmp_path: Path) -> None:
     """What is written is read, with the version first; odd characters survive."""
-    run = RunDirectory.create(tmp_path / "out")
+    run = RunDirectory(tmp_path / "out")
     content = {"model": "Größe 層", "path": "\udcff.png", "floats": [0.1, 1e-45, None], "list": []}
     run.write_run(content)
     found = read_json(run.root / "run.json")
@@ -196,7 +196,7 @@ def test_unreadable_run_json(tmp_path: Path, text: str | None, message: str) -> 
 
 def test_manifest_comes_back_with_its_floats(tmp_path: Path) -> None:
     """Floats come back to the last bit, None as null; fields that are not set are left out."""
-    folder = RunDirectory.create(tmp_path / "out").new_image("cat.jpg")
+    folder = RunDirectory(tmp_path / "out").new_image("cat.jpg")
     rows = write.manifest_rows([CAPTURE], [Skip("x", "X", 2, "output", 0, "", "is None")])
     folder.finish({"image": {"path": "cat.jpg"}, **rows, "never_ran": []}, {})
     found = read_json(folder.path / "manifest.json")
@@ -226,7 +226,7 @@ def test_fields_of_a_row_that_contradict_each_other(fields: dict[str, Any], wher
 
 def test_nan_is_no_json(tmp_path: Path) -> None:
     """A NaN in a manifest would be no JSON: it fails, and leaves no manifest."""
-    folder = RunDirectory.create(tmp_path / "out").new_image("x")
+    folder = RunDirectory(tmp_path / "out").new_image("x")
     with pytest.raises(ValueError, match="JSON"):
         folder.finish({"mean": float("nan")}, {})
     assert not (folder.path / "manifest.json").exists()
