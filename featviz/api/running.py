@@ -1,13 +1,15 @@
 """`featviz.run`: the feature maps of images, read from the run when they are asked for; `diff` and
-`report` of runs that are there."""
+`report` of runs that are there; and how results show themselves in a notebook."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +17,6 @@ from msgspec import structs
 from PIL import Image
 from torch import Tensor, nn
 
-from featviz.api import showing
 from featviz.api.keywords import Layers, Model, Order, Pictures, Room, keywords_of, ordered
 from featviz.diff import compare_runs, maps_folder
 from featviz.diff import diff as diff_runs
@@ -38,19 +39,78 @@ from featviz.options import (
 from featviz.records import STAT_COLUMNS, Floats, Guess, ImageResult, RunResult
 from featviz.records.findings import Comparison, TextTable
 from featviz.report import ReportResult, build_report
-from featviz.report.pages import render_comparison
+from featviz.report.pages import render_comparison, render_notebook
 from featviz.run import run as pipeline
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.schema import Capture
 from featviz.rundir.store import copy_image
-from featviz.text import by, counted
+from featviz.text import by, counted, quoted
 
 _COLUMNS = np.dtype([(name, np.float32) for name in STAT_COLUMNS])
 
 
+SMALL, LARGE, PAGE = 240, 960, 1800
+"""The longest side, in pixels, of a picture in a gallery, of one that stands alone, and of one with
+letters on it."""
+MOST = 24
+MOST_ROWS = 60
+MOST_BYTES = 3 * 2**20
+"""What all pictures of one page may take as text."""
+
+Shots: TypeAlias = Iterable[tuple[Callable[[], Image.Image], str]]
+"""What reads each picture, and the words below it."""
+
+
+class Shown:
+    """A result that shows itself in a notebook."""
+
+    side = SMALL
+    """The longest side of its pictures."""
+
+    def _pictures(self) -> Shots:
+        return ()
+
+    def _lines(self) -> Sequence[str]:
+        """What stands below the pictures."""
+        return ()
+
+    def _table(self) -> TextTable | None:
+        return None
+
+    def _repr_html_(self) -> str:
+        """The first pictures, as data URIs; a large one is made smaller, a small one is shown
+        larger by a whole factor, and one that cannot be read says so."""
+        figures: list[tuple[str | None, str, tuple[int, int]]] = []
+        room, side = MOST_BYTES, self.side
+        lines = [quoted(line) for line in self._lines()]
+        for load, words in self._pictures():
+            try:
+                picture = load()
+            except StoreError as error:
+                figures.append((None, quoted(f"{words}: {error.message}"), (side, side)))
+                continue
+            picture = picture if picture.mode in ("L", "RGB") else picture.convert("RGB")
+            picture.thumbnail((side, side), Image.Resampling.BOX)
+            file = io.BytesIO()
+            picture.save(file, "png")
+            data = base64.b64encode(file.getvalue()).decode()
+            room -= len(data)
+            if room < 0 or len(figures) == MOST:
+                lines.append("there are more pictures")
+                break
+            factor = max(1, side // (2 * max(picture.size)))
+            size = picture.width * factor, picture.height * factor
+            figures.append((f"data:image/png;base64,{data}", quoted(words), size))
+        table = self._table()
+        if table is not None and (more := len(table.rows) - MOST_ROWS) > 0:
+            footer = (f"{more} more rows", *table.footer)
+            table = table._replace(rows=table.rows[:MOST_ROWS], footer=footer)
+        return render_notebook({"figures": figures, "lines": lines, "table": table})
+
+
 @dataclass(frozen=True, repr=False, eq=False)
-class FeatureMaps(showing.Shown):
+class FeatureMaps(Shown):
     """A drawn tensor of a layer, for one image.
 
     What the manifest says of it are attributes: `layer` (the qualified name, empty for the model
@@ -61,7 +121,7 @@ class FeatureMaps(showing.Shown):
 
     of: RunImage
     row: Capture
-    side = showing.LARGE
+    side = LARGE
 
     def __getattr__(self, name: str) -> Any:
         if name in Capture.__slots__:
@@ -102,7 +162,7 @@ class FeatureMaps(showing.Shown):
         table: np.ndarray = values.view(_COLUMNS)[:, 0]
         return table
 
-    def _pictures(self) -> showing.Pictures:
+    def _pictures(self) -> Shots:
         words = f"{self.row.label} ({self.row.type}) {self.row.place.stem}, {by(self.shape)}"
         yield lambda: self.image, words
 
@@ -124,7 +184,7 @@ class Captures(tuple[FeatureMaps, ...]):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class RunImage(showing.Shown, ImageResult):
+class RunImage(Shown, ImageResult):
     """An image of a run, whose files are read when they are asked for."""
 
     pictures: int = 0
@@ -181,7 +241,7 @@ class RunImage(showing.Shown, ImageResult):
     def _lines(self) -> list[str]:
         return [] if self.error is None else [f"{self.name} failed: {self.error}"]
 
-    def _pictures(self) -> showing.Pictures:
+    def _pictures(self) -> Shots:
         if self.error is None:
             said = self.prediction[0].words if self.prediction else "input"
             yield lambda: self.input, f"{self.name}: {said}"
@@ -190,7 +250,7 @@ class RunImage(showing.Shown, ImageResult):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Run(showing.Shown, RunResult):
+class Run(Shown, RunResult):
     """The feature maps of images."""
 
     images: tuple[RunImage, ...] = ()
@@ -213,7 +273,7 @@ class Run(showing.Shown, RunResult):
         pictures = counted(self.pictures, "picture")
         return f"<Run of {counted(len(self.images), 'image')}{failed}: {pictures}>"
 
-    def _pictures(self) -> showing.Pictures:
+    def _pictures(self) -> Shots:
         for image in self.images:
             yield from image._pictures()
 
@@ -293,7 +353,7 @@ def order_run(model: Any, options: Mapping[str, Any], layers: Any, out: Any) -> 
 
 
 @dataclass(frozen=True, repr=False)
-class RunDifference(showing.Shown, Comparison):
+class RunDifference(Shown, Comparison):
     """How two runs differ; shows itself as a table."""
 
     out: Path | None = None

@@ -12,7 +12,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from featviz.api import showing
+from featviz.api import running
 from featviz.api.keywords import (
     NOT_OF_KERNELS,
     Layers,
@@ -50,7 +50,7 @@ from featviz.text import by, counted, quoted
 
 
 @dataclass(frozen=True, repr=False)
-class LayerTable(showing.Shown, Listing):
+class LayerTable(running.Shown, Listing):
     """All modules of a model; shows itself as a table."""
 
     out = None
@@ -73,14 +73,14 @@ class LayerTable(showing.Shown, Listing):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class KernelPicture(showing.Shown):
+class KernelPicture(running.Shown):
     """The kernels of a layer."""
 
     of: Findings
     row: Mapping[str, Any]
     """All that the manifest says of them: layer, type, shape, range, min, max, mean, std, ..."""
     layer: str
-    side = showing.LARGE
+    side = running.LARGE
 
     @property
     def image(self) -> Image.Image:
@@ -90,12 +90,12 @@ class KernelPicture(showing.Shown):
     def __repr__(self) -> str:
         return f"<KernelPicture {self.layer} ({self.row['type']}), {by(self.row['shape'])}>"
 
-    def _pictures(self) -> showing.Pictures:
+    def _pictures(self) -> running.Shots:
         yield lambda: self.image, repr(self).strip("<>").partition(" ")[2]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Findings(showing.Shown):
+class Findings(running.Shown):
     """What `kernels`, `audit` or `exemplars` found: a document, and pictures in a folder. Shows
     itself as pictures and a table."""
 
@@ -140,7 +140,7 @@ class Findings(showing.Shown):
     def __str__(self) -> str:
         return "\n".join([str(self.table or self.words), *self.lines])
 
-    def _pictures(self) -> showing.Pictures:
+    def _pictures(self) -> running.Shots:
         for file, words in self.files.items():
             yield partial(self.picture, file), words
 
@@ -212,12 +212,12 @@ def kernels(
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class LookPage(showing.Shown, LookResult):
+class LookPage(running.Shown, LookResult):
     """One page on what a model makes of an image; shows itself as the picture."""
 
     out: Path | None = None
     """The file of the picture; None where none was wanted, and `path` is gone."""
-    side = showing.PAGE
+    side = running.PAGE
 
     @property
     def image(self) -> Image.Image:
@@ -233,7 +233,7 @@ class LookPage(showing.Shown, LookResult):
         said = f", {self.prediction[0].words}" if self.prediction else ""
         return f"<LookPage of {self.name}: {counted(len(self.layers), 'layer')}{said}>"
 
-    def _pictures(self) -> showing.Pictures:
+    def _pictures(self) -> running.Shots:
         yield lambda: self.image, repr(self).strip("<>")
 
 
@@ -271,7 +271,7 @@ def look(
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class ClassMaps(showing.Shown):
+class ClassMaps(running.Shown):
     """The class activation maps of images; `image` and `tensor` are those of the first map."""
 
     images: tuple[ImageCam, ...]
@@ -301,7 +301,7 @@ class ClassMaps(showing.Shown):
         words = f"{REDUCTIONS[self.images[0].method].words} of {counted(len(self.images), 'image')}"
         return f"<ClassMaps, {words}{failed}: {counted(len(self.maps), 'map')}>"
 
-    def _pictures(self) -> showing.Pictures:
+    def _pictures(self) -> running.Shots:
         for one in self.images:
             for at in one.maps:
                 yield partial(getattr, at, "image"), f"{one.words} at {at.name}"

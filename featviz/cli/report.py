@@ -163,8 +163,8 @@ def merge(given: Given) -> int:
 
     Exit codes: 0 done, 1 failed or refused, 2 usage, 3 some images are failed or missing.
     """
-    from featviz.rundir.merge import merge
     from featviz.rundir.read import warn_of
+    from featviz.rundir.verify import merge
 
     result = merge(given["parts"], given["out"], given["overwrite"])
     whole, total = len(result["images"]), result["total"]

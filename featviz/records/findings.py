@@ -341,21 +341,17 @@ class ComparedLayer:
         return [(heading, cell) for heading, cell in list(self.cells.items())[3:] if cell]
 
 
-@dataclass(frozen=True)
-class OnlyIn:
-    """The images and layers that one run has and the other has not."""
+OnlyIn: TypeAlias = tuple[Mapping[str, str], Mapping[tuple[Place, str], str]]
+"""The images, and the layers with their types, that one run has and the other has not, and why."""
 
-    images: Mapping[str, str]
-    places: Mapping[tuple[Place, str], str]
 
-    @property
-    def words(self) -> list[str]:
-        """A line for each."""
-        images = [f"image {name} ({reason})" for name, reason in self.images.items()]
-        return images + [
-            f"layer {place.layer or type} {place.stem} ({reason})"
-            for (place, type), reason in self.places.items()
-        ]
+def lines_of(only: OnlyIn) -> list[str]:
+    """A line for each image and layer that only one run has."""
+    images = [f"image {name} ({reason})" for name, reason in only[0].items()]
+    return images + [
+        f"layer {place.layer or type} {place.stem} ({reason})"
+        for (place, type), reason in only[1].items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -407,8 +403,8 @@ class Comparison:
     @property
     def equal(self) -> bool:
         """Whether the runs are equal, as far as the thresholds ask."""
-        added = self.only_in_new.words and not self.asked.ignore_added
-        return self.within and not self.only_in_base.words and not added
+        added = lines_of(self.only_in_new) and not self.asked.ignore_added
+        return self.within and not lines_of(self.only_in_base) and not added
 
     @property
     def exit_code(self) -> int:
@@ -434,7 +430,7 @@ class Comparison:
     def lists(self) -> dict[str, Sequence[str]]:
         """What only one run has, or has in part, under titles."""
         return {
-            "Only in BASE": self.only_in_base.words,
-            "Only in NEW": self.only_in_new.words,
+            "Only in BASE": lines_of(self.only_in_base),
+            "Only in NEW": lines_of(self.only_in_new),
             **{f"Incomplete in {side.upper()}": names for side, names in self.incomplete.items()},
         }

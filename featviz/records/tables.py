@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,11 @@ FORMATS = {
 SUFFIXES = tuple(f".{name}" for name in FORMATS)
 
 
-@dataclass(frozen=True)
-class CaptureKind:
-    """One kind of tensor that can be captured of a layer."""
-
-    name: str
-    """As in `--capture`, in the manifest, and as the first part of file names."""
-    of: Literal["output", "input"]
-    backward: bool
-    help: str
-    normalize: str = "auto"
-    """The normalisation that `auto` stands for; `auto` where the picture decides."""
-    cmap: str = "auto"
-    """The colormap, likewise."""
-
+CaptureKind = namedtuple(
+    "CaptureKind", "name of backward help normalize cmap", defaults=("auto", "auto")
+)
+"""One kind of tensor that can be captured `of` a layer, its output or its input; the normalisation
+and the colormap that `auto` stands for, which is `auto` where the picture decides."""
 
 SALIENCY = "saliency"
 """The key of the picture of all channels of a gradient of the image; its values have no sign."""
@@ -137,20 +128,13 @@ CLASS_MAPS = {name: reduction for name, reduction in REDUCTIONS.items() if reduc
 SIGNED = {name for name, reduction in REDUCTIONS.items() if reduction.signed}
 
 
-@dataclass(frozen=True)
-class InputPreset:
-    """How images become the input of a family of models; steps that are None are left out."""
-
-    words: str
-    resize: int | None = None
-    crop: int | None = None
-    mean: tuple[float, float, float] | None = None
-    std: tuple[float, float, float] | None = None
-    interpolation: str = "bilinear"
-    letterbox: int | None = None
-    """The longer side in pixels, where the image is padded by Ultralytics' LetterBox instead."""
-
-
+InputPreset = namedtuple(
+    "InputPreset",
+    "words resize crop mean std interpolation letterbox",
+    defaults=(None, None, None, None, "bilinear", None),
+)
+"""How images become the input of a family of models; steps that are None are left out. `letterbox`
+is the longer side in pixels, where Ultralytics' LetterBox pads the image instead."""
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)

@@ -21,8 +21,6 @@ from featviz.text import counted, quoted, safe_way
 
 log = logging.getLogger(__name__)
 
-MOST_HELD = 8 * 2**30
-"""Bytes of the statistics of a run that are held at once."""
 DEEPEST = 100
 """Folders inside one another in which images are looked for."""
 _MOST_NAMED = 20
@@ -118,7 +116,6 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
     images: dict[str, ReadImage] = {}
     incomplete: dict[str, str] = {}
     damaged: dict[str, str] = {}
-    room = MOST_HELD
     for folder, reason in image_folders(root):
         name = folders.get(folder, folder)
         if reason is not None:
@@ -129,9 +126,6 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
             if safe_way(image.name) != folder:
                 words = f"image.path is {quoted(image.name)}, expected {quoted(folder)!r}"
                 raise StoreError(f"{quoted(folder)}/{MANIFEST_FILE}: {words}")
-            room -= sum(stats.nbytes for stats in (image.kept_stats or {}).values())
-            if room < 0:
-                raise StoreError(f"{quoted(folder)}: the run has too many statistics to hold")
         except StoreError as error:
             damaged[name] = error.message
         else:
@@ -161,8 +155,7 @@ def image_folders(root: Path) -> Iterator[tuple[str, str | None]]:
     with a file that was being written, but without a manifest, is incomplete. Links are not
     followed.
     """
-    closed: list[OSError] = []
-    for path, folders, names in os.walk(root, onerror=closed.append):
+    for path, folders, names in os.walk(root):
         here = Path(path).relative_to(root).as_posix()
         folders[:] = sorted(name for name in folders if not part_of(name))
         whole = MANIFEST_FILE in names
@@ -172,8 +165,3 @@ def image_folders(root: Path) -> Iterator[tuple[str, str | None]]:
             folders.clear()
         elif here.count("/") >= DEEPEST:
             folders.clear()
-    for error in closed:
-        where = Path(error.filename).relative_to(root).as_posix()
-        if where == ".":
-            raise StoreError(f"{quoted(str(root))} cannot be read: {error.strerror}") from error
-        yield where, f"its folder cannot be read: {error.strerror}"

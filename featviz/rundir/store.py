@@ -8,7 +8,6 @@ more of each than the store has said that there is.
 
 from __future__ import annotations
 
-import errno
 import secrets
 import shutil
 import tempfile
@@ -115,12 +114,6 @@ class Store:
             self._asked("written", name, lambda: self._fs.pipe_file(path, data, mode="create"))
         except FileExistsError:
             return False
-        except StoreError as error:
-            cause = error.__cause__  # of one that has no such step
-            lacks_it = isinstance(cause, (NotImplementedError, TypeError))
-            if not lacks_it and getattr(cause, "errno", None) != errno.ENOSYS:
-                raise
-            self._asked("written", name, lambda: self._fs.pipe_file(path, data))
         return True
 
     def remove(self, names: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ from conftest import Outcome
 from PIL import Image
 from runs import tree
 
-from featviz.rundir import merge as story
+from featviz.rundir import verify as story
 from featviz.rundir.write import RunDirectory
 
 CLI = Callable[..., Outcome]
