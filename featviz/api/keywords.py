@@ -174,8 +174,7 @@ def ordered(
     **own: Any,
 ) -> Order[T]:
     """Read the keywords of a public function: options of a record, but for some, and those that it
-    takes in another way. Results are at `place` in a temporary folder, if `out` is None.
-    """
+    takes in another way. Results are at `place` in a temporary folder, if `out` is None."""
     given = {**options, **own, "layers": selectors(layers)}
     room = Room() if place and own["out"] is None else None
     given |= {"out": room.path / place} if room else {}
@@ -221,8 +220,6 @@ def as_files(images: Any) -> Iterator[list[str]]:
     room = Room()
     inside = room.path / "in-memory"
     inside.mkdir()
-    if not all(isinstance(name, str) and name.isidentifier() for name in named):
-        raise UsageError("a mapping has no name of an argument of forward", "{'z': tensor}")
     values = [f"{name}={arrays.to_npy(one, inside / f'{name}.npy')}" for name, one in named.items()]
     yield values or arrays.to_files(pictures, inside)
 

@@ -168,9 +168,6 @@ def layers(model: Model, layers: Layers | None = None, **options: Any) -> LayerT
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
         >>> [(row.name, row.output_shape) for row in featviz.layers(model, size=8).rows]
         [('', [1, 4, 6, 6]), ('0', [1, 4, 6, 6]), ('1', [1, 4, 6, 6])]
-        >>> totals = featviz.layers(model, size=8).totals
-        >>> totals.parameters, totals.macs
-        (112, 3888)
     """
     order = ordered(ListOptions, model, options, layers)
     asked = order.options
@@ -196,11 +193,8 @@ def kernels(
     Example:
         >>> import featviz, torch
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
-        >>> kernels = featviz.kernels(model, scale=1)
-        >>> kernels.captures
+        >>> featviz.kernels(model, scale=1).captures
         (<KernelPicture 0 (Conv2d), 4×3×3×3>,)
-        >>> kernels.captures[0].image.size
-        (12, 12)
     """
     order = ordered(KernelOptions, model, options, layers, NOT_OF_KERNELS, "kernels", out=out)
     with order.lent(NO_IMAGE) as source:
@@ -259,11 +253,8 @@ def look(
     Example:
         >>> import featviz, torch
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
-        >>> page = featviz.look(model, torch.rand(3, 16, 16), "Conv2d", size=16, maps=2)
-        >>> page
+        >>> featviz.look(model, torch.rand(3, 16, 16), "Conv2d", size=16, maps=2)
         <LookPage of image-0.png: 1 layer>
-        >>> page.image.mode, [row.layer for row in page.layers]
-        ('RGB', ['0'])
     """
     order = ordered(LookOptions, model, options, layers, place="look.png", out=out)
     result = order.given_to(look_at, image)
@@ -344,10 +335,8 @@ def cam(
         >>> maps = featviz.cam(net, torch.rand(3, 16, 16), "class:1", "gradxact", size=16)
         >>> maps
         <ClassMaps, gradient × activation of 1 image: 1 map>
-        >>> maps.maps[0].layer, maps.images[0].target
-        ('1', 'class 1')
-        >>> maps.image.size, maps.tensor.shape
-        ((16, 16), torch.Size([14, 14]))
+        >>> maps.maps[0].layer, maps.image.size, maps.tensor.shape
+        ('1', (16, 16), torch.Size([14, 14]))
     """
     order = ordered(CamOptions, model, options, layers, target=target, method=method)
     results = order.given_to(lambda *given: tuple(explain(*given)), images)

@@ -53,9 +53,6 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
         stands in a tuple, list or dict) to one detached copy for each call. Calls that a backward
         pass repeats (torch.utils.checkpoint) are not taken again.
 
-    Raises:
-        UsageError: no layer matches; where functions are asked for, at the end of the block.
-
     Example:
         >>> import torch, featviz
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(inplace=True))

@@ -51,7 +51,6 @@ from featviz.text import listed, quoted
 
 log = logging.getLogger(__name__)
 
-
 _KEYWORDS = ("every", "out", "tensorboard", "overwrite", "resume", "start")
 
 
@@ -75,10 +74,6 @@ class Watcher:
             when the first new one is written.
         start: optimizer steps that the model has taken already.
         options: how maps are drawn and what the model gets, as for `featviz.run`.
-
-    Raises:
-        FeatvizError: a bad option, no such images or layers, or a folder that holds something else.
-            Once a first step is written, one that fails is warned about.
 
     Example:
         >>> import featviz, tempfile, torch
@@ -294,7 +289,6 @@ class FitWatch:
         overwrite: bool = False,
         **options: Any,
     ) -> None:
-        """Keep the keywords; they are checked when a training begins."""
         super().__init__()
         self._part, self._overwrite = part, overwrite
         self._given: dict[str, Any] = {"images": images, "layers": layers, "every": every}

@@ -257,9 +257,6 @@ def parse_gate(text: str) -> Gate:
     return Gate(text.strip(), finding, limit, share, inclusive, parts["where"] or "*")
 
 
-# Two runs compared
-
-
 @dataclass(frozen=True)
 class DifferenceMap:
     """A picture of signed differences."""

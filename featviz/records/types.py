@@ -168,9 +168,9 @@ class Sample:
     """Unique, relative, with forward slashes: the image's folder in the run directory."""
     paths: tuple[Path | Remote, ...]
     archive: str | None = None
-    """The archive that holds the file, by which `Shard` divides; None for files of their own."""
+    """The archive that holds the file, by which `Shard` divides."""
     still: tuple[int, int] | None = None
-    """Of a video: which it is, and of how many evenly spread frames."""
+    """Of a video: which frame it is, and of how many evenly spread ones."""
 
     @property
     def path(self) -> Path | Remote:
@@ -208,11 +208,10 @@ class GridPlan:
 
     maps: int
     columns: int
-    """Tiles in a row; make_grid calls it nrow."""
     rows: int
     map_size: tuple[int, int]
     scale: tuple[int, int]
-    """Whole factors by which a map is enlarged, down and across."""
+    """Whole factors, down and across."""
     padding: int
 
     @cached_property
@@ -311,7 +310,6 @@ class ImageResult:
     """What became of one image."""
 
     name: str
-    """Its path relative to the argument it came from; `image-0.png` for one in memory."""
     folder: str
     rows: tuple[Any, ...] = ()
     """Of `rundir.schema.Capture`, which stands on a floor above."""
@@ -331,13 +329,11 @@ class RunResult:
     root: Path | Url
     images: tuple[ImageResult, ...] = ()
     missing: tuple[str, ...] = ()
-    """Images that were not reached: the run was stopped."""
     interrupted: bool = False
     pictures: int = 0
     whole: bool = True
-    """Whether no image of the run is missing, those of other shards included."""
+    """Whether no image of the run is missing; like the next, with those of other shards."""
     all_failures: int = 0
-    """The number of images of the run that failed, those of other shards included."""
 
     @property
     def failures(self) -> tuple[ImageResult, ...]:

@@ -35,11 +35,8 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 @contextmanager
 def opened(folder: Path, below: Path | None, make: bool = True) -> Iterator[int]:
     """A descriptor of a folder: what is done by it happens in this folder, whatever is put in its
-    place meanwhile. What lies below `below` is opened component by component, following no link.
-
-    Args:
-        make: whether folders that are missing are made.
-    """
+    place meanwhile. What lies below `below` is opened component by component, following no link;
+    folders that are missing are made."""
     base = folder if below is None else below
     parts = PurePosixPath(os.path.relpath(folder, base)).parts
     if ".." in parts:

@@ -206,7 +206,7 @@ class ReadImage:
 
     @cached_property
     def captures(self) -> Mapping[Place, Capture]:
-        """In the order in which the model came to them."""
+        """In the order of the model."""
         return {row.place: row for row in self.manifest.captures}
 
     def stats(self) -> Mapping[str, Floats]:
@@ -375,9 +375,6 @@ def _blamed(folder: str) -> Iterator[None]:
         ) from None
     except FileError as error:
         raise StoreError(f"{quoted(folder)}/{error.message}") from error
-
-
-# Arrays
 
 
 def stats_of(folder: Folder, rows: Sequence[Capture]) -> dict[str, Floats]:

@@ -68,9 +68,6 @@ _WRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 """To write into a file that is there, and is no link; nothing of it is lost by opening it."""
 
 
-# Whose a file is
-
-
 RUN, AUDIT, DIFF, EXEMPLARS = RUN_FILE, AUDIT_FILE, DIFF_FILE, EXEMPLARS_FILE
 REPORT_FOLDER = REPORT_RECORD
 """Kinds of results that have a folder of their own, by the record which says that the folder is
@@ -180,9 +177,6 @@ def walk(root: Path) -> Iterator[tuple[str, bool]]:
                 yield f"{here}{entry.name}", entry.is_file(follow_symlinks=False)
 
 
-# Folders
-
-
 def check_free(root: Path, kind: str, overwrite: bool) -> list[str] | None:
     """Say before the work that a folder cannot become the result's; the files of the earlier
     result, which is to be replaced.
@@ -209,11 +203,7 @@ def check_free(root: Path, kind: str, overwrite: bool) -> list[str] | None:
             raise taken(f"{root}", complete, hint)
         raise StoreError(f"--out {root} holds another {noun}", hint)
     if others:
-        tops = {way.partition("/")[0] for way in ours}
-        shown = {
-            way if (top := way.partition("/")[0]) in (way, *tops) else f"{top}/" for way in others
-        }
-        least = sorted(shown, key=lambda way: (way.rstrip("/").count("/"), way))
+        least = sorted(others, key=lambda way: (way.count("/"), way))
         names = listed([quoted(name, 80) for name in least], 3)
         raise StoreError(
             f"--out {root} holds files that featviz did not write: {names}",
@@ -269,9 +259,6 @@ def replacing(root: Path, kind: str) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-# Single files
-
-
 FileKind: TypeAlias = tuple[str, bytes | None]
 """A kind of file that featviz writes, for messages, and the words in its head, or in that of its
 first page, that say so."""
@@ -322,9 +309,6 @@ def _is_ours(path: Path, kind: FileKind) -> bool:
     return False
 
 
-# Inputs
-
-
 def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
     """Refuse to write where an input is: over it, or into a folder that holds it."""
     place = os.path.realpath(out)
@@ -359,8 +343,6 @@ def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
     """Hold a folder that this command writes, or one shard of it, into which others of the same
     division write theirs. The folder is made if it is missing; at the end it goes again if it is
     empty. The locks of processes that were killed are removed.
-
-    What is no folder is not locked: writing into it is refused anyway.
     """
     if out.exists() and not out.is_dir():
         yield

@@ -21,10 +21,8 @@ from featviz.text import counted, quoted, safe_way
 
 log = logging.getLogger(__name__)
 
-DEEPEST = 100
-"""Folders inside one another in which images are looked for."""
-_MOST_NAMED = 20
-"""Images of which a warning has a line."""
+DEEPEST, _MOST_NAMED = 100, 20
+"""Folders inside one another in which images are looked for; images that warnings name."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from featviz.rundir import MANIFEST_FILE, SCHEMA_VERSION
 from featviz.text import by, printable, quoted
 
 GROWING = ("images", "failures", "schema_version")
-"""Keys of run.json that change while a run goes on; all others tell how it draws."""
+"""Keys of run.json that change while a run goes on."""
 MOST_RECORD = 64 * 2**20
 """Bytes of run.json or of a manifest: half a million images, or rows."""
 MOST_MAPS = 2**24

@@ -8,6 +8,7 @@ more of each than the store has said that there is.
 
 from __future__ import annotations
 
+import errno
 import secrets
 import shutil
 import tempfile
@@ -35,17 +36,11 @@ _AT_ONCE = 16
 """Objects that are read or written at once."""
 _PIECE = 8 * 2**20
 """Bytes that are read of an object at a time."""
-_RIGHTS = (
-    "give credentials that may list, read, write and delete there, as the store's library takes "
-    "them (for s3: AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
-)
+_RIGHTS = "give credentials that may list, read, write and delete there (for s3: AWS_PROFILE)"
 
 
 class Store:
-    """The objects below a URL, by their names relative to it, with forward slashes.
-
-    What goes wrong is a StoreError with the URL, the store's reason and a remedy.
-    """
+    """The objects below a URL, by their names relative to it, with forward slashes."""
 
     def __init__(self, url: Url) -> None:
         """Find the library that speaks with the store; nothing is asked of the store yet."""
@@ -114,6 +109,12 @@ class Store:
             self._asked("written", name, lambda: self._fs.pipe_file(path, data, mode="create"))
         except FileExistsError:
             return False
+        except StoreError as error:
+            cause = error.__cause__  # of one that has no such step
+            lacks_it = isinstance(cause, (NotImplementedError, TypeError))
+            if not lacks_it and getattr(cause, "errno", None) != errno.ENOSYS:
+                raise
+            self._asked("written", name, lambda: self._fs.pipe_file(path, data))
         return True
 
     def remove(self, names: Iterable[str]) -> None:

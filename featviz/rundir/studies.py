@@ -50,7 +50,6 @@ _MOST = 2**28
 """Bytes of an exemplars.json: two million exemplars."""
 _STEP = re.compile(r"step-(\d{6,15})")
 _BESIDE = {LOCK_FILE, REPORT, REPORT_FILE, REPORT_ZIP}
-"""What may stand beside the steps of a series."""
 _Small = Annotated[int, Meta(ge=0, lt=2**31)]
 _Two = Annotated[list[_Small], Meta(min_length=2, max_length=2)]
 _Four = Annotated[list[_Small], Meta(min_length=4, max_length=4)]
@@ -71,7 +70,7 @@ class Exemplar:
 
     image: Text
     number: Count
-    """Its number among all images, from 0: of equal values the lower one comes first."""
+    """Its number among all images, from 0."""
     value: float
     place: _Two | None
     """Row and column in the channel's map, where one place counts."""
@@ -167,7 +166,7 @@ def read_exemplars(root: Path) -> ExemplarRecord:
     with _reading(path, "exemplars"):
         content = files.read_json(path, _MOST)
         schema.check_version(content, SCHEMA_VERSION)
-        record = schema.convert(content, ExemplarRecord)
+        record: ExemplarRecord = schema.convert(content, ExemplarRecord)
         top = record.options.get("top")
         known = type(top) is int and 1 <= top <= MOST_TOP
         if not known or record.options.get("by") not in ("max", "mean"):
@@ -201,9 +200,6 @@ def _reading(path: Path, what: str) -> Iterator[None]:
     except (FileError, StoreError, OSError, ValueError) as error:
         words = str(error).removeprefix("cannot be read: ")
         raise StoreError(f"{quoted(str(path))} cannot be read: {quoted(words)}") from error
-
-
-# Audits
 
 
 @dataclass(frozen=True)
@@ -280,9 +276,6 @@ def read_audit(root: Path, given: Path | None) -> tuple[Audit, ReadImage] | None
     )
 
 
-# Kernels
-
-
 def is_kernels(root: Path) -> bool:
     """Whether a folder holds kernels: their manifest stands beside run.json, which says so."""
     try:
@@ -304,17 +297,14 @@ def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
         with Folder(root) as folder:
             content = folder.read_json(MANIFEST_FILE, MOST_RECORD)
         raw = schema.convert(content, dict[str, Any]).get("captures")
-        for row in schema.convert(raw, list[dict[str, Any]]):
-            row["slices"] = [row.get("slices", 1)] * 2
-        rows = schema.convert(raw, list[Capture])
+        found = schema.convert(raw, list[dict[str, Any]])
+        several = [{**row, "slices": [row.get("slices", 1)] * 2} for row in found]
+        rows = schema.convert(several, list[Capture])
         schema.check_rows(rows)
         pictures = pictures_beside(root, "kernels", [row.file for row in rows], rows)
     for key in ("model", "options"):
         record[key] = record[key] if isinstance(record.get(key), dict) else {}
     return record, pictures
-
-
-# Gates
 
 
 def junit(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> bytes:
@@ -338,9 +328,6 @@ def junit(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> 
                 ElementTree.SubElement(case, "failure", message=words).text = words
     ElementTree.indent(root)
     return bytes(ElementTree.tostring(root, "utf-8", xml_declaration=True)) + b"\n"
-
-
-# Series
 
 
 def step_folder(root: Path, step: int) -> Path:

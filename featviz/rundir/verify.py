@@ -31,8 +31,6 @@ Progress = Callable[[int], None]
 """Called after each image with how many there are in all."""
 _SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n}\n\Z')
 """How a manifest ends: with the checksum of all that stands before."""
-_NAMED = 3
-"""Images that a fault of the whole run names."""
 
 
 def verify(
@@ -102,7 +100,7 @@ def _verdict(
         advance()
     rows: list[dict[str, str | None]] = []
     if others:
-        names = listed(others, _NAMED)
+        names = listed(others, 3)
         words = f"{RUN_FILE} does not tell the settings by which these were drawn: {names}"
         rows.append({"image": None, "fault": words})
     record = run.record["images"]

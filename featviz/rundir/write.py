@@ -110,7 +110,7 @@ class ImageFolder:
         image is complete. Of a run in a store all files are uploaded, and removed here."""
         with self.writing(STATS_FILE) as file:
             packed = io.BytesIO()
-            np.savez(packed, **stats)
+            np.savez(packed, **stats)  # type: ignore[arg-type]
             file.write(packed.getvalue())
         files = [row for _, row in sorted(self._written.items())]
         content = {"schema_version": SCHEMA_VERSION, **manifest, "files": files}
@@ -355,11 +355,7 @@ def write_json(path: Path, content: Mapping[str, Any], below: Path | None = None
 
 def as_json(content: Mapping[str, Any], sealed: bool = False) -> bytes:
     """JSON with a line for each entry and for each item of a list of objects, in a tenth of the
-    time of `indent`, for which the standard library leaves its C encoder.
-
-    Args:
-        sealed: whether the last entry is the checksum of all that stands before it.
-    """
+    time of `indent`; where it is `sealed` the last entry is the checksum of all before it."""
     entries = []
     for key, value in content.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):

@@ -38,7 +38,7 @@ def test_a_run_json_of_another_program_makes_no_folder_ours(
 
 
 def test_files_of_others_in_a_run_stop_overwrite(draw: Run, ran: Path) -> None:
-    """They are named, folders of nothing else as folders, and nothing at all is removed."""
+    """They are named, and nothing at all is removed."""
     (ran / "a.txt").write_text("mine")
     (ran / "src" / "deep").mkdir(parents=True)
     (ran / "src" / "deep" / "main.py").write_text("mine")
@@ -47,7 +47,9 @@ def test_files_of_others_in_a_run_stop_overwrite(draw: Run, ran: Path) -> None:
     (ran / "00.png" / "001_0" / "output.bak.png").write_text("mine")
     before = snapshot(ran)
     done = draw(ran, "--overwrite")
-    refused(done, 1, "holds files that featviz did not write: ", "a.txt", "src/", "and 1 more")
+    refused(
+        done, 1, "holds files that featviz did not write: ", "a.txt", "src/other.py", "and 2 more"
+    )
     assert snapshot(ran) == before
 
 
