@@ -34,34 +34,22 @@ def _quantised(x: Tensor) -> Tensor:
     return torch.quantize_per_tensor(x, 0.125, 3, torch.quint8)
 
 
-def _by_channel(x: Tensor) -> Tensor:
-    return torch.quantize_per_channel(x, torch.ones(3) / 8, torch.zeros(3), 1, torch.qint8)
-
-
 DRAWN: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "quantised": (_quantised, "float32"),
-    "quantised by channel": (_by_channel, "float32"),
     "bfloat16": (lambda x: x.bfloat16(), "float32"),
     "float8": (lambda x: x.to(torch.float8_e4m3fn), "float32"),
     "float16": (lambda x: x.half(), "float16"),
     "float64": (lambda x: x.double(), "float64"),
     "bool": (lambda x: x > 0, "bool"),
-    "int64": (lambda x: (x * 9).long(), "int64"),
-    "uint16": (lambda x: (x.abs() * 9).to(torch.uint16), "uint16"),
     "negative view": (lambda x: torch.conj(x * 1j).imag, "float32"),
 }
 SKIPPED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "sparse complex": (lambda x: (x * 1j).to_sparse(), "holds complex numbers (torch.complex64)"),
     "sparse": (lambda x: x.to_sparse(), "is stored as torch.sparse_coo, not as a dense tensor"),
-    "mkldnn": (lambda x: x.to_mkldnn(), "is stored as torch._mkldnn, not as a dense tensor"),
     "meta": (lambda x: x.to("meta"), "is on the device meta, where tensors have no values"),
     "nested": (
         lambda x: torch.nested.nested_tensor([x[0, 0], x[0, 1, :3]]),
         "is a nested tensor, not a dense one",
-    ),
-    "bits": (
-        lambda x: torch.empty(1, 3, 4, 4, dtype=torch.bits8),
-        "holds torch.bits8, which torch cannot turn into floats",
     ),
 }
 
@@ -119,7 +107,7 @@ def test_what_cannot_be_drawn_is_skipped_with_the_reason(
         assert reasons == [reason] if number == 0 else set(reasons) <= {reason}
 
 
-@pytest.mark.parametrize("dtype", [torch.complex32, torch.complex64, torch.complex128])
+@pytest.mark.parametrize("dtype", [torch.complex64])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_complex_numbers_are_drawn_as_magnitude_and_phase(
     dtype: torch.dtype, picture: Path, tmp_path: Path
@@ -154,6 +142,7 @@ def test_complex_numbers_are_drawn_as_magnitude_and_phase(
     assert abs(tile - colors).max() < 0.03
 
 
+@pytest.mark.slow
 def test_complex_numbers_on_the_way(picture: Path, tmp_path: Path) -> None:
     """look shows the magnitude, a plan counts both parts, gradients have both, `--reduce` one; the
     run is whole, has a report, and equals itself."""
@@ -195,13 +184,15 @@ def _ends(kind: str) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 3, 1), Net(lambda self, x: make(x))).eval()
 
 
-@pytest.mark.parametrize("kind", [*DRAWN, *SKIPPED])
+@pytest.mark.parametrize(
+    "kind", ["quantised", *(pytest.param(n, marks=pytest.mark.slow) for n in ("bool", "sparse"))]
+)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_outputs_of_every_kind_are_compared_or_not(
     kind: str, picture: Path, tmp_path: Path
 ) -> None:
     """The change by an ablation is that of numpy, None of an output without plain values; without
-    an intervention nothing is compared, and the layer is drawn both times, and by look."""
+    an intervention nothing is compared, and the layer is drawn both times."""
     model = _ends(kind)
     (image,) = drawn(model, picture, tmp_path / "plain", tensors="npy")
     assert image.outcome.largest_change is None and len(image.captures) == 1
@@ -210,9 +201,6 @@ def test_outputs_of_every_kind_are_compared_or_not(
     )
     (image,) = drawn(model, picture, tmp_path / "ablated", ablate="0:0")
     assert len(image.captures) == 1
-    page = fv.look(model, picture, "Conv2d", out=tmp_path / "look.png", **AS_IT_IS)
-    assert [row.layer for row in page.layers] == ["0"]
-    assert (tmp_path / "look.png").stat().st_size > 0
     if kind in SKIPPED:
         assert (image.outcome.largest_change, image.outcome.nonfinite) == (None, 0)
         return
@@ -226,8 +214,8 @@ def test_outputs_of_every_kind_are_compared_or_not(
 @pytest.mark.parametrize(
     ("kind", "target"),
     [
-        *(("float8", target) for target in ("sum", "norm")),  # the mean's gradient is 0 in float8
-        *(("sparse", target) for target in ("sum", "mean", "norm")),
+        ("float8", "sum"),  # the mean's gradient is 0 in float8
+        ("sparse", "norm"),
     ],
 )
 def test_targets_of_outputs_that_torch_does_not_reduce(
