@@ -197,11 +197,9 @@ def test_a_transform_may_name_the_arguments(pixels: np.ndarray) -> None:
     ("options", "message"),
     [
         ({"forward_args": {"z": 1}}, "forward_args z: forward of Conditional takes x, t, more"),
-        ({"forward_args": {"a b": 1}}, "forward_args 'a b' is no name"),
         ({"forward_args": 5}, "forward_args is 'int'"),
         ({"transform": "file.py:f"}, "transform as text is for a MODEL string"),
         ({"transform": lambda image: 5, "forward_args": {"t": 1}}, "gave a int"),
-        ({"input": ["t=1"]}, "no option input"),
     ],
 )
 def test_bad_feeding_ends_in_one_line(

@@ -31,6 +31,7 @@ def test_every_function_has_an_example_that_holds(name: str) -> None:
     assert all(f"\n{part}:\n" in text for part in ("Args", "Example"))
 
 
+@pytest.mark.slow
 def test_the_example_that_uses_every_function_runs(tmp_path: Path) -> None:
     """It names every function, and each result is one short line in angle brackets."""
     source = EXAMPLE.read_text("utf-8")

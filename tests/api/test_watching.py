@@ -209,6 +209,12 @@ def test_a_taken_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="holds a series up to step 4") as caught:
         watch(network(), tmp_path / "s", 2)
     assert "resume=True" in str(caught.value.hint)
+    note = tmp_path / "s" / "step-000004" / "notes.txt"
+    note.write_text("mine")
+    with pytest.raises(StoreError, match=r"did not write: notes\.txt"):
+        watch(network(), tmp_path / "s", 2, overwrite=True)
+    assert note.read_text() == "mine" and list(read_steps(tmp_path / "s")) == [0, 2, 4]
+    note.unlink()
     watch(network(), tmp_path / "s", 1, overwrite=True)
     assert list(read_steps(tmp_path / "s")) == [0, 1]
     (tmp_path / "mine").mkdir()
@@ -217,17 +223,6 @@ def test_a_taken_folder_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match=r"holds no series: thesis\.tex"):
             watch(network(), tmp_path / "mine", 1, **options)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
-
-
-@pytest.mark.slow
-def test_what_somebody_put_into_a_step_stays(tmp_path: Path) -> None:
-    """A step with foreign files is not replaced; the message names them."""
-    watch(network(), tmp_path / "s", 2)
-    (tmp_path / "s" / "step-000002" / "notes.txt").write_text("mine")
-    with pytest.raises(StoreError, match=r"did not write: notes\.txt"):
-        watch(network(), tmp_path / "s", 2, overwrite=True)
-    assert (tmp_path / "s" / "step-000002" / "notes.txt").read_text() == "mine"
-    assert list(read_steps(tmp_path / "s")) == [0, 2]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Outcome
-from runs import SMALL, complete, make_photos, refused, run_json, snapshot
+from runs import complete, make_photos, refused, run_json, snapshot
 
 from featviz.errors import StoreError
 from featviz.rundir import atomic
@@ -40,21 +40,6 @@ def test_resume_does_not_write_through_a_linked_folder(
     refused(done, 3, linked if place == "00.png" else "00.png holds files that featviz did not")
     assert (snapshot(elsewhere) if elsewhere.is_dir() else kind) == before
     assert (ran / place).is_symlink() and elsewhere.exists() == (kind != "dead")
-
-
-@pytest.mark.slow
-def test_a_linked_folder_above_an_image(featviz: Run, tiny_file: Path, tmp_path: Path) -> None:
-    """Each component below --out counts; --out itself may be a link, for it was named."""
-    photos = make_photos(tmp_path / "photos" / "sub" / "deep", 1).parent.parent
-    (tmp_path / "real").mkdir()
-    (tmp_path / "away").mkdir()
-    (tmp_path / "out").symlink_to(tmp_path / "real")
-    base = ["run", tiny_file, photos, "--out", tmp_path / "out", *SMALL]
-    assert featviz(*base).code == 0 and complete(tmp_path / "real") == ["sub/deep/00.png"]
-    shutil.rmtree(tmp_path / "real" / "sub")
-    (tmp_path / "real" / "sub").symlink_to(tmp_path / "away")
-    refused(featviz(*base, "--resume"), 1, "out/sub is a symbolic link")
-    assert snapshot(tmp_path / "away") == {}
 
 
 @pytest.mark.slow

@@ -99,25 +99,6 @@ def test_a_record_cannot_name_folders_outside(
 
 
 @pytest.mark.slow
-def test_links_in_a_run_stop_overwrite(draw: Run, ran: Path, tmp_path: Path) -> None:
-    """A link in the place of a picture, a folder or a manifest is nothing that featviz wrote."""
-    (tmp_path / "target").mkdir()
-    (tmp_path / "target" / "output.png").write_text("mine")
-    for place in ("00.png/input.png", "01.png/002_1", "01.png/manifest.json"):
-        saved = tmp_path / "saved"
-        (ran / place).rename(saved)
-        (ran / place).symlink_to(tmp_path / "target")
-        before = snapshot(tmp_path)
-        done = draw(ran, "--overwrite")
-        refused(
-            done, 1, "did not write: ", place.rpartition("/")[0] if "manifest" in place else place
-        )
-        assert snapshot(tmp_path) == before
-        (ran / place).unlink()
-        saved.rename(ran / place)
-
-
-@pytest.mark.slow
 def test_what_featviz_writes_into_a_run_goes_with_it(
     featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
 ) -> None:

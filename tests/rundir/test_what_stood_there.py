@@ -18,11 +18,10 @@ from featviz.rundir.place import check_apart, held
 
 MARKS = {
     "run": "run.json",
-    "kernels": "run.json",
     "audit": "audit.json",
     "report": "report.json",
 }
-"""The record in the folder of commands of each kind: merge, exemplars and diff do as these."""
+"""The record in the folder of commands of each kind: the others do as these."""
 ALWAYS = ("report",)
 """Commands that replace an earlier result of their own without --overwrite."""
 HEX = "0123456789abcdef"
@@ -33,7 +32,7 @@ Write = Callable[..., Outcome]
 @pytest.fixture(
     params=[
         "run",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("kernels", "audit", "report")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("audit", "report")),
     ]
 )
 def command(request: pytest.FixtureRequest) -> str:
@@ -61,7 +60,6 @@ def write(
         assert draw(ran).code == 0
     base = {
         "run": ["run", tiny_file, photos, *SMALL],
-        "kernels": ["kernels", tiny_file],
         "audit": ["audit", tiny_file, photos, "--size", "16"],
         "report": ["report", ran],
     }[command]

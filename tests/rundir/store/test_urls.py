@@ -14,7 +14,7 @@ from stores import URL, stored
 
 import featviz as fv
 from featviz.errors import UsageError
-from featviz.files.urls import Remote, Url, is_url
+from featviz.files.urls import Url, is_url
 
 Run = Callable[..., Outcome]
 
@@ -56,13 +56,6 @@ def test_passwords_are_shown_nowhere() -> None:
     assert "heim" not in said and "pw" not in said
     short = Url.of_run("s3://b:u@bucket/maps")
     assert short.without_secrets("github.com refuses u, b:u") == "github.com refuses …, …"
-
-
-def test_inputs_and_outputs_share_the_connection() -> None:
-    """One filesystem for what is read and what is written."""
-    run, image = Url.of_run("memory://bucket/maps"), Remote.at("memory://bucket/maps/a.png")
-    assert run.filesystem() is image.url.filesystem()
-    assert f"{run.key}/a.png" == image.path
 
 
 def test_a_missing_library_is_named(
