@@ -37,7 +37,7 @@ def make_run(root: Path, images: int, layers: int, channels: int) -> None:
     picture = root.with_suffix(".png")
     Image.fromarray(pixels).save(picture)
     grid, seen = picture.read_bytes(), (Path(__file__).parent / "../sample_images/digits/00-5.png")
-    store = RunDirectory.create(root)
+    store = RunDirectory(root)
     names = [f"image_{n:04d}.jpg" for n in range(images)]
     for name in names:
         folder = store.image(name)

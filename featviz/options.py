@@ -25,7 +25,7 @@ from msgspec import Meta, Struct, field, structs
 
 from featviz.errors import UsageError
 from featviz.files.urls import Url, is_url, refuse_url
-from featviz.records.tables import CLASS_MAPS, FORMATS, KINDS, PRESETS, REDUCTIONS, is_gradient
+from featviz.records.tables import BACKWARD, CLASS_MAPS, FORMATS, KINDS, PRESETS, REDUCTIONS
 from featviz.records.types import Shard
 from featviz.text import quoted
 
@@ -450,7 +450,7 @@ class PassOptions(Struct, frozen=True):
     @property
     def gradients(self) -> bool:
         """Whether a backward pass is wanted."""
-        return any(is_gradient(kind) for kind in self.capture)
+        return not BACKWARD.isdisjoint(self.capture)
 
     @property
     def interventions(self) -> list[tuple[str, str]]:

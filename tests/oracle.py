@@ -17,7 +17,7 @@ from featviz.images.decode import decode
 from featviz.models.load import adopt
 from featviz.options import InputOptions
 from featviz.records import Sample
-from featviz.rundir.read import read_json
+from featviz.rundir.schema import read_json
 
 Tensors = dict[tuple[str, str], Tensor]
 """By layer and file stem: ("conv1", "grad-input.call1.0")."""

@@ -159,7 +159,7 @@ def write_run(
     **record: Any,
 ) -> Path:
     """Write a run directory of complete images."""
-    store = RunDirectory.create(root)
+    store = RunDirectory(root)
     for name, own in drawn.items():
         write_image(store, name, own)
     failures = failures or {}

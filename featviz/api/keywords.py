@@ -8,8 +8,8 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, RLock
 from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints
@@ -107,41 +107,36 @@ def alone_with(model: Any) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class Feeding:
-    """How the caller's own code feeds a model."""
+Feeding: TypeAlias = tuple[UserTransform | None, Mapping[str, Any]]
+"""How the caller's own code feeds a model: its `transform`, and `forward_args`."""
 
-    transform: UserTransform | None = None
-    further: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def taken(cls, options: dict[str, Any]) -> Feeding:
-        """Take `transform` and `forward_args` from the keywords; the name of a transform stays."""
-        transform, further = options.get("transform"), options.pop("forward_args", None) or {}
-        if transform is None or callable(transform):
-            options.pop("transform", None)
-        if not isinstance(further, Mapping):
-            raise UsageError(f"forward_args is {type(further).__name__!r}", "{'t': 10}")
-        return cls(UserTransform.of(transform) if callable(transform) else None, further)
+def feeding_of(options: dict[str, Any]) -> Feeding:
+    """Take `transform` and `forward_args` from the keywords; the name of a transform stays."""
+    transform, further = options.get("transform"), options.pop("forward_args", None) or {}
+    if transform is None or callable(transform):
+        options.pop("transform", None)
+    if not isinstance(further, Mapping):
+        raise UsageError(f"forward_args is {type(further).__name__!r}", "{'t': 10}")
+    return UserTransform.of(transform) if callable(transform) else None, further
 
-    @contextmanager
-    def lent(
-        self, model: ModelOptions | LoadedModel | nn.Module, inputs: InputOptions
-    ) -> Iterator[Any]:
-        """A model as the commands take it, fed in this way for a while; a module is for this thread
-        alone, and given back as it was."""
-        module = model.module if isinstance(model, LoadedModel) else model
-        with alone_with(module):
-            source = adopt(model, inputs) if isinstance(model, nn.Module) else model
-            transform = self.transform
-            if inputs.input and isinstance(model, nn.Module):
-                transform = UserTransform.input(inputs.input)
-            if transform is None and not self.further:
-                yield source
-                return
-            loaded = load_model(source, inputs)
-            with fed(loaded, inputs, transform, self.further) as feeding:
-                yield feeding
+
+@contextmanager
+def lent(
+    model: ModelOptions | LoadedModel | nn.Module, inputs: InputOptions, feeding: Feeding
+) -> Iterator[Any]:
+    """A model as the commands take it, fed in this way for a while; a module is for this thread
+    alone, and given back as it was."""
+    with alone_with(model.module if isinstance(model, LoadedModel) else model):
+        source = adopt(model, inputs) if isinstance(model, nn.Module) else model
+        transform = feeding[0]
+        if inputs.input and isinstance(model, nn.Module):
+            transform = UserTransform.input(inputs.input)
+        if transform is None and not feeding[1]:
+            yield source
+            return
+        with fed(load_model(source, inputs), inputs, transform, feeding[1]) as fed_model:
+            yield fed_model
 
 
 @dataclass(frozen=True)
@@ -164,12 +159,9 @@ class Order(Generic[T]):
             with self.lent(options.inputs) as source:
                 return story(source, files, options)
 
-    @contextmanager
-    def lent(self, inputs: InputOptions | None = None) -> Iterator[ModelOptions | LoadedModel]:
+    def lent(self, inputs: InputOptions | None = None) -> AbstractContextManager[Any]:
         """The model as the commands take it."""
-        inputs = inputs or self.options.inputs  # type: ignore[attr-defined]
-        with self.feeding.lent(self.model, inputs) as source:
-            yield source
+        return lent(self.model, inputs or self.options.inputs, self.feeding)  # type: ignore[attr-defined]
 
 
 def ordered(
@@ -182,12 +174,11 @@ def ordered(
     **own: Any,
 ) -> Order[T]:
     """Read the keywords of a public function: options of a record, but for some, and those that it
-    takes in another way. Results are at `place` in a temporary folder, if `out` is None.
-    """
+    takes in another way. Results are at `place` in a temporary folder, if `out` is None."""
     given = {**options, **own, "layers": selectors(layers)}
     room = Room() if place and own["out"] is None else None
     given |= {"out": room.path / place} if room else {}
-    feeding = Feeding.taken(given)
+    feeding = feeding_of(given)
     for_model = {name: given.pop(name) for name in declared(ModelOptions) if name in given}
     asked = read_from(kind, given, (*but, *NOT_IN_PYTHON))
     if given:
@@ -229,8 +220,6 @@ def as_files(images: Any) -> Iterator[list[str]]:
     room = Room()
     inside = room.path / "in-memory"
     inside.mkdir()
-    if not all(isinstance(name, str) and name.isidentifier() for name in named):
-        raise UsageError("a mapping has no name of an argument of forward", "{'z': tensor}")
     values = [f"{name}={arrays.to_npy(one, inside / f'{name}.npy')}" for name, one in named.items()]
     yield values or arrays.to_files(pictures, inside)
 

@@ -1,13 +1,15 @@
 """`featviz.run`: the feature maps of images, read from the run when they are asked for; `diff` and
-`report` of runs that are there."""
+`report` of runs that are there; and how results show themselves in a notebook."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +17,6 @@ from msgspec import structs
 from PIL import Image
 from torch import Tensor, nn
 
-from featviz.api import showing
 from featviz.api.keywords import Layers, Model, Order, Pictures, Room, keywords_of, ordered
 from featviz.diff import compare_runs, maps_folder
 from featviz.diff import diff as diff_runs
@@ -35,39 +36,92 @@ from featviz.options import (
     read,
     read_from,
 )
-from featviz.records import (
-    STAT_COLUMNS,
-    Comparison,
-    Floats,
-    Guess,
-    ImageResult,
-    RunResult,
-    TextTable,
-)
+from featviz.records import STAT_COLUMNS, Floats, Guess, ImageResult, RunResult
+from featviz.records.findings import Comparison, TextTable
 from featviz.report import ReportResult, build_report
-from featviz.report.pages import render_comparison
+from featviz.report.pages import render_comparison, render_notebook
 from featviz.run import run as pipeline
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.schema import Capture
 from featviz.rundir.store import copy_image
-from featviz.text import by, counted
+from featviz.text import by, counted, quoted
 
 _COLUMNS = np.dtype([(name, np.float32) for name in STAT_COLUMNS])
 
 
+SMALL, LARGE, PAGE = 240, 960, 1800
+"""The longest side, in pixels, of a picture in a gallery, of one that stands alone, and of one with
+letters on it."""
+MOST = 24
+MOST_ROWS = 60
+MOST_BYTES = 3 * 2**20
+"""What all pictures of one page may take as text."""
+
+Shots: TypeAlias = Iterable[tuple[Callable[[], Image.Image], str]]
+"""What reads each picture, and the words below it."""
+
+
+class Shown:
+    """A result that shows itself in a notebook."""
+
+    side = SMALL
+    """The longest side of its pictures."""
+
+    def _pictures(self) -> Shots:
+        return ()
+
+    def _lines(self) -> Sequence[str]:
+        """What stands below the pictures."""
+        return ()
+
+    def _table(self) -> TextTable | None:
+        return None
+
+    def _repr_html_(self) -> str:
+        """The first pictures, as data URIs; a large one is made smaller, a small one is shown
+        larger by a whole factor, and one that cannot be read says so."""
+        figures: list[tuple[str | None, str, tuple[int, int]]] = []
+        room, side = MOST_BYTES, self.side
+        lines = [quoted(line) for line in self._lines()]
+        for load, words in self._pictures():
+            try:
+                picture = load()
+            except StoreError as error:
+                figures.append((None, quoted(f"{words}: {error.message}"), (side, side)))
+                continue
+            picture = picture if picture.mode in ("L", "RGB") else picture.convert("RGB")
+            picture.thumbnail((side, side), Image.Resampling.BOX)
+            file = io.BytesIO()
+            picture.save(file, "png")
+            data = base64.b64encode(file.getvalue()).decode()
+            room -= len(data)
+            if room < 0 or len(figures) == MOST:
+                lines.append("there are more pictures")
+                break
+            factor = max(1, side // (2 * max(picture.size)))
+            size = picture.width * factor, picture.height * factor
+            figures.append((f"data:image/png;base64,{data}", quoted(words), size))
+        table = self._table()
+        if table is not None and (more := len(table.rows) - MOST_ROWS) > 0:
+            footer = (f"{more} more rows", *table.footer)
+            table = table._replace(rows=table.rows[:MOST_ROWS], footer=footer)
+        return render_notebook({"figures": figures, "lines": lines, "table": table})
+
+
 @dataclass(frozen=True, repr=False, eq=False)
-class FeatureMaps(showing.Shown):
+class FeatureMaps(Shown):
     """A drawn tensor of a layer, for one image.
 
     What the manifest says of it are attributes: `layer` (the qualified name, empty for the model
     itself), `type`, `kind` (`output`, `input`, `grad`, `grad-input`), `call` (from 0), `key`,
-    `layout`, `maps`, `min`, `max`, `mean`, `std`, ...
+    `layout`, `maps`, `range` (drawn darkest and brightest; None where each map has its own), `min`,
+    `max`, `mean`, `std`, ...
     """
 
     of: RunImage
     row: Capture
-    side = showing.LARGE
+    side = LARGE
 
     def __getattr__(self, name: str) -> Any:
         if name in Capture.__slots__:
@@ -83,12 +137,6 @@ class FeatureMaps(showing.Shown):
     def channels(self) -> list[int]:
         """The channel of each tile, in tile order; none where all channels became one tile."""
         return self.row.drawn
-
-    @property
-    def range(self) -> tuple[float | None, float | None] | None:
-        """The values that are drawn darkest and brightest; None where each map has its own range,
-        which `stats` tells."""
-        return None if self.row.range is None else (self.row.range[0], self.row.range[1])
 
     @property
     def file(self) -> Path:
@@ -114,7 +162,7 @@ class FeatureMaps(showing.Shown):
         table: np.ndarray = values.view(_COLUMNS)[:, 0]
         return table
 
-    def _pictures(self) -> showing.Pictures:
+    def _pictures(self) -> Shots:
         words = f"{self.row.label} ({self.row.type}) {self.row.place.stem}, {by(self.shape)}"
         yield lambda: self.image, words
 
@@ -124,8 +172,8 @@ class FeatureMaps(showing.Shown):
 
 
 class Captures(tuple[FeatureMaps, ...]):
-    """Feature maps in the order in which the model came to them. Where a failed image has none, an
-    index raises its error."""
+    """Feature maps in the order of the model. Where a failed image has none, an index raises its
+    error."""
 
     error: StoreError | None = None
 
@@ -136,7 +184,7 @@ class Captures(tuple[FeatureMaps, ...]):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class RunImage(showing.Shown, ImageResult):
+class RunImage(Shown, ImageResult):
     """An image of a run, whose files are read when they are asked for."""
 
     pictures: int = 0
@@ -193,7 +241,7 @@ class RunImage(showing.Shown, ImageResult):
     def _lines(self) -> list[str]:
         return [] if self.error is None else [f"{self.name} failed: {self.error}"]
 
-    def _pictures(self) -> showing.Pictures:
+    def _pictures(self) -> Shots:
         if self.error is None:
             said = self.prediction[0].words if self.prediction else "input"
             yield lambda: self.input, f"{self.name}: {said}"
@@ -202,7 +250,7 @@ class RunImage(showing.Shown, ImageResult):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Run(showing.Shown, RunResult):
+class Run(Shown, RunResult):
     """The feature maps of images."""
 
     images: tuple[RunImage, ...] = ()
@@ -215,7 +263,7 @@ class Run(showing.Shown, RunResult):
 
     @property
     def captures(self) -> Captures:
-        """What was drawn of all images, one after the other; StoreError if a file is broken."""
+        """What was drawn of all images, one after the other."""
         found = Captures(maps for image in self.images for maps in image.captures)
         found.error = next((image.failure for image in self.images if image.failure), None)
         return found
@@ -225,7 +273,7 @@ class Run(showing.Shown, RunResult):
         pictures = counted(self.pictures, "picture")
         return f"<Run of {counted(len(self.images), 'image')}{failed}: {pictures}>"
 
-    def _pictures(self) -> showing.Pictures:
+    def _pictures(self) -> Shots:
         for image in self.images:
             yield from image._pictures()
 
@@ -245,8 +293,7 @@ def run(
     """Draw the feature maps of images, like the command `featviz run`.
 
     Args:
-        model: a MODEL string (`"resnet18"`, a file, `"file.py:factory"`), or a module, which is
-            given back as it was.
+        model: a MODEL string (`"resnet18"`, a file), or a module, which is given back as it was.
         images: files, folders or globs; PIL images; arrays [H, W] or [H, W, C]; tensors [H, W],
             [C, H, W] or [N, C, H, W]; or a list of these. What is in memory is an image before any
             preprocessing: uint8, or floats in 0..1, which are rounded to 8 bits (as by
@@ -259,15 +306,11 @@ def run(
             nothing behind: the pictures are in a temporary folder for as long as the result, or one
             of its captures, is in use.
         options: those below. `transform` may be a function from a PIL image to a tensor [C, H, W]
-            or to a dict of tensors by the names of forward's arguments, and `forward_args` a
-            mapping of further arguments of forward by name.
+            or to a dict of tensors, and `forward_args` a mapping, both by forward's arguments.
 
     Returns:
-        The images, and what was drawn of each, which is read when it is asked for.
-
-    Raises:
-        FeatvizError: nothing could be begun, or the run directory cannot be written. What goes
-            wrong with one image is in its `error`.
+        The images, and what was drawn of each, which is read when it is asked for. What goes wrong
+        with one image is in its `error`.
 
     Example:
         >>> import featviz, torch
@@ -307,7 +350,7 @@ def order_run(model: Any, options: Mapping[str, Any], layers: Any, out: Any) -> 
 
 
 @dataclass(frozen=True, repr=False)
-class RunDifference(showing.Shown, Comparison):
+class RunDifference(Shown, Comparison):
     """How two runs differ; shows itself as a table."""
 
     out: Path | None = None
@@ -335,10 +378,6 @@ def diff(base: str | Path | Run, new: str | Path | Run, **options: Any) -> RunDi
     Returns:
         A record with `document` (what `--json` prints), `equal`, `ratio`, `first` (the first layer
         that differs) and `layers`.
-
-    Raises:
-        FeatvizError: a run cannot be read, the runs cannot be compared, or a file cannot be
-            written.
 
     Example:
         >>> import featviz, torch
@@ -370,19 +409,13 @@ def report(run: str | Path | Run, out: str | Path | None = None, **options: Any)
     Returns:
         A record with `page`, `files` and `incomplete`.
 
-    Raises:
-        StoreError: a run cannot be read, or the report cannot be written.
-        UsageError: options that exclude one another, or that only a run has; a run without
-            a run directory is to be shown where it will not be.
-
     Example:
-        >>> import featviz, pathlib, tempfile, torch
+        >>> import featviz, tempfile, torch
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
         >>> result = featviz.run(model, torch.rand(3, 8, 8), size=8)
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     file = pathlib.Path(folder) / "maps.html"
-        ...     featviz.report(result, file, single_file=True).page == file
-        True
+        ...     featviz.report(result, f"{folder}/a.html", single_file=True).page.name
+        'a.html'
     """
     other = options.get("compare")
     temporary = [one for one in (run, other) if isinstance(one, Run) and one.room is not None]

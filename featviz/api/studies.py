@@ -3,28 +3,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 from torch import Tensor
 
-from featviz.api import showing
+from featviz.api import running
 from featviz.api.keywords import (
     NOT_OF_KERNELS,
     Layers,
     Model,
     Picture,
     Pictures,
+    Room,
     keywords_of,
     ordered,
 )
 from featviz.audit.audit import audit as audit_model
 from featviz.audit.output import audit_table
+from featviz.errors import FileError, StoreError
 from featviz.exemplars.exemplars import find_exemplars
+from featviz.files import Folder
 from featviz.inspection.cam import ImageCam, LayerCam
 from featviz.inspection.cam import cam as explain
 from featviz.inspection.kernels import NO_IMAGE, draw_kernels
@@ -40,13 +43,14 @@ from featviz.options import (
     LookOptions,
     ModelOptions,
 )
-from featviz.records import REDUCTIONS, Skip, TextTable, Verdict
-from featviz.rundir.studies import ExemplarChannel, ExemplarLayer
-from featviz.text import by, counted
+from featviz.records import REDUCTIONS
+from featviz.records.findings import TextTable, Verdict
+from featviz.rundir.image import BROKEN, format_of
+from featviz.text import by, counted, quoted
 
 
 @dataclass(frozen=True, repr=False)
-class LayerTable(showing.Shown, Listing):
+class LayerTable(running.Shown, Listing):
     """All modules of a model; shows itself as a table."""
 
     out = None
@@ -69,74 +73,101 @@ class LayerTable(showing.Shown, Listing):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class KernelPicture(showing.Shown):
+class KernelPicture(running.Shown):
     """The kernels of a layer."""
 
-    of: KernelPictures
+    of: Findings
     row: Mapping[str, Any]
     """All that the manifest says of them: layer, type, shape, range, min, max, mean, std, ..."""
     layer: str
-    side = showing.LARGE
+    side = running.LARGE
 
     @property
     def image(self) -> Image.Image:
         """The picture, a tile for each output channel: mode L, P or RGB."""
-        return self.of.picture_at(str(self.row["file"]))
+        return self.of.picture(str(self.row["file"]))
 
     def __repr__(self) -> str:
         return f"<KernelPicture {self.layer} ({self.row['type']}), {by(self.row['shape'])}>"
 
-    def _pictures(self) -> showing.Pictures:
+    def _pictures(self) -> running.Shots:
         yield lambda: self.image, repr(self).strip("<>").partition(" ")[2]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class KernelPictures(showing.FolderResult):
-    """The kernels of a model's layers."""
+class Findings(running.Shown):
+    """What `kernels`, `audit` or `exemplars` found: a document, and pictures in a folder. Shows
+    itself as pictures and a table."""
 
-    skipped: tuple[Skip, ...]
+    document: Mapping[str, Any]
+    folder: Path
+    room: Room | None
+    words: str
+    files: Mapping[str, str]
+    """The pictures that are shown, by their names in the folder, and the words below them."""
+    table: TextTable | None = None
+    lines: tuple[str, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    exit_code: int = 0
+
+    @property
+    def out(self) -> Path | None:
+        """The folder; None where it is temporary."""
+        return self.folder if self.room is None else None
 
     @property
     def captures(self) -> tuple[KernelPicture, ...]:
-        """A picture for each layer, in the order of the model."""
-        return tuple(KernelPicture(self, row, row["layer"]) for row in self.document["captures"])
+        """Kernels: a picture for each layer, in the order of the model."""
+        rows = self.document.get("captures", ())
+        return tuple(KernelPicture(self, row, row["layer"]) for row in rows)
+
+    def picture(self, file: str) -> Image.Image:
+        """A picture in the folder, by its name in `files` or in the document."""
+        try:
+            with (
+                Folder(self.folder) as opened,
+                opened.open(file) as content,
+                Image.open(content, formats=[format_of(file).pillow]) as picture,
+            ):
+                picture.load()
+                return picture
+        except (FileError, *BROKEN) as error:
+            raise StoreError(f"{quoted(file)} cannot be read: {quoted(str(error))}") from error
 
     def __repr__(self) -> str:
-        return f"<KernelPictures of {counted(len(self.captures), 'layer')}>"
+        return f"<{self.words}>"
 
-    def _pictures(self) -> showing.Pictures:
-        for one in self.captures:
-            yield from one._pictures()
+    def __str__(self) -> str:
+        return "\n".join([str(self.table or self.words), *self.lines])
+
+    def _pictures(self) -> running.Shots:
+        for file, words in self.files.items():
+            yield partial(self.picture, file), words
+
+    def _lines(self) -> Sequence[str]:
+        return self.words, *self.lines
+
+    def _table(self) -> TextTable | None:
+        return self.table
 
 
 @keywords_of(ListOptions, ModelOptions)
 def layers(model: Model, layers: Layers | None = None, **options: Any) -> LayerTable:
-    """List the modules of a model: types, shapes, parameters, multiply-accumulates (MACs), calls
-    and activation memory.
-
-    Shapes, MACs, memory and calls come from one forward pass on zeros.
+    """List the modules of a model: types, parameters, and from one forward pass on zeros shapes,
+    multiply-accumulates (MACs), calls and activation memory.
 
     Args:
-        model: a MODEL string, or a module, which is given back as it was.
-        layers: selectors, a class of modules, or a list of these; the rows that they take are
-            `selected`. None selects what `featviz.run` draws without `layers`.
+        model, layers: as for `featviz.run`; the rows that `layers` takes are `selected`.
 
     Returns:
         A record with `document` (what `--json` prints); `rows`, each with index, name, type,
-        parameters (a count), output_shape, macs, activation_bytes, calls and selected; `totals`;
-        and `not_counted`, the operators from outside torch, without a formula.
-
-    Raises:
-        FeatvizError: no such model, or no layer matches.
+        parameters, output_shape, macs, activation_bytes, calls and selected; and `totals`.
 
     Example:
         >>> import featviz, torch
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
         >>> [(row.name, row.output_shape) for row in featviz.layers(model, size=8).rows]
         [('', [1, 4, 6, 6]), ('0', [1, 4, 6, 6]), ('1', [1, 4, 6, 6])]
-        >>> totals = featviz.layers(model, size=8).totals
-        >>> totals.parameters, totals.macs
-        (112, 3888)
     """
     order = ordered(ListOptions, model, options, layers)
     asked = order.options
@@ -148,43 +179,39 @@ def layers(model: Model, layers: Layers | None = None, **options: Any) -> LayerT
 @keywords_of(KernelOptions, ModelOptions, but=NOT_OF_KERNELS)
 def kernels(
     model: Model, layers: Layers | None = None, out: str | Path | None = None, **options: Any
-) -> KernelPictures:
+) -> Findings:
     """Draw the kernels of a model's convolutions, a picture for each layer and a tile for each
     output channel; zero is mid-grey.
 
     Args:
-        model: a MODEL string, or a module, which is given back as it was.
-        layers: selectors, a class of modules, or a list of these. None takes all convolutions.
+        model, layers: as for `featviz.run`; without layers all convolutions.
         out: the folder of the pictures. None leaves nothing behind.
 
     Returns:
         A record with `captures`, each with `image`, `layer` and `row`.
 
-    Raises:
-        FeatvizError: a bad option, no such model, nothing to draw, or the folder failed.
-
     Example:
         >>> import featviz, torch
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
-        >>> kernels = featviz.kernels(model, scale=1)
-        >>> kernels.captures
+        >>> featviz.kernels(model, scale=1).captures
         (<KernelPicture 0 (Conv2d), 4×3×3×3>,)
-        >>> kernels.captures[0].image.size
-        (12, 12)
     """
     order = ordered(KernelOptions, model, options, layers, NOT_OF_KERNELS, "kernels", out=out)
     with order.lent(NO_IMAGE) as source:
-        document, skipped = draw_kernels(source, order.options)
-    return KernelPictures(document, order.options.out, order.room, tuple(skipped))
+        document, _ = draw_kernels(source, order.options)
+    rows = document["captures"]
+    files = {row["file"]: f"{row['layer']} ({row['type']}), {by(row['shape'])}" for row in rows}
+    words = f"kernels of {counted(len(rows), 'layer')}"
+    return Findings(document, order.options.out, order.room, words, files)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class LookPage(showing.Shown, LookResult):
+class LookPage(running.Shown, LookResult):
     """One page on what a model makes of an image; shows itself as the picture."""
 
     out: Path | None = None
     """The file of the picture; None where none was wanted, and `path` is gone."""
-    side = showing.PAGE
+    side = running.PAGE
 
     @property
     def image(self) -> Image.Image:
@@ -200,7 +227,7 @@ class LookPage(showing.Shown, LookResult):
         said = f", {self.prediction[0].words}" if self.prediction else ""
         return f"<LookPage of {self.name}: {counted(len(self.layers), 'layer')}{said}>"
 
-    def _pictures(self) -> showing.Pictures:
+    def _pictures(self) -> running.Shots:
         yield lambda: self.image, repr(self).strip("<>")
 
 
@@ -212,31 +239,22 @@ def look(
     out: str | Path | None = None,
     **options: Any,
 ) -> LookPage:
-    """Draw one quick picture of what a model makes of an image, like the command `featviz look`.
-
-    It shows the input, the prediction, and of each layer the maps that tell most.
+    """Draw one quick picture of what a model makes of an image, like the command `featviz look`:
+    the input, the prediction, and of each layer the maps that tell most.
 
     Args:
-        model: a MODEL string, or a module, which is given back as it was.
-        image: a path or an image in memory, as for `featviz.run`; of several the first is shown.
-        layers: as for `featviz.run`; None takes at most 10.
+        model, image, layers: as for `featviz.run`; the first of several images is shown, with at
+            most 10 layers.
         out: a PNG file for the picture, in place of an earlier picture of look. None writes none.
 
     Returns:
         A record with `image` (the picture), `input`, `prediction` and `layers`.
 
-    Raises:
-        FeatvizError: a bad option, no such model, layer or image, nothing that can be drawn, or the
-            file cannot be written.
-
     Example:
         >>> import featviz, torch
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
-        >>> page = featviz.look(model, torch.rand(3, 16, 16), "Conv2d", size=16, maps=2)
-        >>> page
+        >>> featviz.look(model, torch.rand(3, 16, 16), "Conv2d", size=16, maps=2)
         <LookPage of image-0.png: 1 layer>
-        >>> page.image.mode, [row.layer for row in page.layers]
-        ('RGB', ['0'])
     """
     order = ordered(LookOptions, model, options, layers, place="look.png", out=out)
     result = order.given_to(look_at, image)
@@ -244,7 +262,7 @@ def look(
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class ClassMaps(showing.Shown):
+class ClassMaps(running.Shown):
     """The class activation maps of images; `image` and `tensor` are those of the first map."""
 
     images: tuple[ImageCam, ...]
@@ -274,7 +292,7 @@ class ClassMaps(showing.Shown):
         words = f"{REDUCTIONS[self.images[0].method].words} of {counted(len(self.images), 'image')}"
         return f"<ClassMaps, {words}{failed}: {counted(len(self.maps), 'map')}>"
 
-    def _pictures(self) -> showing.Pictures:
+    def _pictures(self) -> running.Shots:
         for one in self.images:
             for at in one.maps:
                 yield partial(getattr, at, "image"), f"{one.words} at {at.name}"
@@ -296,8 +314,7 @@ def cam(
     """Show where in images the evidence for a class lies, like the command `featviz cam`.
 
     Args:
-        model: a MODEL string, or a module, which is given back as it was.
-        images: as for `featviz.run`.
+        model, images: as for `featviz.run`.
         target: `"class:281"`, `"class:tabby"`, `"output[out]:mean"`, ... None is the predicted
             class of each image.
         method: `"gradcam"`, `"gradcam++"`, `"layercam"` and `"hirescam"` show what speaks for the
@@ -309,11 +326,7 @@ def cam(
     Returns:
         A record with `maps`, each with `layer`, `image`, `tensor` and `limits`, the values drawn
         darkest and brightest; `images`, each with its `maps`, `prediction`, `target` and `path`;
-        and `image` and `tensor` of the first map.
-
-    Raises:
-        FeatvizError: nothing could be begun, or each of the images failed, the first of them in
-            this way. Why some images failed is in `failures`.
+        `image` and `tensor` of the first map; and in `failures` why some images failed.
 
     Example:
         >>> import featviz, torch
@@ -322,89 +335,14 @@ def cam(
         >>> maps = featviz.cam(net, torch.rand(3, 16, 16), "class:1", "gradxact", size=16)
         >>> maps
         <ClassMaps, gradient × activation of 1 image: 1 map>
-        >>> maps.maps[0].layer, maps.images[0].target
-        ('1', 'class 1')
-        >>> maps.image.size, maps.tensor.shape
-        ((16, 16), torch.Size([14, 14]))
+        >>> maps.maps[0].layer, maps.image.size, maps.tensor.shape
+        ('1', (16, 16), torch.Size([14, 14]))
     """
     order = ordered(CamOptions, model, options, layers, target=target, method=method)
     results = order.given_to(lambda *given: tuple(explain(*given)), images)
     if not any(one.maps for one in results) and results[0].error is not None:
         raise results[0].error
     return ClassMaps(results)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class AuditTable(showing.FolderResult):
-    """What the channels of a model do for images; shows itself as a table."""
-
-    verdicts: tuple[Verdict, ...]
-    exit_code: int
-
-    @cached_property
-    def suspects(self) -> dict[str, Image.Image]:
-        """Pictures of channels that have a finding, by their file in `out`."""
-        files = sorted(self.folder.rglob("suspects/*.png"))
-        names = [file.relative_to(self.folder).as_posix() for file in files]
-        return {name: self.picture_at(name) for name in names}
-
-    def __repr__(self) -> str:
-        found = self.document["total"]["findings"].items()
-        words = ", ".join(f"{count} {name}" for name, count in found)
-        if self.verdicts:
-            words += f"; gates: {len(self._broken)} of {len(self.verdicts)} broken"
-        return f"<AuditTable: {words}>"
-
-    def __str__(self) -> str:
-        return "\n".join([str(audit_table(self.document)), *self._broken])
-
-    @property
-    def _broken(self) -> list[str]:
-        broken = [verdict for verdict in self.verdicts if not verdict.held]
-        return [f"gate {verdict.gate} is broken: {verdict.words}" for verdict in broken]
-
-    def _pictures(self) -> showing.Pictures:
-        for name in self.suspects:
-            yield partial(self.picture_at, name), Path(name).stem
-
-    def _lines(self) -> list[str]:
-        seen = counted(self.document["images"]["seen"], "image")
-        return [*self._broken, f"{seen} seen; the verdicts hold for these images"]
-
-    def _table(self) -> TextTable:
-        return audit_table(self.document)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class ExemplarSheets(showing.FolderResult):
-    """The images that excite channels most; shows itself as a gallery."""
-
-    layers: tuple[ExemplarLayer, ...]
-    """The tensors that were looked at; each has `channels`, and they `exemplars`."""
-    table: TextTable
-    exit_code: int
-
-    def sheet(self, layer: ExemplarLayer) -> Image.Image:
-        """The picture of a layer: a row for each channel, the best image first."""
-        return self.picture_at(layer.sheet)
-
-    def picture(self, channel: ExemplarChannel) -> Image.Image | None:
-        """The picture of a channel; None where no image excites it."""
-        return None if channel.file is None else self.picture_at(channel.file)
-
-    def __repr__(self) -> str:
-        seen = counted(self.document["images"]["seen"], "image")
-        return f"<ExemplarSheets of {counted(len(self.layers), 'layer')}: {seen} seen>"
-
-    def _pictures(self) -> showing.Pictures:
-        for row in self.layers:
-            yield partial(self.sheet, row), row.label
-
-    def _lines(self) -> list[str]:
-        return [repr(self).strip("<>")]
-
-    def _table(self) -> TextTable:
-        return self.table
 
 
 @keywords_of(AuditOptions, ModelOptions)
@@ -414,22 +352,18 @@ def audit(
     layers: Layers | None = None,
     out: str | Path | None = None,
     **options: Any,
-) -> AuditTable:
+) -> Findings:
     """Stream images through a model, and find channels that do nothing for them.
 
     Args:
-        model: a MODEL string or a module, which is given back as it was.
-        images: paths and images in memory, as for `featviz.run`.
+        model, images: as for `featviz.run`.
         layers: selectors, a class of modules, or a list of these. None takes all activations.
         out: the folder of audit.json and the pictures. None leaves nothing behind.
         options: those below; with `fail_on`, `exit_code` is 4 where a gate is broken.
 
     Returns:
-        A record with `document`, the content of audit.json, and `verdicts`.
-
-    Raises:
-        FeatvizError: nothing could be begun or written, or not one image went through. Why some
-            failed is in `document["images"]["failures"]`.
+        A record with `document`, the content of audit.json, `verdicts`, and `picture(file)` for
+        the pictures of suspects, which `files` names.
 
     Example:
         >>> import featviz, torch
@@ -443,8 +377,17 @@ def audit(
     """
     order = ordered(AuditOptions, model, options, layers, place="audit", out=out)
     found = order.given_to(audit_model, images)
-    files = found.as_json(), found.out, order.room
-    return AuditTable(*files, found.verdicts, found.exit_code)
+    document, pictures = found.as_json(), sorted(found.out.rglob("suspects/*.png"))
+    suspects = {path.relative_to(found.out).as_posix(): path.stem for path in pictures}
+    counts = document["total"]["findings"].items()
+    words = f"audit of {counted(document['images']['seen'], 'image')}: "
+    words += ", ".join(f"{count} {name}" for name, count in counts)
+    broken = [verdict for verdict in found.verdicts if not verdict.held]
+    if found.verdicts:
+        words += f"; gates: {len(broken)} of {len(found.verdicts)} broken"
+    lines = tuple(f"gate {verdict.gate} is broken: {verdict.words}" for verdict in broken)
+    shown = words, suspects, audit_table(document), lines, found.verdicts
+    return Findings(document, found.out, order.room, *shown, found.exit_code)
 
 
 @keywords_of(ExemplarOptions, ModelOptions)
@@ -454,21 +397,16 @@ def exemplars(
     layers: Layers | None = None,
     out: str | Path | None = None,
     **options: Any,
-) -> ExemplarSheets:
+) -> Findings:
     """Find the images, and the places in them, that excite each channel most.
 
     Args:
-        model: a MODEL string, or a module, which is given back as it was.
-        images: paths and images in memory, as for `featviz.run`.
-        layers: as for `featviz.run`.
+        model, images, layers: as for `featviz.run`.
         out: the folder of the pictures and exemplars.json. None leaves nothing behind.
 
     Returns:
-        A record with `document`, the content of exemplars.json, `layers`, `sheet(layer)` and
-        `picture(channel)`.
-
-    Raises:
-        FeatvizError: nothing could be begun or written, or not one image went through.
+        A record with `document`, the content of exemplars.json, and `picture(file)`, which opens
+        the `sheet` of one of its layers, or the `file` of a channel.
 
     Example:
         >>> import featviz, torch
@@ -476,11 +414,14 @@ def exemplars(
         >>> dark, light = torch.zeros(3, 8, 8), torch.ones(3, 8, 8)
         >>> found = featviz.exemplars(model, [dark, light], "Conv2d", top=1, size=8)
         >>> found
-        <ExemplarSheets of 1 layer: 2 images seen>
-        >>> [len(row.exemplars) for row in found.layers[0].channels]
+        <exemplars of 1 layer: 2 images seen>
+        >>> [len(row["exemplars"]) for row in found.document["layers"][0]["channels"]]
         [1, 1, 1, 1]
     """
     order = ordered(ExemplarOptions, model, options, layers, place="exemplars", out=out)
     found = order.given_to(find_exemplars, images)
-    files = found.record.as_json(), found.out, order.room
-    return ExemplarSheets(*files, tuple(found.record.layers), found.table, found.exit_code)
+    document, sheets = found.record.as_json(), {row.sheet: row.label for row in found.record.layers}
+    seen = counted(document["images"]["seen"], "image")
+    words = f"exemplars of {counted(len(sheets), 'layer')}: {seen} seen"
+    shown = words, sheets, found.table
+    return Findings(document, found.out, order.room, *shown, exit_code=found.exit_code)

@@ -43,22 +43,15 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
     """Keep what layers give while the block runs.
 
     Args:
-        model: any module; the caller runs it, in the mode that the caller chose. Inside the block
-            compiled models run as they are written, in all threads, since compiled code runs past
-            hooks. Layers of a compiled model have the names that they have inside its wrapper.
-        layers: selectors, as for `featviz.run`: `"Conv2d,layer1.*,!*.downsample.*"`, `"fn:add"`; a
-            class of modules, `torch.nn.Conv2d`; or a list of these. Functions are found as they
-            are called, so an index into them counts from the first. None takes all modules that
-            have no modules inside.
+        model: any module; the caller runs it. Inside the block compiled models run as they are
+            written, in all threads, since compiled code runs past hooks.
+        layers: as for `featviz.run`. Functions are found as they are called, so an index into them
+            counts from the first. None takes all modules that have no modules inside.
 
     Yields:
         A mapping that fills as the model runs: qualified name (with `:KEY` behind it for what
-        stands in a tuple, list or dict) to one tensor for each call. The tensors are detached
-        copies, so a later in-place operation does not change them. Calls that a backward pass
-        repeats (torch.utils.checkpoint) are not taken again.
-
-    Raises:
-        UsageError: no layer matches; where functions are asked for, at the end of the block.
+        stands in a tuple, list or dict) to one detached copy for each call. Calls that a backward
+        pass repeats (torch.utils.checkpoint) are not taken again.
 
     Example:
         >>> import torch, featviz
@@ -125,10 +118,6 @@ def grid(
     Returns:
         An image of mode L, or P for a colormap or where values are NaN or infinite, or RGB for
         `reduce="pca"` and overlays.
-
-    Raises:
-        UsageError: an option that does not exist, a bad value, or an overlay without an image.
-        LayoutError: a shape that cannot be drawn.
 
     Example:
         >>> import torch, featviz

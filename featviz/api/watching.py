@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 from featviz.api.keywords import (
-    Feeding,
     Layers,
     Pictures,
     alone_with,
     as_files,
     check_module,
+    feeding_of,
+    lent,
     names_of,
     selectors,
 )
@@ -39,18 +40,16 @@ from featviz.options import (
 )
 from featviz.run import run as pipeline
 from featviz.run.prepare import Prepared, find_images, prepare
-from featviz.rundir.place import RUN, replacing
+from featviz.rundir.atomic import remove
+from featviz.rundir.place import RUN, check_free, replacing
 from featviz.rundir.studies import (
     check_series,
     read_steps,
-    removable,
-    remove_steps,
     step_folder,
 )
 from featviz.text import listed, quoted
 
 log = logging.getLogger(__name__)
-
 
 _KEYWORDS = ("every", "out", "tensorboard", "overwrite", "resume", "start")
 
@@ -59,30 +58,22 @@ class Watcher:
     """Draw the feature maps of fixed images, and audit their channels, while a model is trained.
 
     Call `step` behind each step of the optimizer. Every `every` steps it writes a run directory
-    with an audit.json, `OUT/step-000100`; within `with`, the model before its first step is
-    `OUT/step-000000`, and the last step is drawn when the block ends without an error. `featviz
-    report OUT` shows the steps behind a slider. The training goes on as if it were not watched:
-    modes, buffers, gradients, hooks and random numbers stay as they were.
+    with an audit.json, `OUT/step-000100`; within `with` also `OUT/step-000000`, the model before
+    its first step, and the last step when the block ends without an error. `featviz report OUT`
+    shows the steps behind a slider. The training goes on as if it were not watched.
 
     Args:
-        model: the module that is trained. One that is compiled, or in DataParallel or
-            DistributedDataParallel, is looked at inside its wrapper; of several processes the first
+        model: the module that is trained, in whatever wrapper; the first of several processes
             writes.
         images, layers: as for `featviz.run`.
         every: optimizer steps from one drawing to the next.
         out: the folder of the series.
-        tensorboard: folder for TensorBoard's events (extra `featviz[tensorboard]`); its steps are
-            those of the training.
+        tensorboard: folder for TensorBoard's events (extra `featviz[tensorboard]`).
         overwrite: replace the series that is there.
-        resume: go on with the series that is there, from a checkpoint; its steps behind that
-            checkpoint are removed when the first new one is written.
+        resume: go on with the series that is there, from a checkpoint; its later steps are removed
+            when the first new one is written.
         start: optimizer steps that the model has taken already.
-        options: how maps are drawn (normalize, cmap, nrow, ...) and what the model gets (size,
-            mean, std, transform, forward_args, ...), as for `featviz.run`.
-
-    Raises:
-        FeatvizError: a bad option, no such images or layers, or a folder that holds something else.
-            Once a first step is written, one that fails is warned about, and the training goes on.
+        options: how maps are drawn and what the model gets, as for `featviz.run`.
 
     Example:
         >>> import featviz, tempfile, torch
@@ -124,7 +115,7 @@ class Watcher:
                     "(FSDP), and no single one can run it",
                     "watch a model that each process has whole (DistributedDataParallel)",
                 )
-        feeding = Feeding.taken(given)
+        feeding = feeding_of(given)
         self.out, self.every = declared(KernelOptions)["out"].value(out), _whole("every", every, 1)
         self.number = _whole("start", start, 0)
         """The folder, the steps between two drawings, and the optimizer steps so far."""
@@ -144,11 +135,11 @@ class Watcher:
         self._numbered = self.number > 0 or not (resume and earlier)
         with ExitStack() as stack:
             files = stack.enter_context(as_files(images))
-            with self._lent() as lent:
-                found = prepare(lent, find_images(files, asked), asked)
+            with self._lent() as source:
+                found = prepare(source, find_images(files, asked), asked)
                 try:
                     checked = found.samples, found.layers, inputs, found.blank
-                    self._health = health_check(lent, *checked)
+                    self._health = health_check(source, *checked)
                 except UsageError as error:
                     log.warning("the health of channels is not written: %s", error.message)
             self._board = stack.enter_context(boards.opened(board))
@@ -164,9 +155,6 @@ class Watcher:
         Returns:
             The run directory of this step if it was written, else None.
 
-        Raises:
-            FeatvizError: the number is no whole one, or below the last one; nobody said from where
-                a series goes on; or the first step cannot be written.
         """
         if number is None and not self._numbered:
             raise UsageError(
@@ -229,13 +217,15 @@ class Watcher:
             there = [step for step in read_steps(self.out) if step != self.number]
             gone = [step for step in there if step > self.number or self._replaced]
         try:
-            earlier = removable(self.out, gone)
+            folders = [step_folder(self.out, step) for step in gone]
+            earlier = {path: check_free(path, RUN, True) for path in folders}
             if gone:
                 names = listed([str(step) for step in gone], 3)
                 log.info("%s: the earlier steps %s go", quoted(str(self.out)), names)
             with replacing(folder, RUN) as new, self._lent() as model:
                 self._draw(new, replace(self._prepared, model=model))
-            remove_steps(earlier)
+            for path, ours in earlier.items():
+                remove(path, ours or ())
         except FeatvizError as error:
             if not self.steps:
                 raise
@@ -264,18 +254,15 @@ class Watcher:
 
     @contextmanager
     def _lent(self) -> Iterator[LoadedModel]:
-        """The model where it is by now, with the caller's own feeding for a while.
-
-        What it switches on by itself (accelerate wraps its forward in autocast) keeps no copies of
-        weights: copies made in inference mode would be of no use to the training.
-        """
+        """The model where it is by now. An autocast that it switches on itself (accelerate's) keeps
+        no copies of weights, which made in inference mode would be of no use to the training."""
         module = self._model.module
         device = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0)).device
         source = {"kind": "module", "type": type(module).__name__, "step": self.number}
         with alone_with(module), torch.autocast(device.type, enabled=False, cache_enabled=False):
             model = replace(self._model, device=device, source=source)
-            with self._feeding.lent(model, self._inputs) as lent:
-                yield lent
+            with lent(model, self._inputs, self._feeding) as source:
+                yield source
 
 
 def _whole(name: str, given: Any, least: int) -> int:
@@ -302,7 +289,6 @@ class FitWatch:
         overwrite: bool = False,
         **options: Any,
     ) -> None:
-        """Keep the keywords; they are checked when a training begins."""
         super().__init__()
         self._part, self._overwrite = part, overwrite
         self._given: dict[str, Any] = {"images": images, "layers": layers, "every": every}

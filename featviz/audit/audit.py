@@ -24,8 +24,8 @@ from featviz.hooks.capture import forward, tensors
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import AuditOptions, InputOptions, ModelOptions
-from featviz.records import Call, Layer, Sample, Verdict
-from featviz.records.findings import parse_gate
+from featviz.records import Layer, Sample
+from featviz.records.findings import Call, Verdict, parse_gate
 from featviz.run.prepare import blank_input
 from featviz.run.visit import Batch, BatchProgress, Study, begun
 from featviz.rundir import write
@@ -98,7 +98,7 @@ def audit(
         output.write_files(folder, document, loaded, plan, counted.tallies, samples, options)
         verdicts = [findings.check(gate, layers) for gate in gates]
         if baseline is not None:
-            earlier = {row.label: row.findings for row in baseline.record.layers}
+            earlier = {row.label: row.findings for row in baseline[0].layers}
             verdicts.append(findings.worse(layers, earlier))
     if options.prune_out is not None:
         check_file(options.prune_out, PRUNING, "--prune-out", options.overwrite)

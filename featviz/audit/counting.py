@@ -20,8 +20,8 @@ from featviz.audit.plan import Spot
 from featviz.drawing import values
 from featviz.drawing.values import compiled
 from featviz.errors import LayoutError
-from featviz.records import Activation, Call, Floats, Integers
-from featviz.records.findings import Doubles
+from featviz.records import Floats, Integers
+from featviz.records.findings import Activation, Call, Doubles
 from featviz.run.visit import Batch
 
 TOP = 4

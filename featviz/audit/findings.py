@@ -11,8 +11,7 @@ import numpy as np
 
 from featviz.errors import UsageError
 from featviz.options import Thresholds
-from featviz.records import Call, Verdict
-from featviz.records.findings import FINDINGS, Evidence, Flags, Gate, correlated
+from featviz.records.findings import FINDINGS, Call, Evidence, Flags, Gate, Verdict, correlated
 from featviz.text import listed
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from featviz.hooks.capture import forward
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import AuditOptions, InputOptions
-from featviz.records import Bytes, Call, Sample, TextTable
-from featviz.records.findings import FINDINGS
+from featviz.records import Bytes, Sample
+from featviz.records.findings import FINDINGS, Call, TextTable
 from featviz.run.visit import batches
 from featviz.rundir import AUDIT_FILE, write
 from featviz.text import printable, quoted, safe_name

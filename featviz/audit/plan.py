@@ -21,7 +21,8 @@ from featviz.layout import channel_axis, recognise
 from featviz.layout.follow import MadeBy
 from featviz.layout.hints import HintBook
 from featviz.models.load import LoadedModel
-from featviz.records import Activation, Call, Layer, Part
+from featviz.records import Layer
+from featviz.records.findings import Activation, Call, Part
 from featviz.run.choose import choose_layers
 
 log = logging.getLogger(__name__)

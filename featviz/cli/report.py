@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from featviz.cli import output
 from featviz.cli.options import Given, click_option, command, open_flag, run_argument
+from featviz.errors import CHECK_FAILED
 from featviz.options import (
     DiffFiles,
     DiffThresholds,
@@ -20,9 +22,6 @@ from featviz.options import (
     declared,
 )
 from featviz.text import counted, listed, quoted
-
-if TYPE_CHECKING:
-    from featviz.rundir.verify import RunVerdict
 
 log = logging.getLogger(__name__)
 
@@ -164,17 +163,16 @@ def merge(given: Given) -> int:
 
     Exit codes: 0 done, 1 failed or refused, 2 usage, 3 some images are failed or missing.
     """
-    from featviz.rundir.merge import merge
     from featviz.rundir.read import warn_of
+    from featviz.rundir.verify import merge
 
     result = merge(given["parts"], given["out"], given["overwrite"])
-    warn_of(dict.fromkeys(result.incomplete, "it has no manifest"), behind=", and left out")
-    log.info("%d of %s in %s", len(result.images), counted(result.total, "image"), result.out)
+    whole, total = len(result["images"]), result["total"]
+    warn_of(dict.fromkeys(result["incomplete"], "it has no manifest"), behind=", and left out")
+    log.info("%d of %s in %s", whole, counted(total, "image"), result["out"])
     if given["json"]:
-        names = ("images", "failures", "incomplete")
-        lists = {name: list(getattr(result, name)) for name in names}
-        output.document({"out": str(result.out), "total": result.total, **lists})
-    return result.exit_code
+        output.document(result)
+    return 0 if whole == total else 3
 
 
 @command(arguments=[run_argument("runs", metavar="RUN...")])
@@ -200,49 +198,32 @@ def verify(given: Given) -> int:
     from featviz.rundir.verify import verify
 
     with output.progress_bar() as advance:
-        verdict = verify(given["runs"], progress=advance)
-    for series, group in groupby(verdict.runs, key=lambda run: run.series):
+        runs = verify(given["runs"], progress=advance)
+    for series, group in groupby(runs, key=lambda run: run["series"]):
         steps = [_is_whole(run) for run in group]
         if series is not None:
             damaged = steps.count(False)
             found = f"{counted(damaged, 'step')} damaged" if damaged else "whole"
             log.info("%s: a series of %s: %s", series, counted(len(steps), "step"), found)
+    whole = not any(run["faults"] for run in runs)
     if given["json"]:
-        rows = [_as_json(run) for run in verdict.runs]
-        output.document({"whole": verdict.exit_code == 0, "runs": rows})
-    return verdict.exit_code
+        output.document({"whole": whole, "runs": runs})
+    return 0 if whole else CHECK_FAILED
 
 
-def _is_whole(run: RunVerdict) -> bool:
+def _is_whole(run: Mapping[str, Any]) -> bool:
     """Say what was found of a run, and return whether it is whole."""
-    for fault in [*run.faults, *(fault for image in run.images for fault in image.faults)]:
-        output.error(f"{run.root}: {fault}")
-    if run.unlisted:
-        names = listed([quoted(way) for way in run.unlisted], _NAMED)
-        log.warning("%s: nothing lists %s", run.root, names)
-    damaged = sum(bool(image.faults) for image in run.images)
-    files, size = sum(i.files for i in run.images), sum(i.bytes for i in run.images)
-    images = counted(len(run.images), "image")
-    what = f"{images}, {counted(files, 'file')}, {size / 1e6:.1f} MB"
-    missing = f"; {counted(run.missing, 'image')} failed or not drawn yet" if run.missing else ""
-    found = "whole" if run.is_whole else "damaged"
-    found = f"{counted(damaged, 'image')} damaged" if damaged else found
-    log.info("%s: %s: %s%s", run.root, what, found, missing)
-    return run.is_whole
-
-
-def _as_json(run: RunVerdict) -> dict[str, Any]:
-    faults = [{"image": None, "fault": fault} for fault in run.faults]
-    faults += [
-        {"image": image.name, "fault": fault} for image in run.images for fault in image.faults
-    ]
-    return {
-        "run": str(run.root),
-        "series": None if run.series is None else str(run.series),
-        "images": len(run.images),
-        "files": sum(image.files for image in run.images),
-        "bytes": sum(image.bytes for image in run.images),
-        "missing": run.missing,
-        "unlisted": list(run.unlisted),
-        "faults": faults,
-    }
+    place = run["run"]
+    for row in run["faults"]:
+        output.error(f"{place}: {row['fault']}")
+    if run["unlisted"]:
+        names = listed([quoted(way) for way in run["unlisted"]], _NAMED)
+        log.warning("%s: nothing lists %s", place, names)
+    images, files = counted(run["images"], "image"), counted(run["files"], "file")
+    what = f"{images}, {files}, {run['bytes'] / 1e6:.1f} MB"
+    left = run["missing"]
+    missing = f"; {counted(left, 'image')} failed or not drawn yet" if left else ""
+    damaged = len({row["image"] for row in run["faults"]} - {None})
+    found = f"{counted(damaged, 'image')} damaged" if damaged else "damaged"
+    log.info("%s: %s: %s%s", place, what, found if run["faults"] else "whole", missing)
+    return not run["faults"]

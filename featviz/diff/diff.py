@@ -29,15 +29,15 @@ from featviz.errors import CompareError, UsageError
 from featviz.files.urls import Url
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DiffFiles, DiffThresholds, DrawOptions
-from featviz.records import (
+from featviz.records import Place, finite
+from featviz.records.findings import (
     ComparedLayer,
     Comparison,
     DifferenceMap,
     OnlyIn,
-    Place,
     TextTable,
     Verdict,
-    finite,
+    lines_of,
 )
 from featviz.rundir import DIFF_FILE
 from featviz.rundir import place as outputs
@@ -216,7 +216,7 @@ def _only_in(one: ReadRun, other: ReadRun, images: Iterable[str]) -> OnlyIn:
             if (skip := skipped.get(place[:3])) is not None:
                 reason = f"skipped: {skip}"
             places.setdefault((place, row.type), reason)
-    return OnlyIn(lacking, places)
+    return lacking, places
 
 
 def _few(names: Iterable[str]) -> str:
@@ -270,8 +270,8 @@ def summed_up(findings: Sequence[Finding]) -> ComparedLayer:
 
 def diff_table(result: Comparison) -> TextTable:
     """For people: a row for each layer that differs."""
-    footer = [f"only in BASE: {line}" for line in result.only_in_base.words]
-    footer += [f"only in NEW: {line}" for line in result.only_in_new.words]
+    footer = [f"only in BASE: {line}" for line in lines_of(result.only_in_base)]
+    footer += [f"only in NEW: {line}" for line in lines_of(result.only_in_new)]
     numbers = ("images", "channels", "absolute", "relative", "cosine")
     rows = [layer.cells for layer in result.differing]
     headings = tuple(rows[0]) if rows else ()
@@ -296,7 +296,7 @@ def verdicts(result: Comparison) -> list[Verdict]:
         ("only in BASE", result.only_in_base, False),
         ("only in NEW", result.only_in_new, result.asked.ignore_added),
     ):
-        lines = side.words
+        lines = lines_of(side)
         found.append(Verdict(name, ignored or not lines, "; ".join(lines) or "nothing"))
     return found
 
@@ -322,10 +322,10 @@ def as_json(result: Comparison) -> dict[str, Any]:
         "layers": layers,
         **{
             name: {
-                "images": dict(side.images),
+                "images": dict(side[0]),
                 "layers": [
                     {**place._asdict(), "type": type, "reason": reason}
-                    for (place, type), reason in side.places.items()
+                    for (place, type), reason in side[1].items()
                 ],
             }
             for name, side in sides.items()

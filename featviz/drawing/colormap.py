@@ -10,7 +10,7 @@ import numpy as np
 
 from featviz.errors import UsageError
 from featviz.options import DrawOptions
-from featviz.records import CLASS_MAPS, KINDS, Bytes, is_signed
+from featviz.records import CLASS_MAPS, KINDS, SIGNED, Bytes
 
 MAGENTA = (255, 0, 255)
 GREYS = ("grey", "gray", "auto")
@@ -39,7 +39,7 @@ def resolved(cmap: str, kind: str = "output", over: bool = False, reduce: str | 
     """
     if cmap != "auto":
         return cmap
-    if is_signed(reduce):
+    if reduce in SIGNED:
         return "coolwarm"
     auto = KINDS[kind].cmap if kind in KINDS else "auto"
     if auto != "auto" or not over:

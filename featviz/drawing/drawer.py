@@ -28,7 +28,7 @@ from featviz.drawing.values import (
 from featviz.layout import Maps, to_floats, to_maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
-from featviz.records import SALIENCY, Bytes, Floats, Hints, Site, is_gradient
+from featviz.records import BACKWARD, SALIENCY, Bytes, Floats, Hints, Site
 
 PHASE = {"cmap": "twilight", "normalize": f"range:{-math.pi},{math.pi}", "overlay": None}
 """How phases are drawn: in colours that meet where −π and π do, which no mixing keeps apart."""
@@ -102,7 +102,7 @@ class Drawer:
             options, scale = self._settled[kind, over, phase]
             picture = draw_maps(maps, options, scale, weights)
             picture = replace(picture, cmap=options.cmap) if phase else picture
-            if picture.marked and is_gradient(kind):  # behind a pooling it is constant by nature
+            if picture.marked and kind in BACKWARD:  # behind a pooling it is constant by nature
                 picture = replace(picture, marked=(grid.ZERO,))
             if over and picture.constant is None:
                 picture = lay_over(picture, background, options, window)

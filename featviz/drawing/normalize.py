@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from featviz.errors import UsageError
 from featviz.layout.layouts import CHOICES
 from featviz.models.sources import WEIGHTS_HELP
-from featviz.records import KINDS, is_signed
+from featviz.records import KINDS, SIGNED
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def resolved(text: str, kind: str = "output", reduce: str | None = None) -> str:
     """
     if text != "auto":
         return text
-    if is_signed(reduce):
+    if reduce in SIGNED:
         return "symmetric"
     auto = KINDS[kind].normalize if kind in KINDS else "auto"
     return "map" if auto == "auto" else auto

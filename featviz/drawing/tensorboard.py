@@ -24,7 +24,7 @@ from featviz.drawing.picture import GridPicture
 from featviz.drawing.values import MAX, ZEROS
 from featviz.errors import UsageError
 from featviz.options import DrawOptions
-from featviz.records import Floats, Site, is_gradient
+from featviz.records import BACKWARD, Floats, Site
 from featviz.rundir import atomic
 from featviz.text import printable
 
@@ -81,7 +81,7 @@ class Board:
         about = {"summary_description": note}
         yield {"tag": tag(site.kind), "image": pixels, "metadata": about}
         if histogram is not None:
-            group = "histogram-grad" if is_gradient(site.kind) else "histogram"
+            group = "histogram-grad" if site.kind in BACKWARD else "histogram"
             yield {"tag": tag(group), "histo": histogram}
         if self.step is not None:
             zeros = float(stats[:, ZEROS].astype(np.float64).mean())

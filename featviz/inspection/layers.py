@@ -29,7 +29,8 @@ from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import parse, wants_functions
 from featviz.models.load import LoadedModel, load_model
 from featviz.options import InputOptions, ModelOptions
-from featviz.records import Layer, TextTable
+from featviz.records import Layer
+from featviz.records.findings import TextTable
 from featviz.run import choose
 from featviz.run.choose import choose_layers, probe
 from featviz.text import by, counted, listed

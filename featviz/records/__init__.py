@@ -1,27 +1,16 @@
 """The passive data that stages hand to each other: frozen, with shapes and units on the fields."""
 
-from featviz.records.findings import (
-    RECTIFIERS,
-    Activation,
-    Call,
-    ComparedLayer,
-    Comparison,
-    DifferenceMap,
-    OnlyIn,
-    Part,
-    Verdict,
-)
 from featviz.records.tables import (
+    BACKWARD,
     CLASS_MAPS,
     FORMATS,
     KINDS,
     PRESETS,
     REDUCTIONS,
     SALIENCY,
+    SIGNED,
     SUFFIXES,
     PictureFormat,
-    is_gradient,
-    is_signed,
 )
 from featviz.records.types import (
     STAT_COLUMNS,
@@ -43,7 +32,6 @@ from featviz.records.types import (
     Shard,
     Site,
     Skip,
-    TextTable,
     Tiles,
     finite,
 )

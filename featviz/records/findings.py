@@ -5,15 +5,15 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from featviz.errors import CHECK_FAILED, UsageError
 from featviz.files.urls import Url
 from featviz.records.types import GridPlan, Place
-from featviz.text import counted
+from featviz.text import counted, printable
 
 if TYPE_CHECKING:  # the help of the command line imports this, and has no time for numpy
     import numpy as np
@@ -22,12 +22,36 @@ if TYPE_CHECKING:  # the help of the command line imports this, and has no time 
     from featviz.options import DiffThresholds, Thresholds
 
 
+class TextTable(NamedTuple):
+    """A table of words."""
+
+    headings: Sequence[str]
+    numbers: Collection[str]
+    rows: Sequence[Sequence[str]]
+    totals: Sequence[Sequence[str]] = ()
+    footer: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        """All of it as plain text, columns apart by two spaces; without rows the lines below alone.
+        Control characters are escaped."""
+        rows = [self.headings, *self.rows, *self.totals]
+        cells = [[printable(str(cell)) for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = []
+        for row in cells:
+            parts = [
+                words.rjust(width) if heading in self.numbers else words.ljust(width)
+                for words, width, heading in zip(row, widths, self.headings, strict=True)
+            ]
+            lines.append("  ".join(parts).rstrip())
+        return "\n".join([*(lines if self.rows else []), *map(printable, self.footer)])
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of a module or a function in a forward pass."""
 
     name: str
-    """`layer1.0.relu` for a module, `layer1.0/fn:relu` for a function that layer1.0 calls."""
     type: str
     index: int = 0
 
@@ -59,8 +83,8 @@ class Part:
     """What a module or function is to the channels that pass through it."""
 
     role: Literal["maker", "activation", "channelwise", "mixing", "other"]
-    """maker: a convolution or linear module. channelwise: output channel i depends on input channel
-    i alone. mixing: channel i stays channel i, but the others have a say (GroupNorm)."""
+    """maker: a convolution or linear module. channelwise: channel i depends on channel i alone.
+    mixing: the others have a say in it (GroupNorm)."""
     axis: int | None = None
     """Where the channels are in its output; None where its input decides."""
     activation: Activation | None = None
@@ -106,9 +130,9 @@ class ChannelFinding:
     rule: Callable[[Evidence, Thresholds], Flags | None]
     """Says of each channel whether it holds; None where the layer cannot be judged for it."""
     severity: int
-    """Suspects are drawn in this order: 0 is the worst, and drawn first."""
+    """Suspects are drawn in this order: 0 is the worst."""
     remedy: str = "ask for another finding"
-    """The hint of the message about a gate on layers that cannot be judged for this finding."""
+    """The hint of the message about a gate on layers that cannot be judged for it."""
     yields_to: tuple[str, ...] = ("nonfinite",)
     """A channel that has one of these findings has not this one as well."""
 
@@ -233,9 +257,6 @@ def parse_gate(text: str) -> Gate:
     return Gate(text.strip(), finding, limit, share, inclusive, parts["where"] or "*")
 
 
-# Two runs compared
-
-
 @dataclass(frozen=True)
 class DifferenceMap:
     """A picture of signed differences."""
@@ -272,19 +293,18 @@ class ComparedLayer:
     """The same, with each channel counted in each image."""
     channels: Mapping[str, np.ndarray]
     """`absolute`, `relative`, `cosine` and `unlike`, as in `diff.compare.Change`: the worst of each
-    channel over the images that could be compared, of the channels that all of these have."""
+    channel over the images that could be compared."""
     cosine: float
-    """The smallest of a whole tensor, over the images in which the layer differs; NaN where only
-    statistics are known."""
+    """The smallest of a whole tensor; NaN where only statistics are known."""
     most_changed: Sequence[int]
     image: str
-    """The image in which the layer differs most; of equals the first."""
+    """The image in which the layer differs most; the next three hold for it."""
     severity: float
-    """The largest relative difference there, 0..1; 1 where shapes or finite values differ."""
+    """The largest relative difference, 0..1; 1 where shapes or finite values differ."""
     change: np.ndarray
-    """[channels]: the largest relative difference of each there, 0..1."""
+    """[channels]: the largest relative difference of each, 0..1."""
     changed: Sequence[int]
-    """The channels that differ there, the most changed first."""
+    """The channels that differ, the most changed first."""
     difference: DifferenceMap | None = None
 
     @property
@@ -318,21 +338,17 @@ class ComparedLayer:
         return [(heading, cell) for heading, cell in list(self.cells.items())[3:] if cell]
 
 
-@dataclass(frozen=True)
-class OnlyIn:
-    """The images and layers that one run has and the other has not."""
+OnlyIn: TypeAlias = tuple[Mapping[str, str], Mapping[tuple[Place, str], str]]
+"""The images, and the layers with their types, that one run has and the other has not, and why."""
 
-    images: Mapping[str, str]
-    places: Mapping[tuple[Place, str], str]
 
-    @property
-    def words(self) -> list[str]:
-        """A line for each."""
-        images = [f"image {name} ({reason})" for name, reason in self.images.items()]
-        return images + [
-            f"layer {place.layer or type} {place.stem} ({reason})"
-            for (place, type), reason in self.places.items()
-        ]
+def lines_of(only: OnlyIn) -> list[str]:
+    """A line for each image and layer that only one run has."""
+    images = [f"image {name} ({reason})" for name, reason in only[0].items()]
+    return images + [
+        f"layer {place.layer or type} {place.stem} ({reason})"
+        for (place, type), reason in only[1].items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -384,8 +400,8 @@ class Comparison:
     @property
     def equal(self) -> bool:
         """Whether the runs are equal, as far as the thresholds ask."""
-        added = self.only_in_new.words and not self.asked.ignore_added
-        return self.within and not self.only_in_base.words and not added
+        added = lines_of(self.only_in_new) and not self.asked.ignore_added
+        return self.within and not lines_of(self.only_in_base) and not added
 
     @property
     def exit_code(self) -> int:
@@ -411,7 +427,7 @@ class Comparison:
     def lists(self) -> dict[str, Sequence[str]]:
         """What only one run has, or has in part, under titles."""
         return {
-            "Only in BASE": self.only_in_base.words,
-            "Only in NEW": self.only_in_new.words,
+            "Only in BASE": lines_of(self.only_in_base),
+            "Only in NEW": lines_of(self.only_in_new),
             **{f"Incomplete in {side.upper()}": names for side, names in self.incomplete.items()},
         }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,6 @@ class PictureFormat:
     needs: str = ""
     """Which Pillow writes it, where an older one does not."""
 
-    @property
-    def suffix(self) -> str:
-        """`.png`"""
-        return f".{self.name}"
-
-    @property
-    def lossless(self) -> bool:
-        """Whether its pixels come back as they were."""
-        return self.words == "lossless"
-
 
 _JPG = {"quality": 95, "subsampling": 0}
 _AVIF = {"quality": 95, "subsampling": "4:4:4", "speed": 8}
@@ -52,50 +42,33 @@ FORMATS = {
     ),
 }
 
-SUFFIXES = tuple(format.suffix for format in FORMATS.values())
+SUFFIXES = tuple(f".{name}" for name in FORMATS)
 
 
-@dataclass(frozen=True)
-class CaptureKind:
-    """One kind of tensor that can be captured of a layer."""
-
-    name: str
-    """As in `--capture`, in the manifest, and as the first part of file names (`Site.stem`)."""
-    of: Literal["output", "input"]
-    backward: bool
-    help: str
-
-    @property
-    def normalize(self) -> str:
-        """The normalisation that `auto` stands for; `auto` where the picture decides. Of gradients
-        a few large values would else leave all others white."""
-        return "symmetric-percentile:99" if self.backward else "auto"
-
-    @property
-    def cmap(self) -> str:
-        """The colormap that `auto` stands for; `auto` where the picture decides."""
-        return "coolwarm" if self.backward else "auto"
-
+CaptureKind = namedtuple(
+    "CaptureKind", "name of backward help normalize cmap", defaults=("auto", "auto")
+)
+"""One kind of tensor that can be captured `of` a layer, its output or its input; the normalisation
+and the colormap that `auto` stands for, which is `auto` where the picture decides."""
 
 SALIENCY = "saliency"
 """The key of the picture of all channels of a gradient of the image; its values have no sign."""
 
+_SIGNS = "symmetric-percentile:99", "coolwarm"
+"""How gradients are drawn, of which a few large values would else leave all others white."""
 KINDS = {
     kind.name: kind
     for kind in (
         CaptureKind("output", "output", False, "output"),
         CaptureKind("input", "input", False, "input"),
-        CaptureKind("grad", "output", True, "grad (the gradient at its output)"),
-        CaptureKind("grad-input", "input", True, "grad-input (the gradient at its input)"),
+        CaptureKind("grad", "output", True, "grad (the gradient at its output)", *_SIGNS),
+        CaptureKind("grad-input", "input", True, "grad-input (the gradient at its input)", *_SIGNS),
     )
 }
-"""By name, in the order of help texts. Gradients have zero in the middle of their colours, and a
-colour for either sign."""
+"""By name, in the order of help texts."""
 
 
-def is_gradient(kind: str) -> bool:
-    """Whether a kind's name, which may be of no known kind (`kernel`), is that of a gradient."""
-    return kind in KINDS and KINDS[kind].backward
+BACKWARD = {name for name, kind in KINDS.items() if kind.backward}
 
 
 @dataclass(frozen=True)
@@ -108,14 +81,12 @@ class Reduction:
     unit: str = ""
     """What its values are counted in, where that is not the unit of the tensor."""
     colors: tuple[tuple[str, str], ...] = ()
-    """Colours (`#rrggbb`) of its tile and what they stand for, one for each of its components; none
-    where it has a single one, which is drawn in levels."""
+    """Colours (`#rrggbb`) of its components and what they stand for; none where it has one, which
+    is drawn in levels."""
     weighs: bool = False
-    """Whether it weighs a layer's output by the gradient of a target there: a class activation map,
-    which needs a backward pass and places of the image."""
+    """Whether it is a class activation map, which needs a backward pass and places of the image."""
     signed: bool = False
-    """Whether its values are for or against something, so that zero is the middle of its colours.
-    """
+    """Whether its values are for or against something: zero is the middle of its colours."""
 
 
 REDUCTIONS = {
@@ -151,32 +122,19 @@ REDUCTIONS = {
         ),
     )
 }
-"""By name, in the order of help texts; `--reduce`, figures and the report read it. The arithmetic
-is `drawing.class_maps.REDUCTIONS`, a function for each of one component, and
-`drawing.class_maps.METHODS`, which has one for each that weighs."""
+"""By name, in the order of help texts. The arithmetic is in `drawing.class_maps`."""
 
 CLASS_MAPS = {name: reduction for name, reduction in REDUCTIONS.items() if reduction.weighs}
+SIGNED = {name for name, reduction in REDUCTIONS.items() if reduction.signed}
 
 
-def is_signed(name: str | None) -> bool:
-    """Whether a reduction's name, which may be none or unknown, is one of values with a sign."""
-    return name in REDUCTIONS and REDUCTIONS[name].signed
-
-
-@dataclass(frozen=True)
-class InputPreset:
-    """How images become the input of a family of models; steps that are None are left out."""
-
-    words: str
-    resize: int | None = None
-    crop: int | None = None
-    mean: tuple[float, float, float] | None = None
-    std: tuple[float, float, float] | None = None
-    interpolation: str = "bilinear"
-    letterbox: int | None = None
-    """The longer side in pixels, where the image is padded by Ultralytics' LetterBox instead."""
-
-
+InputPreset = namedtuple(
+    "InputPreset",
+    "words resize crop mean std interpolation letterbox",
+    defaults=(None, None, None, None, "bilinear", None),
+)
+"""How images become the input of a family of models; steps that are None are left out. `letterbox`
+is the longer side in pixels, where Ultralytics' LetterBox pads the image instead."""
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)

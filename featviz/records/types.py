@@ -4,7 +4,7 @@ layout, images, and what became of them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import (
 )
 
 from featviz.files.urls import Url
-from featviz.text import percent, printable
+from featviz.text import percent
 
 if TYPE_CHECKING:  # completion of a shell imports this, and has no time for numpy
     import numpy as np
@@ -47,15 +47,14 @@ class Layer:
     """A module of the model, or a function that a module calls, as selectors see it."""
 
     index: int
-    """Position in `model.named_modules()`, where a shared module counts in each place from which it
-    is called; of a function that of its module; 0 is the model."""
+    """Position in `model.named_modules()`, where a shared module counts in each place; 0 is the
+    model."""
     name: str
     """Qualified name, `layer1.0.conv1`; empty for the model itself."""
     type: str
     classes: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
-    """Further qualified names of a shared module in the same place; of a function, those of its
-    module."""
+    """Further qualified names of a shared module in the same place."""
 
     @property
     def is_function(self) -> bool:
@@ -64,7 +63,7 @@ class Layer:
 
     @property
     def owner(self) -> str:
-        """Qualified name of the module; of a function, of the module that calls it."""
+        """Qualified name of the module, or of the module that calls the function."""
         return self.name.rpartition("fn:")[0].rstrip("/") if self.is_function else self.name
 
     @property
@@ -113,13 +112,11 @@ class Origin:
     weights: bool = False
     """Whether a softmax inside an attention made it."""
     grid: tuple[int, int, int] | None = None
-    """Time steps, height and width of the map each of whose places the tensor holds once; None
-    where it is no such tensor."""
+    """Time steps, height and width of the map each of whose places the tensor holds once."""
     axes: tuple[int, ...] = ()
     """The axes along which the places change; along the others are channels."""
     places: NDArray[np.int64] | None = field(default=None, compare=False)
-    """For each index into `axes`, the last one fastest, the place in the map, row by row; -1
-    for a value beside the map."""
+    """For each index into `axes`, the last one fastest, the place in the map, row by row, or -1."""
 
 
 @dataclass(frozen=True)
@@ -131,19 +128,17 @@ class Hints:
     time: int | None = None
     """Time steps of a clip behind the first convolution."""
     patch: tuple[int, int] | None = None
-    """Height and width in pixels of the patches that become tokens, where the model cuts such."""
+    """Height and width in pixels of the patches that become tokens."""
     prefix: tuple[str, ...] = ()
     attention: bool = False
     features_last: bool = False
-    """Whether the layer makes or scales the numbers along the last axis, as linear layers do: its
-    output is no attention, even where there are as many numbers as tokens."""
+    """Whether the layer makes the numbers along the last axis, as linear layers do: its output is
+    no attention, even where there are as many numbers as tokens."""
     tokens: int | None = None
     """The only number of tokens that there can be; 0 where there are none."""
     channels: Literal["first", "last"] | None = None
-    """Where a layer has its channels, if that is certain: behind the batch in torch's own
-    convolutions, normalisations and poolings."""
+    """Where a layer has its channels, if that is certain."""
     origin: Origin | None = None
-    """What the tensor is made of, where that has been followed; None before a forward pass."""
     form: Any = None
     """The `layout.layouts.Form` of the one tensor that these are the hints for, once found."""
     layout: str | None = None
@@ -156,8 +151,7 @@ class Raster:
     """An image that is no photograph, as numbers: any channels, or a volume."""
 
     values: np.ndarray
-    """float32 [C, H, W], or [C, D, H, W] for a volume of D slices; for a function of the user's
-    own the array as the file holds it, of any shape and type."""
+    """float32 [C, H, W] or [C, D, H, W]; for a function of the user's own as the file holds it."""
     words: str
 
     @property
@@ -174,9 +168,9 @@ class Sample:
     """Unique, relative, with forward slashes: the image's folder in the run directory."""
     paths: tuple[Path | Url, ...]
     archive: str | None = None
-    """The archive that holds the file, by which `Shard` divides; None for files of their own."""
+    """The archive that holds the file, by which `Shard` divides."""
     still: tuple[int, int] | None = None
-    """Of a video: which it is, and of how many evenly spread frames."""
+    """Of a video: which frame it is, and of how many evenly spread ones."""
 
     @property
     def path(self) -> Path | Url:
@@ -187,7 +181,7 @@ class Sample:
 @dataclass(frozen=True)
 class Shard:
     """A part of the images: every `count`-th, from the one at `index` on; or whole archives, where
-    all images lie in archives and there are enough of them, so that each is read by one process."""
+    all images lie in archives and there are enough of them."""
 
     index: int = 0
     count: int = 1
@@ -214,11 +208,10 @@ class GridPlan:
 
     maps: int
     columns: int
-    """Tiles in a row; make_grid calls it nrow."""
     rows: int
     map_size: tuple[int, int]
     scale: tuple[int, int]
-    """Whole factors by which a map is enlarged, down and across."""
+    """Whole factors, down and across."""
     padding: int
 
     @cached_property
@@ -282,16 +275,13 @@ class Outcome:
     before: tuple[Guess, ...] = ()
     intervened: bool = False
     largest_change: float | None = None
-    """The largest change of a finite value of the model's output by the interventions; None where
-    the outputs cannot be compared (UNLIKE_OUTPUTS)."""
+    """Of a finite value of the output by the interventions; None for UNLIKE_OUTPUTS."""
     nonfinite: int = 0
-    """Values of the output that are NaN or infinite with the interventions or without, but not
-    alike in both."""
+    """Values of the output that are not finite with the interventions or without, but not alike."""
     target: float | None = None
     """The value that was differentiated; None where there was no backward pass."""
     target_title: str = ""
-    """What was differentiated, for people: the class's name or number, or the target as it was
-    asked for; empty where there was no backward pass."""
+    """What was differentiated, for people."""
     idle: tuple[str, ...] = ()
 
     @property
@@ -320,7 +310,6 @@ class ImageResult:
     """What became of one image."""
 
     name: str
-    """Its path relative to the argument it came from; `image-0.png` for one in memory."""
     folder: str
     rows: tuple[Any, ...] = ()
     """Of `rundir.schema.Capture`, which stands on a floor above."""
@@ -340,13 +329,11 @@ class RunResult:
     root: Path | Url
     images: tuple[ImageResult, ...] = ()
     missing: tuple[str, ...] = ()
-    """Images that were not reached: the run was stopped."""
     interrupted: bool = False
     pictures: int = 0
     whole: bool = True
-    """Whether no image of the run is missing, those of other shards included."""
+    """Whether no image of the run is missing; like the next, with those of other shards."""
     all_failures: int = 0
-    """The number of images of the run that failed, those of other shards included."""
 
     @property
     def failures(self) -> tuple[ImageResult, ...]:
@@ -369,28 +356,3 @@ class RunResult:
         if not self.failures:
             return 0
         return 3 if len(self.failures) < len(self.images) and not self.missing else 1
-
-
-class TextTable(NamedTuple):
-    """A table of words."""
-
-    headings: Sequence[str]
-    numbers: Collection[str]
-    rows: Sequence[Sequence[str]]
-    totals: Sequence[Sequence[str]] = ()
-    footer: Sequence[str] = ()
-
-    def __str__(self) -> str:
-        """All of it as plain text, columns apart by two spaces; without rows the lines below alone.
-        Control characters are escaped."""
-        rows = [self.headings, *self.rows, *self.totals]
-        cells = [[printable(str(cell)) for cell in row] for row in rows]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = []
-        for row in cells:
-            parts = [
-                words.rjust(width) if heading in self.numbers else words.ljust(width)
-                for words, width, heading in zip(row, widths, self.headings, strict=True)
-            ]
-            lines.append("  ".join(parts).rstrip())
-        return "\n".join([*(lines if self.rows else []), *map(printable, self.footer)])

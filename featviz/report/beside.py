@@ -19,11 +19,10 @@ from featviz.report.words import Key
 from featviz.rundir import AUDIT_FILE
 from featviz.rundir.image import ReadImage
 from featviz.rundir.read import ReadRun, read_run
-from featviz.rundir.schema import Audit, Capture
+from featviz.rundir.schema import Capture
 from featviz.rundir.studies import (
+    Audit,
     ExemplarRecord,
-    ReadAudit,
-    ReadKernels,
     exemplar_pictures,
     read_audit,
     read_exemplars,
@@ -67,12 +66,15 @@ class AuditViews:
     before it whose maps come to it; else empty."""
 
     @classmethod
-    def of_record(cls, audit: ReadAudit, pages: Collection[str] | None = None) -> AuditViews:
+    def of_record(
+        cls, found: tuple[Audit, ReadImage], pages: Collection[str] | None = None
+    ) -> AuditViews:
         """Sort the pictures of an audit to its layers, and these to the pages of a run, which are
         the names of its layers; None where each layer has its own place."""
+        audit, pictures = found
         drawn: dict[str, list[Extra]] = {}
-        for number, own in enumerate(audit.record.drawn):
-            if (size := audit.pictures.pixels.get(own.file)) is None:
+        for number, own in enumerate(audit.drawn):
+            if (size := pictures.pixels.get(own.file)) is None:
                 continue
             shown = words.channel_list(own.channels)
             alt = (
@@ -83,20 +85,20 @@ class AuditViews:
                 about += f"; maps of {own.shown}, the input of {own.layer}"
             top, height = own.rows or (0, 0)
             boxes = {c: (0, top + n * height, size[0], height) for n, c in enumerate(own.channels)}
-            picture = PictureView(f"s{number}", audit.pictures, own.file, size, alt)
+            picture = PictureView(f"s{number}", pictures, own.file, size, alt)
             extra = Extra("Suspects of the audit", about, picture, boxes if own.rows else {})
             drawn.setdefault(own.layer, []).append(extra)
         layers = []
-        for n, row in enumerate(audit.record.layers):
+        for n, row in enumerate(audit.layers):
             home = row.layer or row.label
             if pages is not None:
-                names = (sheet.shown for sheet in audit.record.drawn if sheet.layer == row.label)
+                names = (sheet.shown for sheet in audit.drawn if sheet.layer == row.label)
                 home = next((name for name in (home, *names) if name in pages), "")
-            found = {name: channels for name, channels in row.findings.items() if channels}
+            some = {name: channels for name, channels in row.findings.items() if channels}
             extras = drawn.get(row.label, ())
             place = {"row": row, "id": f"audited-{n:03d}", "home": home}
-            layers.append({**place, "suspects": extras, "found": found})
-        return cls(audit.record, layers)
+            layers.append({**place, "suspects": extras, "found": some})
+        return cls(audit, layers)
 
     @property
     def total(self) -> Mapping[str, int]:
@@ -135,13 +137,13 @@ def read_extras(
     firsts = {page.name: page.groups[0].id for page in pages}
     if options.kernels is not None:
         kernels = read_kernels(options.kernels)
-        check(run, "kernels", options.kernels, kernels.model)
+        check(run, "kernels", options.kernels, kernels[0]["model"])
         drawn = dict(kernel_pictures(kernels))
         for layer in _shared(drawn, firsts, "kernels", options.kernels):
             extras[firsts[layer]].append(drawn[layer])
     audit = None
     if (found := read_audit(run.root, options.audit)) is not None:
-        check(run, "audit", options.audit or run.root / AUDIT_FILE, found.record.model)
+        check(run, "audit", options.audit or run.root / AUDIT_FILE, found[0].model)
         audit = AuditViews.of_record(found, firsts.keys())
         for row in audit.layers:
             extras.get(firsts.get(row["home"], ""), []).extend(row["suspects"])
@@ -190,12 +192,13 @@ def check(run: ReadRun, option: str, place: Path, given: Mapping[str, Any]) -> N
         log.warning("%s: whether it is of the run's model is not known", where)
 
 
-def kernel_pictures(kernels: ReadKernels) -> Iterator[tuple[str, Extra]]:
+def kernel_pictures(kernels: tuple[Mapping[str, Any], ReadImage]) -> Iterator[tuple[str, Extra]]:
     """The kernels of each convolution under its name: a tile or a row of tiles for each channel."""
-    for number, row in enumerate(kernels.pictures.captures.values()):
+    record, pictures = kernels
+    for number, row in enumerate(pictures.captures.values()):
         alt, plan = f"{counted(row.maps, 'kernel')} of {row.label}", row.plan
         size = (plan.width, plan.height)
-        picture = PictureView(f"k{number}", kernels.pictures, row.file, size, alt)
+        picture = PictureView(f"k{number}", pictures, row.file, size, alt)
         what = "mean over the inputs, " if row.layout == "mean" else ""
         inputs = counted(row.shape[1] if len(row.shape) > 1 else 1, "input")
         some = f"{len(row.drawn)} of " if len(row.drawn) < row.maps else ""
@@ -206,7 +209,7 @@ def kernel_pictures(kernels: ReadKernels) -> Iterator[tuple[str, Extra]]:
         boxes: dict[int, Box | PictureView] = {
             channel: plan.box(slot * row.side) for slot, channel in enumerate(row.drawn)
         }
-        key = words.key(row, kernels.options)
+        key = words.key(row, record["options"])
         yield row.layer, Extra("Kernels", about, picture, boxes, key)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from featviz.records import RECTIFIERS, Floats, Guess, is_gradient
+from featviz.records import BACKWARD, Floats, Guess
+from featviz.records.findings import RECTIFIERS
 from featviz.report import words
 from featviz.report.views import Group, ReportPage
 from featviz.rundir.schema import Capture
@@ -76,7 +77,7 @@ class ChannelTotals:
         own[6] *= (zeros == 1) & (nonfinite == 0)
         self.images += 1
         several = self.images > 1 or (row.plan.map_size != (1, 1) and row.layout != "vector")
-        self.judged = several and not is_gradient(row.kind)
+        self.judged = several and row.kind not in BACKWARD
         rectified = self.range[0] >= 0 and self.zero_share > 0 and row.layout != "attention"
         self.activation = row.kind == "output" and (row.type in RECTIFIERS or rectified)
 
@@ -170,7 +171,7 @@ def network(
         tiles = [] if single else [_tile(row, channel, own) for channel in most_varied(row, own)]
         values = bars(row, own, page.image.manifest.prediction) if single else []
         numbers = {"zeros": totals.zero_share, "range": words.span(*totals.range)}
-        about = {"group": group, "figure": figure, "backward": is_gradient(row.kind)}
+        about = {"group": group, "figure": figure, "backward": row.kind in BACKWARD}
         shown = {"tiles": tiles, "bars": values, "shape": _shape(row), "found": totals.found}
         steps.append({**about, **shown, **numbers})
     stages: list[dict[str, Any]] = []
@@ -281,7 +282,7 @@ def bars(row: Capture, stats: Floats, guesses: Sequence[Guess], count: int = _TO
     of classes where the vector is the model's output."""
     values = np.nan_to_num(stats[:, 2].astype(np.float64), posinf=np.nan, neginf=np.nan)
     values = np.where(stats[:, 5] > 0, -np.inf, values)
-    order = np.where(np.isfinite(values), abs(values), -np.inf) if is_gradient(row.kind) else values
+    order = np.where(np.isfinite(values), abs(values), -np.inf) if row.kind in BACKWARD else values
     top = np.argsort(-order, kind="stable")[:count]
     top = top[np.isfinite(values[top])]
     if not len(top):

@@ -25,7 +25,8 @@ from markupsafe import Markup
 
 from featviz.files import real
 from featviz.layout.layouts import LAYOUTS
-from featviz.records import STAT_COLUMNS, Comparison, Floats, GridPlan
+from featviz.records import STAT_COLUMNS, Floats, GridPlan
+from featviz.records.findings import Comparison
 from featviz.report import network, words
 from featviz.report.beside import Extra
 from featviz.report.network import ChannelTotals, is_numbers

@@ -18,7 +18,8 @@ from featviz.errors import CompareError, UsageError
 from featviz.files import real
 from featviz.files.urls import Url
 from featviz.options import ReportOptions
-from featviz.records import Comparison, Place
+from featviz.records import Place
+from featviz.records.findings import Comparison
 from featviz.report import beside, pages, words
 from featviz.report.network import is_numbers, most_varied
 from featviz.report.views import Links, arrange
@@ -125,15 +126,15 @@ def _alone(root: Path, options: ReportOptions) -> tuple[Render, Mapping[str, str
         about["title"] = real(root).name
         left_out = views["left_out"]
     elif kind == "kernels":
-        views, left_out = read_kernels(root), {}
-        model = words.name_of(views.model)
-        extras = [extra for _, extra in beside.kernel_pictures(views)]
+        (record, pictures), left_out = read_kernels(root), {}
+        views, model = {"record": record, "pictures": pictures}, words.name_of(record["model"])
+        extras = [extra for _, extra in beside.kernel_pictures((record, pictures))]
         about = {"template": "kernels", "title": "Kernels", "extras": extras}
     else:
         if (audit := read_audit(root, None)) is None:
             return None
         views, left_out = beside.AuditViews.of_record(audit), {}
-        model = words.name_of(audit.record.model)
+        model = words.name_of(audit[0].model)
         about = {"template": "audited", "title": "Audit"}
     return partial(pages.render_alone, views=views, model=model, **about), left_out
 

@@ -15,8 +15,9 @@ from featviz.drawing.picture import MAX_PIXELS
 from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url
 from featviz.options import SheetOptions
+from featviz.records import Floats
 from featviz.rundir import INPUT_FILE
-from featviz.rundir.image import DamagedError, DrawnGrid, ReadImage
+from featviz.rundir.image import DamagedError, ReadImage
 from featviz.rundir.place import check_file, picture_of, writing
 from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.schema import Capture
@@ -53,17 +54,18 @@ def make_sheet(
     with here(place) as root:
         run = read_run(root, hold=True)
         columns = _find(run, options)
-        grids = [grid for _, grid in columns]
-        channels = sort_channels(grids, _wanted(options, grids), options.order)
-        sizes = (math.prod(g.capture.plan.tile) * g.capture.side for g in grids)
+        rows = [row for _, row in columns]
+        stats = [image.stats()[row.place.stats_key] for image, row in columns]
+        channels = sort_channels(stats, _wanted(options, rows), options.order)
+        sizes = (math.prod(row.plan.tile) * row.side for row in rows)
         if (pixels := len(channels) * sum(sizes)) > MAX_PIXELS:
             raise UsageError(
                 f"the sheet would have {pixels // 1_000_000} megapixels, more than Pillow opens",
                 "--pick takes fewer rows",
             )
-        for image, grid in columns:
+        for image, row in columns:
             try:
-                lines[image.name] = _column(image, grid.capture, channels)
+                lines[image.name] = _column(image, row, channels)
             except DamagedError as error:
                 damaged.append(error)
     if not lines:
@@ -81,49 +83,48 @@ def make_sheet(
     return out, list(lines), [channel for channel in channels if channel != ALL], left_out
 
 
-def sort_channels(grids: Sequence[DrawnGrid], channels: Sequence[int], by: str) -> list[int]:
+def sort_channels(stats: Sequence[Floats], channels: Sequence[int], by: str) -> list[int]:
     """Order channels by a statistic, its mean over the images: the largest first, equal ones in
     their order, those without a finite value last."""
     if by == "index":
         return sorted(channels)
 
     def rank(channel: int) -> tuple[float, int]:
-        values = [float(g.stats[channel, ORDERS[by]]) for g in grids if channel < len(g.stats)]
+        values = [float(own[channel, ORDERS[by]]) for own in stats if channel < len(own)]
         finite = [v**2 if by == "variance" else v for v in values if np.isfinite(v)]
         return -float(np.mean(finite)) if finite else np.inf, channel
 
     return sorted(channels, key=rank)
 
 
-def _find(run: ReadRun, options: SheetOptions) -> list[tuple[ReadImage, DrawnGrid]]:
+def _find(run: ReadRun, options: SheetOptions) -> list[tuple[ReadImage, Capture]]:
     """The grids of the tensor that was asked for."""
     if not run.images:
         reason = next(iter(run.left_out.values()), "its run.json says why")
         raise StoreError(f"{run.root} has no complete image", reason)
-    grids = [(image, grid) for image in run.images.values() for grid in image.grids]
-    of_layer = [column for column in grids if column[1].capture.label == options.layer]
-    columns = [column for column in of_layer if column[1].capture.place.stem == options.stem]
+    grids = [(image, row) for image in run.images.values() for row in image.captures.values()]
+    of_layer = [column for column in grids if column[1].label == options.layer]
+    columns = [column for column in of_layer if column[1].place.stem == options.stem]
     if not of_layer:
-        layers = ", ".join({grid.capture.label: None for _, grid in grids})
+        layers = ", ".join({row.label: None for _, row in grids})
         raise UsageError(f"the run has no layer {options.layer!r}", f"it has {layers}")
     if not columns:
-        stems = ", ".join({grid.capture.place.stem: None for _, grid in of_layer})
+        stems = ", ".join({row.place.stem: None for _, row in of_layer})
         raise UsageError(
             f"{options.layer} has no {options.stem!r}", f"it has {stems}; see --tensor"
         )
     return columns
 
 
-def _wanted(options: SheetOptions, grids: Sequence[DrawnGrid]) -> list[int]:
+def _wanted(options: SheetOptions, rows: Sequence[Capture]) -> list[int]:
     """The channels to show."""
-    drawn = sorted({channel for grid in grids for channel in grid.capture.drawn or [ALL]})
+    drawn = sorted({channel for row in rows for channel in row.drawn or [ALL]})
     text = options.pick
     if text is None:
         return drawn
     if drawn == [ALL]:
         raise UsageError(
-            f"--pick {text}: all channels of {options.layer} are one tile "
-            f"({grids[0].capture.reduce})",
+            f"--pick {text}: all channels of {options.layer} are one tile ({rows[0].reduce})",
             "leave out --pick, or run without --reduce",
         )
     try:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from featviz import text
 from featviz.drawing import colormap, normalize
-from featviz.records import KINDS, REDUCTIONS, SALIENCY, is_gradient
+from featviz.records import BACKWARD, KINDS, REDUCTIONS, SALIENCY
 from featviz.rundir.image import ReadImage
 from featviz.rundir.schema import Capture
 from featviz.text import counted, listed, ranges
@@ -60,7 +60,7 @@ def _reduced(name: str) -> str:
 
 def _is_saliency(row: Capture) -> bool:
     """Whether a picture is that of all channels of the gradient of an image."""
-    return row.key == SALIENCY and is_gradient(row.kind) and row.reduce is not None
+    return row.key == SALIENCY and row.kind in BACKWARD and row.reduce is not None
 
 
 def tensor(row: Capture) -> str:
@@ -68,7 +68,7 @@ def tensor(row: Capture) -> str:
     if row.kind not in KINDS or row.kind == "output":
         return ""
     what = "largest absolute value over the channels of " if _is_saliency(row) else ""
-    what += "the gradient at " * is_gradient(row.kind)
+    what += "the gradient at " * (row.kind in BACKWARD)
     return f"{what}the layer’s {KINDS[row.kind].of}"
 
 

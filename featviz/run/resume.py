@@ -21,10 +21,9 @@ from featviz.models.requirements import versions
 from featviz.options import RunOptions
 from featviz.records import ImageResult, Outcome, Sample
 from featviz.run.prepare import Prepared
-from featviz.rundir import RUN_FILE, place, store
+from featviz.rundir import place, store
 from featviz.rundir.place import RUN, check_free, holds_run, replacing
-from featviz.rundir.read import differences, read_json
-from featviz.rundir.schema import GROWING, Failure, Images, convert, fingerprint
+from featviz.rundir.schema import GROWING, differences, fingerprint
 from featviz.rundir.write import ImageFolder, RunDirectory
 from featviz.text import counted, listed, quoted, safe_way
 
@@ -90,10 +89,9 @@ class RunDocument:
         An earlier run or another shard may have left the manifests of other images, or their
         failures in run.json."""
         others = set(self.names) - self.errors.keys()
-        errors: dict[str, str | None] = {}
-        with suppress(StoreError, ValueError):
-            rows = convert(read_json(run.root / RUN_FILE).get("failures"), list[Failure])
-            errors = {row.image: row.error for row in rows if row.image in others}
+        errors: dict[str, str | None] = {
+            name: error for name, error in run.before()[1].items() if name in others
+        }
         errors |= {name: None for name in others if run.image(name).is_complete}
         errors |= self.errors
         seen = [name for name in self.names if name in errors]
@@ -151,8 +149,8 @@ def open_run(
         joins = options.resume or options.shard is not None
         apart = not joins and not isinstance(out, Url)
         if apart and (earlier := check_free(folder, RUN, options.overwrite)) is not None:
-            RunDirectory(folder).clear(earlier.ours)
-        run = RunDirectory.create(folder, out if isinstance(out, Url) else None)
+            RunDirectory(folder).clear(earlier)
+        run = RunDirectory(folder, out if isinstance(out, Url) else None)
         before = run.record()
         if before is not None and joins:
             _check_same(run, options, document, before, samples)
@@ -163,10 +161,7 @@ def open_run(
         if gone := [quoted(path) for path in complete if path not in known]:
             log.warning("%s: stays, though no longer among the inputs", listed(gone, 3))
         # hidden folders that no process is writing into
-        old = list[str]()  # of images that are no longer among the inputs
-        with suppress(ValueError):
-            images = convert((before or {}).get("images"), Images)
-            old = [*{*images.complete, *images.missing}.difference(document.names)]
+        old = {*run.before()[0]}.difference(document.names)  # no longer among the inputs
         run.clear_images([*(sample.name for sample in samples), *old])
         document.write(run)
     return run

@@ -22,6 +22,5 @@ REPORT_RECORD = "report.json"
 DIFF_GRIDS = "grids.js"
 """The numbers of the grids on the page of a comparison."""
 REPORT_ASSETS = ("style.css", "icon.svg", "tiles.js", "floating.js", "channel.js", "report.js")
-"""Files that every report of a run has, whatever it shows."""
 SERIES_ASSETS = ("style.css", "icon.svg", "series.js")
-"""Those of the report of a series."""
+"""Files that every report of a run has, whatever it shows, and those of the report of a series."""

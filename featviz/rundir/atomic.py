@@ -23,22 +23,20 @@ from featviz.text import quoted
 _HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{16}\.(?:part|old)", re.DOTALL)
 """Names of what is being written, `.NAME.<16 hex digits>.part` beside NAME, and of what has stood
 there. Where one is left, the process that made it was killed."""
-_BUFFER = 2**16
+BUFFER = 2**16
 """Bytes of a file's write buffer, small enough to be used again for the next file."""
 _LONGEST = 200
 """Bytes of a file's name that its hidden name keeps."""
+NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+"""For a file that is not there yet."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
 def opened(folder: Path, below: Path | None, make: bool = True) -> Iterator[int]:
     """A descriptor of a folder: what is done by it happens in this folder, whatever is put in its
-    place meanwhile. What lies below `below` is opened component by component, following no link.
-
-    Args:
-        make: whether folders that are missing are made.
-    """
+    place meanwhile. What lies below `below` is opened component by component, following no link;
+    folders that are missing are made."""
     base = folder if below is None else below
     parts = PurePosixPath(os.path.relpath(folder, base)).parts
     if ".." in parts:
@@ -67,15 +65,6 @@ def opened(folder: Path, below: Path | None, make: bool = True) -> Iterator[int]
             os.close(fd)
 
 
-def new_file(name: str, folder: int) -> BinaryIO:
-    """Open a file that is not there yet, to write and read it.
-
-    Args:
-        folder: the descriptor of its folder.
-    """
-    return os.fdopen(os.open(name, _NEW, 0o666, dir_fd=folder), "w+b", buffering=_BUFFER)
-
-
 @contextmanager
 def atomic(path: Path, below: Path | None = None) -> Iterator[BinaryIO]:
     """Open a file beside its final name; move it there if the block succeeds.
@@ -88,9 +77,9 @@ def atomic(path: Path, below: Path | None = None) -> Iterator[BinaryIO]:
     """
     with reported(path), opened(path.parent, below) as folder:
         part = part_name(path.name)
-        file = new_file(part, folder)
+        fd = os.open(part, NEW, 0o666, dir_fd=folder)
         try:
-            with file:
+            with os.fdopen(fd, "w+b", BUFFER) as file:
                 yield file
             os.replace(part, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:

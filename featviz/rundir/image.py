@@ -1,9 +1,6 @@
-"""One image of a run directory, read back: its manifest, and files that fit it. Nothing here needs
-torch.
-
-Every file is opened by a name inside the image's folder, following no link, and is as large as the
-manifest says.
-"""
+"""One image of a run directory, read back: its manifest, and files that fit it. Every file is
+opened by a name inside the image's folder, following no link, and is as large as the manifest says.
+Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -18,29 +15,35 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Annotated, BinaryIO, Literal
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from PIL import Image
 
 from featviz.errors import FileError, StoreError
-from featviz.files import Folder, npy
+from featviz.files import Folder, npy, parse_json
 from featviz.files.npy import read_arrays
-from featviz.records import FORMATS, STAT_COLUMNS, Bytes, Floats, PictureFormat, Place
-from featviz.rundir import INPUT_FILE, MANIFEST_FILE, STATS_FILE, schema
-from featviz.rundir.schema import MOST_RECORD, Capture, ImageFields, Input, Manifest
+from featviz.records import (
+    FORMATS,
+    STAT_COLUMNS,
+    Bytes,
+    Floats,
+    Guess,
+    PictureFormat,
+    Place,
+    Skip,
+)
+from featviz.rundir import INPUT_FILE, MANIFEST_FILE, SCHEMA_VERSION, STATS_FILE, schema
+from featviz.rundir.schema import MOST_RECORD, Capture, Count, Text
 from featviz.text import by, quoted
 
 _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 """How every PNG begins (https://www.w3.org/TR/png-3/#11IHDR)."""
 _PNG_HEAD = len(_PNG) + 8
-
-
-MOST_STATS = 256 * 2**20
-"""Bytes of the statistics of an image: ten million channels."""
-MOST_TENSOR = 4 * 2**30
-"""Bytes of a kept tensor."""
-
+MOST_STATS, MOST_TENSOR = 256 * 2**20, 4 * 2**30
+"""Bytes of the statistics of an image (ten million channels), and of a kept tensor."""
 _ROW_BYTES = 4 * len(STAT_COLUMNS)
 _MEMBER_BYTES = 4096
 """What an array of a few rows may take in an npz, with its name twice, headers and padding."""
@@ -62,6 +65,112 @@ BROKEN = (
 """What zipfile, numpy and Pillow raise on broken files; Pillow's PNG reader raises SyntaxError."""
 
 
+@dataclass(frozen=True, slots=True)
+class ImageFields:
+    """`image` of a manifest."""
+
+    path: Annotated[str, Meta(min_length=1, max_length=4096)]
+    """Relative to the argument that it came from; it is a name, and nothing is opened by it."""
+    sha256: Text
+    size: dict[Literal["width", "height"], Count] | None = None
+    files: list[Text] | None = None
+
+
+@dataclass(frozen=True)
+class Input:
+    """`input` of a manifest."""
+
+    shape: Annotated[
+        list[Count | Annotated[list[Count], Meta(max_length=64)]], Meta(max_length=4096)
+    ]
+    """[1, C, H, W], or several of these."""
+    preprocessing: Text
+
+    @property
+    def shapes(self) -> list[list[int]]:
+        """One for each input of the model."""
+        several = [size for size in self.shape if isinstance(size, list)]
+        return several or [[size for size in self.shape if isinstance(size, int)]]
+
+    @property
+    def shown(self) -> tuple[int, int] | None:
+        """Width and height of input.png: frames and several images stand side by side; None where
+        an input is no picture."""
+        if not all(len(shape) in (4, 5) and shape[-2:] != [1, 1] for shape in self.shapes):
+            return None
+        frames = [math.prod(shape[2:-2]) for shape in self.shapes]
+        width = sum(n * shape[-1] for n, shape in zip(frames, self.shapes, strict=True))
+        return width, max(shape[-2] for shape in self.shapes)
+
+
+@dataclass(frozen=True)
+class TargetFields:
+    """`target` of a manifest."""
+
+    of: Text | None
+    value: float | None
+    grad_rule: Text
+
+
+@dataclass(frozen=True, slots=True)
+class FileSum:
+    """A row of `files`."""
+
+    file: Text
+    bytes: Count
+    sha256: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """manifest.json; fields of a later featviz are left out."""
+
+    schema_version: int
+    image: ImageFields
+    input: Input
+    captures: list[Capture]
+    skipped: list[Skip]
+    never_ran: list[Text]
+    files: list[FileSum]
+    fingerprint: Text | None = None
+    prediction: list[Guess] = field(default_factory=list)
+    target: TargetFields | None = None
+    interventions: list[dict[Text, Text]] = field(default_factory=list)
+    """The kind of each, and what it changes."""
+
+    @property
+    def named(self) -> list[str]:
+        """The files of the image, but for the manifest itself."""
+        rows = [name for row in self.captures for name in row.files]
+        return [*dict.fromkeys([INPUT_FILE, *rows, STATS_FILE])]
+
+
+_MANIFESTS = msgspec.json.Decoder(Manifest)
+
+
+def read_manifest(data: bytes) -> Manifest:
+    """A manifest that can be trusted to be one; else a ValueError that names the first misfit."""
+    try:
+        manifest = _MANIFESTS.decode(data)
+        whole = manifest.schema_version == SCHEMA_VERSION
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        whole = False
+    if not whole:  # Python's own JSON reads names that are no UTF-8
+        try:
+            content = parse_json(data.decode("utf-8"))
+        except ValueError as error:
+            raise ValueError(f"cannot be read: {quoted(str(error))}") from None
+        schema.check_version(content)
+        manifest = schema.convert(content, Manifest)
+    schema.check_rows(manifest.captures)
+    listed = [row.file for row in manifest.files]
+    for name in sorted(set(manifest.named) ^ set(listed)):
+        raise ValueError(f"files {'lists' if name in listed else 'lacks'} {quoted(name)}")
+    if len(set(listed)) < len(listed):
+        raise ValueError("files lists a file twice")
+    return manifest
+
+
 class DamagedError(StoreError):
     """A file of an image that seemed whole cannot be read; the other images go on."""
 
@@ -71,19 +180,9 @@ class DamagedError(StoreError):
 
 
 @dataclass(frozen=True)
-class DrawnGrid:
-    """One drawn tensor of one image, and its numbers."""
-
-    capture: Capture
-    stats: Floats
-    """[maps, 6], in the order of `records.STAT_COLUMNS`, of all maps, drawn or not."""
-
-
-@dataclass(frozen=True)
 class ReadImage:
     """A complete image of a run, all of whose files are there and fit its manifest. What reads one
-    of them raises DamagedError where it is missing, broken or has grown since the image was read,
-    or is reached through a link."""
+    of them raises DamagedError where it was changed since."""
 
     root: Path
     folder: str
@@ -107,16 +206,8 @@ class ReadImage:
 
     @cached_property
     def captures(self) -> Mapping[Place, Capture]:
-        """In the order in which the model came to them."""
+        """In the order of the model."""
         return {row.place: row for row in self.manifest.captures}
-
-    @cached_property
-    def grids(self) -> tuple[DrawnGrid, ...]:
-        """Its pictures, with their statistics."""
-        numbers = self.stats()
-        return tuple(
-            DrawnGrid(row, numbers[place.stats_key]) for place, row in self.captures.items()
-        )
 
     def stats(self) -> Mapping[str, Floats]:
         """All statistics, float32 [maps, 6] under `Place.stats_key`."""
@@ -134,8 +225,7 @@ class ReadImage:
 
     def levels(self, row: Capture) -> tuple[Bytes, Bytes | None] | None:
         """The pixels of a PNG, uint8 [height, width], and its palette, uint8 [colours, 3], or None
-        where it is grey; None for what has colours (other formats among them), or is too large for
-        Pillow."""
+        where it is grey; None for what has colours, or is too large for Pillow."""
         most = Image.MAX_IMAGE_PIXELS
         if not format_of(row.file).levels or (most is not None and row.plan.pixels > most):
             return None
@@ -195,7 +285,7 @@ def read_image(root: Path, folder: str, hold: bool = False) -> ReadImage:
     with `hold` its statistics are kept in memory."""
     with _blamed(folder), Folder(root, folder) as opened:
         try:
-            manifest = schema.read_manifest(opened.read(MANIFEST_FILE, MOST_RECORD))
+            manifest = read_manifest(opened.read(MANIFEST_FILE, MOST_RECORD))
         except ValueError as error:
             raise StoreError(f"{quoted(folder)}/{MANIFEST_FILE}: {error}") from error
         numbers = stats_of(opened, manifest.captures)
@@ -285,9 +375,6 @@ def _blamed(folder: str) -> Iterator[None]:
         ) from None
     except FileError as error:
         raise StoreError(f"{quoted(folder)}/{error.message}") from error
-
-
-# Arrays
 
 
 def stats_of(folder: Folder, rows: Sequence[Capture]) -> dict[str, Floats]:

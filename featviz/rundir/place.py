@@ -2,14 +2,12 @@
 the place of an earlier result only if featviz wrote all that is there.
 
 A folder is ours if our record in it says what our writers always say. A file in it is ours if that
-record, or the manifest of one of its images, lists it; if its hidden name says that it was being
-written when its command was killed; or, for a page or JUnit XML, if its head says so. Records are
-not held against `schema`: a run of which one field does not fit, or that a later featviz wrote,
-cannot be shown, but its owner must be able to replace it.
+record, or the manifest of one of its images, lists it; if its hidden name says that its command was
+killed; or, for a page or JUnit XML, if its head says so. Records are not held against `schema`: the
+owner of a run that cannot be shown must be able to replace it.
 
-A folder is locked for as long as a command writes it. The lock is the system's own (flock, by
-filelock): it ends with its process, however that ends. It lies in the folder, so that all see it
-under whatever path they have mounted it; it says who holds it, and goes when the command ends.
+A folder is locked for as long as a command writes it, by the system's own lock (flock, by filelock)
+on a file in it: it ends with its process, and says who holds it.
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeAlias
@@ -53,12 +50,8 @@ from featviz.rundir import (
 from featviz.rundir.atomic import atomic, part_name, part_of, remove, reported
 from featviz.text import counted, listed, quoted, safe_way
 
-_HEAD = 1000
-"""Bytes within which a file says who wrote it."""
-_LARGEST = 2**28
-"""Bytes of a record: a manifest has about 500 for a picture."""
-_SHOWN = 3
-"""Foreign files that a message names."""
+_HEAD, _LARGEST = 1000, 2**28
+"""Bytes within which a file says who wrote it, and those of a record."""
 _EVENTS = "events.out.tfevents."
 """How the names of TensorBoard's files begin, which stay where they are."""
 _LAYER_FILE = re.compile(
@@ -71,13 +64,8 @@ PATIENCE = 600.0
 """Seconds for which a shard waits for others that begin or end."""
 MOST_WORDS = 4096
 """Bytes that are read of what a lock says."""
-_POLL = 0.1
-"""Seconds between two looks at a lock that another process holds."""
 _WRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 """To write into a file that is there, and is no link; nothing of it is lost by opening it."""
-
-
-# Whose a file is
 
 
 RUN, AUDIT, DIFF, EXEMPLARS = RUN_FILE, AUDIT_FILE, DIFF_FILE, EXEMPLARS_FILE
@@ -94,47 +82,41 @@ _SAYS: dict[str, dict[str, type]] = {
 """What our records hold beside their version."""
 
 
-@dataclass
-class Earlier:
-    """What featviz wrote into a folder, and what else is there; paths have forward slashes."""
-
-    ours: list[str] = field(default_factory=list)
-    """In the order in which they are to go: manifests and records last, by which the rest is known
-    to be ours."""
-    others: list[str] = field(default_factory=list)
-    run: Mapping[str, Any] | None = None
-    complete: int = 0
-
-
-def look(root: Path) -> Earlier:
-    """Tell what is ours in a folder from all else. Locks and TensorBoard's events are neither."""
+def look(root: Path) -> tuple[list[str], list[str], int]:
+    """Tell what is ours in a folder from the others, and how many complete images there are. Locks
+    and TensorBoard's events are neither. Ours are in the order in which they are to go: manifests
+    and records last, by which the rest is known to be ours."""
     files = {path: regular for path, regular in walk(root) if not is_lock(path)}
-    found, named = Earlier(run=_record(root, RUN_FILE)), set[str]()
+    named, complete = set[str](), 0
     for name in (*_LISTINGS, f"{REPORT}/{REPORT_RECORD}"):
         if (record := _record(root, name)) is not None:
             named |= {name, *_files(record, name.rpartition("/")[0])}
-    if found.run is not None:
+    if holds_run(root):
         named.add(RUN_FILE)
         for name in [name for name in files if name.rpartition("/")[2] == MANIFEST_FILE]:
             manifest = _record(root, name) or {}
             folder, image = name.rpartition("/")[0], manifest.get("image")
             stated = image.get("path") if isinstance(image, dict) else None
             if manifest and folder == (safe_way(stated) if isinstance(stated, str) else ""):
-                found.complete += 1
+                complete += 1
                 named |= {name, *_files(manifest, folder)}
+    ours, others = list[str](), list[str]()
     for name, regular in files.items():
-        hidden = any(map(part_of, name.split("/")))
-        if regular and (name in named or hidden or _says_so(root / name)):
-            found.ours.append(name)
+        page = {".html": PAGE, ".zip": PAGE, ".xml": JUNIT}.get(PurePosixPath(name).suffix)
+        if regular and (
+            name in named
+            or any(map(part_of, name.split("/")))
+            or (page is not None and _is_ours(root / name, page))
+        ):
+            ours.append(name)
         elif not name.rpartition("/")[2].startswith(_EVENTS):
-            found.others.append(name)
-    found.ours.sort(key=lambda way: (way in _SAYS, way.endswith(f"/{MANIFEST_FILE}")))
-    return found
+            others.append(name)
+    ours.sort(key=lambda way: (way in _SAYS, way.endswith(f"/{MANIFEST_FILE}")))
+    return ours, others, complete
 
 
 def holds_run(root: Path) -> bool:
-    """Whether a folder holds a run, or kernels, by its run.json alone: no other file is looked at,
-    of which there may be a hundred thousand."""
+    """Whether a folder holds a run, or kernels, by its run.json alone."""
     return _record(root, RUN_FILE) is not None
 
 
@@ -179,8 +161,7 @@ def _files(record: Mapping[str, Any], folder: str) -> Iterator[str]:
 
 def walk(root: Path) -> Iterator[tuple[str, bool]]:
     """All files below a folder, links and the like among them, and whether they are regular: the
-    folder's own by name, then those of the folders in it. Paths are joined as text, which takes a
-    fifth of the time of Path for the 60,000 files of 10,000 images."""
+    folder's own by name, then those of the folders in it."""
     waiting = [""]
     while waiting:
         here = waiting.pop()
@@ -196,12 +177,9 @@ def walk(root: Path) -> Iterator[tuple[str, bool]]:
                 yield f"{here}{entry.name}", entry.is_file(follow_symlinks=False)
 
 
-# Folders
-
-
-def check_free(root: Path, kind: str, overwrite: bool) -> Earlier | None:
-    """Say before the work that a folder cannot become the result's; the earlier result, which is to
-    be replaced.
+def check_free(root: Path, kind: str, overwrite: bool) -> list[str] | None:
+    """Say before the work that a folder cannot become the result's; the files of the earlier
+    result, which is to be replaced.
 
     Args:
         kind: the result's record.
@@ -209,33 +187,29 @@ def check_free(root: Path, kind: str, overwrite: bool) -> Earlier | None:
     noun = kind.removesuffix(".json")
     if root.exists() and not root.is_dir():
         raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
-    if _record(root, kind) is None:
+    if (record := _record(root, kind)) is None:
         for way, _ in walk(root):
             top, name = way.partition("/")[0], way.rpartition("/")[2]
-            passed = is_lock(way) or part_of(top) or name.startswith(_EVENTS)
-            if not passed:
+            if not (is_lock(way) or part_of(top) or name.startswith(_EVENTS)):
                 words = f"--out {root} is not empty and holds no {noun} of featviz"
                 if (root / kind).exists():
                     words += f": its {kind} is none that featviz wrote"
                 raise StoreError(words, "name another folder with --out")
         return None
-    found = look(root)
-    if not overwrite and (found.complete or kind != RUN):
+    ours, others, complete = look(root)
+    if not overwrite and (complete or kind != RUN):
         hint = "--overwrite replaces it, --out names another folder"
-        if kind == RUN and found.run is not None and "kind" not in found.run:
-            raise taken(f"{root}", found.complete, hint)
+        if kind == RUN and "kind" not in record:
+            raise taken(f"{root}", complete, hint)
         raise StoreError(f"--out {root} holds another {noun}", hint)
-    if found.others:
-        ours = {way.partition("/")[0] for way in found.ours}
-        tops = [(way.partition("/")[0], way) for way in found.others]
-        shown = {way if top in (way, *ours) else f"{top}/" for top, way in tops}
-        least = sorted(shown, key=lambda way: (way.rstrip("/").count("/"), way))
-        names = listed([quoted(name, 80) for name in least], _SHOWN)
+    if others:
+        least = sorted(others, key=lambda way: (way.count("/"), way))
+        names = listed([quoted(name, 80) for name in least], 3)
         raise StoreError(
             f"--out {root} holds files that featviz did not write: {names}",
             "move them away, or name another folder with --out",
         )
-    return found
+    return ours
 
 
 def taken(where: str, complete: int, hint: str) -> StoreError:
@@ -247,54 +221,42 @@ def taken(where: str, complete: int, hint: str) -> StoreError:
 @contextmanager
 def replacing(root: Path, kind: str) -> Iterator[Path]:
     """A folder beside `root` to write into, which takes its place if the block succeeds: the result
-    appears whole or not at all. Meanwhile `root` is locked."""
-    fresh = real(root).with_name(part_name(real(root).name))
+    appears whole or not at all. Meanwhile `root` is locked.
+
+    What killed processes have left beside it goes: folders that were to take its place, and what is
+    ours in those that have stood there.
+    """
+    final = real(root)
+    fresh = final.with_name(part_name(final.name))
+    old, name = fresh.with_suffix(".old"), part_of(fresh.name)
     try:
         with held(root), reported(root, "choose another place with --out, or make room"):
-            clear_beside(root)
+            for path in [path for path in final.parent.iterdir() if part_of(path.name) == name]:
+                if path.suffix == ".part" and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path.is_dir() and not path.is_symlink():
+                    with suppress(StoreError):
+                        remove(path, [LOCK_FILE, *look(path)[0]])
             fresh.mkdir(parents=True)
             yield fresh
-            put_in_place(fresh, root, kind)
+            # the earlier result is looked for anew: the work before may have taken hours
+            earlier = check_free(final, kind, True)
+            ours = look(final)[0] if earlier is None else earlier
+            if final.exists():
+                final.replace(old)
+            try:
+                fresh.replace(final)
+            except OSError:
+                if old.exists():
+                    old.replace(final)
+                raise
+            for way, _ in walk(old):
+                if PurePosixPath(way).name.startswith(_EVENTS):  # a board goes on with them
+                    (final / way).parent.mkdir(parents=True, exist_ok=True)
+                    (old / way).replace(final / way)
+            remove(old, [LOCK_FILE, *ours])
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def clear_beside(root: Path) -> None:
-    """Remove the hidden folders that killed processes have left beside a folder, which this process
-    holds: those that were to take its place, and what is ours in those that have stood there."""
-    final = real(root)
-    name = part_of(part_name(final.name))
-    for path in [path for path in final.parent.iterdir() if part_of(path.name) == name]:
-        if path.is_symlink() or not path.is_dir():
-            continue
-        if path.suffix == ".part":
-            shutil.rmtree(path, ignore_errors=True)
-            continue
-        with suppress(StoreError):
-            remove(path, [LOCK_FILE, *look(path).ours])
-
-
-def put_in_place(fresh: Path, root: Path, kind: str) -> None:
-    """Put a finished folder in the place of an earlier result, which is removed, or stays where
-    that fails. It is looked for anew: the work before may have taken hours."""
-    final, old = real(root), fresh.with_suffix(".old")
-    ours = (check_free(final, kind, True) or look(final)).ours
-    if final.exists():
-        final.replace(old)
-    try:
-        fresh.replace(final)
-    except OSError:
-        if old.exists():
-            old.replace(final)
-        raise
-    for way, _ in walk(old):
-        if PurePosixPath(way).name.startswith(_EVENTS):  # a board goes on with them
-            (final / way).parent.mkdir(parents=True, exist_ok=True)
-            (old / way).replace(final / way)
-    remove(old, [LOCK_FILE, *ours])
-
-
-# Single files
 
 
 FileKind: TypeAlias = tuple[str, bytes | None]
@@ -333,12 +295,6 @@ def writing(
         yield file
 
 
-def _says_so(path: Path) -> bool:
-    """Whether a page or a report on gates says that featviz wrote it."""
-    kind = {".html": PAGE, ".zip": PAGE, ".xml": JUNIT}.get(path.suffix)
-    return kind is not None and _is_ours(path, kind)
-
-
 def _is_ours(path: Path, kind: FileKind) -> bool:
     with (
         suppress(OSError, FileError, ValueError, KeyError, RuntimeError, EOFError),
@@ -353,14 +309,8 @@ def _is_ours(path: Path, kind: FileKind) -> bool:
     return False
 
 
-# Inputs
-
-
 def check_apart(out: Path, option: str, inputs: Iterable[Path]) -> None:
-    """Refuse to write where an input is: over it, or into a folder that holds it.
-
-    A folder below that of the images is fine: it was none of them when the command began.
-    """
+    """Refuse to write where an input is: over it, or into a folder that holds it."""
     place = os.path.realpath(out)
     within = place.rstrip(os.sep) + os.sep
     real_folder = cache(os.path.realpath)  # of 10,000 images there are few
@@ -390,23 +340,27 @@ def model_files(*models: str | None) -> list[Path]:
 
 @contextmanager
 def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
-    """Hold a folder that this command writes, or one shard of it, into which others write theirs.
-    The folder is made if it is missing; at the end it goes again if it is empty.
-
-    What is no folder is not locked: writing into it is refused anyway.
+    """Hold a folder that this command writes, or one shard of it, into which others of the same
+    division write theirs. The folder is made if it is missing; at the end it goes again if it is
+    empty. The locks of processes that were killed are removed.
     """
-    what = f"--out {quoted(str(out))}"
     if out.exists() and not out.is_dir():
         yield
-    elif shard is None:
-        with _locked(out / LOCK_FILE, what):
-            _refuse_shards(out, what)
-            yield
-    else:
-        with _locked(out / name_of(shard), f"shard {shard} of {what}"):
-            with among_shards(out), _locked(out / LOCK_FILE, what):
-                _refuse_shards(out, what, shard.count)
-            yield
+        return
+    what, mine = f"--out {quoted(str(out))}", out / LOCK_FILE
+    same = () if shard is None else (f"-of-{shard.count}",)
+    with ExitStack() as until, ExitStack() as beginning:
+        if shard is not None:
+            until.enter_context(_locked(out / name_of(shard), f"shard {shard} of {what}"))
+            beginning.enter_context(among_shards(out))
+        (until if shard is None else beginning).enter_context(_locked(mine, what))
+        for path in sorted(out.glob(".featviz.*.lock")):
+            match = SHARD_LOCKS.fullmatch(path.name)
+            if match and match[1] != "shards" and not match[1].endswith(same):
+                with _locked(path, what):
+                    pass
+        beginning.close()
+        yield
 
 
 @contextmanager
@@ -427,16 +381,6 @@ def signature() -> str:
     return f"process {os.getpid()} on {socket.gethostname()} since {began}"
 
 
-def _refuse_shards(out: Path, what: str, count: int = 0) -> None:
-    """Refuse a folder into which shards write, but for those of one division into `count`. The
-    locks of processes that were killed are removed."""
-    for path in sorted(out.glob(".featviz.*.lock")):
-        match = SHARD_LOCKS.fullmatch(path.name)
-        if match and not match[1].endswith((f"-of-{count}", "shards")):
-            with _locked(path, what):
-                pass
-
-
 @contextmanager
 def _locked(path: Path, what: str, patience: float = 0.0) -> Iterator[None]:
     """Hold one lock file; the folders that it needs are made, and go again if they are empty."""
@@ -451,7 +395,7 @@ def _locked(path: Path, what: str, patience: float = 0.0) -> Iterator[None]:
                     if os.path.lexists(path):
                         _check(path, path.lstat())
                     try:
-                        lock.acquire(timeout=patience, poll_interval=_POLL)
+                        lock.acquire(timeout=patience, poll_interval=0.1)
                     except Timeout:
                         holder = ""
                         with suppress(OSError, FileError):

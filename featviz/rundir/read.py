@@ -1,52 +1,63 @@
-"""Run directories, read back: the one reader of all commands. Nothing here needs torch.
-
-A run directory comes from anywhere. What is in its files is held against `schema`; every file is
-opened by a name inside its folder, following no link, and is as large as the manifest says. An
-image that does not fit is left out and named.
-"""
+"""Run directories, read back: the one reader of all commands. A run directory comes from anywhere:
+an image that does not fit is left out and named. Nothing here needs torch."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
-from featviz import files
-from featviz.errors import FileError, StoreError
+from featviz.errors import StoreError
 from featviz.files.urls import Url
-from featviz.options import flag
-from featviz.rundir import (
-    AUDIT_FILE,
-    DIFF_FILE,
-    EXEMPLARS_FILE,
-    INPUT_FILE,
-    MANIFEST_FILE,
-    RUN_FILE,
-    STATS_FILE,
-    schema,
-)
+from featviz.rundir import INPUT_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, schema
 from featviz.rundir.atomic import part_of
 from featviz.rundir.image import ReadImage, read_image
-from featviz.rundir.schema import MOST_RECORD, RunRecord
-from featviz.text import counted, printable, quoted, safe_way
+from featviz.rundir.schema import Count, Reason, Text
+from featviz.text import counted, quoted, safe_way
 
 log = logging.getLogger(__name__)
 
-MOST_HELD = 8 * 2**30
-"""Bytes of the statistics of a run that are held at once."""
-DEEPEST = 100
-"""Folders inside one another in which images are looked for."""
-_MOST_NAMED = 20
-"""Images of which a warning has a line."""
-_SHOWN, _BEFORE = 60, 20
-"""Characters of a value that a refusal shows, and those of them that stand before the first that
-differs, where it is far behind."""
+DEEPEST, _MOST_NAMED = 100, 20
+"""Folders inside one another in which images are looked for; images that warnings name."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """`images` of run.json."""
+
+    total: Count
+    complete: list[Text]
+    missing: list[Text] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A row of `failures`."""
+
+    image: Text
+    error: Reason
+    number: Count | None = None
+    """Its number among all images, from 0, where that is told."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """run.json, as far as it is looked at."""
+
+    images: Images
+    failures: list[Failure]
+    featviz: Text | None = None
+    torch: Text | None = None
+    torchvision: Text | None = None
+    device: Text | None = None
+    model: dict[Text, Any] | None = None
+    preprocessing: Text | None = None
+    layers: list[Text] | None = None
+    options: dict[Text, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -87,19 +98,22 @@ class ReadRun:
 
 
 def read_run(root: Path, hold: bool = False) -> ReadRun:
-    """Read a run directory: run.json, all manifests, and of all other files whether they fit.
-
-    An image that is not whole is named in `incomplete` or `damaged`, and left out.
-
-    Args:
-        hold: keep all statistics in memory, for whoever needs them all.
-    """
-    record, known = read_record(root)
+    """Read a run directory: run.json, all manifests, and of all other files whether they fit; with
+    `hold` all statistics are kept in memory."""
+    record = schema.read_json(root / RUN_FILE)
+    if (kind := record.get("kind", "run")) != "run":
+        raise StoreError(
+            f"{quoted(str(root))} holds {quoted(str(kind))}, not the feature maps of a run",
+            "give a folder that featviz run wrote",
+        )
+    try:
+        known = schema.convert(record, RunRecord)
+    except ValueError as error:
+        raise StoreError(f"{quoted(str(root / RUN_FILE))}: {error}") from error
     folders = {safe_way(name): name for name in known.images.complete}
     images: dict[str, ReadImage] = {}
     incomplete: dict[str, str] = {}
     damaged: dict[str, str] = {}
-    room = MOST_HELD
     for folder, reason in image_folders(root):
         name = folders.get(folder, folder)
         if reason is not None:
@@ -108,11 +122,8 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
         try:
             image = read_image(root, folder, hold)
             if safe_way(image.name) != folder:
-                words = schema.misfit("image.path", image.name, repr(quoted(folder)))
+                words = f"image.path is {quoted(image.name)}, expected {quoted(folder)!r}"
                 raise StoreError(f"{quoted(folder)}/{MANIFEST_FILE}: {words}")
-            room -= sum(stats.nbytes for stats in (image.kept_stats or {}).values())
-            if room < 0:
-                raise StoreError(f"{quoted(folder)}: the run has too many statistics to hold")
         except StoreError as error:
             damaged[name] = error.message
         else:
@@ -127,72 +138,12 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
 
 
 def warn_of(images: Mapping[str, str], before: str = "", behind: str = "") -> None:
-    """Warn of images that are not whole: of the first ones by name, and how many more there are.
-
-    Args:
-        images: what each lacks, by name.
-        before, behind: words around the line of each image.
-    """
+    """Warn of images that are not whole, and what each lacks: of the first ones by name, with words
+    around each line, and how many more there are."""
     for name, reason in islice(images.items(), _MOST_NAMED):
         log.warning("%s%s is incomplete (%s)%s", before, name, reason, behind)
     if (more := len(images) - _MOST_NAMED) > 0:
         log.warning("%s%s more are incomplete%s", before, counted(more, "image"), behind)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The content of a run.json or manifest, of whatever kind it is."""
-    if path.parent.is_file():
-        name = quoted(str(path.parent))
-        raise StoreError(f"{name} is a file, not a run directory", "give a folder of `featviz run`")
-    if path.is_symlink():
-        raise StoreError(
-            f"{quoted(str(path))} is a link, and links in run directories are not read"
-        )
-    try:
-        content = files.read_json(path, MOST_RECORD)
-    except FileNotFoundError:
-        words, hint = f"it has no {path.name}", "give a folder that `featviz run` wrote"
-        if path.name == RUN_FILE:
-            held = [what for name, what in _OTHERS.items() if (path.parent / name).is_file()]
-            words = f"it holds {held[0]}" if held else words
-            if not held and any(path.parent.glob(f"*/{MANIFEST_FILE}")):
-                hint = (
-                    "the same `featviz run` with --resume writes it anew from the images' manifests"
-                )
-        raise StoreError(f"{quoted(str(path.parent))} is no run directory: {words}", hint) from None
-    except FileError as error:
-        where = f"{quoted(str(path))} cannot be read"
-        said = error.message.removeprefix(f"{where}: ")
-        raise StoreError(f"{where}: {said}", error.hint) from error
-    try:
-        schema.check_version(content)
-    except ValueError as error:
-        raise StoreError(f"{quoted(str(path))} {error}") from None
-    record: dict[str, Any] = content
-    return record
-
-
-_OTHERS = {
-    EXEMPLARS_FILE: "exemplars of channels, for `report RUN --exemplars`",
-    AUDIT_FILE: "an audit, for `report`",
-    DIFF_FILE: "a comparison of two runs",
-}
-"""Results that are no runs, by the file that they have."""
-
-
-def read_record(root: Path) -> tuple[dict[str, Any], RunRecord]:
-    """The content of a run's run.json, as it stands and as far as it is looked at."""
-    content = read_json(root / RUN_FILE)
-    kind = content.get("kind", "run")
-    if kind != "run":
-        raise StoreError(
-            f"{quoted(str(root))} holds {quoted(str(kind))}, not the feature maps of a run",
-            "give a folder that featviz run wrote",
-        )
-    try:
-        return content, schema.convert(content, RunRecord)
-    except ValueError as error:
-        raise StoreError(f"{quoted(str(root / RUN_FILE))}: {error}") from error
 
 
 def image_folders(root: Path) -> Iterator[tuple[str, str | None]]:
@@ -202,63 +153,13 @@ def image_folders(root: Path) -> Iterator[tuple[str, str | None]]:
     with a file that was being written, but without a manifest, is incomplete. Links are not
     followed.
     """
-    waiting = [""]
-    while waiting:
-        here = waiting.pop()
-        try:
-            with os.scandir(root / here) as scanned:
-                entries = sorted(scanned, key=lambda entry: entry.name, reverse=True)
-        except OSError as error:
-            if here:
-                yield here, f"its folder cannot be read: {error.strerror}"
-                continue
-            raise StoreError(f"{quoted(str(root))} cannot be read: {error.strerror}") from error
-        names = {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}
-        if here and MANIFEST_FILE in names:
-            yield here, None
-        elif here and (names & {INPUT_FILE, STATS_FILE} or any(map(part_of, names))):
-            yield here, f"it has no {MANIFEST_FILE}"
-        elif here.count("/") < DEEPEST:
-            waiting += [
-                f"{here}/{entry.name}".lstrip("/")
-                for entry in entries
-                if entry.is_dir(follow_symlinks=False) and not part_of(entry.name)
-            ]
-
-
-def differences(old: Any, new: Any) -> list[str]:
-    """In words, what of two run.json is not the same; options come first."""
-    found: list[str] = []
-
-    def compare(old: Any, new: Any, where: str) -> None:
-        if isinstance(old, dict) and isinstance(new, dict):
-            for key in dict.fromkeys((*old, *new)):
-                compare(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))
-        elif old != new and where.startswith("options."):
-            there, here = (_as_typed(where.removeprefix("options."), value) for value in (old, new))
-            found.append(f"there {there}, here {here}")
-        elif old != new:
-            texts = [json.dumps(value, ensure_ascii=False) for value in (old, new)]
-            alike = len(commonprefix(texts))  # noqa: RUF071 - characters are meant
-            begin = alike - _BEFORE if alike > _SHOWN - _BEFORE else 0
-            there, here = (
-                quoted(text if len(text) <= _SHOWN else "…" * bool(begin) + text[begin:], _SHOWN)
-                for text in texts
-            )
-            found.append(f"its {printable(where)} is {there}, this one's {here}")
-
-    compare(old, new, "")
-    return sorted(found, key=lambda words: not words.startswith("there "))
-
-
-def _as_typed(name: str, value: Any) -> str:
-    """An option as one types it: `--layers ReLU`; `none` where one types nothing."""
-    if value is None or value == [] or value is (name == "marks"):
-        return "none"
-    if isinstance(value, bool):
-        return quoted(flag(name) if value else f"--no-{name}")
-    parts = value if isinstance(value, list) else [value]
-    if name in ("ablate", "edit", "tensor_layout"):
-        return quoted(" ".join(f"{flag(name)} {part}" for part in parts))
-    separator = "x" if name in ("size", "crop") else ","
-    return quoted(f"{flag(name)} {separator.join(map(str, parts))}")
+    for path, folders, names in os.walk(root):
+        here = Path(path).relative_to(root).as_posix()
+        folders[:] = sorted(name for name in folders if not part_of(name))
+        whole = MANIFEST_FILE in names
+        begun = not {INPUT_FILE, STATS_FILE}.isdisjoint(names) or any(map(part_of, names))
+        if here != "." and (whole or begun):
+            yield here, None if whole else f"it has no {MANIFEST_FILE}"
+            folders.clear()
+        elif here.count("/") >= DEEPEST:
+            folders.clear()

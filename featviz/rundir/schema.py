@@ -1,31 +1,32 @@
-"""What the files of a run directory may hold. Whoever reads one has it from somebody else.
+"""What the records of a run directory hold: a row of a manifest, and what all of them have.
 
-msgspec checks types, ranges and lengths while it decodes, in a third of the time of json and
-dataclasses; what one field says of another is checked here.
+Whoever reads one has it from somebody else. msgspec checks types, ranges and lengths while it
+decodes, in a third of the time of json and dataclasses, and says in its own words where something
+does not fit; what one field says of another is checked here.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, TypedDict, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from os.path import commonprefix
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 from msgspec import Meta
 
-from featviz.files import is_inside, parse_json
-from featviz.records import FORMATS, SUFFIXES, GridPlan, Guess, Place, Skip
-from featviz.rundir import INPUT_FILE, SCHEMA_VERSION, STATS_FILE
-from featviz.text import by, quoted
-
-_T = TypeVar("_T")
+from featviz import files
+from featviz.errors import FileError, StoreError
+from featviz.options import flag
+from featviz.records import FORMATS, SUFFIXES, GridPlan, Place
+from featviz.rundir import MANIFEST_FILE, SCHEMA_VERSION
+from featviz.text import by, printable, quoted
 
 GROWING = ("images", "failures", "schema_version")
-"""Keys of run.json that change while a run goes on; all others tell how it draws."""
+"""Keys of run.json that change while a run goes on."""
 MOST_RECORD = 64 * 2**20
 """Bytes of run.json or of a manifest: half a million images, or rows."""
 MOST_MAPS = 2**24
@@ -37,12 +38,13 @@ Text = Annotated[str, Meta(max_length=4096)]
 """A name, or a few words."""
 Reason = Annotated[str, Meta(max_length=100_000)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
-_Pixels = Annotated[int, Meta(ge=1, le=_LARGEST)]
-_Two = Meta(min_length=2, max_length=2)
-_Channel = Annotated[int, Meta(ge=0, lt=MOST_MAPS)]
-_Channels = Annotated[list[_Channel], Meta(min_length=1)]
-
-
+Pixels = Annotated[int, Meta(ge=1, le=_LARGEST)]
+Two = Meta(min_length=2, max_length=2)
+Channel = Annotated[int, Meta(ge=0, lt=MOST_MAPS)]
+_Channels = Annotated[list[Channel], Meta(min_length=1)]
+_SHOWN, _BEFORE = 60, 20
+"""Characters of a value that a message shows, and those of them that stand before the first that
+differs, where it is far behind."""
 _ENDS = {"file": SUFFIXES, "tensor": (".npy",), "figure": (".png",)}
 """How the names in these fields of a row of `captures` end."""
 
@@ -50,10 +52,10 @@ _ENDS = {"file": SUFFIXES, "tensor": (".npy",), "figure": (".png",)}
 class GridFields(TypedDict):
     """`grid` of a row of `captures`."""
 
-    nrow: _Pixels
+    nrow: Pixels
     padding: Annotated[int, Meta(ge=0, le=_LARGEST)]
-    tile: Annotated[list[_Pixels], _Two]
-    scale: _Pixels | Annotated[list[_Pixels], _Two]
+    tile: Annotated[list[Pixels], Two]
+    scale: Pixels | Annotated[list[Pixels], Two]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Capture:
     grid: GridFields
     normalize: Text
     """The scale that was used; one-number maps share the layer's even under `map`."""
-    range: Annotated[list[float | None], _Two] | None
+    range: Annotated[list[float | None], Two] | None
     """Values drawn darkest and brightest; None where each map has its own (see `stats.npz`)."""
     min: float | None
     max: float | None
@@ -83,20 +85,18 @@ class Capture:
     zero_fraction: Annotated[float, Meta(ge=0, le=1)]
     nonfinite: Count
     channels: _Channels | None = None
-    slices: Annotated[list[Annotated[int, Meta(ge=1, le=_LARGEST)]], _Two] | None = None
-    """[drawn, held] tiles of each channel, side by side, where it holds several: the time steps of
-    a clip, the regions of a batch."""
+    slices: Annotated[list[Pixels], Two] | None = None
+    """[drawn, held] tiles of each channel, side by side: steps of a clip, regions of a batch."""
     steps: list[Count] | None = None
     """The slices that are drawn, from 0, where not all are."""
     tensor: Text | None = None
-    constant: Annotated[list[_Pixels], Meta(min_length=3, max_length=3)] | None = None
-    """Slices, height and width of each map, where all maps are constant: the picture is one strip
-    of their values, a number for each channel."""
+    constant: Annotated[list[Pixels], Meta(min_length=3, max_length=3)] | None = None
+    """Slices, height and width of each map, where all are constant: the picture is one strip of
+    their values."""
     collapsed: dict[Text, _Channels] | None = None
     """The channels that share a tile, by the channel that is drawn."""
     reduce: Text | None = None
     overlay: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """How much of the map lies over the input, 0..1, where it does."""
     figure: Text | None = None
     cmap: Text | None = None
     """The colormap, where it is that of phases, whatever the run's is."""
@@ -113,8 +113,7 @@ class Capture:
 
     @property
     def drawn(self) -> list[int]:
-        """The channels that have a tile of their own, in tile order; none where all channels
-        became one tile."""
+        """The channels that have a tile of their own, in tile order."""
         if self.reduce is not None:
             return []
         return [*range(self.maps)] if self.channels is None else self.channels
@@ -126,7 +125,7 @@ class Capture:
 
     @property
     def beside(self) -> list[int]:
-        """The slices side by side for each channel; where a row does not say, the first."""
+        """The slices side by side for each channel."""
         return [*range(self.side)] if self.steps is None else self.steps
 
     @property
@@ -157,214 +156,47 @@ OPTIONAL = {one.name for one in fields(Capture) if one.default is None}
 """Fields that a row has only where they have a value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Width and height of an image file in pixels."""
-
-    width: Count
-    height: Count
-
-
-@dataclass(frozen=True, slots=True)
-class ImageFields:
-    """`image` of a manifest."""
-
-    path: Annotated[str, Meta(min_length=1, max_length=4096)]
-    """Relative to the argument that it came from; it is a name, and nothing is opened by it."""
-    sha256: Text
-    size: Size | None = None
-    files: list[Text] | None = None
-
-
-@dataclass(frozen=True)
-class Input:
-    """`input` of a manifest."""
-
-    shape: Annotated[
-        list[Count | Annotated[list[Count], Meta(max_length=64)]], Meta(max_length=4096)
-    ]
-    """[1, C, H, W], or several of these."""
-    preprocessing: Text
-
-    @property
-    def shapes(self) -> list[list[int]]:
-        """One for each input of the model."""
-        several = [size for size in self.shape if isinstance(size, list)]
-        return several or [[size for size in self.shape if isinstance(size, int)]]
-
-    @property
-    def shown(self) -> tuple[int, int] | None:
-        """Width and height of input.png: frames and several images stand side by side; None where
-        an input is no picture."""
-        if not all(len(shape) in (4, 5) and shape[-2:] != [1, 1] for shape in self.shapes):
-            return None
-        frames = [math.prod(shape[2:-2]) for shape in self.shapes]
-        width = sum(n * shape[-1] for n, shape in zip(frames, self.shapes, strict=True))
-        return width, max(shape[-2] for shape in self.shapes)
-
-
-@dataclass(frozen=True)
-class TargetFields:
-    """`target` of a manifest."""
-
-    of: Text | None
-    value: float | None
-    grad_rule: Text
-
-
-@dataclass(frozen=True, slots=True)
-class FileSum:
-    """A row of `files`."""
-
-    file: Text
-    bytes: Count
-    sha256: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """manifest.json; fields of a later featviz are left out."""
-
-    schema_version: int
-    image: ImageFields
-    input: Input
-    captures: list[Capture]
-    skipped: list[Skip]
-    never_ran: list[Text]
-    files: list[FileSum]
-    fingerprint: Text | None = None
-    prediction: list[Guess] = field(default_factory=list)
-    target: TargetFields | None = None
-    interventions: list[dict[Text, Text]] = field(default_factory=list)
-    """The kind of each, and what it changes."""
-
-    @property
-    def named(self) -> list[str]:
-        """The files of the image, but for the manifest itself."""
-        rows = [name for row in self.captures for name in row.files]
-        return [*dict.fromkeys([INPUT_FILE, *rows, STATS_FILE])]
-
-
-@dataclass(frozen=True)
-class Images:
-    """`images` of run.json."""
-
-    total: Count
-    complete: list[Text]
-    missing: list[Text] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A row of `failures`."""
-
-    image: Text
-    error: Reason
-    number: Count | None = None
-    """Its number among all images, from 0, where that is told."""
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """run.json, as far as it is looked at."""
-
-    images: Images
-    failures: list[Failure]
-    featviz: Text | None = None
-    torch: Text | None = None
-    torchvision: Text | None = None
-    device: Text | None = None
-    model: dict[Text, Any] | None = None
-    preprocessing: Text | None = None
-    layers: list[Text] | None = None
-    options: dict[Text, Any] | None = None
-
-
-@dataclass(frozen=True)
-class Seen:
-    """`images` of audit.json, and of exemplars.json."""
-
-    seen: Count
-    total: Count = 0
-    failures: list[Failure] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class AuditRow:
-    """A row of `layers` of audit.json."""
-
-    label: Text
-    channels: Count
-    findings: dict[Text, list[_Channel]]
-    layer: Text | None = None
-    type: Text = ""
-    apoz: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """Average percentage of zeros, as a share; None where no activation gives zeros."""
-
-
-@dataclass(frozen=True)
-class DrawnSuspects:
-    """A row of `drawn` of audit.json: a picture."""
-
-    layer: Text
-    channels: list[_Channel]
-    suspects: Count
-    file: Text
-    shown: Text = ""
-    rows: Annotated[list[_Pixels], _Two] | None = None
-    """Where the first channel's row begins, and how high each is."""
-
-
-@dataclass(frozen=True)
-class Audit:
-    """audit.json, as far as a report shows it."""
-
-    images: Seen
-    layers: list[AuditRow]
-    drawn: list[DrawnSuspects] = field(default_factory=list)
-    model: dict[Text, Any] = field(default_factory=dict)
-    options: dict[Text, Any] = field(default_factory=dict)
-    featviz: Text = ""
-    torch: Text = ""
-    device: Text = ""
-    preprocessing: Text = ""
-
-    @property
-    def clean(self) -> bool:
-        """Whether nothing was found in any channel."""
-        return not any(found for row in self.layers for found in row.findings.values())
-
-
-class _Rows(TypedDict):
-    captures: list[Capture]
-
-
-_MANIFESTS = msgspec.json.Decoder(Manifest)
-
-
-def read_manifest(data: bytes) -> Manifest:
-    """A manifest that can be trusted to be one; else a ValueError that names the first misfit:
-    ``captures[3].grid.nrow is 0, expected `int` >= 1``."""
+def convert(content: Any, kind: Any) -> Any:
+    """The content of a document, if it is one of this kind; else a ValueError in msgspec's words,
+    which name the first misfit."""
     try:
-        manifest = _MANIFESTS.decode(data)
-        whole = manifest.schema_version == SCHEMA_VERSION
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        whole = False
-    if not whole:  # Python's own JSON reads names that are no UTF-8, and gives values to name
-        try:
-            content = parse_json(data.decode("utf-8"))
-        except ValueError as error:
-            raise ValueError(f"cannot be read: {quoted(str(error))}") from None
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(quoted(str(error))) from None
+
+
+def check_version(content: Any, known: int = SCHEMA_VERSION) -> None:
+    """Refuse a document of another version than this featviz reads, or of none."""
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if type(version) is not int:
+        raise ValueError(f"cannot be read: its schema_version is {quoted(repr(version))}")
+    if version != known:
+        raise ValueError(f"has schema version {version}, this featviz reads {known}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of a run.json or manifest, of whatever kind it is."""
+    where = quoted(str(path))
+    if path.parent.is_file():
+        name = quoted(str(path.parent))
+        raise StoreError(f"{name} is a file, not a run directory", "give a folder of `featviz run`")
+    if path.is_symlink():
+        raise StoreError(f"{where} is a link, and links in run directories are not read")
+    try:
+        content: dict[str, Any] = files.read_json(path, MOST_RECORD)
         check_version(content)
-        manifest = convert(content, Manifest)
-    for contradiction in _of_rows(manifest.captures):
-        raise ValueError(contradiction)
-    listed = [row.file for row in manifest.files]
-    for name in sorted(set(manifest.named) ^ set(listed)):
-        raise ValueError(f"files {'lists' if name in listed else 'lacks'} {quoted(name)}")
-    if len(set(listed)) < len(listed):
-        raise ValueError("files lists a file twice")
-    return manifest
+    except FileNotFoundError:
+        hint = "give a folder that `featviz run` wrote"
+        if any(path.parent.glob(f"*/{MANIFEST_FILE}")):
+            hint = "the same `featviz run` with --resume writes it anew from the images' manifests"
+        words = f"{quoted(str(path.parent))} is no run directory: it has no {path.name}"
+        raise StoreError(words, hint) from None
+    except FileError as error:
+        said = error.message.removeprefix(f"{where} cannot be read: ")
+        raise StoreError(f"{where} cannot be read: {said}", error.hint) from error
+    except ValueError as error:
+        raise StoreError(f"{where} {error}") from None
+    return content
 
 
 def fingerprint(record: Mapping[str, Any]) -> str:
@@ -375,88 +207,55 @@ def fingerprint(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
 
-def check_kernels(content: Any) -> list[Capture]:
-    """The rows of a manifest of kernels, as those of an image; `slices`, which is one number there,
-    becomes as many of as many."""
-    rows = content.get("captures") if isinstance(content, dict) else None
-    for row in rows if isinstance(rows, list) else ():
-        if isinstance(row, dict):
-            row["slices"] = [row.get("slices", 1)] * 2
-    kernels = convert({"captures": rows}, _Rows)["captures"]
-    for contradiction in _of_rows(kernels):
-        raise ValueError(contradiction)
-    return kernels
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """In words, what of two run.json is not the same; options come first."""
+    found: list[str] = []
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in dict.fromkeys((*old, *new)):
+            found += differences(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))
+    elif old != new and where.startswith("options."):
+        there, here = (_as_typed(where.removeprefix("options."), value) for value in (old, new))
+        found = [f"there {there}, here {here}"]
+    elif old != new:
+        texts = [json.dumps(value, ensure_ascii=False) for value in (old, new)]
+        begin = max(0, len(commonprefix(texts)) - _BEFORE)  # noqa: RUF071 - characters are meant
+        cut = "…" * bool(begin)
+        there, here = (
+            quoted(text if len(text) <= _SHOWN else cut + text[begin:], _SHOWN) for text in texts
+        )
+        found = [f"its {printable(where)} is {there}, this one's {here}"]
+    return sorted(found, key=lambda words: not words.startswith("there "))
 
 
-def check_version(content: Any, known: int = SCHEMA_VERSION) -> None:
-    """Refuse a document of another version than this featviz reads, or of none."""
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    if not isinstance(version, int) or isinstance(version, bool):
-        raise ValueError(f"cannot be read: its schema_version is {quoted(repr(version))}")
-    if version != known:
-        raise ValueError(f"has schema version {version}, this featviz reads {known}")
+def _as_typed(name: str, value: Any) -> str:
+    """An option as one types it: `--layers ReLU`; `none` where one types nothing."""
+    if value is None or value == [] or value is (name == "marks"):
+        return "none"
+    if isinstance(value, bool):
+        return quoted(flag(name) if value else f"--no-{name}")
+    parts = value if isinstance(value, list) else [value]
+    if name in ("ablate", "edit", "tensor_layout"):
+        return quoted(" ".join(f"{flag(name)} {part}" for part in parts))
+    separator = "x" if name in ("size", "crop") else ","
+    return quoted(f"{flag(name)} {separator.join(map(str, parts))}")
 
 
-def convert(content: Any, kind: type[_T]) -> _T:
-    """The content of a document, if it is one of this kind; else a ValueError."""
-    try:
-        return msgspec.convert(content, kind)
-    except msgspec.ValidationError as error:
-        raise ValueError(_words(str(error), content)) from None
-
-
-# What does not fit, in words
-
-_ERROR = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
-_SHOWN = 60
-"""Characters of a value in a message."""
-
-
-def _words(error: str, content: Any) -> str:
-    """``captures[3].grid.nrow is 0, expected `int` >= 1``, from msgspec's words."""
-    parts = _ERROR.fullmatch(error)
-    what, where = (parts["what"], parts["at"] or "") if parts else (error, "")
-    if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
-        return f"{where}.{missing[1]} is missing".removeprefix(".")
-    value = content
-    try:
-        for name, index in re.findall(r"(\w+)|\[(\d+|\.\.\.)\]", where):
-            value = value[name] if name else value[int(index)]
-    except (KeyError, IndexError, TypeError, ValueError):  # msgspec says [...] of a mapping
-        return f"{quoted(where)}: {quoted(what)}"
-    return misfit(where or "the document", value, quoted(what.removeprefix("Expected ")))
-
-
-def misfit(where: str, value: Any, expected: str) -> str:
-    """``captures[3].grid.nrow is 0, expected `int` >= 1``."""
-    if isinstance(value, (list, dict)) and len(value) > _SHOWN:
-        shown = f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
-    else:
-        try:
-            shown = json.dumps(value, ensure_ascii=False)
-        except ValueError:  # an integer of more digits than Python writes
-            shown = "a number of too many digits"
-    return f"{quoted(where)} is {quoted(shown, _SHOWN)}, expected {expected}"
-
-
-# What one field says of another
-
-
-def _of_rows(rows: list[Capture]) -> Iterator[str]:
-    """In words, with the path of the field."""
+def check_rows(rows: Sequence[Capture]) -> None:
+    """Refuse rows of `captures` of which one field contradicts another."""
     seen: dict[Place, int] = {}
     for n, row in enumerate(rows):
         for where, value, expected in _of_row(row):
-            yield misfit(f"captures[{n}].{where}", value, expected)
+            shown = quoted(json.dumps(value, ensure_ascii=False), _SHOWN)
+            raise ValueError(f"captures[{n}].{where} is {shown}, expected {expected}")
         if (first := seen.setdefault(row.place, n)) != n:
-            yield f"captures[{n}] is the same tensor as captures[{first}]"
+            raise ValueError(f"captures[{n}] is the same tensor as captures[{first}]")
 
 
 def _of_row(row: Capture) -> Iterator[tuple[str, Any, str]]:
     """The field, its value, and what was expected."""
     for column, ends in _ENDS.items():
         name = getattr(row, column)
-        if name is not None and not is_inside(name):
+        if name is not None and not files.is_inside(name):
             yield column, name, "a file inside the image's folder"
         elif name is not None and not name.endswith(ends):
             yield column, name, f"a name that ends in {' or '.join(ends)}"

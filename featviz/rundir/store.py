@@ -36,19 +36,11 @@ _AT_ONCE = 16
 """Objects that are read or written at once."""
 _PIECE = 8 * 2**20
 """Bytes that are read of an object at a time."""
-_POLL = 1.0
-"""Seconds between two tries to make a lock that another process has."""
-_RIGHTS = (
-    "give credentials that may list, read, write and delete there, as the store's library takes "
-    "them (for s3: AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
-)
+_RIGHTS = "give credentials that may list, read, write and delete there (for s3: AWS_PROFILE)"
 
 
 class Store:
-    """The objects below a URL, by their names relative to it, with forward slashes.
-
-    What goes wrong is a StoreError with the URL, the store's reason and a remedy.
-    """
+    """The objects below a URL, by their names relative to it, with forward slashes."""
 
     def __init__(self, url: Url) -> None:
         """Find the library that speaks with the store; nothing is asked of the store yet."""
@@ -189,7 +181,7 @@ def _locked(store: Store, name: str, patience: float = 0.0) -> Iterator[None]:
     while not store.create(name, words) and store.read(name, places.MOST_WORDS) != words:
         if time.monotonic() >= end:
             raise _taken(store, name)
-        time.sleep(_POLL)
+        time.sleep(1.0)
     try:
         yield
     finally:

@@ -10,9 +10,9 @@ is whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 from xml.etree import ElementTree
@@ -24,7 +24,8 @@ from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.files import Folder
 from featviz.options import MOST_TOP
-from featviz.records import Place, Verdict
+from featviz.records import Place
+from featviz.records.findings import Verdict
 from featviz.rundir import (
     AUDIT_FILE,
     EXEMPLARS_FILE,
@@ -36,11 +37,10 @@ from featviz.rundir import (
     RUN_FILE,
     schema,
 )
-from featviz.rundir.atomic import part_of, remove, reported
+from featviz.rundir.atomic import part_of, reported
 from featviz.rundir.image import ReadImage, pictures_beside
-from featviz.rundir.place import RUN, Earlier, check_free
-from featviz.rundir.read import read_json
-from featviz.rundir.schema import MOST_RECORD, Audit, Count, Reason, Seen, Text
+from featviz.rundir.read import Failure
+from featviz.rundir.schema import MOST_RECORD, Capture, Count, Reason, Text, read_json
 from featviz.text import quoted
 
 SCHEMA_VERSION = 1
@@ -50,10 +50,18 @@ _MOST = 2**28
 """Bytes of an exemplars.json: two million exemplars."""
 _STEP = re.compile(r"step-(\d{6,15})")
 _BESIDE = {LOCK_FILE, REPORT, REPORT_FILE, REPORT_ZIP}
-"""What may stand beside the steps of a series."""
 _Small = Annotated[int, Meta(ge=0, lt=2**31)]
 _Two = Annotated[list[_Small], Meta(min_length=2, max_length=2)]
 _Four = Annotated[list[_Small], Meta(min_length=4, max_length=4)]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """`images` of audit.json, and of exemplars.json."""
+
+    seen: Count
+    total: Count = 0
+    failures: list[Failure] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -62,15 +70,14 @@ class Exemplar:
 
     image: Text
     number: Count
-    """Its number among all images, from 0: of equal values the lower one comes first."""
+    """Its number among all images, from 0."""
     value: float
     place: _Two | None
-    """Row and column in the channel's map; None where the layer gives no map of the input, or the
-    whole map counts."""
+    """Row and column in the channel's map, where one place counts."""
     map: _Two | None
     box: _Four | None
-    """What the unit there sees, in pixels of the input: left, top, right and bottom, the last two
-    excluded. None where it sees only padding, or the image could not be read again."""
+    """What the unit there sees, in pixels of the input: left, top, right and bottom; None where it
+    sees only padding, or the image could not be read again."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +95,7 @@ class FieldOfView:
     """The receptive field of a layer's units, for the first image's input size."""
 
     how: Text
-    """computed, unknown, or no place (the layer gives no map of the input): in the last two cases
-    units are shown with the whole input."""
+    """computed, unknown, or no place (the layer gives no map of the input)."""
     size: _Two
     """Height and width in pixels of the input, of the unit that sees most."""
 
@@ -160,12 +166,11 @@ def read_exemplars(root: Path) -> ExemplarRecord:
     with _reading(path, "exemplars"):
         content = files.read_json(path, _MOST)
         schema.check_version(content, SCHEMA_VERSION)
-        record = schema.convert(content, ExemplarRecord)
-        if record.options.get("by") not in ("max", "mean"):
-            raise ValueError("options.by is neither max nor mean")
+        record: ExemplarRecord = schema.convert(content, ExemplarRecord)
         top = record.options.get("top")
-        if type(top) is not int or not 1 <= top <= MOST_TOP:
-            raise ValueError(f"options.top is not 1 to {MOST_TOP}")
+        known = type(top) is int and 1 <= top <= MOST_TOP
+        if not known or record.options.get("by") not in ("max", "mean"):
+            raise ValueError("options.top or options.by is none that featviz has")
         for layer in record.layers:
             for row in layer.channels:
                 count = len(row.exemplars)
@@ -197,17 +202,50 @@ def _reading(path: Path, what: str) -> Iterator[None]:
         raise StoreError(f"{quoted(str(path))} cannot be read: {quoted(words)}") from error
 
 
-# Audits
+@dataclass(frozen=True)
+class AuditRow:
+    """A row of `layers` of audit.json."""
+
+    label: Text
+    channels: Count
+    findings: dict[Text, list[schema.Channel]]
+    layer: Text | None = None
+    type: Text = ""
+    apoz: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Average percentage of zeros, as a share; None where no activation gives zeros."""
 
 
 @dataclass(frozen=True)
-class ReadAudit:
-    """An audit, and the pictures of its suspects."""
+class DrawnSuspects:
+    """A row of `drawn` of audit.json: a picture."""
 
-    record: Audit
-    pictures: ReadImage
-    """As those of an image that has no input and no grids; what is missing is not among them:
-    audit.json may have been copied alone."""
+    layer: Text
+    channels: list[schema.Channel]
+    suspects: Count
+    file: Text
+    shown: Text = ""
+    rows: Annotated[list[schema.Pixels], schema.Two] | None = None
+    """Where the first channel's row begins, and how high each is."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """audit.json, as far as a report shows it."""
+
+    images: Seen
+    layers: list[AuditRow]
+    drawn: list[DrawnSuspects] = field(default_factory=list)
+    model: dict[Text, Any] = field(default_factory=dict)
+    options: dict[Text, Any] = field(default_factory=dict)
+    featviz: Text = ""
+    torch: Text = ""
+    device: Text = ""
+    preprocessing: Text = ""
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing was found in any channel."""
+        return not any(found for row in self.layers for found in row.findings.values())
 
 
 def is_audit(root: Path) -> bool:
@@ -215,18 +253,18 @@ def is_audit(root: Path) -> bool:
     return (root / AUDIT_FILE).exists() and not (root / RUN_FILE).exists()
 
 
-def read_audit(root: Path, given: Path | None) -> ReadAudit | None:
+def read_audit(root: Path, given: Path | None) -> tuple[Audit, ReadImage] | None:
     """The audit that was asked for, a file or its folder, or the one in `root`; None where there
-    is none."""
+    is none. With it the pictures of its suspects, as far as they are there."""
     path = given or root
     if given is None or path.is_dir():
         path /= AUDIT_FILE
     try:
         with Folder(path.parent) as folder:  # the user's own path may be a link
             content = None if given else folder.read_json(AUDIT_FILE, MOST_RECORD)
-        record = schema.convert(content or files.read_json(path, MOST_RECORD), Audit)
+        record: Audit = schema.convert(content or files.read_json(path, MOST_RECORD), Audit)
         named = [row.file for row in record.drawn]
-        return ReadAudit(record, pictures_beside(path.parent, "audit", named, whole=False))
+        return record, pictures_beside(path.parent, "audit", named, whole=False)
     except FileNotFoundError as error:
         if given is None:
             return None
@@ -238,20 +276,6 @@ def read_audit(root: Path, given: Path | None) -> ReadAudit | None:
     )
 
 
-# Kernels
-
-
-@dataclass(frozen=True)
-class ReadKernels:
-    """The kernels of a model's layers."""
-
-    record: Mapping[str, Any]
-    """The content of run.json."""
-    model: Mapping[str, Any]
-    options: Mapping[str, Any]
-    pictures: ReadImage
-
-
 def is_kernels(root: Path) -> bool:
     """Whether a folder holds kernels: their manifest stands beside run.json, which says so."""
     try:
@@ -261,8 +285,9 @@ def is_kernels(root: Path) -> bool:
         return False
 
 
-def read_kernels(root: Path) -> ReadKernels:
-    """Read what `featviz kernels` wrote."""
+def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
+    """Read what `featviz kernels` wrote: the content of run.json, whose `model` and `options` are
+    objects, and the pictures. In a row `slices`, one number there, is as in a run."""
     record = read_json(root / RUN_FILE) if (root / RUN_FILE).exists() else {}
     if record.get("kind") != "kernels":
         raise StoreError(
@@ -270,14 +295,16 @@ def read_kernels(root: Path) -> ReadKernels:
         )
     with _reading(root, "kernels"):
         with Folder(root) as folder:
-            rows = schema.check_kernels(folder.read_json(MANIFEST_FILE, MOST_RECORD))
+            content = folder.read_json(MANIFEST_FILE, MOST_RECORD)
+        raw = schema.convert(content, dict[str, Any]).get("captures")
+        found = schema.convert(raw, list[dict[str, Any]])
+        several = [{**row, "slices": [row.get("slices", 1)] * 2} for row in found]
+        rows = schema.convert(several, list[Capture])
+        schema.check_rows(rows)
         pictures = pictures_beside(root, "kernels", [row.file for row in rows], rows)
-        known = (record.get(key) for key in ("model", "options"))
-        model, options = (one if isinstance(one, dict) else {} for one in known)
-        return ReadKernels(record, model, options, pictures)
-
-
-# Gates
+    for key in ("model", "options"):
+        record[key] = record[key] if isinstance(record.get(key), dict) else {}
+    return record, pictures
 
 
 def junit(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> bytes:
@@ -303,9 +330,6 @@ def junit(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> 
     return bytes(ElementTree.tostring(root, "utf-8", xml_declaration=True)) + b"\n"
 
 
-# Series
-
-
 def step_folder(root: Path, step: int) -> Path:
     """`OUT/step-000100`."""
     return root / f"step-{step:06d}"
@@ -328,42 +352,26 @@ def step_folders(root: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def removable(root: Path, steps: Iterable[int]) -> dict[Path, Earlier]:
-    """The run directories of steps, all of which may go."""
-    found = {path: check_free(path, RUN, True) for path in (step_folder(root, n) for n in steps)}
-    return {path: earlier for path, earlier in found.items() if earlier is not None}
-
-
-def remove_steps(steps: Mapping[Path, Earlier]) -> None:
-    """Remove run directories: what their records list."""
-    for path, earlier in steps.items():
-        remove(path, earlier.ours)
-
-
 def check_series(root: Path, overwrite: bool, resume: bool, board: Path | None) -> list[int]:
-    """Say before the training that a folder cannot become the series'.
+    """Say before the training that a folder cannot become the series'; the steps that it holds.
 
     Args:
         board: the folder of TensorBoard's events, which may lie in it.
-
-    Returns:
-        The steps that it holds.
     """
     if root.exists() and not root.is_dir():
         raise StoreError(f"--out {root} is a file, not a folder", "name another with --out")
-    steps = list(read_steps(root))
+    steps, where = list(read_steps(root)), f"--out {quoted(str(root))}"
     if steps and not (overwrite or resume):
         raise StoreError(
-            f"--out {quoted(str(root))} holds a series up to step {steps[-1]}",
+            f"{where} holds a series up to step {steps[-1]}",
             "overwrite=True replaces it, resume=True goes on with it, or name another --out",
         )
-    if steps or not root.is_dir():
-        return steps
     apart = [] if board is None else [board.resolve(), *board.resolve().parents]
-    for path in sorted(root.iterdir()) if root.resolve() not in apart[:1] else ():
+    free = steps or not root.is_dir() or root.resolve() in apart[:1]
+    for path in () if free else sorted(root.iterdir()):
         if path.name not in _BESIDE and not part_of(path.name) and path.resolve() not in apart:
             raise StoreError(
-                f"--out {quoted(str(root))} is not empty and holds no series: {quoted(path.name)}",
+                f"{where} is not empty and holds no series: {quoted(path.name)}",
                 "name another folder with --out",
             )
     return steps

@@ -1,90 +1,53 @@
-"""Whether runs are whole: every file of every image is read and held against its manifest, and
-these against run.json."""
+"""Runs as a whole: `verify` reads every file of every image and holds it against its manifest, and
+these against run.json; `merge` joins parts of a run that were made apart."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from featviz.errors import CHECK_FAILED, StoreError
+from featviz.errors import CompareError, StoreError, UsageError
+from featviz.files import real
 from featviz.files.urls import Url
 from featviz.rundir import MANIFEST_FILE, RUN_FILE
-from featviz.rundir.image import ReadImage, read_image
-from featviz.rundir.place import holds_run, look
+from featviz.rundir.image import ReadImage, read_image, same_content
+from featviz.rundir.place import RUN, check_free, holds_run, look, replacing
 from featviz.rundir.read import ReadRun, image_folders, read_run
-from featviz.rundir.schema import MOST_RECORD, fingerprint
+from featviz.rundir.schema import GROWING, MOST_RECORD, differences, fingerprint
 from featviz.rundir.store import here
 from featviz.rundir.studies import read_steps, step_folders
+from featviz.rundir.write import RunDirectory
 from featviz.text import listed, quoted
 
 Progress = Callable[[int], None]
 """Called after each image with how many there are in all."""
 _SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n}\n\Z')
 """How a manifest ends: with the checksum of all that stands before."""
-_NAMED = 3
-"""Images that a fault of the whole run names."""
-
-
-@dataclass(frozen=True)
-class ImageVerdict:
-    """What was found of one image."""
-
-    name: str
-    """By run.json; where it does not list the image, by the manifest, or else by the folder."""
-    faults: tuple[str, ...] = ()
-    """What does not fit, with the file; none where it is whole."""
-    files: int = 0
-    bytes: int = 0
-
-
-@dataclass(frozen=True)
-class RunVerdict:
-    """What was found of one run."""
-
-    root: Path | Url
-    images: tuple[ImageVerdict, ...]
-    faults: tuple[str, ...]
-    """What does not fit beside the images."""
-    missing: int
-    """Images that the run has not come to, or that failed: no fault, `--resume` goes on."""
-    series: Path | None = None
-    unlisted: tuple[str, ...] = ()
-    """Files in the folder that neither a manifest nor another record of featviz lists: no fault,
-    but `--overwrite` would refuse them."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all that the run calls complete is as it was written."""
-        return not self.faults and not any(image.faults for image in self.images)
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What was found of several runs."""
-
-    runs: tuple[RunVerdict, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """0 where all are whole, else 4."""
-        return 0 if all(run.is_whole for run in self.runs) else CHECK_FAILED
 
 
 def verify(
     roots: Sequence[Path | Url], jobs: int | None = None, progress: Progress = lambda total: None
-) -> Verified:
+) -> list[dict[str, Any]]:
     """Read every file of every image of runs, and hold it against its checksum.
 
     Args:
         roots: run directories, here or in object stores; a folder with the series of a training
             stands for the run of each of its steps.
         jobs: threads that read; None takes as many as Python thinks good.
+
+    Returns:
+        For each run its `faults`, each of an `image` or of the whole run (None); how many `images`,
+        `files` and `bytes` it has; how many images are `missing` (the run has not come to them, or
+        they failed: no fault, `--resume` goes on); and `unlisted`, the files that nothing lists (no
+        fault, but `--overwrite` would refuse them).
     """
     with ExitStack() as copies, ThreadPoolExecutor(jobs, "featviz-verify") as pool:
         found: list[tuple[Path | Url, Path | None, ReadRun | str]] = []
@@ -96,8 +59,11 @@ def verify(
                 steps = step_folders(root).values()
                 found += [(step, root, _read(step, step, is_step=True)) for step in steps]
         total = sum(len(run.images) for _, _, run in found if isinstance(run, ReadRun))
-        advance = partial(progress, total)
-        return Verified(tuple(_verdict(*one, pool, advance) for one in found))
+        verdicts = []
+        for place, series, run in found:
+            about = {"run": str(place), "series": None if series is None else str(series)}
+            verdicts.append(about | _verdict(run, pool, partial(progress, total)))
+        return verdicts
 
 
 def _read(root: Path, place: Path | Url, is_step: bool = False) -> ReadRun | str:
@@ -112,47 +78,53 @@ def _read(root: Path, place: Path | Url, is_step: bool = False) -> ReadRun | str
 
 
 def _verdict(
-    place: Path | Url,
-    series: Path | None,
-    run: ReadRun | str,
-    pool: ThreadPoolExecutor,
-    advance: Callable[[], None],
-) -> RunVerdict:
+    run: ReadRun | str, pool: ThreadPoolExecutor, advance: Callable[[], None]
+) -> dict[str, Any]:
     """Read the images, and hold run.json against them: its settings, and their number."""
+    counts = {"images": 0, "files": 0, "bytes": 0, "missing": 0}
     if isinstance(run, str):
-        return RunVerdict(place, (), (run,), 0, series)
-    lacking = {name: f"{quoted(name)}: {words}" for name, words in run.incomplete.items()}
-    lacking.update(run.damaged)
-    images = [ImageVerdict(name, (words,)) for name, words in lacking.items()]
-    faults, others, own = list[str](), list[str](), fingerprint(run.record)
-    checked = pool.map(_checked, run.images.values())
-    for image, verdict in zip(run.images.values(), checked, strict=True):
-        images.append(verdict)
+        return {**counts, "unlisted": [], "faults": [{"image": None, "fault": run}]}
+    others, own = list[str](), fingerprint(run.record)
+    found = [(name, f"{quoted(name)}: {words}") for name, words in run.incomplete.items()]
+    found += run.damaged.items()
+    counts["images"] = len(found) + len(run.images)
+    for image, checked in zip(
+        run.images.values(), pool.map(_checked, run.images.values()), strict=True
+    ):
+        files, size, faults = checked
+        counts["files"] += files
+        counts["bytes"] += size
+        found += [(image.name, fault) for fault in faults]
         if image.manifest.fingerprint not in (None, own):
             others.append(quoted(image.name))
         advance()
+    rows: list[dict[str, str | None]] = []
     if others:
-        names = listed(others, _NAMED)
-        faults.append(f"{RUN_FILE} does not tell the settings by which these were drawn: {names}")
+        names = listed(others, 3)
+        words = f"{RUN_FILE} does not tell the settings by which these were drawn: {names}"
+        rows.append({"image": None, "fault": words})
     record = run.record["images"]
     total, missing = int(record["total"]), record.get("missing")
     named = len(record["complete"]) + len(run.record["failures"]) + len(missing or ())
     if missing is not None and named != total:
-        faults.append(f"{RUN_FILE} has images.total {total}, and names {named}")
-    unlisted = look(run.root).others if holds_run(run.root) else []
-    left = max(0, total - len(images))
-    return RunVerdict(place, tuple(images), tuple(faults), left, series, tuple(unlisted))
+        words = f"{RUN_FILE} has images.total {total}, and names {named}"
+        rows.append({"image": None, "fault": words})
+    rows += [{"image": name, "fault": fault} for name, fault in found]
+    counts["missing"] = max(0, total - counts["images"])
+    unlisted = look(run.root)[1] if holds_run(run.root) else []
+    return {**counts, "unlisted": unlisted, "faults": rows}
 
 
-def _checked(image: ReadImage) -> ImageVerdict:
-    """What is found of an image that seems whole, by its checksums."""
+def _checked(image: ReadImage) -> tuple[int, int, list[str]]:
+    """How many files and bytes an image has that seems whole, and what does not fit by its
+    checksums, which the reader of a run lets go."""
     try:
-        found = read_image(image.root, image.folder)  # with the checksums, which a run lets go
-        faults = tuple(faults_of(found))
+        found = read_image(image.root, image.folder)
+        faults = list(faults_of(found))
     except StoreError as error:
-        return ImageVerdict(image.name, (error.message,))
+        return 0, 0, [error.message]
     rows = found.manifest.files
-    return ImageVerdict(image.name, faults, len(rows) + 1, sum(row.bytes for row in rows))
+    return len(rows) + 1, sum(row.bytes for row in rows), faults
 
 
 def faults_of(image: ReadImage) -> Iterator[str]:
@@ -175,3 +147,124 @@ def faults_of(image: ReadImage) -> Iterator[str]:
             continue
         if found != row.sha256:
             yield f"{where(row.file)} has SHA-256 {found[:12]}…, not {row.sha256[:12]}…"
+
+
+# Parts
+
+
+def merge(parts: Sequence[Path | Url], out: Path, overwrite: bool = False) -> dict[str, Any]:
+    """Join parts of a run, here or in object stores; the result is what one run over all their
+    images writes.
+
+    Files are hard links to those of the parts where the file system has them, else copies.
+
+    Returns:
+        `out`, the `total` of images, and the names of the complete `images`, of the `failures` and
+        of those that are `incomplete`: named in the parts, but without a manifest there.
+
+    Raises:
+        FeatvizError: the parts are not of one run, or disagree on an image; a file cannot be read
+            or written. Then nothing is left under `out`.
+    """
+    if twice := [part for part in parts if isinstance(part, Url) and parts.count(part) > 1]:
+        raise UsageError(f"{twice[0]} is named twice", "name each part once")
+    with ExitStack() as stack:
+        folders = [stack.enter_context(here(part)) for part in parts]
+        seen: dict[Path, Path] = {}
+        for part in folders:
+            where = real(part)
+            if where in seen:
+                raise UsageError(f"{seen[where]} and {part} are one folder", "name each part once")
+            if real(out).is_relative_to(where) or where.is_relative_to(real(out)):
+                raise UsageError(f"--out {out} and the part {part} overlap", "name another --out")
+            seen[where] = part
+        check_free(out, RUN, overwrite)
+        runs = [read_run(folder) for folder in folders]
+        for run in runs:
+            for reason in run.damaged.values():  # a merged run takes the place of its parts
+                raise _not_whole(run.root, reason)
+        settings = [{k: v for k, v in r.record.items() if k not in GROWING} for r in runs]
+        for run, other in zip(runs[1:], settings[1:], strict=True):
+            for words in differences(settings[0], other):
+                raise CompareError(
+                    f"{runs[0].root} and {run.root} are not parts of one run: {words}",
+                    "run the parts with the same model, layers and options",
+                )
+        images = _images(runs)
+        record = {**settings[0], **_outcome(runs, images)}
+        with replacing(out, RUN) as fresh:
+            for image in images.values():
+                for fault in faults_of(read_image(image.root, image.folder)):
+                    raise _not_whole(image.root, fault)
+                _bring(image, fresh / image.folder)
+            RunDirectory(fresh).write_run(record)
+    lost = sorted({name for run in runs for name in run.incomplete} - set(images))
+    return {
+        "out": str(out),
+        "total": record["images"]["total"],
+        "images": record["images"]["complete"],
+        "failures": [row["image"] for row in record["failures"]],
+        "incomplete": lost,
+    }
+
+
+def _not_whole(part: Path, fault: str) -> StoreError:
+    return StoreError(f"{quoted(str(part))}: {fault}", "take this image out, or run it again")
+
+
+def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
+    """All complete images; those that are in two parts must be the same."""
+    images: dict[str, ReadImage] = {}
+    for run in runs:
+        for name, image in run.images.items():
+            earlier = images.setdefault(name, image)
+            both = (earlier, MANIFEST_FILE), (image, MANIFEST_FILE)
+            if earlier is not image and not same_content(*both):
+                raise CompareError(
+                    f"{name} is not the same in {earlier.path} and {image.path}",
+                    "take it out of one of them",
+                )
+    return images
+
+
+def _outcome(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any]:
+    """`images` and `failures` of run.json, in the order of the images' paths: an image that failed
+    in one part and is complete in another is complete."""
+    names, others = set(complete), 0
+    for run in runs:
+        images = run.record["images"]
+        own = {*images["complete"], *run.images, *run.failures, *images.get("missing", [])}
+        others += int(images["total"]) - len(own)  # a part may have had images as inputs once
+        names |= own
+    order = sorted(names, key=lambda name: name.split("/"))
+    errors = {name: error for run in reversed(runs) for name, error in run.failures.items()}
+    left = [name for name in order if name not in complete]
+    return {
+        "images": {
+            "total": len(order) + max(0, others),
+            "complete": [name for name in order if name in complete],
+            "missing": [name for name in left if name not in errors],
+        },
+        "failures": [{"image": name, "error": errors[name]} for name in left if name in errors],
+    }
+
+
+def _bring(image: ReadImage, target: Path) -> None:
+    """An image's files, as far as its manifest names them: hard links to the files that were
+    opened; copies where there are none (another disk, a file system without), or where something
+    else has taken a file's place."""
+    for name in (*image.manifest.named, MANIFEST_FILE):
+        path, goal = image.path / name, target / name
+        with image.open(name) as source:
+            try:
+                goal.parent.mkdir(parents=True, exist_ok=True)
+                with suppress(OSError):
+                    os.link(path, goal, follow_symlinks=False)
+                    if os.path.samestat(goal.lstat(), os.fstat(source.fileno())):
+                        continue
+                    goal.unlink()
+                with goal.open("xb") as copy:
+                    shutil.copyfileobj(source, copy)
+            except OSError as error:
+                words = f"{quoted(str(path))} cannot be brought to {goal}: {error.strerror}"
+                raise StoreError(words) from error

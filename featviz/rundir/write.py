@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -27,8 +27,9 @@ from featviz.files.urls import Url
 from featviz.records import Floats, Layer, Skip
 from featviz.rundir import MANIFEST_FILE, RUN_FILE, SCHEMA_VERSION, STATS_FILE
 from featviz.rundir.atomic import (
+    BUFFER,
+    NEW,
     atomic,
-    new_file,
     opened,
     part_name,
     part_of,
@@ -36,13 +37,14 @@ from featviz.rundir.atomic import (
     remove_whole,
     reported,
 )
-from featviz.rundir.image import read_image
 from featviz.rundir.place import RUN, check_free, holds_run, is_lock, is_own_name, taken, walk
-from featviz.rundir.read import image_folders, read_json
-from featviz.rundir.schema import MOST_RECORD, OPTIONAL, Capture, Manifest, read_manifest
+from featviz.rundir.schema import MOST_RECORD, OPTIONAL, Capture, convert, read_json
 from featviz.rundir.store import Store, files_of_images
 from featviz.text import listed, quoted, safe_name, safe_way
 from featviz.version import __version__
+
+if TYPE_CHECKING:
+    from featviz.rundir.image import Manifest
 
 __all__ = ["ImageFolder", "RunDirectory", "atomic", "write_json"]
 
@@ -54,15 +56,11 @@ _dump = partial(json.dumps, ensure_ascii=False, allow_nan=False)
 
 
 class ImageFolder:
-    """The folder of one image. A new one is written under an unguessable name beside its final one,
-    and moved there when all is in it: under its final name it is whole."""
+    """The folder of one image; a new one has an unguessable name until all is in it."""
 
     def __init__(self, run: RunDirectory, name: str, hidden: str | None = None) -> None:
-        """Note which folder it is, and under which name it is written.
-
-        Args:
-            name: the folder relative to the run directory, with forward slashes.
-        """
+        """`name` is relative to the run directory, with forward slashes; `hidden` that of a new
+        folder."""
         self.run, self.name, self.path = run, name, run.root / name
         self._is_new = hidden is not None
         self._hidden = self.path if hidden is None else self.path.with_name(hidden)
@@ -85,13 +83,8 @@ class ImageFolder:
 
     @contextmanager
     def writing(self, relative: str) -> Iterator[BinaryIO]:
-        """Open a new file of this folder, `name` or `folder/name`, and note its size and checksum
-        when it is written.
-
-        SHA-256 (hashlib's, with the processor's own instructions) takes 0.5 ms a megabyte, in the
-        threads that write. BLAKE3 would take a fifth of that, and a package more; `sha256sum`
-        checks ours without featviz.
-        """
+        """Open a new file of this folder, `name` or `folder/name`, and note its size and SHA-256
+        (0.5 ms a megabyte; `sha256sum` checks it without featviz) when it is written."""
         layer = relative.rpartition("/")[0]
         try:
             with (
@@ -101,7 +94,8 @@ class ImageFolder:
                 if layer:
                     with suppress(FileExistsError):
                         os.mkdir(layer, dir_fd=folder)
-                with new_file(relative, folder) as file:
+                fd = os.open(relative, NEW, 0o666, dir_fd=folder)
+                with os.fdopen(fd, "w+b", BUFFER) as file:
                     yield file
                     file.seek(0)
                     digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
@@ -116,7 +110,7 @@ class ImageFolder:
         image is complete. Of a run in a store all files are uploaded, and removed here."""
         with self.writing(STATS_FILE) as file:
             packed = io.BytesIO()
-            write_arrays(packed, stats)
+            np.savez(packed, **stats)  # type: ignore[arg-type]
             file.write(packed.getvalue())
         files = [row for _, row in sorted(self._written.items())]
         content = {"schema_version": SCHEMA_VERSION, **manifest, "files": files}
@@ -149,17 +143,11 @@ class ImageFolder:
             return MANIFEST_FILE in self.run.stored.get(self.name, ())
         return (self.path / MANIFEST_FILE).is_file()
 
-    @property
-    def size(self) -> int:
-        """Bytes of its files."""
-        if self.run.store is not None:
-            return sum(self.run.stored.get(self.name, {}).values())
-        with reported(self.path):
-            return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
-
     def manifest(self) -> Manifest:
         """The manifest of a complete image, whose files are there and fit it; of one in a store,
         those that it lists are there with as many bytes."""
+        from featviz.rundir.image import read_image, read_manifest  # for runs that go on
+
         if self.run.store is None:
             return read_image(self.run.root, self.name).manifest
         name, sizes = f"{self.name}/{MANIFEST_FILE}", self.run.stored.get(self.name, {})
@@ -173,13 +161,11 @@ class ImageFolder:
         return manifest
 
     def discard(self) -> None:
-        """Remove what there is of an image that failed, or that is to be drawn anew; a StoreError
-        where files of others are in its folder.
+        """Remove what there is of an image; a StoreError where files of others are in its folder.
 
         What has its final name gets a hidden one first: killed here, this leaves no part of an
         image. In a store the manifest goes first, which may be there though the answer to its
-        upload was lost. Of an image that is being written all goes here, and there as far as the
-        store answers: what stays has no manifest, or all of its files.
+        upload was lost; of an image that is being written all goes as far as the store answers.
         """
         root, hidden = self.run.root, self._hidden
         if hidden == self.path:
@@ -207,7 +193,7 @@ class RunDirectory:
     """A run directory that is being written, here or below a URL."""
 
     def __init__(self, root: Path, url: Url | None = None) -> None:
-        """Note which folder it is, and list what there is in a store.
+        """Make the folder where it is missing, and list what there is in a store.
 
         Args:
             root: for a run in a store an empty folder, for files on their way.
@@ -215,29 +201,34 @@ class RunDirectory:
         self.root, self.store = root, None if url is None else Store(url)
         self.stored: dict[str, dict[str, int]] = {}
         """Bytes of the files of each image in the store, kept up to date by what is written."""
-        self._began: os.stat_result | None = None
-        with suppress(OSError):
-            self._began = root.stat()
-        self.refresh()
-
-    @classmethod
-    def create(cls, root: Path, url: Url | None = None) -> RunDirectory:
-        """Make the folder where it is missing."""
         with reported(root):
             root.mkdir(parents=True, exist_ok=True)
-        return cls(root, url)
+            self._began = root.stat()
+        self.refresh()
 
     @property
     def complete(self) -> list[str]:
         """The folders that have an image's manifest, whatever run.json says."""
         if self.store is not None:
             return [path for path, names in self.stored.items() if MANIFEST_FILE in names]
-        found = image_folders(self.root) if self.root.is_dir() else ()
-        return [path for path, lacks in found if lacks is None]
+        found = [way.rpartition("/") for way, _ in walk(self.root)]
+        there = [folder for folder, _, name in found if folder and name == MANIFEST_FILE]
+        return [folder for folder in there if not any(map(part_of, folder.split("/")))]
 
     def record(self) -> dict[str, Any] | None:
         """The content of run.json; None where there is none of featviz."""
         return read_json(self.root / RUN_FILE) if holds_run(self.root) else None
+
+    def before(self) -> tuple[list[str], dict[str, str]]:
+        """The images that run.json names, and the errors of those that failed; nothing where it
+        does not fit."""
+        with suppress(StoreError, ValueError, KeyError):
+            record = read_json(self.root / RUN_FILE)
+            images = convert(record["images"], dict[str, int | list[str]])
+            rows = convert(record["failures"], list[dict[str, str | int]])
+            names = convert([*images["complete"], *images["missing"]], list[str])
+            return names, {row["image"]: row["error"] for row in rows}
+        return [], {}
 
     def check_free(self) -> None:
         """Refuse a place that holds something else, or a run with complete images."""
@@ -253,8 +244,7 @@ class RunDirectory:
             raise taken(where, len(self.complete), hint)
 
     def refresh(self) -> None:
-        """List anew what there is in a store: other shards may have written. run.json is brought
-        here. A folder is looked at whenever it is asked."""
+        """List anew what there is in a store, where shards may write; run.json is brought here."""
         if self.store is not None:
             sizes = self.store.sizes()
             self.stored = files_of_images(sizes)
@@ -268,8 +258,7 @@ class RunDirectory:
         return ImageFolder(self, safe_way(name))
 
     def new_image(self, name: str) -> ImageFolder:
-        """The folder of the image with this relative name, to be written; there is none under its
-        name until it is finished."""
+        """The folder of an image that is to be written, which gets its name when it is finished."""
         self.check_place()
         relative = safe_way(name)
         folder = ImageFolder(self, relative, part_name(relative.rpartition("/")[2]))
@@ -286,8 +275,6 @@ class RunDirectory:
 
     def check_place(self) -> None:
         """Whether this is still the folder in which the run began."""
-        if self._began is None:
-            return
         with suppress(OSError):
             if os.path.samestat(self._began, self.root.stat()):
                 return
@@ -297,8 +284,8 @@ class RunDirectory:
         )
 
     def clear_images(self, names: Iterable[str]) -> None:
-        """Remove what killed runs left beside the folders of these images and run.json, and folders
-        above that this empties; in a store what uploads left that were ended too early."""
+        """Remove what killed runs left beside the folders of these images and run.json; in a store
+        what uploads left that were ended too early."""
         if self.store is not None:
             for folder in map(self.image, names):
                 if not folder.is_complete:
@@ -367,14 +354,8 @@ def write_json(path: Path, content: Mapping[str, Any], below: Path | None = None
 
 
 def as_json(content: Mapping[str, Any], sealed: bool = False) -> bytes:
-    """JSON with a line for each entry and for each item of a list of objects.
-
-    A tenth of the time of `indent`, for which the standard library leaves its C encoder, and a
-    diff of two manifests still shows the captures that differ.
-
-    Args:
-        sealed: whether the last entry is the checksum of all that stands before it.
-    """
+    """JSON with a line for each entry and for each item of a list of objects, in a tenth of the
+    time of `indent`; where it is `sealed` the last entry is the checksum of all before it."""
     entries = []
     for key, value in content.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):

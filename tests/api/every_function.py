@@ -49,7 +49,7 @@ def use_all(folder: Path) -> list[str]:
     difference = fv.diff(written, folder / "maps", tolerance=1e-3)
     report = fv.report(written, single_file=True, out=folder / "maps.html")
     assert listed.rows[1].selected and listed.totals.macs and audit.exit_code == 0
-    assert difference.equal and report.page.is_file() and best.sheet(best.layers[0]).width
+    assert difference.equal and report.page.is_file() and best.picture(next(iter(best.files))).width
     with fv.Watcher(model, [photo, tensor], nn.Conv2d, 1, folder / "series", size=16) as watcher:
         step: Path | None = watcher.step()
     assert step is not None and fv.report(folder / "series").page.is_file()

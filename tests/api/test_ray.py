@@ -118,7 +118,7 @@ def test_a_signal_ends_all_workers(photos: Path, tmp_path: Path) -> None:
     """After their current image, with the code of an interruption; resuming gives the whole."""
     import featviz.ray
 
-    net, out = write_net(tmp_path, "False", pause=1), tmp_path / "out"
+    net, out = write_net(tmp_path, "False", pause=0.3), tmp_path / "out"
     ending = Thread(target=lambda: wait_for(1, out) or os.kill(os.getpid(), signal.SIGTERM))
     ending.start()
     run = featviz.ray.run(net, str(photos), "Conv2d", out, **SMALL)
@@ -134,10 +134,7 @@ def test_a_signal_ends_all_workers(photos: Path, tmp_path: Path) -> None:
     ("keywords", "words"),
     [
         ({"workers": 0}, "workers=0: expected a number"),
-        ({"gpus": -1}, "gpus=-1: expected a number"),
         ({"shard": "1/2"}, "shard is not for workers of Ray"),
-        ({"tensorboard": "logs"}, "tensorboard"),
-        ({"cmapp": "grey"}, "cmapp"),
         ({"cmap": "greyy"}, "greyy"),
     ],
 )

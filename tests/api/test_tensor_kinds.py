@@ -34,34 +34,22 @@ def _quantised(x: Tensor) -> Tensor:
     return torch.quantize_per_tensor(x, 0.125, 3, torch.quint8)
 
 
-def _by_channel(x: Tensor) -> Tensor:
-    return torch.quantize_per_channel(x, torch.ones(3) / 8, torch.zeros(3), 1, torch.qint8)
-
-
 DRAWN: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "quantised": (_quantised, "float32"),
-    "quantised by channel": (_by_channel, "float32"),
     "bfloat16": (lambda x: x.bfloat16(), "float32"),
     "float8": (lambda x: x.to(torch.float8_e4m3fn), "float32"),
     "float16": (lambda x: x.half(), "float16"),
     "float64": (lambda x: x.double(), "float64"),
     "bool": (lambda x: x > 0, "bool"),
-    "int64": (lambda x: (x * 9).long(), "int64"),
-    "uint16": (lambda x: (x.abs() * 9).to(torch.uint16), "uint16"),
     "negative view": (lambda x: torch.conj(x * 1j).imag, "float32"),
 }
 SKIPPED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "sparse complex": (lambda x: (x * 1j).to_sparse(), "holds complex numbers (torch.complex64)"),
     "sparse": (lambda x: x.to_sparse(), "is stored as torch.sparse_coo, not as a dense tensor"),
-    "mkldnn": (lambda x: x.to_mkldnn(), "is stored as torch._mkldnn, not as a dense tensor"),
     "meta": (lambda x: x.to("meta"), "is on the device meta, where tensors have no values"),
     "nested": (
         lambda x: torch.nested.nested_tensor([x[0, 0], x[0, 1, :3]]),
         "is a nested tensor, not a dense one",
-    ),
-    "bits": (
-        lambda x: torch.empty(1, 3, 4, 4, dtype=torch.bits8),
-        "holds torch.bits8, which torch cannot turn into floats",
     ),
 }
 
@@ -119,17 +107,14 @@ def test_what_cannot_be_drawn_is_skipped_with_the_reason(
         assert reasons == [reason] if number == 0 else set(reasons) <= {reason}
 
 
-@pytest.mark.parametrize("dtype", [torch.complex32, torch.complex64, torch.complex128])
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_complex_numbers_are_drawn_as_magnitude_and_phase(
-    dtype: torch.dtype, picture: Path, tmp_path: Path
-) -> None:
+def test_complex_numbers_are_drawn_as_magnitude_and_phase(picture: Path, tmp_path: Path) -> None:
     """Two parts of real numbers, each with its own statistics and tensor; a phase from −π to π in
     colours that meet at its ends, whatever the run's scale and colours are, and over no image."""
     made: list[Tensor] = []
 
     def spectrum(x: Tensor) -> Tensor:
-        made.append(torch.fft.fft2(x.to(torch.complex64)).to(dtype))
+        made.append(torch.fft.fft2(x.to(torch.complex64)))
         return made[-1]
 
     options = {"tensors": "npy", "cmap": "viridis", "normalize": "layer", "overlay": 0.5}
@@ -154,6 +139,7 @@ def test_complex_numbers_are_drawn_as_magnitude_and_phase(
     assert abs(tile - colors).max() < 0.03
 
 
+@pytest.mark.slow
 def test_complex_numbers_on_the_way(picture: Path, tmp_path: Path) -> None:
     """look shows the magnitude, a plan counts both parts, gradients have both, `--reduce` one; the
     run is whole, has a report, and equals itself."""
@@ -191,17 +177,19 @@ def test_audit_counts_or_skips_tensors_of_every_kind(kind: str, picture: Path) -
 def _ends(kind: str) -> nn.Sequential:
     """A convolution of the image, and the odd tensor as the model's output."""
     torch.manual_seed(0)
-    make = (lambda x: x * 1j) if kind == "complex" else {**DRAWN, **SKIPPED}[kind][0]
+    make = {**DRAWN, **SKIPPED}[kind][0]
     return nn.Sequential(nn.Conv2d(3, 3, 1), Net(lambda self, x: make(x))).eval()
 
 
-@pytest.mark.parametrize("kind", [*DRAWN, *SKIPPED])
+@pytest.mark.parametrize(
+    "kind", ["quantised", *(pytest.param(n, marks=pytest.mark.slow) for n in ("bool", "sparse"))]
+)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_outputs_of_every_kind_are_compared_or_not(
     kind: str, picture: Path, tmp_path: Path
 ) -> None:
     """The change by an ablation is that of numpy, None of an output without plain values; without
-    an intervention nothing is compared, and the layer is drawn both times, and by look."""
+    an intervention nothing is compared, and the layer is drawn both times."""
     model = _ends(kind)
     (image,) = drawn(model, picture, tmp_path / "plain", tensors="npy")
     assert image.outcome.largest_change is None and len(image.captures) == 1
@@ -210,9 +198,6 @@ def test_outputs_of_every_kind_are_compared_or_not(
     )
     (image,) = drawn(model, picture, tmp_path / "ablated", ablate="0:0")
     assert len(image.captures) == 1
-    page = fv.look(model, picture, "Conv2d", out=tmp_path / "look.png", **AS_IT_IS)
-    assert [row.layer for row in page.layers] == ["0"]
-    assert (tmp_path / "look.png").stat().st_size > 0
     if kind in SKIPPED:
         assert (image.outcome.largest_change, image.outcome.nonfinite) == (None, 0)
         return
@@ -226,8 +211,8 @@ def test_outputs_of_every_kind_are_compared_or_not(
 @pytest.mark.parametrize(
     ("kind", "target"),
     [
-        *(("float8", target) for target in ("sum", "norm")),  # the mean's gradient is 0 in float8
-        *(("sparse", target) for target in ("sum", "mean", "norm")),
+        ("float8", "sum"),  # the mean's gradient is 0 in float8
+        ("sparse", "norm"),
     ],
 )
 def test_targets_of_outputs_that_torch_does_not_reduce(
@@ -243,29 +228,13 @@ def test_targets_of_outputs_that_torch_does_not_reduce(
     assert torch.allclose(found, wanted, rtol=1e-2, atol=1e-6) and wanted.any()
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("nested", "target 'sum': it is a nested tensor, not a dense one"),
-        ("complex", "target 'sum': it holds torch.complex64, and has no gradient"),
-        ("meta", "target 'sum': it is on the device meta, where tensors have no values"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_outputs_that_are_no_target(kind: str, message: str, picture: Path) -> None:
-    """One line, as for any target that does not fit."""
-    with pytest.raises(UsageError) as caught:
-        fv.cam(_ends(kind), picture, "sum", layers="0", **AS_IT_IS)
-    assert caught.value.message == message
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_kernels_without_values_are_skipped(tmp_path: Path) -> None:
     """An empty weight and one on the device meta are named; the others are drawn."""
     convs = [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 0, 3), nn.Conv2d(4, 4, 3, device="meta")]
     found = fv.kernels(nn.Sequential(*convs, nn.ConvTranspose2d(4, 0, 3)), out=tmp_path / "k")
     assert [kernel.row["layer"] for kernel in found.captures] == ["0"]
-    assert {skip.layer: skip.reason for skip in found.skipped} == {
+    assert {row["layer"]: row["reason"] for row in found.document["skipped"]} == {
         "1": "its weight is empty: 0×4×3×3",
         "2": "its weight is on the device meta, where tensors have no values",
         "3": "its weight is empty: 4×0×3×3",

@@ -36,7 +36,7 @@ def _events(folder: Path, tag: str) -> list[int]:
 def check_series(out: Path, steps: list[int], layers: list[str]) -> None:
     """The series is whole, and its page has a slider over these steps and pictures of all."""
     found = read_steps(out)
-    assert list(found) == steps and verify(list(found.values())).exit_code == 0
+    assert list(found) == steps and not any(run["faults"] for run in verify(list(found.values())))
     assert all((path / "audit.json").is_file() for path in found.values())
     assert read_run(found[steps[-1]]).record["layers"] == layers
     page = build_report(out, ReportOptions()).page.read_text("utf-8")
@@ -164,21 +164,18 @@ class TestTransformers:
         return pytest.importorskip("transformers", reason="transformers is not installed")
 
     def train(
-        self, transformers: Any, folder: Path, callbacks: list[Any], steps: int = 4, **options: Any
+        self, transformers: Any, folder: Path, callbacks: list[Any], **options: Any
     ) -> Classifier:
         """Train from a fixed seed."""
-        resume = options.pop("resume", None)
         pixels, labels = digits()
         rows = [{"pixel_values": x, "labels": y} for x, y in zip(pixels, labels, strict=True)]
         arguments = transformers.TrainingArguments(
-            output_dir=str(folder / "run"), max_steps=steps, per_device_train_batch_size=5,
+            output_dir=str(folder / "run"), max_steps=4, per_device_train_batch_size=5,
             learning_rate=1e-2, report_to=[], use_cpu=True, disable_tqdm=True, seed=7,
             logging_strategy="no", **{"save_strategy": "no", **options},
         )  # fmt: skip
         model = Classifier()
-        transformers.Trainer(
-            model, arguments, train_dataset=rows, callbacks=callbacks
-        ).train(resume_from_checkpoint=resume)  # fmt: skip
+        transformers.Trainer(model, arguments, train_dataset=rows, callbacks=callbacks).train()
         return model
 
     watcher = staticmethod(partial(callback, "transformers", "TrainerWatcher"))
@@ -191,14 +188,6 @@ class TestTransformers:
         watched = self.train(transformers, tmp_path, [callback], bf16=True)
         alone = self.train(transformers, tmp_path, [], bf16=True)
         check_training(tmp_path, watched, alone)
-
-    def test_a_checkpoint_goes_on(self, transformers: Any, tmp_path: Path) -> None:
-        """The first training ends with its last step, and the second one continues the series."""
-        saving = {"save_strategy": "steps", "save_steps": 3}
-        self.train(transformers, tmp_path, [self.watcher(tmp_path / "s")], 3, **saving)
-        resume = str(tmp_path / "run" / "checkpoint-3")
-        self.train(transformers, tmp_path, [self.watcher(tmp_path / "s")], 6, resume=resume)
-        check_series(tmp_path / "s", [0, 2, 3, 4, 6], ["net.0", "net.3", "net.6"])
 
 
 @pytest.mark.parametrize(("library", "extra"), [("lightning", "lightning"), ("transformers", "hf")])

@@ -34,16 +34,17 @@ def watch(model: nn.Module, out: Path, steps: int, every: int = 2, **options: An
 def test_a_series_has_a_whole_run_for_each_step(tmp_path: Path) -> None:
     """Before the first step, at each multiple of `every`, and at the last step; verify finds
     nothing wrong."""
-    watch(network(), tmp_path / "s", 5)
+    watch(network(), tmp_path / "s", 3)
     steps = read_steps(tmp_path / "s")
-    assert list(steps) == [0, 2, 4, 5]
+    assert list(steps) == [0, 2, 3]
     for step, path in steps.items():
         run = read_run(path)
         assert len(run.images) == 2 and not run.left_out and run.record["model"]["step"] == step
-    assert verify(list(steps.values())).exit_code == 0
+    assert not any(run["faults"] for run in verify(list(steps.values())))
     assert [path.name for path in (tmp_path / "s").iterdir() if path.name[0] == "."] == []
 
 
+@pytest.mark.slow
 def test_a_step_shows_the_weights_of_that_step(tmp_path: Path) -> None:
     """Its pictures and numbers are those of `featviz.run` on a copy made then, and of torch."""
     model = network()
@@ -57,19 +58,12 @@ def test_a_step_shows_the_weights_of_that_step(tmp_path: Path) -> None:
     assert not difference.equal and fv.diff(tmp_path / "s" / "step-000004", plain).equal
 
 
-def _compiled_in_place(model: nn.Module) -> nn.Module:
-    model.compile(backend="eager")
-    return model
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrap", "cast"),
     [
         (lambda model: model, True),
-        (nn.DataParallel, False),
         (lambda model: torch.compile(model, backend="eager"), False),
-        (_compiled_in_place, True),
     ],
 )
 def test_the_training_is_as_if_nobody_watched(
@@ -85,13 +79,7 @@ def test_the_training_is_as_if_nobody_watched(
     assert [row.layer for row in rows] == ["0.0", "0.2", "1", "3"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-def test_the_training_on_a_gpu_is_as_if_nobody_watched(tmp_path: Path) -> None:
-    """Dropout's random numbers are those of the GPU's own generator."""
-    alone = train(moody_network().cuda(), 6)
-    assert same(alone, watch(moody_network().cuda(), tmp_path / "s", 6))
-
-
+@pytest.mark.slow
 def test_a_failing_forward_pass_leaves_the_model_as_it_was(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -160,24 +148,19 @@ def test_health_is_the_audits_finding(tmp_path: Path) -> None:
     assert rows["0"] == found[1]["0"] and rows["1"] == found[1]["1"]
 
 
-@pytest.mark.parametrize(("layers", "judged"), [("fn:relu", None), ("conv,fn:relu", ["conv"])])
-def test_functions_have_no_health(
-    layers: str, judged: list[str] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Of functions alone no audit is written, which a warning says once; the model itself, which
-    nobody asked for, is not judged in their place."""
+@pytest.mark.slow
+def test_functions_have_no_health(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of functions alone no audit is written, which a warning says once."""
     net = Net(lambda self, x: torch.relu(self.conv(x)), conv=nn.Conv2d(1, 4, 3))
-    with fv.Watcher(net, SHOWN, layers, 1, tmp_path / "s", size=12) as watcher:
+    with fv.Watcher(net, SHOWN, "fn:relu", 1, tmp_path / "s", size=12) as watcher:
         watcher.step()
     steps = read_steps(tmp_path / "s").values()
     assert [len(read_run(step).images) for step in steps] == [2, 2]
     said = "are judged of modules, and all layers are functions: fn:relu"
-    assert caplog.text.count(said) == (judged is None)
-    audits = [json.loads(p.read_text()) for step in steps for p in step.glob("audit.json")]
-    found = [[row["label"] for row in audit["layers"]] for audit in audits]
-    assert found == ([judged] * 2 if judged else [])
+    assert caplog.text.count(said) == 1 and not list((tmp_path / "s").rglob("audit.json"))
 
 
+@pytest.mark.slow
 def test_tensorboard_has_training_steps(tmp_path: Path) -> None:
     """TensorBoard's own reader finds a picture, a histogram and dead channels at each step."""
     event_accumulator = pytest.importorskip(
@@ -195,6 +178,7 @@ def test_tensorboard_has_training_steps(tmp_path: Path) -> None:
     assert read.Scalars("dead_channels/1")[-1].value == dead
 
 
+@pytest.mark.slow
 def test_a_second_process_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     """Steps behind the checkpoint go when the first new one is written; the others stay."""
     watch(network(), tmp_path / "s", 6)
@@ -218,12 +202,19 @@ def test_a_series_that_goes_on_asks_from_where(tmp_path: Path) -> None:
     assert list(read_steps(tmp_path / "s")) == [0, 2, 4]
 
 
+@pytest.mark.slow
 def test_a_taken_folder_is_refused(tmp_path: Path) -> None:
     """Another series, a run, and anything else; `overwrite` replaces a series only."""
     watch(network(), tmp_path / "s", 4)
     with pytest.raises(StoreError, match="holds a series up to step 4") as caught:
         watch(network(), tmp_path / "s", 2)
     assert "resume=True" in str(caught.value.hint)
+    note = tmp_path / "s" / "step-000004" / "notes.txt"
+    note.write_text("mine")
+    with pytest.raises(StoreError, match=r"did not write: notes\.txt"):
+        watch(network(), tmp_path / "s", 2, overwrite=True)
+    assert note.read_text() == "mine" and list(read_steps(tmp_path / "s")) == [0, 2, 4]
+    note.unlink()
     watch(network(), tmp_path / "s", 1, overwrite=True)
     assert list(read_steps(tmp_path / "s")) == [0, 1]
     (tmp_path / "mine").mkdir()
@@ -232,16 +223,6 @@ def test_a_taken_folder_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match=r"holds no series: thesis\.tex"):
             watch(network(), tmp_path / "mine", 1, **options)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
-
-
-def test_what_somebody_put_into_a_step_stays(tmp_path: Path) -> None:
-    """A step with foreign files is not replaced; the message names them."""
-    watch(network(), tmp_path / "s", 2)
-    (tmp_path / "s" / "step-000002" / "notes.txt").write_text("mine")
-    with pytest.raises(StoreError, match=r"did not write: notes\.txt"):
-        watch(network(), tmp_path / "s", 2, overwrite=True)
-    assert (tmp_path / "s" / "step-000002" / "notes.txt").read_text() == "mine"
-    assert list(read_steps(tmp_path / "s")) == [0, 2]
 
 
 @pytest.mark.slow
@@ -269,15 +250,10 @@ class FullyShardedDataParallel(nn.Module):
     ("given", "words"),
     [
         ({"every": 0}, "every=0: expected an integer ≥ 1"),
-        ({"every": 2.0}, "every=2.0: expected an integer ≥ 1"),
-        ({"start": -1}, "start=-1: expected an integer ≥ 0"),
         ({"overwrite": True, "resume": True}, "resume and overwrite exclude each other"),
         ({"cmapp": "x"}, "cmapp"),
-        ({"shard": "1/2"}, "shard"),
         ({"layers": "Conv9d"}, "no layer matches .*'Conv9d'"),
-        ({"images": "nowhere.png"}, "nowhere.png"),
         ({"images": []}, "there are no images"),
-        ({"cmap": "nope"}, "nope"),
         ({"model": 3}, "'int', not a module"),
         ({"model": nn.Sequential(FullyShardedDataParallel())}, r"divided among processes \(FSDP\)"),
     ],
@@ -309,6 +285,7 @@ def test_numbers_of_steps_are_whole(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_last_step_is_drawn_once(tmp_path: Path) -> None:
     """With the weights at the end; not where it was due, where nothing was trained, or again. A
     closed watcher writes nothing."""
@@ -335,8 +312,9 @@ def test_the_last_step_is_drawn_once(tmp_path: Path) -> None:
     assert list(read_steps(tmp_path / "due")) == [0, 2]
 
 
+@pytest.mark.slow
 def test_the_last_step_of_a_training_that_fails_is_not_drawn(tmp_path: Path) -> None:
-    """Nor where the caller closes without it; one that is closed by hand draws it."""
+    """What is there stays."""
     with (
         pytest.raises(ZeroDivisionError),
         fv.Watcher(network(), SHOWN, "Conv2d", 2, tmp_path / "s") as watcher,
@@ -344,11 +322,6 @@ def test_the_last_step_of_a_training_that_fails_is_not_drawn(tmp_path: Path) -> 
         watcher.step()
         raise ZeroDivisionError
     assert list(read_steps(tmp_path / "s")) == [0]
-    for draw_last, steps in ((False, []), (True, [1])):
-        watcher = fv.Watcher(network(), SHOWN, "Conv2d", 2, tmp_path / str(draw_last))
-        watcher.step()
-        watcher.close(draw_last)
-        assert list(read_steps(tmp_path / str(draw_last))) == steps
 
 
 def test_a_transform_feeds_the_model(tmp_path: Path) -> None:

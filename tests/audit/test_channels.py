@@ -14,8 +14,7 @@ from featviz.audit import counting, findings, plan
 from featviz.audit.counting import TOP, Tally
 from featviz.errors import LayoutError
 from featviz.options import Thresholds
-from featviz.records import RECTIFIERS, Activation
-from featviz.records.findings import Evidence
+from featviz.records.findings import RECTIFIERS, Activation, Evidence
 
 KINDS = {
     "normal": lambda g, n: g.normal(0, 1, n),

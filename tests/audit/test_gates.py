@@ -12,8 +12,7 @@ import pytest
 
 from featviz.audit import findings
 from featviz.errors import UsageError
-from featviz.records import Verdict
-from featviz.records.findings import parse_gate
+from featviz.records.findings import Verdict, parse_gate
 
 from .audited import COLOURS, PLANTED, Run
 

@@ -135,7 +135,7 @@ VALUES = [
     ("report photos", "photos is no run directory", "give a folder that `featviz run` wrote"),
     (
         "sheet aud --layer x",
-        "aud is no run directory: it holds an audit",
+        "aud is no run directory: it has no run.json",
         "a folder that `featviz run` wrote",
     ),
     ("report ran --kernels photos", "photos holds no kernels", "a folder that `featviz kernels`"),

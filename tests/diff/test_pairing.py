@@ -138,7 +138,11 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     ("input.png", halved, " cannot be read: "),
     ("003_2/output.png", Path.unlink, " is missing"),
     ("manifest.json", lambda p: p.write_text("{"), ": cannot be read: Expecting property name"),
-    ("manifest.json", replacing('"captures"', '"other"'), ": captures is missing"),
+    (
+        "manifest.json",
+        replacing('"captures"', '"other"'),
+        ": Object missing required field `captures`",
+    ),
     (
         "manifest.json",
         replacing("003_2/output.npy", "../../secret.npy"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import ROOT, Outcome
 
-from featviz.rundir.read import read_json
+from featviz.rundir.schema import read_json
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import featviz as fv
 from featviz.errors import ForwardError
-from featviz.rundir.read import read_json
+from featviz.rundir.schema import read_json
 
 
 class Picky(torch.autograd.Function):

@@ -20,7 +20,7 @@ import featviz as fv
 from featviz.errors import UsageError
 from featviz.gradients import targets
 from featviz.records import RunResult
-from featviz.rundir.read import read_json
+from featviz.rundir.schema import read_json
 
 
 class Net(nn.Module):

@@ -12,7 +12,7 @@ from conftest import DIGITS, DIGITS_MODEL, Outcome
 from oracle import input_of
 
 from featviz.gradients import passes as predictions
-from featviz.rundir.read import read_json
+from featviz.rundir.schema import read_json
 
 
 def test_predictions_are_softmax_and_topk(tmp_path: Path, featviz: Callable[..., Outcome]) -> None:

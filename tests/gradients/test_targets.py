@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import featviz as fv
 from featviz.errors import UsageError
 from featviz.gradients import targets
-from featviz.rundir.read import read_json
+from featviz.rundir.schema import read_json
 
 Pair = namedtuple("Pair", ["left", "right"])
 

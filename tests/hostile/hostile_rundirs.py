@@ -178,23 +178,23 @@ FORGED = f"{MARKUP}{TITLE}\nerror: b"
 GRID, FILE = "captures.0.grid", "captures.0.file"
 INSIDE = "expected a file inside the image's folder"
 FIELDS: list[tuple[str, Any, str]] = [
-    (f"{GRID}.nrow", 0, "captures[0].grid.nrow is 0, expected `int` >= 1"),
+    (f"{GRID}.nrow", 0, "Expected `int` >= 1 - at `$.captures[0].grid.nrow`"),
     (f"{GRID}.nrow", 4, "output.png has 96×64 pixels, by its manifest.json 190×33"),
     (f"{GRID}.scale", 99, "grid.scale is 99, expected no more than the tile"),
     (f"{GRID}.tile", [2**31 - 1] * 2, "expected a picture of at most 2147483647"),
-    (f"{GRID}.padding", 1e308, "captures[0].grid.padding is 1e+308, expected"),
-    ("captures.0.maps", 10**9, "captures[0].maps is 1000000000, expected `int` <= 16777216"),
+    (f"{GRID}.padding", 1e308, "Expected `int`, got `float` - at `$.captures[0].grid.padding`"),
+    ("captures.0.maps", 10**9, "Expected `int` <= 16777216 - at `$.captures[0].maps`"),
     ("captures.0.maps", 3, f"{KEY} is float32 [4, 6], expected float32 [3"),
     ("captures.0.range", [1e308, -1e308], ""),
     ("captures.0.min", 1e400, "JSON has no number Infinity"),
-    ("captures.0.shape", [10**18] * 4, "expected `int` <= 9007199254740992"),
+    ("captures.0.shape", [10**18] * 4, "Expected `int` <= 9007199254740992"),
     ("captures.0.channels", [0] * 40_000, "expected each channel once"),
-    ("captures.0.constant", [1, 2], "expected `array` of length >= 3"),
+    ("captures.0.constant", [1, 2], "Expected `array` of length >= 3"),
     ("captures.0.collapsed", {"1": [99]}, "expected less than maps (4)"),
-    ("captures.0.layer", "x" * 5000, "expected `str` of length <= 4096"),
+    ("captures.0.layer", "x" * 5000, "Expected `str` of length <= 4096"),
     ("captures.1.layer", "0", "captures[1] is the same tensor as captures[0]"),
-    ("captures", KeyError, "a.png/manifest.json: captures is missing"),
-    ("image.path", "b.png", "image.path is \"b.png\", expected 'a.png'"),
+    ("captures", KeyError, "missing required field `captures`"),
+    ("image.path", "b.png", "image.path is b.png, expected 'a.png'"),
     ("image.path", "../../../x", "a.png"),
     ("input.shape", [1, 3, 9, 9], "input.png has 45×29 pixels, by its manifest"),
     ("schema_version", 1, "has schema version 1, this featviz reads 2"),
@@ -216,7 +216,7 @@ FIELDS: list[tuple[str, Any, str]] = [
             *("image.sha256", "input.preprocessing"),
         )
     ),
-    ("captures.0.kind", FORGED, "expected `str` matching regex"),
+    ("captures.0.kind", FORGED, "Expected `str` matching regex"),
     (FILE, FORGED, INSIDE),
     ("image.path", FORGED, "expected 'a.png'"),
     ("skipped", [{"layer": FORGED, "type": FORGED, "index": 1, "reason": FORGED}], ""),
@@ -226,7 +226,7 @@ FIELDS: list[tuple[str, Any, str]] = [
 
 RECORDS: list[tuple[str, Any, str]] = [
     ("failures", [{"image": FORGED, "error": FORGED}], ""),
-    ("images.total", -1, "images.total is -1, expected `int` >= 0"),
+    ("images.total", -1, "Expected `int` >= 0 - at `$.images.total`"),
     ("images.complete", [FORGED], ""),
     ("images.complete", ["../../x", "x" * 10**5], ""),
     ("options", {"normalize": [1], "layers": {}}, ""),
@@ -265,7 +265,7 @@ FILES: dict[str, tuple[Change, str]] = {
     "a layer's folder links to secrets": (link("a.png/001_0", "{root}/secret"), LINKED),
     f"{MANIFEST} has 40 MB": (
         raw(MANIFEST, b'{"schema_version": 2, "x": "%040000000d"}' % 0),
-        "is missing",
+        "missing required field",
     ),
     "an image's folder is a link to a whole one": (link("a.png", "../other/a.png"), ""),
     "a folder that links to the root": (link("all", "/"), ""),
@@ -323,10 +323,10 @@ TENSORS: dict[str, bytes] = {
 
 ROW = {"label": FORGED, "type": FORGED, "channels": 4, "findings": {"dead": [0]}}
 AUDITS: dict[str, tuple[bytes | Any, str]] = {
-    "text for a number": ({"images": {"seen": FORGED}, "layers": []}, "images.seen is "),
+    "text for a number": ({"images": {"seen": FORGED}, "layers": []}, "at `$.images.seen`"),
     "text for a channel": (
         {"images": {"seen": 1}, "layers": [{**ROW, "findings": {"x": ["</"]}}]},
-        "layers[0].findings[...][0]: Expected `int`",
+        "Expected `int`, got `str` - at `$.layers[0].findings[...][0]`",
     ),
     "10,000 levels": (b"[" * 10_000, "more than 100 levels"),
     "a FIFO": (other("audit.json", os.mkfifo), NO_FILE),
@@ -415,7 +415,7 @@ def all_attacks() -> Iterator[Attack]:
     lines, linked = ["merge {given}/run --out alone"], changed(link("a.png", "../other/a.png"))
     words = "a.png is incomplete (it has no manifest), and left out"
     yield Attack("rundir: an image's folder is a link, merged alone", linked, lines, (3,), words)
-    words = "image.path is \"b.png\", expected 'aaa'"
+    words = "image.path is b.png, expected 'aaa'"
     yield Attack("rundir: an image is there twice", changed(_twice), READING, "any", words)
     lines = [line for line in READING if line.startswith(("diff", "merge"))]
     words = "5,980 images more are incomplete"

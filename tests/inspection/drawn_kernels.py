@@ -12,7 +12,7 @@ from conftest import Outcome
 from PIL import Image
 from torchvision.utils import make_grid
 
-from featviz.rundir.read import read_json
+from featviz.rundir.schema import read_json
 
 Run = Callable[..., Outcome]
 

@@ -15,7 +15,7 @@ from featviz.errors import LayoutError
 from featviz.inspection import kernels
 from featviz.options import ModelOptions
 from featviz.rundir import write
-from featviz.rundir.read import read_json
+from featviz.rundir.schema import read_json
 
 from .drawn_kernels import Run
 

@@ -72,7 +72,10 @@ def named(kernels: Path, file: object) -> None:
         (lambda p: shutil.rmtree(p), "holds no kernels"),
         (lambda p: next(p.rglob("kernel.png")).unlink(), "kernel.png is missing"),
         (lambda p: Image.new("L", (3, 3)).save(next(p.rglob("kernel.png"))), "has 3×3 pixels"),
-        (lambda p: (p / "manifest.json").write_text('{"schema_version": 2}'), "captures is null"),
+        (
+            lambda p: (p / "manifest.json").write_text('{"schema_version": 2}'),
+            "Expected `array`, got `null`",
+        ),
         (lambda p: (p / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda p: named(p, "../x.png"), "captures[0].file"),
     ],

@@ -139,7 +139,7 @@ def test_what_is_no_run_directory(featviz: Callable[..., Outcome], tmp_path: Pat
     assert outcome.code == 1 and "holds kernels, not the feature maps of a run" in outcome.err
     strange = write_run(tmp_path / "strange", {}, images={})
     outcome = featviz("report", strange)
-    assert outcome.code == 1 and "run.json: images.total is missing" in outcome.err
+    assert outcome.code == 1 and "missing required field `total` - at `$.images`" in outcome.err
 
 
 def test_the_command_line_prints_paths(featviz: Callable[..., Outcome], root: Path) -> None:

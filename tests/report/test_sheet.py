@@ -16,7 +16,6 @@ from rundirs import Drawn, summed_anew, write_run
 from featviz.errors import StoreError, UsageError
 from featviz.options import SheetOptions
 from featviz.report.sheet import ORDERS, make_sheet, sort_channels
-from featviz.rundir.image import DrawnGrid
 from featviz.rundir.read import read_run
 
 PAPER = 255
@@ -112,13 +111,12 @@ def test_order_is_numpys(tmp_path: Path, by: str, column: int) -> None:
     tables[:, 5] = np.nan
     tables[1, 2, :4] = np.nan
     images = {f"{n}.png": [Drawn("relu", maps=8, stats=own)] for n, own in enumerate(tables)}
-    grids: list[DrawnGrid] = [
-        i.grids[0] for i in read_run(write_run(tmp_path / "o", images)).images.values()
-    ]
+    runs = read_run(write_run(tmp_path / "o", images)).images.values()
+    stats = [next(iter(image.stats().values())) for image in runs]
     values = tables.astype(np.float32)[..., column].astype(np.float64)
     values = values**2 if by == "variance" else values
     means = np.array([own[~np.isnan(own)].mean() if (own == own).any() else -9 for own in values.T])
-    assert sort_channels(grids, range(8), by) == np.argsort(-means, kind="stable").tolist()
+    assert sort_channels(stats, range(8), by) == np.argsort(-means, kind="stable").tolist()
     assert set(ORDERS) == {"mean", "max", "variance", "zeros"}
 
 

@@ -21,7 +21,7 @@ from featviz.options import InputOptions, ModelOptions, RunOptions
 from featviz.records import ImageResult
 from featviz.run import run as pipeline
 from featviz.rundir import LOCK_FILE, write
-from featviz.rundir.read import read_json
+from featviz.rundir.schema import read_json
 
 Run = Callable[..., Outcome]
 

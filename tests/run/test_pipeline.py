@@ -26,7 +26,7 @@ from featviz.models.load import adopt
 from featviz.options import InputOptions
 from featviz.records import Sample
 from featviz.run import encoders
-from featviz.rundir.read import read_json
+from featviz.rundir.schema import read_json
 
 INPUTS: dict[str, Any] = {
     "size": 96,

@@ -201,7 +201,7 @@ def test_an_overwrite_that_is_killed_leaves_nothing_that_looks_complete(
 
         with monkeypatch.context() as patched, pytest.raises(SystemExit):
             patched.setattr(os, "unlink", killed)
-            RunDirectory(whole).clear(look(whole).ours)
+            RunDirectory(whole).clear(look(whole)[0])
         check_whole(whole)
         assert (whole / "run.json").is_file()
         assert draw(whole, "--resume").code == 0

@@ -12,7 +12,7 @@ from PIL import Image
 
 from featviz.records import Layer
 from featviz.rundir.place import is_own_name
-from featviz.rundir.read import read_json
+from featviz.rundir.schema import read_json
 from featviz.rundir.write import ImageFolder, RunDirectory
 
 BASE = ("--layers", "Conv2d,ReLU", "--capture", "output,grad", "--tensors", "npy", "--figure")

@@ -74,7 +74,7 @@ def test_a_folder_that_vanishes_is_made_again(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("link", [os.symlink, os.link, lambda _, path: os.mkfifo(path)])
+@pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_a_link_in_the_place_of_the_lock_is_refused(
     link: Callable[[Path, Path], object], draw: Run, featviz: Run, ran: Path, tmp_path: Path
 ) -> None:

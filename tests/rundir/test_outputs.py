@@ -23,6 +23,7 @@ COMMANDS = {
     "sheet": "sheet run --layer conv1 --out FILE",
     "look": "look MODEL photo.png --out FILE",
 }
+QUICK = ("diff --html", "audit --prune-out", "sheet")
 
 
 @pytest.fixture
@@ -34,7 +35,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in COMMANDS],
+)
 def test_a_photograph_is_not_replaced(
     name: str, place: Path, featviz: CLI, tiny_file: Path
 ) -> None:
@@ -56,19 +60,15 @@ def test_a_photograph_is_not_replaced(
 
 
 FOREIGN = {
-    "empty": b"",
     "page": b"<!DOCTYPE html><title>mine</title>",
     "xml": b'<testsuites name="pytest tests"></testsuites>',
-    "json": b'{"layer1": [1, 2], "notes": "mine"}',
     "lists": b'{"train": [1, 2]}',
     "zip": b"PK\x03\x04",
 }
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-@pytest.mark.parametrize(
-    "name", ["diff --html", "diff --junit", "audit --prune-out", "report --single-file"]
-)
+@pytest.mark.parametrize("name", ["diff --junit", "audit --prune-out", "report --single-file"])
 def test_what_is_like_ours_is_not_ours(
     name: str, kind: str, place: Path, featviz: CLI, tiny_file: Path
 ) -> None:

@@ -73,21 +73,20 @@ FAULTS: dict[str, Callable[[Path, random.Random], object]] = {
 
 
 @pytest.mark.slow
-def test_forty_planted_faults_are_found(whole: Path) -> None:
+def test_planted_faults_are_found(whole: Path) -> None:
     """One file of one image is removed, emptied, changed by a bit, or turned around with its size
     kept: it is found each time, and no other image is blamed (seed 18)."""
     dice = random.Random(18)
     paths = sorted(p for p in whole.rglob("*") if p.is_file() and p.parent != whole)
-    for number in range(40):
+    for number in range(24):
         path, fault = dice.choice(paths), [*FAULTS][number % len(FAULTS)]
         before = path.read_bytes()
         FAULTS[fault](path, dice)
         name = path.relative_to(whole).parts[0]
-        run = verify([whole]).runs[0]
-        blamed = {image.name for image in run.images if image.faults}
-        assert blamed == {name} and not run.is_whole, (number, fault, path)
+        run = verify([whole])[0]
+        assert {row["image"] for row in run["faults"]} == {name}, (number, fault, path)
         path.write_bytes(before)
-    assert verify([whole]).exit_code == 0
+    assert not verify([whole])[0]["faults"]
 
 
 def test_a_fault_is_exit_code_4_with_its_file(featviz: Run, whole: Path) -> None:
@@ -109,47 +108,32 @@ def test_a_manifest_that_still_fits_is_not_as_it_was_written(whole: Path) -> Non
     """Another number, which no field contradicts, breaks its own checksum."""
     path = whole / "01.png" / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b'"nonfinite": 0', b'"nonfinite": 1', 1))
-    faults = [fault for image in verify([whole]).runs[0].images for fault in image.faults]
+    faults = [row["fault"] for row in verify([whole])[0]["faults"]]
     assert faults == ["01.png/manifest.json is not as it was written"]
 
 
-def series_of(whole: Path, *steps: int) -> Path:
-    """A series whose steps are copies of a run."""
-    root = whole.parent / "series"
-    for step in steps:
-        shutil.copytree(whole, step_folder(root, step))
-    return root
-
-
-def test_a_series_is_the_runs_of_its_steps(featviz: Run, whole: Path) -> None:
-    """Each step has a line and a row, and the series one line; a report beside them is none."""
-    root = series_of(whole, 0, 10, 25)
-    assert featviz("report", root).code == 0
-    done = featviz("verify", root, whole, "--json")
-    document = json.loads(done.out)
-    assert done.code == 0 and document["whole"]
-    steps = [str(step_folder(root, step)) for step in (0, 10, 25)]
-    assert [row["run"] for row in document["runs"]] == [*steps, str(whole)]
-    assert [row["series"] for row in document["runs"]] == [str(root)] * 3 + [None]
-    assert f"{root}: a series of 3 steps: whole" in done.err
-    assert all(f"{step}: 5 images" in done.err for step in steps)
-
-
+@pytest.mark.slow
 def test_a_damaged_step_is_named(featviz: Run, whole: Path) -> None:
-    """Also one of which nothing is left: each with its folder, and the others are whole."""
-    root = series_of(whole, 0, 10, 20, 30)
+    """Each step has a row, and the series one line; also one of which nothing is left, and a report
+    beside them is none."""
+    root = whole.parent / "series"
+    for step in (0, 10, 20, 30):
+        shutil.copytree(whole, step_folder(root, step))
+    assert featviz("report", root).code == 0
     flipped(step_folder(root, 10) / "02.png" / "stats.npz", random.Random(1))
     (step_folder(root, 20) / "run.json").unlink()
     shutil.rmtree(step_folder(root, 30))
     step_folder(root, 30).mkdir()
     done = featviz("verify", root, "--json")
     rows = json.loads(done.out)["runs"]
+    assert [row["series"] for row in rows] == [str(root)] * 4
     assert done.code == 4 and [len(row["faults"]) for row in rows] == [0, 1, 1, 1]
     assert "stats.npz" in rows[1]["faults"][0]["fault"]
     assert all("no run.json" in row["faults"][0]["fault"] for row in rows[2:])
     assert f"{root}: a series of 4 steps: 3 steps damaged" in done.err
 
 
+@pytest.mark.slow
 def test_resume_mends_what_does_not_fit(featviz: Run, tiny_file: Path, whole: Path) -> None:
     """What is missing or has another size it sees; an image of which `verify` names a file is drawn
     again when its folder is gone."""
@@ -176,6 +160,7 @@ def run_lines(done: Outcome) -> list[str]:
     return done.out.splitlines()
 
 
+@pytest.mark.slow
 def test_a_lost_run_json_is_named(featviz: Run, whole: Path, tmp_path: Path) -> None:
     """The images are checked all the same; a folder without any is no run."""
     (whole / "run.json").unlink()
@@ -200,23 +185,13 @@ def test_a_changed_setting_in_run_json_is_found(whole: Path) -> None:
 
     path, dice, found = whole / "run.json", random.Random(27), 0
     data = path.read_bytes()
-    for _ in range(24):
+    for _ in range(12):
         path.write_bytes(data)
         flipped(path, dice)
         changed = told(path.read_bytes()) != told(data)
-        assert verify([whole]).runs[0].is_whole is not changed, path.read_bytes()
+        assert bool(verify([whole])[0]["faults"]) is changed, path.read_bytes()
         found += changed
-    assert found > 12
-
-
-def test_settings_of_another_run_are_named(featviz: Run, whole: Path) -> None:
-    """run.json with one option edited, and an image that another run has drawn: exit code 4."""
-    record = json.loads((whole / "run.json").read_text())
-    record["options"]["cmap"] = "viridis"
-    (whole / "run.json").write_text(json.dumps(record))
-    done = featviz("verify", whole)
-    words = "run.json does not tell the settings by which these were drawn: 00.png, 01.png, 02.png"
-    assert done.code == 4 and words in done.err
+    assert found > 6
 
 
 def test_files_that_nothing_lists_are_named(featviz: Run, whole: Path) -> None:

