@@ -15,7 +15,7 @@ from featviz.errors import LayoutError, UsageError
 from featviz.hooks import selectors
 from featviz.hooks.capture import forward, never_ran, tensors
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.hooks.functions import unwatched, watching
+from featviz.hooks.functions import placed, unwatched
 from featviz.hooks.layers import class_names, function_in, list_layers, modules_by_name
 from featviz.layout import channel_axis, recognise
 from featviz.layout.follow import MadeBy
@@ -283,13 +283,10 @@ class AuditPlan:
         modules = [layer for layer in list_layers(model) if wanted(layer)]
         functions = wanted if any(function_in(name) is not None for name in names) else None
         try:
-            with watching(
-                model,
-                leave,
-                layers=modules,
-                functions=functions,
-                opaque=lambda name, module: name in self.parts,
-            ):
+            watched = placed(
+                *(model, leave, None, modules, functions), opaque=self.parts, first=True
+            )
+            with watched as mode, mode:
                 yield
         finally:
             first.remove()
@@ -313,7 +310,7 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
     else:
         wanted = selectors.parse(text)
         chosen = selectors.select(plan.layers, wanted) or choose_layers(model, text, blank)
-        for idle in selectors.idle(plan.layers, wanted):
+        for idle in (one.text for one in wanted if not one.pick(plan.layers)):
             log.warning("selector %r matches no layer", idle)
         names = [layer.name for layer in chosen]
     names = list(dict.fromkeys(names))

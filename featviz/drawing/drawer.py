@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -58,68 +59,60 @@ def magnitude_and_phase(
         yield site.inside("angle"), wide.angle(), replace(hints, phase=True)
 
 
-class Drawer:
-    """Draws tensors by the options of a run; what is `auto` is settled for each."""
+@lru_cache(64)
+def settled(options: DrawOptions, kind: str, over: bool, phase: bool) -> tuple[DrawOptions, Scale]:
+    """Options and scale without `auto`, for a kind of tensor, whether maps lie over images, and
+    whether they are phases."""
+    auto = "auto"
+    options = structs.replace(options, **PHASE) if phase else options
+    if kind == SALIENCY:  # one picture of all channels, whose values have no sign
+        auto = "percentile:1,99"
+        one = {"reduce": "max-abs", "order": "index", "labels": False}
+        options = structs.replace(options, **one, nrow=None, max_maps=None, collapse=None)
+    cmap = colormap.resolved(options.cmap, kind, over, options.reduce)
+    scale = auto if options.normalize == "auto" else options.normalize
+    return structs.replace(options, cmap=cmap), normalize.parse_scale(scale, kind, options.reduce)
 
-    def __init__(self, options: DrawOptions) -> None:
-        self.options = options
-        self._settled: dict[tuple[str, bool, bool], tuple[DrawOptions, Scale]] = {}
-        """Options and scale without `auto`, by kind of tensor, whether maps lie over images, and
-        whether they are phases."""
 
-    def draw(
-        self,
-        site: Site,
-        tensor: Tensor,
-        hints: Hints | None = None,
-        background: Sequence[Bytes] = (),
-        window: Sequence[int] | None = None,
-        inputs: Sequence[Sequence[int]] = (),
-        gradient: Tensor | None = None,
-    ) -> dict[str, GridPicture]:
-        """Turn a tensor into tiles and statistics, on its device: the picture of its maps under the
-        empty key, tokens beside the grid under their names; of the gradient of the image SALIENCY,
-        one picture of all its channels. LayoutError where there is no picture of it.
+def draw(
+    options: DrawOptions,
+    site: Site,
+    tensor: Tensor,
+    hints: Hints | None = None,
+    background: Sequence[Bytes] = (),
+    window: Sequence[int] | None = None,
+    inputs: Sequence[Sequence[int]] = (),
+    gradient: Tensor | None = None,
+) -> dict[str, GridPicture]:
+    """Turn a tensor into tiles and statistics, on its device: the picture of its maps under the
+    empty key, tokens beside the grid under their names; of the gradient of the image SALIENCY, one
+    picture of all its channels. LayoutError where there is no picture of it.
 
-        Args:
-            background: what the maps may lie over, uint8 [H, W, 3]: the picture that the model saw,
-                or the frames of a clip.
-            window: top, left, height and width of the part of it that is no padding; None for all.
-            inputs: shapes of the model's inputs: a gradient of such a shape is that of the image.
-            gradient: of the target at this tensor, for class activation maps.
-        """
-        parts, weights, phase = to_maps(tensor, hints or Hints()), None, bool(hints and hints.phase)
-        if gradient is not None:  # tokens beside the grid have no places
-            parts, weights = {"": parts[""]}, to_maps(gradient, hints or Hints())[""]
-        drawn = [(key, site.kind, maps) for key, maps in parts.items()]
-        if site.kind == "grad-input" and is_saliency(site, tensor.shape, inputs, self.options):
-            drawn.append((SALIENCY, SALIENCY, parts[""]))
-        pictures = {}
-        for key, kind, maps in drawn:
-            over = self.options.overlay is not None and LAYOUTS[maps.layout].aligned and not phase
-            if (kind, over, phase) not in self._settled:
-                self._settled[kind, over, phase] = self._settle(kind, over, phase)
-            options, scale = self._settled[kind, over, phase]
-            picture = draw_maps(maps, options, scale, weights)
-            picture = replace(picture, cmap=options.cmap) if phase else picture
-            if picture.marked and is_gradient(kind):  # behind a pooling it is constant by nature
-                picture = replace(picture, marked=(grid.ZERO,))
-            if over and picture.constant is None:
-                picture = lay_over(picture, background, options, window)
-            pictures[key] = picture
-        return pictures
-
-    def _settle(self, kind: str, over: bool, phase: bool) -> tuple[DrawOptions, Scale]:
-        options, auto = self.options, "auto"
-        options = structs.replace(options, **PHASE) if phase else options
-        if kind == SALIENCY:  # one picture of all channels, whose values have no sign
-            auto = "percentile:1,99"
-            one = {"reduce": "max-abs", "order": "index", "labels": False}
-            options = structs.replace(options, **one, nrow=None, max_maps=None, collapse=None)
-        cmap = colormap.resolved(options.cmap, kind, over, options.reduce)
-        scale = auto if options.normalize == "auto" else options.normalize
-        scale = normalize.resolved(scale, kind, options.reduce)
-        return structs.replace(options, cmap=cmap), normalize.parse_scale(scale)
+    Args:
+        background: what the maps may lie over, uint8 [H, W, 3]: the picture that the model saw, or
+            the frames of a clip.
+        window: top, left, height and width of the part of it that is no padding; None for all.
+        inputs: shapes of the model's inputs: a gradient of such a shape is that of the image.
+        gradient: of the target at this tensor, for class activation maps.
+    """
+    parts, weights, phase = to_maps(tensor, hints or Hints()), None, bool(hints and hints.phase)
+    if gradient is not None:  # tokens beside the grid have no places
+        parts, weights = {"": parts[""]}, to_maps(gradient, hints or Hints())[""]
+    drawn = [(key, site.kind, maps) for key, maps in parts.items()]
+    if site.kind == "grad-input" and is_saliency(site, tensor.shape, inputs, options):
+        drawn.append((SALIENCY, SALIENCY, parts[""]))
+    pictures = {}
+    for key, kind, maps in drawn:
+        over = options.overlay is not None and LAYOUTS[maps.layout].aligned and not phase
+        own, scale = settled(options, kind, over, phase)
+        picture = draw_maps(maps, own, scale, weights)
+        picture = replace(picture, cmap=own.cmap) if phase else picture
+        if picture.marked and is_gradient(kind):  # behind a pooling it is constant by nature
+            picture = replace(picture, marked=(grid.ZERO,))
+        if over and picture.constant is None:
+            picture = lay_over(picture, background, own, window)
+        pictures[key] = picture
+    return pictures
 
 
 def draw_maps(

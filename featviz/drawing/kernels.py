@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -46,17 +45,10 @@ _RECOMPUTED = (BasePruningMethod, SpectralNorm, WeightNorm)
 """Hooks that set the effective weight before each forward pass; until then it may be stale."""
 
 
-@dataclass(frozen=True)
-class Filters:
-    """The kernels of a convolution, by output channel."""
-
-    data: Tensor
-    """float32 [output channels, input channels in a group, time, height, width]; time and height
-    are 1 where the kernel has none."""
-    shape: list[int]
-    """The shape of the weight as the module holds it."""
-    groups: int
-    transposed: bool
+Filters = tuple[Tensor, list[int], int, bool]
+"""The kernels of a convolution by output channel, float32 [output channels, input channels in a
+group, time, height, width], where time and height are 1 if the kernel has none; the shape of the
+weight as the module holds it; groups; and whether it is transposed."""
 
 
 def is_convolution(module: nn.Module) -> bool:
@@ -103,7 +95,7 @@ def read_filters(module: nn.Module) -> Filters:
         by_output = split.transpose(1, 2).flatten(0, 1)
     # [O, I, W] or [O, I, H, W] to [O, I, T, H, W]
     size = (*by_output.shape[:2], *[1] * (5 - values.ndim), *by_output.shape[2:])
-    return Filters(by_output.reshape(size), list(values.shape), groups, transposed)
+    return by_output.reshape(size), list(values.shape), groups, transposed
 
 
 def draw_filters(
@@ -115,13 +107,13 @@ def draw_filters(
     input's: a row is then an output channel, a column an input. Kernels with a time axis have a
     tile for each step. `auto` makes few kernels large enough to be seen, and no picture huge.
     """
-    data, layout = kernels.data, "mean"
+    (data, _, groups, _), layout = kernels, "mean"
     outputs, inputs, steps, *size = data.shape
     if inputs == 1 or all_slices:
         layout = "slices"
         words = "one input's kernel" + f", {inputs} inputs a channel" * (inputs > 1)
         tiles = data.reshape(outputs, inputs * steps, 1, *size)
-    elif inputs == 3 and kernels.groups == 1:
+    elif inputs == 3 and groups == 1:
         layout, words, tiles = "rgb", "RGB of three inputs", data.transpose(1, 2)
     else:
         words, tiles = f"mean over {inputs} inputs", data.mean(1)[:, :, None]
@@ -159,6 +151,6 @@ def post_filters(board: Board, layer: Layer, kernels: Filters, options: DrawOpti
     """Show a layer's kernels in TensorBoard, with a histogram of all weights."""
     most = min(options.max_maps or tensorboard.MOST_MAPS, tensorboard.MOST_MAPS)
     picture, _ = draw_filters(kernels, structs.replace(options, max_maps=most))
-    site, counts = Site(layer, "kernel", 0, ""), tensorboard.histogram(kernels.data)
+    site, counts = Site(layer, "kernel", 0, ""), tensorboard.histogram(kernels[0])
     shown = picture.stats, len(picture.drawn)
     board.post(board.values(site, partial(to_png, picture), *shown, counts))

@@ -10,6 +10,7 @@ imported, the rest at its first call.
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, no_type_check
@@ -57,32 +58,29 @@ calls."""
 _ONE_FOLDER = Lock()
 
 
-def part() -> Any:
-    """A decorator: compile a function with each loop that calls it, and not by itself. Not for sums
-    in any order: their last digits would depend on whether numba's cache was used."""
-    return njit(**_PLAIN, no_cpython_wrapper=True)
+part = njit(**_PLAIN, no_cpython_wrapper=True)
+"""A decorator: compile a function with each loop that calls it, and not by itself. Not for sums in
+any order: their last digits would depend on whether numba's cache was used."""
 
 
-def loop(*signature: str, **options: Any) -> Any:
-    """A decorator: compile a function for this signature, or for its arguments at its first call.
+def compiled(signature: str | None, function: Any, **options: Any) -> Any:
+    """Compile a function for this signature, or for its arguments at its first call.
 
     It is kept in numba's cache; where that cannot be written it is compiled all the same.
     """
-
-    def compiled(function: Any) -> Any:
-        with _ONE_FOLDER:
-            before, config.CACHE_DIR = config.CACHE_DIR, _FOLDER
-            try:
-                return njit(*signature, **_PLAIN, **options, cache=True)(function)
-            except (RuntimeError, OSError):  # numba finds no folder, or cannot write there
-                return njit(*signature, **_PLAIN, **options)(function)
-            finally:
-                config.CACHE_DIR = before
-
-    return compiled
+    given = () if signature is None else (signature,)
+    with _ONE_FOLDER:
+        before, config.CACHE_DIR = config.CACHE_DIR, _FOLDER
+        try:
+            return njit(*given, **_PLAIN, **options, cache=True)(function)
+        except (RuntimeError, OSError):  # numba finds no folder, or cannot write there
+            return njit(*given, **_PLAIN, **options)(function)
+        finally:
+            config.CACHE_DIR = before
 
 
-@loop(
+@partial(
+    compiled,
     "void(float32[:,::1],int32[:,::1],float32[:,::1],int32[:,::1],float32,float32,int64[::1])",
     fastmath=_REORDER,
 )
@@ -134,7 +132,7 @@ def statistics(rows, bits, stats, ends, lower, upper, outside):
             outside[n] = reached
 
 
-@loop("void(float32[:,::1],float32[::1],float32[::1],float32,float32,uint8[:,::1])")
+@partial(compiled, "void(float32[:,::1],float32[::1],float32[::1],float32,float32,uint8[:,::1])")
 @no_type_check
 def quantise(rows, low, factor, half, top, levels):
     """Fill `levels` [N, W] with (value - low[n]) · factor[n] + half, clipped to 0..top unless that
@@ -151,7 +149,7 @@ def quantise(rows, low, factor, half, top, levels):
                 levels[n, i] = np.int32(level if level < top else top)
 
 
-@loop("void(uint8[:,:,::1],int64,int64,int64,int64,int64,uint8[:,::1])")
+@partial(compiled, "void(uint8[:,:,::1],int64,int64,int64,int64,int64,uint8[:,::1])")
 @no_type_check
 def lay_tiles(tiles, columns, down, across, depth, padding, piece):
     """Lay tiles [N, h, depth · w] into a piece of a picture; see `grid.strips`."""
@@ -194,7 +192,7 @@ def lay_tiles(tiles, columns, down, across, depth, padding, piece):
                     copy[x] = line[x]
 
 
-@loop("void(uint8[:,::1],uint8[::1],int64,uint8[:,::1])")
+@partial(compiled, "void(uint8[:,::1],uint8[::1],int64,uint8[:,::1])")
 @no_type_check
 def filter_rows(piece, above, depth, filtered):
     """Filter rows [R, W] for PNG into [R, 1 + W]; the last one takes the place of that `above`."""
@@ -221,7 +219,7 @@ def filter_rows(piece, above, depth, filtered):
             above[i] = row[i]
 
 
-@loop()
+@partial(compiled, None)
 @no_type_check
 def blend(levels, over, ground, share, mixed):
     """Fill `mixed` [P, 3] with over[levels] + share · ground [P, 3], rounded; `over` [256, 3] is
@@ -232,7 +230,7 @@ def blend(levels, over, ground, share, mixed):
             mixed[i, colour] = np.int32(total + 0.5)
 
 
-@loop()
+@partial(compiled, None)
 @no_type_check
 def add_maps(stats, saturated, positions, sums):
     """Add the statistics of maps [B, C, 6] of so many positions to `Tally.sums`, one map after the
@@ -256,7 +254,7 @@ def add_maps(stats, saturated, positions, sums):
                 sums[c, 7] += saturated[b, c]
 
 
-@loop()
+@partial(compiled, None)
 @no_type_check
 def add_images(stats, images, values, numbers):
     """Insert images [B], by the maxima of their maps [B, C, 6], into those of a `Tally`: before

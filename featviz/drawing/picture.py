@@ -23,7 +23,7 @@ import PIL
 from isal import isal_zlib
 from PIL import Image
 
-from featviz.drawing.colormap import Palette, plain_grey, table
+from featviz.drawing.colormap import Palette, chosen, table
 from featviz.drawing.grid import CONSTANT, ZERO, Words, strips
 from featviz.drawing.grid import plan as plan_grid
 from featviz.drawing.values import MIN, ValueLimits, is_constant, overall
@@ -248,13 +248,14 @@ def lay_over(
     steps = np.arange(held)[picture.steps]
     frames = ((steps + 0.5) * len(ground) / held).astype(int).tolist() * count
     shape, alone = (count, side, *window[2:]), picture.reduce is not None
-    colors, alpha = picture.palette, float(options.overlay or 0)
-    over = (picture.tiles[:], table(colors), colors.nonfinite)
+    colors, alpha, maps = picture.palette, float(options.overlay or 0), picture.tiles[:]
+    size = (len(maps), *window[2:], 3), maps.nbytes + sum(under.nbytes for under in ground)
+    over = maps, table(colors), colors.nonfinite, ground, frames
     return replace(
         picture,
         plan=plan_grid(shape, options, alone=alone),
-        tiles=Overlay(*over, ground, frames, alpha, window),
-        palette=plain_grey(options.gap_grey),
+        tiles=Overlay(*size, *over, alpha, window),
+        palette=chosen(options, nonfinite=False, rgb=True),
         overlay=options.overlay,
     )
 
@@ -267,6 +268,9 @@ class Overlay:
     areas, not points), coloured, and mixed in by `alpha`: 0 is the input, 1 the map.
     """
 
+    shape: tuple[int, ...]
+    nbytes: int
+    """Bytes of the maps, and of the input under them."""
     maps: Bytes
     """Levels [N, h, w], or RGB [N, h, w, 3]."""
     colors: Bytes
@@ -278,16 +282,6 @@ class Overlay:
     alpha: float
     window: Sequence[int]
     """Top, left, height and width of the part of the input that is drawn."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """[N, H, W, 3]"""
-        return (len(self.maps), *self.window[2:], 3)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the maps, and of the input under them."""
-        return self.maps.nbytes + sum(picture.nbytes for picture in self.ground)
 
     def __getitem__(self, part: slice) -> Bytes:
         """Some of the tiles, uint8 [n, H, W, 3]."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,13 +31,6 @@ be lost in rounding, and takes a pass of its own."""
 _TINY, _LARGER = 1e-30, np.float32(2.0**64)
 """The reciprocal of a smaller span may overflow: such a map is multiplied by a power of two, which
 changes no digit. Also the span where two percentiles are equal: all above is bright, else dark."""
-
-
-def compiled() -> Any:
-    """The module of compiled loops, `loops`, which takes a while to import."""
-    from featviz.drawing import deflate, loops  # noqa: F401
-
-    return loops
 
 
 # Statistics

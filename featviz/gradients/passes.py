@@ -18,7 +18,7 @@ from featviz.errors import LayoutError, UsageError
 from featviz.gradients import targets
 from featviz.gradients.targets import Intervention, Target, output_at
 from featviz.hooks import selectors
-from featviz.hooks.capture import Recorder, Sink, back, forward, recording, tensors
+from featviz.hooks.capture import Recorder, Sink, forward, recording, tensors
 from featviz.hooks.eval_mode import in_eval_mode, kept_rng
 from featviz.hooks.functions import FunctionMode
 from featviz.hooks.layers import is_in_place, list_layers
@@ -45,19 +45,20 @@ class PassPlan:
     @property
     def changes_values(self) -> bool:
         """Whether some intervention changes what a layer gives, not only gradients."""
-        return any(change.kind != "grad" for changes in self.changes.values() for change in changes)
+        return any(kind != "grad" for changes in self.changes.values() for _, kind, *_ in changes)
 
 
 def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
     """Match the options with a model's layers."""
     layers, changes = list_layers(model.module), dict[Layer, list[Intervention]]()
     for change in (targets.parse_intervention(*change) for change in options.interventions):
-        wanted = selectors.parse(change.selectors)
-        if selectors.wants_functions(wanted):
-            raise UsageError(f"{change.option}: functions cannot be changed, only modules")
+        option, _, text, *_ = change
+        wanted = selectors.parse(text)
+        if selectors.of_functions(wanted):
+            raise UsageError(f"{option}: functions cannot be changed, only modules")
         chosen = selectors.select(layers, wanted)
         if not chosen:
-            words = f"{change.option}: no layer matches {change.selectors!r}"
+            words = f"{option}: no layer matches {text!r}"
             raise UsageError(words, selectors.remedy(layers, wanted))
         for layer in chosen:
             changes.setdefault(layer, []).append(change)
@@ -94,20 +95,20 @@ def watched(model: LoadedModel, plan: PassPlan, layers: Sequence[Layer]) -> Iter
         yield hooks
 
 
+@dataclass
 class Watched:
     """A model with its hooks in place."""
 
-    recorder: Recorder
-
-    def __init__(self, model: LoadedModel, plan: PassPlan, layers: Sequence[Layer]) -> None:
-        """Note what `watched` places."""
-        self.model, self.plan, self.layers = model, plan, layers
-        self._book: HintBook | None = None
-        """Of the input under way; None where nothing is changed."""
-        self._noise = torch.Generator()
-        self._ran = set[Layer]()
-        self._there: list[Any] = []
-        """The outputs of the target's layer."""
+    model: LoadedModel
+    plan: PassPlan
+    layers: Sequence[Layer]
+    recorder: Recorder = field(init=False)
+    _book: HintBook | None = None
+    """Of the input under way; None where nothing is changed."""
+    _noise: torch.Generator = field(default_factory=torch.Generator)
+    _ran: set[Layer] = field(default_factory=set)
+    _there: list[Any] = field(default_factory=list)
+    """The outputs of the target's layer."""
 
     def change(self, layer: Layer, output: Any) -> Any:
         """Change a layer's output, or keep it for the target; None where it stays as it is."""
@@ -200,7 +201,7 @@ class Watched:
                 ": no gradient flows back from it",
                 "the model is quantized, or detaches it, or computes it under torch.no_grad",
             )
-        back(value, [arg for arg in inputs if arg.requires_grad], self.recorder)
+        self.recorder.back(value, [arg for arg in inputs if arg.requires_grad])
         return output, float(value.detach()), named
 
 
@@ -222,7 +223,7 @@ def _idle(plan: PassPlan, ran: set[Layer], relus: Counter[str] | None) -> Iterat
     idle: dict[str, list[str]] = {}
     for layer, changes in plan.changes.items():
         for change in changes if layer not in ran else ():
-            idle.setdefault(change.option, []).append(layer.label)
+            idle.setdefault(change[0], []).append(layer.label)
     for option, names in idle.items():
         yield f"{option}: {listed(names, 1)} did not run"
 
@@ -252,47 +253,28 @@ def paired(take: Callable[[Site, Tensor, Tensor], None]) -> Sink:
 # How a gradient passes a ReLU
 
 
-class ReluFunction(torch.autograd.Function):
-    """ReLU with a backward pass of another rule. With x its input and g the gradient at its output:
+@contextmanager
+def relu_rule(name: str) -> Iterator[Counter[str]]:
+    """Let gradients pass every ReLU, module or function, by a rule in this block; the model itself
+    is not touched. With x the input of a ReLU and g the gradient at its output:
 
     - plain: g where x > 0
     - guided: g where x > 0 and g > 0 (Springenberg et al., arXiv 1412.6806, section 3.4)
     - deconv: g where g > 0 (Zeiler and Fergus, arXiv 1311.2901, section 2.1)
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, inplace: bool, guided: bool) -> Tensor:
-        """Compute the ReLU."""
-        if inplace:
-            ctx.mark_dirty(x)
-        result = x.clamp_(min=0) if inplace else x.clamp(min=0)
-        ctx.save_for_backward(*[result] * guided)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        """The gradient at the input."""
-        passed = gradients[0].clamp(min=0)
-        for result in ctx.saved_tensors:
-            passed = passed * (result > 0)
-        return passed, None, None
-
-
-@contextmanager
-def relu_rule(name: str) -> Iterator[Counter[str]]:
-    """Let gradients pass every ReLU, module or function, by a rule (guided, deconv) in this block;
-    the model itself is not touched.
 
     Enter it before whatever else watches functions, which then sees the ReLU and not what the rule
     makes of it.
     """
-    met = Counter[str]()
+    met, at = Counter[str](), ("guided", "deconv").index(name)
 
     def relu(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         met["relu"] += 1
         x = args[0] if args else kwargs.get("input", kwargs.get("self"))
         inplace = is_in_place(func) or kwargs.get("inplace", args[1] if args[1:] else False)
-        return ReluFunction.apply(x, bool(inplace), name == "guided")
+        result = torch.relu(x)
+        if result.grad_fn is not None:  # whose hooks take the gradients at its input and its output
+            result.grad_fn.register_hook(lambda *gradients: (gradients[at][0].clamp(min=0),))
+        return x.copy_(result) if inplace else result
 
     with FunctionMode(replacements={"relu": relu}):
         yield met

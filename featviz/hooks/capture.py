@@ -174,18 +174,27 @@ class Recorder:
                 self._take_kinds(layer, "output", call, key, value)
 
     def back(self, target: Tensor, inputs: Sequence[Tensor]) -> None:
-        """Go back from a target to the inputs; hooks on tensors take the gradients.
+        """Go back from a target to the inputs; hooks on tensors take the gradients. ForwardError
+        where the backward pass fails.
 
         Layers that run from now on are recomputed for the backward pass (activation checkpointing),
         and have been seen. What hangs on parameters only (a table of positions, say) is not on the
         way to the inputs, and takes a second way back.
         """
         self._forward = False
-        torch.autograd.grad(target, inputs, retain_graph=True, allow_unused=True)
-        if aside := dict(self._awaited):
-            gradients = torch.autograd.grad(target, list(aside.values()), allow_unused=True)
-            for site, gradient in zip(aside, gradients, strict=True):
-                self._arrived(site, gradient)
+        try:
+            torch.autograd.grad(target, inputs, retain_graph=True, allow_unused=True)
+            if aside := dict(self._awaited):
+                gradients = torch.autograd.grad(target, list(aside.values()), allow_unused=True)
+                for site, gradient in zip(aside, gradients, strict=True):
+                    self._arrived(site, gradient)
+        except Exception as error:
+            if self.fault is error:
+                raise
+            raise ForwardError(
+                f"the backward pass failed: {_first_line(error)}",
+                "without grad and grad-input in --capture none is needed; -v shows the traceback",
+            ) from error
         for site in self._awaited:
             self._skip(
                 site,
@@ -299,40 +308,22 @@ def forward(
     except Exception as error:
         if recorder is not None and recorder.fault is error:
             raise
+        names: dict[int, list[str]] = {}
+        for name, module in modules_by_name(model).items():
+            names.setdefault(id(module), []).append(name)
+        at, place, trace = "", class_names(model)[0], error.__traceback__
+        while trace is not None:  # to the innermost module
+            owner = trace.tb_frame.f_locals.get("self")
+            if isinstance(owner, nn.Module) and any(known := names.get(id(owner), [])):
+                at = next((name for name in known if name.startswith(f"{at}.")), known[0])
+                place = f"{at} ({class_names(owner)[0]})"
+            trace = trace.tb_next
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors(list(args)))
         raise ForwardError(
-            f"the model failed in {_where(model, error)}: {_first_line(error)}",
+            f"the model failed in {place}: {_first_line(error)}",
             f"the input was {shapes}; --size, --crop and --channels change it, "
             "-v shows the traceback",
         ) from error
-
-
-def back(target: Tensor, inputs: Sequence[Tensor], recorder: Recorder) -> None:
-    """Go back from a target to the inputs, as `Recorder.back`."""
-    try:
-        recorder.back(target, inputs)
-    except Exception as error:
-        if recorder.fault is error:
-            raise
-        raise ForwardError(
-            f"the backward pass failed: {_first_line(error)}",
-            "without grad and grad-input in --capture none is needed; -v shows the traceback",
-        ) from error
-
-
-def _where(model: nn.Module, error: BaseException) -> str:
-    """Name the innermost module on the traceback; costs nothing as long as nothing fails."""
-    names: dict[int, list[str]] = {}
-    for name, module in modules_by_name(model).items():
-        names.setdefault(id(module), []).append(name)
-    at, place, trace = "", class_names(model)[0], error.__traceback__
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and any(known := names.get(id(owner), [])):
-            at = next((name for name in known if name.startswith(f"{at}.")), known[0])
-            place = f"{at} ({class_names(owner)[0]})"
-        trace = trace.tb_next
-    return place
 
 
 def _first_line(error: BaseException) -> str:

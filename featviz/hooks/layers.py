@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch import Tensor, nn
+from torch import nn
 
 from featviz.records import Layer
 
@@ -177,10 +177,3 @@ def is_in_place(function: Callable[..., Any]) -> bool:
     """Whether a function's name says that it changes what it is given: `relu_`, not `__add__`."""
     name = getattr(function, "__name__", "").partition(".")[0]
     return name.endswith("_") and not name.endswith("__")
-
-
-def gives_tensors(result: Any) -> bool:
-    """Whether a function's result is a tensor or holds some: only such calls are reported, and that
-    of `x.shape` is not."""
-    results = result if isinstance(result, (tuple, list)) else (result,)
-    return any(isinstance(item, Tensor) for item in results)

@@ -26,11 +26,6 @@ class Selector:
     negative: bool = False
 
     @property
-    def of_functions(self) -> bool:
-        """Whether it speaks of functions, not of modules."""
-        return self.text.lstrip("! ").startswith("fn:")
-
-    @property
     def from_the_end(self) -> bool:
         """Whether its index cannot be told before everything that it matches is known."""
         index = self.index
@@ -79,14 +74,9 @@ def select(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[Layer
     return [layer for layer in layers if layer.name in taken]
 
 
-def wants_functions(selectors: Iterable[Selector]) -> bool:
-    """Whether a selector speaks of functions: then they must be listed beside the modules."""
-    return any(s.of_functions for s in selectors)
-
-
-def idle(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[str]:
-    """Texts of the selectors that match no layer at all."""
-    return [s.text for s in selectors if not s.pick(layers)]
+def of_functions(selectors: Iterable[Selector]) -> list[Selector]:
+    """Those that speak of functions, which must then be listed beside the modules."""
+    return [s for s in selectors if s.text.lstrip("! ").startswith("fn:")]
 
 
 def types_present(layers: Iterable[Layer]) -> str:
@@ -142,20 +132,7 @@ def _parse_one(text: str) -> Selector:
         )
     class_name, at, pattern = body.partition("@")
     of_both = at and not body.startswith("re:")
-    named = _named(pattern if of_both else body, text)
-
-    def matches(layer: Layer) -> bool:
-        if of_both:
-            return class_name in layer.classes and named(layer)
-        if layer.is_function or body in layer.classes:
-            return body in layer.classes
-        return named(layer)
-
-    return Selector(text, matches, index, negative=text.startswith("!"))
-
-
-def _named(pattern: str, text: str) -> Callable[[Layer], bool]:
-    """Whether one of a layer's names fits a pattern, or holds a regular expression."""
+    pattern = pattern if of_both else body
     try:
         fits = re.compile(fnmatch.translate(pattern)).match
         if pattern.startswith("re:"):
@@ -164,4 +141,12 @@ def _named(pattern: str, text: str) -> Callable[[Layer], bool]:
         raise UsageError(
             f"selector {text!r} is no regular expression: {error}", "for example re:^layer[34]"
         ) from error
-    return lambda layer: any(fits(name) for name in (layer.owner, *layer.aliases))
+
+    def matches(layer: Layer) -> bool:
+        is_of_class = (class_name if of_both else body) in layer.classes
+        if not of_both and (is_of_class or layer.is_function):
+            return is_of_class
+        named = any(fits(name) for name in (layer.owner, *layer.aliases))
+        return named and (is_of_class or not of_both)
+
+    return Selector(text, matches, index, negative=text.startswith("!"))

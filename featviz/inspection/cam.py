@@ -201,7 +201,7 @@ def _explain(
     sample, image = images[0].sample, images[0].image
     assert image is not None, "images that cannot be read are not shown"
     method = str(prepared.options.draw.reduce)
-    scale = normalize.parse_scale(normalize.resolved("auto", reduce=method))
+    scale = normalize.parse_scale("auto", reduce=method)
     # of the one channel that a class activation map has
     draw = structs.replace(prepared.options.draw, cmap=cmap, reduce="max")
     maps: list[LayerCam] = []

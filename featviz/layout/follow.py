@@ -110,7 +110,8 @@ class Follower:
                     places = self._maps.table(image.shape, self._channel_axis)
                     views = of_image(image.shape) if self._sees else None
                     self._tags[image] = Tag(places, False, views, self._step)
-            for key, tensor in given_tensors(args, kwargs) if self._is_wanted(layer) else ():
+            wanted = self._listener is not None or layer.name in self._wanted
+            for key, tensor in given_tensors(args, kwargs) if wanted else ():
                 self._note(layer, "input", key, tensor)
 
     def leave(
@@ -122,7 +123,9 @@ class Follower:
         with unwatched(), torch.no_grad():
             if layer.is_function:
                 name, given = function_in(layer.name) or "", _dense([args, kwargs])
-                self._follow(layer, FollowedCall(name, args, kwargs, given, _dense(output)))
+                results = _dense(output)
+                call = FollowedCall(name, args, kwargs, given, results, next(iter(results), None))
+                self._follow(layer, call)
             elif layer.name in self._mixers and isinstance(output, Tensor):
                 places = self._alike(_dense(args), output)
                 self._tags[output] = replace(self._tag(output), places=places)
@@ -132,14 +135,12 @@ class Follower:
                 )
                 for tensor in tensors(output) if made is not None else ():
                     self._tags[tensor] = replace(self._tag(tensor), made_by=made)
-            for key, tensor in leaves(output) if self._is_wanted(layer) else ():
+            wanted = self._listener is not None or layer.name in self._wanted
+            for key, tensor in leaves(output) if wanted else ():
                 if isinstance(tensor, Tensor):
                     self._note(layer, "output", key, tensor)
                     if self._sees and (views := self._views(tensor)):
                         self.views[layer.name, number, key] = views
-
-    def _is_wanted(self, layer: Layer) -> bool:
-        return self._listener is not None or layer.name in self._wanted
 
     def _note(self, layer: Layer, side: str, key: str, tensor: Tensor) -> None:
         """Sum up the places of a tensor, the first of its shape under its key."""

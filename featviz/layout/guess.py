@@ -4,7 +4,6 @@ tensor's origin, where it was followed from the image."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks import selectors
@@ -20,9 +19,6 @@ from featviz.layout.layouts import (
 )
 from featviz.records import Hints, Origin
 from featviz.text import quoted
-
-if TYPE_CHECKING:
-    pass
 
 _FEW_TOKENS = 16
 """The least number of channels-first tokens: boxes [1, N, 4] are no tokens."""
@@ -50,7 +46,7 @@ def recognise(shape: Sequence[int], hints: Hints) -> Form:
     form = None
     if len(shape) in (1, 2):
         form = Form("vector")
-    elif len(shape) == 3:
+    elif len(shape) == 3 and shape[0] == 1:
         form = _three(shape, hints)
     elif len(shape) == 4:
         form = _four(shape, hints)
@@ -147,8 +143,6 @@ def _as_asked(shape: Sequence[int], hints: Hints) -> Form:
 
 def _three(shape: Sequence[int], hints: Hints) -> Form | None:
     """[1, T, D], [1, D, T] or, averaged over heads, attention weights [1, T, T]."""
-    if shape[0] != 1:
-        return None
     if shape[1] in (1, len(hints.prefix)):
         return Form("vector")
     if hints.channels == "first":
@@ -173,7 +167,12 @@ def _four(shape: Sequence[int], hints: Hints) -> Form | None:
         return Form("nhwc")
     if _weights(shape[1:3], hints) and shape[3] < shape[1]:
         return Form("attention")
-    if not last and (hints.attention or _column(shape[2], shape[3], hints)):
+    # a height and width that are no map's, but those of many tokens below one another: at least
+    # twice as high, for the width, as the input is
+    height, width, size = *shape[2:], hints.input_size
+    narrow = size is not None and height * size[1] >= 2 * width * size[0]
+    is_column = narrow and height >= _MANY_TOKENS and width > 1
+    if not last and (hints.attention or is_column):
         return _tokens(shape, hints, "heads", "tokens") or Form("nchw")
     return Form("nchw")
 
@@ -188,14 +187,6 @@ def _has_proportions(sides: Sequence[int], hints: Hints) -> bool:
     """Whether a height and width have the input's proportions, give or take a column."""
     (height, width), size = sides, hints.input_size
     return size is not None and abs(width - height * size[1] / size[0]) <= 1
-
-
-def _column(height: int, width: int, hints: Hints) -> bool:
-    """Whether a height and width are no map's, but those of many tokens below one another: at
-    least twice as high, for the width, as the input is."""
-    size = hints.input_size
-    narrow = size is not None and height * size[1] >= 2 * width * size[0]
-    return narrow and height >= _MANY_TOKENS and width > 1
 
 
 def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Form | None:

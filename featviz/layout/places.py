@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -22,13 +22,13 @@ from torch.nn import functional
 from featviz.records import Origin
 
 
+@dataclass
 class SourceMaps:
     """The maps that a forward pass has made so far: the number of the first place, time steps,
     height and width of each. Places are numbered row by row, time step by time step."""
 
-    def __init__(self) -> None:
-        self._maps: list[tuple[int, int, int, int]] = []
-        self._next = 1
+    _maps: list[tuple[int, int, int, int]] = field(default_factory=list)
+    _next: int = 1
 
     def add(self, sides: Sequence[int]) -> Tensor:
         """Begin a map of these sides, [height, width] or [time, height, width]; its places."""
@@ -136,10 +136,8 @@ class FollowedCall:
     """The tensors among its arguments."""
     results: Sequence[Tensor]
 
-    @property
-    def result(self) -> Tensor:
-        """The first of them."""
-        return self.results[0]
+    result: Any
+    """The first of them; None where there is none."""
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
         """An argument by its place or its name."""
@@ -241,10 +239,6 @@ def _item(table: Tensor, index: Any) -> Tensor:
     return table[tuple(part.cpu() if isinstance(part, Tensor) else part for part in parts)]
 
 
-def _padded(table: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
-    return functional.pad(table, pad, mode)
-
-
 def _unfolded(table: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Both functions of this name: the tensor's own takes axis, size and step."""
     own = len(args) == 3 and all(isinstance(a, int) for a in args)
@@ -267,8 +261,10 @@ MOVES: dict[str, Callable[..., Any]] = {
     "slice": torch.ops.aten.slice.Tensor,
     "split_with_sizes": torch.split_with_sizes,
     "getitem": _item,
-    "pad": _padded,
-    "constant_pad_nd": _padded,
+    **dict.fromkeys(
+        ("pad", "constant_pad_nd"),
+        lambda table, pad, mode="constant", value=None: functional.pad(table, pad, mode),
+    ),
     "unfold": _unfolded,
     "T": lambda table: table.permute(*range(table.ndim - 1, -1, -1)),
     "mT": lambda table: table.mT,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchvision.utils import make_grid
 
 import featviz as fv
-from featviz.drawing.drawer import Drawer
+from featviz.drawing import drawer
 from featviz.drawing.picture import GridPicture, to_image
 from featviz.options import DrawOptions
 
@@ -26,7 +26,7 @@ def constant(values: Tensor = VALUES, side: int = 6) -> Tensor:
 
 def drawn(tensor: Tensor, kind: str = "output", **options: object) -> GridPicture:
     """The picture of a tensor of this kind."""
-    return Drawer(structs.replace(PLAIN, **options)).draw(SITE._replace(kind=kind), tensor)[""]
+    return drawer.draw(structs.replace(PLAIN, **options), SITE._replace(kind=kind), tensor)[""]
 
 
 def pixels(picture: GridPicture) -> np.ndarray:

@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from featviz.drawing import page
-from featviz.drawing.drawer import Drawer
+from featviz.drawing import drawer, page
 from featviz.drawing.picture import GridPicture
 from featviz.options import DrawOptions
 
@@ -31,7 +30,7 @@ def panels_of(picture: GridPicture) -> list[page.Panel]:
 
 
 def drawn(tensor: Tensor, **options: Any) -> GridPicture:
-    return Drawer(DrawOptions(**options)).draw(SITE, tensor)[""]
+    return drawer.draw(DrawOptions(**options), SITE, tensor)[""]
 
 
 @pytest.mark.parametrize("normalize", ["map", "layer", "symmetric"])

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from featviz.drawing import grid
-from featviz.drawing.drawer import Drawer
+from featviz.drawing import drawer, grid
 from featviz.drawing.picture import to_image
 from featviz.options import DrawOptions
 
@@ -24,7 +23,7 @@ INFINITE = float("inf")
 def tiles(tensor: Tensor, options: DrawOptions) -> np.ndarray:
     """RGB tiles [N, h, w, 3] of a picture without padding, one column."""
     options = replace(options, nrow=1)
-    picture = Drawer(options).draw(SITE, tensor)[""]
+    picture = drawer.draw(options, SITE, tensor)[""]
     whole = np.asarray(to_image(picture).convert("RGB"))
     return whole.reshape(picture.plan.maps, *picture.plan.tile, 3)
 

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from featviz.drawing import drawer, values
-from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import GridPicture, caption, describe, to_image
 from featviz.options import DrawOptions
 
@@ -25,7 +24,7 @@ def channels_of(maps: Tensor) -> tuple[Tensor, np.ndarray]:
 
 
 def drawn(tensor: Tensor, options: DrawOptions) -> GridPicture:
-    return Drawer(options).draw(SITE, tensor)[""]
+    return drawer.draw(options, SITE, tensor)[""]
 
 
 def tiles(picture: GridPicture) -> list[np.ndarray]:

@@ -18,9 +18,9 @@ from PIL import Image
 from torch import Tensor
 from torchvision.utils import make_grid, save_image
 
-from featviz.drawing import grid
-from featviz.drawing.colormap import Palette, plain_grey
-from featviz.drawing.drawer import Drawer, pick_maps
+from featviz.drawing import drawer, grid
+from featviz.drawing.colormap import Palette
+from featviz.drawing.drawer import pick_maps
 from featviz.drawing.picture import GridPicture, caption, describe, encode, write_png
 from featviz.errors import LayoutError
 from featviz.options import PAD_GREY, DrawOptions
@@ -29,11 +29,12 @@ from featviz.rundir.schema import Capture
 
 PLAIN = DrawOptions(scale=1)
 SITE = Site(Layer(4, "layer1.0.conv1", "Conv2d"), "output", 1, "")
+GREY = Palette(256, 0, None, None)
 
 
 def drawn(tensor: Tensor, options: DrawOptions = PLAIN) -> GridPicture:
     """A tensor drawn under the options' own scale."""
-    return Drawer(options).draw(SITE, tensor)[""]
+    return drawer.draw(options, SITE, tensor)[""]
 
 
 def written(tensor: Tensor, options: DrawOptions = PLAIN) -> Image.Image:
@@ -157,7 +158,7 @@ def test_pictures_in_pieces_are_tiles_enlarged_marked_and_laid(
 def test_pieces_are_far_smaller_than_a_large_picture() -> None:
     """A large picture is made in pieces, never as a whole."""
     plan = grid.plan((400, 1, 60, 60), replace(PLAIN, nrow=20))
-    pieces = [p.nbytes for p in grid.strips(plan, np.zeros((400, 60, 60), np.uint8), plain_grey(0))]
+    pieces = [p.nbytes for p in grid.strips(plan, np.zeros((400, 60, 60), np.uint8), GREY)]
     assert sum(pieces) == plan.pixels and max(pieces) <= 2**19
 
 

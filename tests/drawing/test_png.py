@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from featviz.drawing import loops
 from featviz.drawing.picture import write_png
-from featviz.drawing.values import compiled
 
 
 def encoded(
@@ -105,7 +105,6 @@ def test_rows_take_the_filter_that_leaves_less(depth: int) -> None:
     noise = rng.integers(0, 256, (3, 9 * depth), dtype=np.uint8).repeat([1, 3, 1], axis=0)
     ramp = np.arange(9, dtype=np.uint8).repeat(depth)[None] * np.uint8([[1], [2]])
     piece = np.concatenate([noise, ramp, np.zeros((2, 9 * depth), np.uint8)])
-    loops = compiled()
     for above in (np.zeros(9 * depth, np.uint8), piece[0].copy(), piece[1].copy()):
         before, rows = above.copy(), np.empty((9, 1 + 9 * depth), np.uint8)
         loops.filter_rows(piece, above, depth, rows)

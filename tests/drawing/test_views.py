@@ -17,8 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import featviz as fv
-from featviz.drawing import class_maps
-from featviz.drawing.drawer import Drawer
+from featviz.drawing import class_maps, drawer
 from featviz.drawing.picture import caption, describe, encode, to_image
 from featviz.errors import UsageError
 from featviz.options import DrawOptions
@@ -158,11 +157,11 @@ def test_overlay_leaves_out_what_pads_the_image() -> None:
     """Of a letterboxed picture the window is drawn; the map covers all of it."""
     ground, options = np.asarray(photo(24, 20)), DrawOptions(overlay=0.0, scale=1)
     drawn = (noise(1, 2, 6, 5), Hints(), [ground])
-    picture = Drawer(options).draw(SITE, *drawn, (4, 3, 12, 9))[""]
+    picture = drawer.draw(options, SITE, *drawn, (4, 3, 12, 9))[""]
     assert np.array_equal(picture.tiles[0:2], np.stack([ground[4:16, 3:12]] * 2))
     over = replace(options, overlay=1.0)
     whole, part = (
-        Drawer(over).draw(SITE, *drawn, window)[""].tiles[0:2] for window in (None, (4, 3, 12, 9))
+        drawer.draw(over, SITE, *drawn, window)[""].tiles[0:2] for window in (None, (4, 3, 12, 9))
     )
     assert np.array_equal(part, whole[:, 4:16, 3:12])
 
@@ -173,7 +172,7 @@ def test_overlay_of_many_maps_is_made_piece_by_piece() -> None:
 
     image = photo(128, 128)
     options = DrawOptions(overlay=0.5, scale=1)
-    picture = Drawer(options).draw(SITE, noise(1, 400, 4, 4), Hints(), [np.asarray(image)])[""]
+    picture = drawer.draw(options, SITE, noise(1, 400, 4, 4), Hints(), [np.asarray(image)])[""]
     assert picture.tiles.nbytes < 100_000
     tracemalloc.start()
     with Path("/dev/null").open("wb") as file:
@@ -199,7 +198,7 @@ def test_reduction_is_numpys(name: str, oracle: Callable[[np.ndarray], np.ndarra
     found = np.asarray(fv.grid(tensor, reduce=name, scale=1)).astype(int)
     span = values.max() - values.min()
     assert np.abs(found - 255 * (values - values.min()) / span).max() <= 1
-    picture = Drawer(DrawOptions(reduce=name)).draw(SITE, tensor, Hints())[""]
+    picture = drawer.draw(DrawOptions(reduce=name), SITE, tensor, Hints())[""]
     row = describe(picture, SITE, tensor.shape, "output.png")
     assert row.reduce == name and row.maps == 7 and row.channels is None
     assert row.range == pytest.approx([values.min(), values.max()], rel=1e-5)
@@ -292,7 +291,7 @@ def test_gradients_under_an_overlay_keep_their_colours(tmp_path: Path, picture: 
     tensor = torch.zeros(1, 1, 4, 4)
     tensor[0, 0, 0, 0], tensor[0, 0, 3, 3] = 1.0, -1.0
     ground = [np.zeros((4, 4, 3), np.uint8)]
-    found = np.asarray(to_image(Drawer(options).draw(site, tensor, Hints(), ground)[""]))
+    found = np.asarray(to_image(drawer.draw(options, site, tensor, Hints(), ground)[""]))
     ends = [colormaps["coolwarm"](x, bytes=True)[:3] for x in (1.0, 0.0, 0.5)]
     for pixel, colour in zip((found[0, 0], found[3, 3], found[1, 2]), ends, strict=True):
         assert np.abs(pixel.astype(int) - colour).max() <= 2

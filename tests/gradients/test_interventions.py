@@ -320,10 +320,10 @@ def test_unreadable_interventions_are_refused(kind: str, text: str) -> None:
 def test_forms_that_can_be_read() -> None:
     """Selectors of every kind in front, spaces, ranges and exponents behind."""
     parse = targets.parse_intervention
-    assert parse("ablate", "re:^layer[34]:x:1 , 3-5,4").channels == (1, 3, 4, 5)
-    assert parse("ablate", "re:^layer[34]:x:1").selectors == "re:^layer[34]:x"
-    assert parse("edit", "a,b:channel 1*-1.5E-2").numbers == (-0.015,)
-    assert parse("edit", "Conv2d@layer1.*#0:clamp=-.5,+6.").numbers == (-0.5, 6.0)
+    assert parse("ablate", "re:^layer[34]:x:1 , 3-5,4")[3] == (1, 3, 4, 5)
+    assert parse("ablate", "re:^layer[34]:x:1")[2] == "re:^layer[34]:x"
+    assert parse("edit", "a,b:channel 1*-1.5E-2")[4] == (-0.015,)
+    assert parse("edit", "Conv2d@layer1.*#0:clamp=-.5,+6.")[4] == (-0.5, 6.0)
 
 
 def odd() -> nn.Module:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchvision.models import video
 
 import featviz as fv
-from featviz.drawing.drawer import Drawer
+from featviz.drawing import drawer
 from featviz.images import decode, find
 from featviz.options import DrawOptions
 from featviz.records import Layer, Site
@@ -153,14 +153,14 @@ class TestClips:
         its own level; the regions of a batch are the first."""
         volume = torch.arange(155.0).reshape(1, 1, 155, 1, 1).expand(1, 2, 155, 5, 5)
         options = DrawOptions(scale=1, padding=0, nrow=16, reduce=reduce)
-        picture = Drawer(options).draw(SITE, volume)[""]
+        picture = drawer.draw(options, SITE, volume)[""]
         steps = np.array(picture.steps)
         assert len(steps) == 16 and steps[0] < 6 and steps[-1] > 148
         assert set(np.diff(steps)) <= {9, 10}
         low, high = (0, 154) if reduce is None else steps[[0, -1]]
         wanted = (steps - low) / (high - low) * 255
         assert np.abs(picture.tiles[:16][:, 0, 0] - wanted).max() <= 1
-        batch = Drawer(options).draw(SITE, torch.rand(40, 2, 5, 5))[""]
+        batch = drawer.draw(options, SITE, torch.rand(40, 2, 5, 5))[""]
         assert batch.steps == list(range(16)) and batch.slices == (16, 40)
 
     def test_frames_of_different_sizes_fail_with_the_remedy(self, tmp_path: Path) -> None:
