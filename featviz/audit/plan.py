@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks import selectors
-from featviz.hooks.capture import forward, never_ran, tensors
+from featviz.hooks.capture import Recorder, forward, tensors
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.functions import placed, unwatched
 from featviz.hooks.layers import class_names, function_in, list_layers, modules_by_name
@@ -298,6 +298,7 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
     plan, book = AuditPlan(model.module), HintBook(model.module, blank[0].shape)
     with in_eval_mode(model.module), book.traced(model.module, (), listener=plan.take):
         forward(model.module, [arg.to(model.device) for arg in blank])
+    chosen: Sequence[Layer] = plan.layers
     if text is None:
         names = [node.call.name for node in plan.nodes if node.part.activation is not None]
         for kind in ("_ConvNd", "Linear"):
@@ -320,8 +321,9 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
         except LayoutError as error:
             plan.skipped.append((call.name, error.message))
     ran = {call.name for call in plan.gave}.intersection(names)
-    idle_names = [name for name in names if name not in ran]
-    plan.never_ran = never_ran(idle_names, ran, modules_by_name(model.module))
+    asked = [layer for layer in chosen if layer.name in names]
+    silent = Recorder(asked, {}, modules_by_name(model.module), calls=Counter(ran))
+    plan.never_ran = [layer.name for layer in silent.never_ran]
     if not plan.targets:
         reasons = [f"{layer} {reason}" for layer, reason in plan.skipped[:3]]
         raise UsageError(

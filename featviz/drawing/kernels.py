@@ -21,7 +21,7 @@ from featviz.drawing.normalize import parse_scale
 from featviz.drawing.picture import GridPicture, to_png
 from featviz.drawing.tensorboard import Board
 from featviz.errors import LayoutError
-from featviz.hooks.layers import class_names, function_name, is_exported, modules_by_name
+from featviz.hooks.layers import EXPORTED, class_names, function_name, modules_by_name
 from featviz.layout import to_floats
 from featviz.options import DrawOptions
 from featviz.records import GridPlan, Layer, Site
@@ -73,7 +73,8 @@ def read_filters(module: nn.Module) -> Filters:
         raise LayoutError("it has no weight that is a tensor")
     groups = getattr(module, "groups", 1)
     graph: Any = getattr(module, "graph", None)
-    for node in graph.nodes if is_exported(module) else ():  # only the call has them
+    is_exported = type(module).__module__ == EXPORTED  # where only the call has them
+    for node in graph.nodes if is_exported else ():
         name = function_name(node.target) if node.op == "call_function" else ""
         if name.startswith("conv"):
             place = 8 if name == "convolution" else 6

@@ -29,12 +29,8 @@ DPI = 100
 
 Anchor = Literal["middle", "above", "left", "right"]
 """Where a text lies by its point: around it, centred above it, or to its left or right."""
-
-Color = tuple[int, int, int]
-
 _LONGEST = 300
 """Letters of a text that are measured."""
-
 _fonts = Lock()
 """matplotlib's font cache is not safe in several threads."""
 
@@ -73,24 +69,16 @@ class Canvas:
         right, bottom = round((left + width) * DPI), round((top + height) * DPI)
         return self._pixels[y : max(y + 1, bottom), x : max(x + 1, right), :3]
 
-    def paste(
-        self,
-        pixels: Bytes,
-        left: float,
-        top: float,
-        width: float,
-        height: float,
-        smooth: bool = False,
-    ) -> None:
+    def paste(self, pixels: Bytes, *rectangle: float, smooth: bool = False) -> None:
         """Draw a picture [h, w, 3] over a rectangle, its pixels as they are unless `smooth`."""
-        spot = self.spot(left, top, width, height)
+        spot = self.spot(*rectangle)
         how = Image.Resampling.HAMMING if smooth else Image.Resampling.NEAREST
         image = Image.fromarray(np.ascontiguousarray(pixels))
         spot[:] = np.asarray(image.resize(spot.shape[1::-1], how))
 
-    def frame(self, left: float, top: float, width: float, height: float) -> None:
+    def frame(self, *rectangle: float) -> None:
         """Draw the black edge of a rectangle, inside it."""
-        spot = self.spot(left, top, width, height)
+        spot = self.spot(*rectangle)
         spot[[0, -1]] = spot[:, [0, -1]] = 0
 
     def write(
@@ -100,15 +88,12 @@ class Canvas:
         y: float,
         points: float,
         anchor: Anchor,
-        ink: Color = (0, 0, 0),
+        ink: tuple[int, ...] = (0, 0, 0),
         bold: bool = False,
         room: float | None = None,
     ) -> float:
-        """Write a line of text at a point, and return how wide it is.
-
-        Args:
-            room: inches that it may take; the middle of longer words is left out.
-        """
+        """Write a line of text at a point, and return how wide it is; of `room` inches, the middle
+        of longer words is left out."""
         if room is not None:
             text = words = cut(printable(text), _LONGEST)
             if self.width(words, points, bold) > room:
@@ -195,12 +180,9 @@ def figure_geometry(panels: int) -> tuple[tuple[int, int], float, list[tuple[flo
     across, down = side + _APART + _BAR + _TICKS, side + _HEAD + _APART
     height = _TITLE + max(-(-panels // columns) * down, 2 * _CELL + _HEAD + _APART)
     size = round(height * DPI), round((_FIRST + columns * across + _APART) * DPI)
-    places = (divmod(place, columns) for place in range(panels))
-    return (
-        size,
-        side,
-        [(_FIRST + column * across, _TITLE + _HEAD + row * down) for row, column in places],
-    )
+    grid = (divmod(place, columns) for place in range(panels))
+    places = [(_FIRST + column * across, _TITLE + _HEAD + row * down) for row, column in grid]
+    return size, side, places
 
 
 def write_figure(
@@ -211,12 +193,8 @@ def write_figure(
     cmap: str,
     text: Mapping[str, str],
 ) -> None:
-    """Write a figure as PNG to an open file.
-
-    Args:
-        shown: what the model saw, uint8 [H, W, 1] or [H, W, 3].
-        text: what the file says of itself, by keyword.
-    """
+    """Write a figure as PNG to an open file; `shown` is what the model saw, uint8 [H, W, 1] or
+    [H, W, 3], and `text` what the file says of itself."""
     size, side, corners = figure_geometry(len(panels))
     canvas, colors, width = Canvas(size), colormap.ramp(cmap), size[1] / DPI
     title = printable(title)
@@ -293,7 +271,6 @@ lie in such a tile with white around them), and of the height of a strip of numb
 _LETTERS, _LINES = 20, 3
 _LONGEST_SIDE = 2**16 - 1
 """Pixels of the longer side of a page; matplotlib writes on none that is longer."""
-
 
 Row = tuple[str, Sequence[str], Sequence[Panel], bool]
 """One layer: its name, what is said of it, its tiles, and whether its one tile is a strip of

@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 
 MAX_PIXELS = 178_956_970
 """Pillow refuses to open larger pictures without a word from the user."""
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_SIGNATURE, _END = b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xaeB`\x82"
+_IDAT_CHECKSUM = isal_zlib.crc32(b"IDAT")
 _GREY, _RGB, _PALETTE = 0, 2, 3
 
 
@@ -143,9 +144,7 @@ def to_png(picture: GridPicture) -> bytes:
 
 
 def encode(picture: GridPicture, file: BinaryIO, format: str, text: dict[str, str]) -> None:
-    """Write the picture to an open file: PNG piece by piece by our own encoder, other formats
-    through Pillow.
-    """
+    """Write the picture to an open file: PNG by our own encoder, other formats through Pillow."""
     kind, plan, colors = FORMATS[format], picture.plan, picture.palette
     if plan.pixels > MAX_PIXELS:
         log.warning(
@@ -167,27 +166,15 @@ def describe(
     picture: GridPicture, site: Site, shape: Sequence[int], file: str, values: int | None = None
 ) -> Capture:
     """The manifest's row for a picture."""
-    plan, limits = picture.plan, picture.limits
+    plan, limits, layer = picture.plan, picture.limits, site.layer
     down, across = plan.scale
+    scale = down if down == across else [down, across]
     return Capture(
-        layer=site.layer.name,
-        type=site.layer.type,
-        index=site.layer.index,
-        kind=site.kind,
-        call=site.call,
-        key=site.key,
-        shape=list(shape),
-        layout=picture.layout,
-        maps=len(picture.stats),
-        file=file,
-        grid={
-            "nrow": plan.columns,
-            "padding": plan.padding,
-            "tile": list(plan.tile),
-            "scale": down if down == across else [down, across],
-        },
-        normalize=limits.mode,
-        range=None if limits.shared is None else list(limits.shared),
+        *(layer.name, layer.type, layer.index, site.kind, site.call, site.key, list(shape)),
+        *(picture.layout, len(picture.stats), file),
+        {"nrow": plan.columns, "padding": plan.padding, "tile": list(plan.tile), "scale": scale},
+        limits.mode,
+        None if limits.shared is None else list(limits.shared),
         channels=picture.channels,
         slices=list(picture.slices) if picture.slices[1] > 1 else None,
         collapsed={str(leader): group for leader, group in picture.groups.items()} or None,
@@ -262,11 +249,9 @@ def lay_over(
 
 @dataclass(frozen=True)
 class Overlay:
-    """RGB tiles [N, H, W, 3] of the input's size, or of the part of it that is drawn.
-
-    A map covers the whole input: it is resized bilinearly (as Pillow does, for which pixels are
-    areas, not points), coloured, and mixed in by `alpha`: 0 is the input, 1 the map.
-    """
+    """RGB tiles [N, H, W, 3] of the input's size, or of the part of it that is drawn. A map covers
+    the whole input: it is resized bilinearly (as Pillow does, for which pixels are areas, not
+    points), coloured, and mixed in by `alpha`: 0 is the input, 1 the map."""
 
     shape: tuple[int, ...]
     nbytes: int
@@ -287,17 +272,15 @@ class Overlay:
         """Some of the tiles, uint8 [n, H, W, 3]."""
         from featviz.drawing import loops
 
-        maps, frames = self.maps[part], self.frames[part]
-        size = (self.ground[0].shape[0], self.ground[0].shape[1])
+        maps, frames, size = self.maps[part], self.frames[part], self.ground[0].shape[1::-1]
         top, left, height, width = self.window
         drawn = slice(top, top + height), slice(left, left + width)
         tiles = np.empty((len(maps), height, width, 3), np.uint8)
         holes = np.zeros(maps.shape, bool) if self.nonfinite is None else maps == self.nonfinite
         levels, how = np.where(holes, 0, maps).astype(np.uint8), Image.Resampling.BILINEAR
-        grown = [np.asarray(Image.fromarray(one).resize(size[::-1], how)) for one in levels]
-        over = np.stack(grown)
+        over = np.stack([np.asarray(Image.fromarray(one).resize(size, how)) for one in levels])
         for number in np.flatnonzero(holes.reshape(len(maps), -1).any(1)):
-            where = Image.fromarray(holes[number]).resize(size[::-1], Image.Resampling.NEAREST)
+            where = Image.fromarray(holes[number]).resize(size, Image.Resampling.NEAREST)
             over[number, np.asarray(where)] = self.nonfinite or 0
         share, colors = 1.0 - self.alpha, self.alpha * self.colors
         for tile, frame, mine in zip(tiles, frames, over, strict=True):
@@ -321,14 +304,9 @@ def write_png(
     colors: bytes | None = None,
     text: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a PNG of a height and width.
-
-    Args:
-        pieces: uint8 [rows, width], or [rows, 3 · width] for RGB, from top to bottom; each is done
-            with before the next one is asked for.
-        colors: RGB triples of a palette; without one an index is its grey.
-        text: keywords (at most 79 Latin-1 characters) and texts.
-    """
+    """Write a PNG of a height and width, of pieces uint8 [rows, width], or [rows, 3 · width] for
+    RGB, from top to bottom, each of which is done with before the next one is asked for; with a
+    palette of RGB triples, or greys, and texts by keywords (79 Latin-1 characters at most)."""
     from featviz.drawing import deflate, loops  # numba takes a while to import
 
     pieces = iter(pieces)
@@ -348,9 +326,11 @@ def write_png(
 
     parts = [_head(size, depth, colors, tuple((text or {}).items()))]
     for data in deflate.deflated(filtered(), size[0] * (1 + width)):
-        file.write(b"".join((*parts, *_chunk(b"IDAT", data))))
+        length, checksum = len(data), isal_zlib.crc32(data, _IDAT_CHECKSUM)
+        framed = struct.pack(">I", length), b"IDAT", data, struct.pack(">I", checksum)
+        file.write(b"".join((*parts, *framed)))
         parts = []
-    file.write(b"".join(_chunk(b"IEND")))
+    file.write(_END)
 
 
 @lru_cache(1024)

@@ -48,8 +48,11 @@ class PassPlan:
         return any(kind != "grad" for changes in self.changes.values() for _, kind, *_ in changes)
 
 
-def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
-    """Match the options with a model's layers."""
+def plan(
+    model: LoadedModel, options: PassOptions, blank: Sequence[Tensor], book: HintBook
+) -> PassPlan:
+    """Match the options with a model's layers. Goes there and back once on zeros, so that what
+    cannot work is said before anything is written; warns of options that change nothing."""
     layers, changes = list_layers(model.module), dict[Layer, list[Intervention]]()
     for change in (targets.parse_intervention(*change) for change in options.interventions):
         option, _, text, *_ = change
@@ -70,17 +73,13 @@ def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
             hint = f"did you mean {' or '.join(close)}?" if close else ""
             words = f": no layer is called {target.layer!r}"
             raise target.error(words, hint or "featviz layers MODEL lists them")
-    return PassPlan(options, target, at, changes)
-
-
-def try_out(model: LoadedModel, plan: PassPlan, blank: Sequence[Tensor], book: HintBook) -> None:
-    """Go there and back once on zeros, so that what cannot work is said before anything is
-    written; warn of options that change nothing."""
-    if plan.options.gradients or plan.changes:
-        with in_eval_mode(model.module, plan.options.gradients), watched(model, plan, []) as hooks:
+    plan = PassPlan(options, target, at, changes)
+    if options.gradients or changes:
+        with in_eval_mode(model.module, options.gradients), watched(model, plan, []) as hooks:
             outcome, _ = hooks.show(blank, book, lambda site, tensor: None)
         for words in outcome.idle:
             log.warning("%s", words)
+    return plan
 
 
 @contextmanager
@@ -144,7 +143,7 @@ class Watched:
                     output = forward(model.module, given, recorder)
         finally:
             self._book, self._there = None, []
-            recorder.release()
+            recorder.begin(None)
         outcome = Outcome(
             prediction=top_classes(output, model.categories, model.scores),
             target=value,

@@ -9,9 +9,9 @@ runs: a later in-place operation, which full backward hooks refuse, does not dis
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from featviz.errors import FeatvizError, ForwardError, LayoutError
 from featviz.hooks.functions import placed, unwatched
 from featviz.hooks.layers import class_names, modules_by_name
 from featviz.records import KINDS, Layer, Site, Skip
+from featviz.records.tables import CaptureKind
 
 Sink = Callable[[Site, Tensor], None]
 """Takes a tensor while it is true; raises LayoutError for one that cannot be drawn."""
@@ -64,11 +65,12 @@ def recording(
     names = {layer.name for layer in layers if layer.is_function}
     chosen = [layer for layer in layers if not layer.is_function]
     functions = wanted or ((lambda layer: layer.name in names) if names else None)
-    modules = modules_by_name(model)
-    recorder = Recorder(layers, kinds, modules)
-    enter = recorder.enter if any(KINDS[kind].of == "input" for kind in kinds) else None
+    modules, known = modules_by_name(model), [KINDS[kind] for kind in KINDS if kind in kinds]
+    of = {side: [kind for kind in known if kind.of == side] for side in ("input", "output")}
+    recorder = Recorder(layers, of, modules)
+    enter = recorder.enter if of["input"] else None
     with ExitStack() as stack:
-        stack.callback(recorder.release)
+        stack.callback(recorder.begin, None)
         recorder.functions = stack.enter_context(
             placed(model, recorder.leave, enter, chosen, functions, changes=changes)
         )
@@ -87,64 +89,59 @@ def recording(
         yield recorder
 
 
-def never_ran(
-    idle: Iterable[str], ran: Collection[str], modules: Mapping[str, nn.Module]
-) -> list[str]:
-    """Names of layers whose silence is news, of those that were not called.
-
-    It is none that a mere list of modules was not called (nothing can call it, or the model calls
-    what is in it one by one), unless nothing was; nor that a module was not called from one place,
-    if it was from another. A module that was called from none of its places is named once.
-    """
-    seen = {id(modules[name]) for name in ran if name in modules}
-    news = []
-    for name in idle:
-        module = modules.get(name)
-        forward = type(module).forward if module is not None else None
-        is_list = forward is nn.Module.forward and "forward" not in vars(module)
-        if forward is nn.Sequential.forward:
-            is_list = any(other.startswith(f"{name}.") for other in ran)
-        if (ran and is_list) or (module is not None and id(module) in seen):
-            continue
-        news.append(name)
-        seen.add(id(module))
-    return news
-
-
+@dataclass
 class Recorder:
-    """Counts the calls of hooked layers, and hands what they take and return to a sink."""
+    """Counts the calls of hooked layers, and hands what they take and return to a sink. It sleeps
+    until `begin`."""
 
-    functions: AbstractContextManager[Any] = nullcontext()
+    layers: Sequence[Layer]
+    kinds: Mapping[str, Sequence[CaptureKind]]
+    """What to take of a layer's `input` and of its `output`."""
+    modules: Mapping[str, nn.Module]
+    functions: AbstractContextManager[Any] = field(default_factory=nullcontext)
     """To be entered around a pass, so that functions are captured, too."""
-
-    def __init__(
-        self, layers: Sequence[Layer], kinds: Sequence[str], modules: Mapping[str, nn.Module]
-    ) -> None:
-        """Sleep until `begin`; `modules` are the model's, by name."""
-        self.layers, self._modules = layers, modules
-        chosen = [kind for kind in KINDS.values() if kind.name in kinds]
-        self._kinds = {of: [k for k in chosen if k.of == of] for of in ("input", "output")}
-        self._handles: list[RemovableHandle] = []
-        self._awaited: dict[Site, GradientEdge] = {}
-        self.sink: Sink | None = None
-        self.begin(None)
+    sink: Sink | None = None
+    calls: Counter[str] = field(default_factory=Counter)
+    skipped: list[Skip] = field(default_factory=list)
+    fault: Exception | None = None
+    """The exception that the sink raised, which is not a failure of the model."""
+    _forward: bool = False
+    _entered: Counter[str] = field(default_factory=Counter)
+    _handles: list[RemovableHandle] = field(default_factory=list)
+    _awaited: dict[Site, GradientEdge] = field(default_factory=dict)
 
     def begin(self, sink: Sink | None) -> None:
-        """Begin a pass, of which nothing is known yet; None sleeps through it."""
-        self.release()
-        self.sink = sink
-        self._forward = sink is not None
-        self.calls: Counter[str] = Counter()
-        self._entered: Counter[str] = Counter()
-        self.skipped: list[Skip] = []
-        self.fault: Exception | None = None
-        """The exception that the sink raised, which is not a failure of the model."""
+        """Begin a pass, of which nothing is known yet. None ends it, or sleeps through it: the
+        hooks go off the tensors, of which the model may keep some."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._awaited = [], {}
+        self.sink, self._forward = sink, sink is not None
+        if sink is not None:
+            self.calls, self._entered = Counter(), Counter()
+            self.skipped, self.fault = [], None
 
     @property
     def never_ran(self) -> list[Layer]:
-        """Hooked layers that did not fire, as far as that is news."""
-        idle = {layer.name: layer for layer in self.layers if layer.name not in self.calls}
-        return [idle[name] for name in never_ran(idle, self.calls, self._modules)]
+        """Hooked layers that did not fire, as far as that is news.
+
+        It is none that a mere list of modules was not called (nothing can call it, or the model
+        calls what is in it one by one), unless nothing was; nor that a module was not called from
+        one place, if it was from another. A module that was called from none of its places is named
+        once.
+        """
+        seen = {id(self.modules[name]) for name in self.calls if name in self.modules}
+        news = []
+        for layer in (layer for layer in self.layers if layer.name not in self.calls):
+            module = self.modules.get(layer.name)
+            forward = type(module).forward if module is not None else None
+            is_list = forward is nn.Module.forward and "forward" not in vars(module)
+            if forward is nn.Sequential.forward:
+                is_list = any(other.startswith(f"{layer.name}.") for other in self.calls)
+            if not (self.calls and is_list) and (module is None or id(module) not in seen):
+                news.append(layer)
+                seen.add(id(module))
+        return news
 
     def enter(self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the arguments of a layer's call."""
@@ -153,10 +150,11 @@ class Recorder:
         call = self._entered[layer.name]
         self._entered[layer.name] += 1
         given = given_tensors(args, kwargs)
-        for key, value in given:
-            self._take_kinds(layer, "input", call, key, value)
-        for kind in () if given else self._kinds["input"]:
-            self._skip(Site(layer, kind.name, call, ""), "takes no tensor")
+        for kind in self.kinds["input"]:
+            for key, value in given:
+                self._take(Site(layer, kind.name, call, key), value, kind.backward)
+            if not given:
+                self._skip(Site(layer, kind.name, call, ""), "takes no tensor")
 
     def leave(self, layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
         """Take the result of a layer's call; a None beside a tensor is no result."""
@@ -164,14 +162,11 @@ class Recorder:
             return
         call = self.calls[layer.name]
         self.calls[layer.name] += 1
-        if isinstance(output, Tensor):
-            self._take_kinds(layer, "output", call, "", output)
-            return
-        given = list(leaves(output))
+        given = [("", output)] if isinstance(output, Tensor) else list(leaves(output))
         drawn = any(isinstance(value, Tensor) for _, value in given)
         for key, value in given:
-            if value is not None or not drawn:
-                self._take_kinds(layer, "output", call, key, value)
+            for kind in self.kinds["output"] if value is not None or not drawn else ():
+                self._take(Site(layer, kind.name, call, key), value, kind.backward)
 
     def back(self, target: Tensor, inputs: Sequence[Tensor]) -> None:
         """Go back from a target to the inputs; hooks on tensors take the gradients. ForwardError
@@ -202,43 +197,30 @@ class Recorder:
             )
         self._awaited.clear()
 
-    def release(self) -> None:
-        """Take the hooks off the tensors, of which the model may keep some."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles, self._awaited, self.sink = [], {}, None
-
-    def _take_kinds(self, layer: Layer, of: str, call: int, key: str, value: Any) -> None:
-        """Take a layer's output or input, and await its gradient, as far as they are wanted."""
+    def _take(self, site: Site, value: Any, backward: bool = False) -> None:
+        """Give a tensor to the sink, or await its gradient."""
         with unwatched():
-            for kind in self._kinds[of]:
-                site = Site(layer, kind.name, call, key)
-                if not kind.backward:
-                    self._take(site, value)
-                elif not isinstance(value, Tensor) or not value.requires_grad:
-                    self._skip(site, _why_none(value))
-                else:
-                    self._awaited[site] = get_gradient_edge(value)
-                    if not value.is_leaf:  # parameters stay without hooks
-                        hook = partial(self._arrived, site)
-                        self._handles.append(value.register_hook(hook))  # type: ignore[no-untyped-call]
+            if not isinstance(value, Tensor) or (backward and not value.requires_grad):
+                self._skip(site, _why_none(value))
+                return
+            if backward:
+                self._awaited[site] = get_gradient_edge(value)
+                if not value.is_leaf:  # parameters stay without hooks
+                    hook = partial(self._arrived, site)
+                    self._handles.append(value.register_hook(hook))  # type: ignore[no-untyped-call]
+                return
+            assert self.sink is not None, "begin comes first"
+            try:
+                self.sink(site, value.detach())
+            except LayoutError as error:
+                self._skip(site, error.message)
+            except Exception as error:
+                self.fault = error
+                raise
 
     def _arrived(self, site: Site, gradient: Tensor | None) -> None:
         if gradient is not None and self._awaited.pop(site, None) is not None:
             self._take(site, gradient)
-
-    def _take(self, site: Site, value: Any) -> None:
-        if not isinstance(value, Tensor):
-            self._skip(site, _why_none(value))
-            return
-        assert self.sink is not None, "begin comes first"
-        try:
-            self.sink(site, value.detach())
-        except LayoutError as error:
-            self._skip(site, error.message)
-        except Exception as error:
-            self.fault = error
-            raise
 
     def _skip(self, site: Site, reason: str) -> None:
         at = site.layer
@@ -265,7 +247,7 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (tuple, list)):
         items = list(enumerate(value))
     elif is_dataclass(value) and not isinstance(value, type):
-        items = [(field.name, getattr(value, field.name)) for field in fields(value)]
+        items = [(one.name, getattr(value, one.name)) for one in fields(value)]
     if not items:
         yield key, value
     for name, item in items:

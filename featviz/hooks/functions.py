@@ -62,9 +62,9 @@ class Running:
 
         with ExitStack() as stack:
             for module in self._model.modules() if needed else ():
-                by_torch = home_of(module).startswith(("torch.nn.", "torch.ao.nn."))
-                name = self.of_module[id(module)][0].name
-                is_heard = functions and not (by_torch if opaque is None else name in opaque)
+                is_heard = functions and self.of_module[id(module)][0].name not in (opaque or ())
+                if functions and opaque is None:
+                    is_heard = not home_of(module).startswith(("torch.nn.", "torch.ao.nn."))
 
                 def push(
                     _: nn.Module, args: Any, own: nn.Module = module, is_heard: bool = is_heard

@@ -101,7 +101,8 @@ def like_module(function: str, class_name: str) -> bool:
     return function.replace("_", "").lower() == class_name.replace("_", "").lower()
 
 
-_EXPORTED = "torch.export.unflatten"
+EXPORTED = "torch.export.unflatten"
+"""Where the class of an exported program's modules is, each of which stands for another class."""
 
 _OPERATORS = {name: name for name in ("add", "sub", "mul", "div", "pow", "matmul")} | {
     "truediv": "div",
@@ -142,15 +143,11 @@ def home_of(module: nn.Module) -> str:
     return str(getattr(original, "forward", original).__module__)
 
 
-def is_exported(module: nn.Module) -> bool:
-    """Whether a module is one of a program's, and stands for one of another class."""
-    return type(module).__module__ == _EXPORTED
-
-
 def _class_of(module: nn.Module) -> type | str:
     """What a module is, or stands for; the full name of a class that is not imported."""
     # (the root of an unflattened program has no type_name before torch 2.10)
-    original = getattr(module, "type_name", lambda: None)() if is_exported(module) else None
+    is_exported = type(module).__module__ == EXPORTED
+    original = getattr(module, "type_name", lambda: None)() if is_exported else None
     if not original:
         return type(module)
     home, _, name = str(original).rpartition(".")

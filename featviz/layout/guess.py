@@ -240,13 +240,6 @@ def decide(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form | Non
     return Form("sequence") if len(shape) in (3, 4) else guess
 
 
-def decides(shape: Sequence[int], hints: Hints, origin: Origin) -> bool:
-    """Whether the layout of a tensor may depend on its origin."""
-    sides = tuple(shape[1:3]), tuple(shape[2:4])
-    in_pieces = origin.grid is not None and (shape[0] > 1 or origin.grid[1:] not in sides)
-    return len(shape) == 3 or origin.weights or in_pieces or hints.attention
-
-
 def _is_folded(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form) -> bool:
     """Whether the rows and columns of a guess are none of the map's, in whatever order."""
     axes, places, grid = LAYOUTS[guess.layout].spatial_axes, origin.places, origin.grid

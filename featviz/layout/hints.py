@@ -101,7 +101,12 @@ class HintBook:
             at = known.get((site.layer.name, tuple(shape)), {})
             origin = at.get((KINDS[site.kind].of, site.key))
             if origin is not None:
-                self.depends_on_origins |= guess.decides(shape, hints, origin)
+                sides = tuple(shape[1:3]), tuple(shape[2:4])
+                in_pieces = origin.grid is not None and (
+                    shape[0] > 1 or origin.grid[1:] not in sides
+                )
+                told = len(shape) == 3 or origin.weights or in_pieces or hints.attention
+                self.depends_on_origins |= told
                 hints = replace(hints, origin=origin)
             with suppress(LayoutError):
                 hints = replace(hints, form=guess.recognise(shape, hints))
@@ -148,7 +153,7 @@ class HintBook:
             mixers,
             lambda layer: self._by_module.get(layer.owner, Hints()).attention,
             _channel_axis(model, self.input_shape)[1],
-            model if views else None,
+            {id(x) for x in (*model.parameters(), *model.buffers())} if views else None,
             listener,
         )
         modules = list_layers(model)

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -102,10 +103,8 @@ class SourceMaps:
         return Origin(grid=(time, height, width), axes=axes, places=everywhere.numpy())
 
 
-def _ranked(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct values, the smallest first, and the place of each value among them."""
-    distinct, rank = values.unique(return_inverse=True)  # type: ignore[no-untyped-call]
-    return distinct, rank
+_ranked: Callable[[Tensor], tuple[Tensor, Tensor]] = partial(torch.unique, return_inverse=True)
+"""The distinct values, the smallest first, and the place of each value among them."""
 
 
 def _is_even(kept: Tensor, side: int) -> bool:

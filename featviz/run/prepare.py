@@ -148,10 +148,9 @@ def prepare(
     samples = grouped(images, loaded.preprocess, options.inputs.frames)
     blank, shown = blank_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
-    plan = passes.plan(loaded, options.passes)
-    prepared = Prepared(options, loaded, tuple(samples), blank, shown, layers, plan)
-    passes.try_out(loaded, plan, blank, prepared.hint_book(blank))
-    return prepared
+    book = HintBook(loaded.module, blank[0].shape, options.draw.tensor_layout)
+    plan = passes.plan(loaded, options.passes, blank, book)
+    return Prepared(options, loaded, tuple(samples), blank, shown, layers, plan)
 
 
 def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
