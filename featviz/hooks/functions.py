@@ -18,12 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from featviz.hooks.layers import (
-    function_layer,
-    function_name,
-    home_of,
-    read_places,
-)
+from featviz.hooks.layers import function_layer, function_name, home_of, read_places
 from featviz.records import Layer
 
 Enter = Callable[[Layer, Sequence[Any], Mapping[str, Any]], None]

@@ -133,10 +133,7 @@ def test_values_outside_the_limits_are_clipped_and_nan_is_dark() -> None:
     rows = np.array([[-9, 0, 1, 2, 9, np.nan, np.inf, -np.inf]], np.float32)
     one = np.ones(1, np.float32)
     line = 0 * one, 100 * one, 0.5, 200.5
-    for levels in (
-        _by_loop(rows, *line),
-        values.quantise_on_device(torch.from_numpy(rows), *line),
-    ):
+    for levels in (_by_loop(rows, *line), values.quantise_on_device(torch.from_numpy(rows), *line)):
         assert levels.tolist() == [[0, 0, 100, 200, 200, 0, 200, 0]]
 
 
