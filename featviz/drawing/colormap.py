@@ -33,10 +33,8 @@ class Palette:
 
 def resolved(cmap: str, kind: str = "output", over: bool = False, reduce: str | None = None) -> str:
     """The colormap that `auto` stands for: coolwarm for gradients and reductions whose values have
-    a sign, with a colour for either; over the input turbo for class activation maps, whose warm
-    places stand out while cold ones leave the picture's outlines, and viridis for others, since a
-    grey map over a grey picture says little; else grey.
-    """
+    a sign, with a colour for either; over the input turbo for class activation maps, whose cold
+    places leave the picture's outlines, and viridis for others; else grey."""
     if cmap != "auto":
         return cmap
     if is_signed(reduce):
@@ -48,10 +46,8 @@ def resolved(cmap: str, kind: str = "output", over: bool = False, reduce: str | 
 
 
 def colored(cmap: str, pad: int, labelled: bool = False) -> Palette:
-    """Levels of a colormap, then one index for the padding (a grey) and one in magenta.
-
-    There are 254 levels, and 252 of a colormap under labels, which take black and white.
-    """
+    """Levels of a colormap, then one index for the padding (a grey) and one in magenta. There are
+    254 levels, and 252 of a colormap under labels, which take black and white."""
     ink = [(0, 0, 0), (255, 255, 255)] if labelled and cmap not in GREYS else []
     levels = 254 - len(ink)
     table = np.vstack([ramp(cmap, levels), [[pad] * 3, MAGENTA, *ink]]).astype(np.uint8).tobytes()

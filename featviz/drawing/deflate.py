@@ -21,25 +21,19 @@ from featviz.records import Bytes
 
 _SYMBOLS, _END, _SHORTEST, _LONGEST = 286, 256, 3, 258
 """Literals, the end of a block, and lengths; the lengths that there are."""
-
 _MOST_BITS = 14
 """Of a code: four of them fit 57 bits."""
-
 _SAMPLE, _EVERY, _DENSE = 64, 16, 4096
 """Of long blocks so many words of eight bytes in a row are counted, of each `_EVERY` times as many;
 blocks of fewer than `_DENSE` words are counted whole."""
-
 _BLOCK = 2**20
 """Bytes that share their codes at most."""
-
 _HEAD = 2 << 1 | (_SYMBOLS - 257) << 3 | 0 << 8 | (19 - 4) << 13 | int("100" * 16, 2) << 26
 _HEAD_BITS = 17 + 19 * 3
 """The head of a block that is not the last one: its codes' lengths, and that of one distance, take
 four bits each, and nothing is repeated (RFC 1951, 3.2.7)."""
-
 _LAST = 0b011
 """The first bits of ten that are a last block without data, by RFC 1951's own codes."""
-
 _U = np.uint64
 _BYTE, _LENGTH, _CODE = _U(255), _U(63), _U(8)
 """Masks of a byte and of a code's length, which stands in the low bits of its entry in a table, and

@@ -30,12 +30,9 @@ from featviz.text import by
 DRAW = DrawOptions(normalize="symmetric")
 """How kernels are drawn unless the user says otherwise: zero stays in the middle."""
 
-AUTO_PIXELS = 2**26
-"""`--scale auto` enlarges no kernels beyond a picture of so many pixels."""
-
-AUTO_SIDE = 480
-"""Pixels that the longer side of a picture has at least under `--scale auto`: of sixteen kernels of
-3×3 it would else have 142."""
+AUTO_PIXELS, AUTO_SIDE = 2**26, 480
+"""Pixels of a picture at most, and of its longer side at least, under `--scale auto`: sixteen
+kernels of 3×3 would else take 142."""
 
 _TRANSPOSED = "_ConvTransposeNd"
 _CONVOLUTIONS = frozenset({"_ConvNd", "DeformConv2d"})
@@ -43,7 +40,6 @@ _CONVOLUTIONS = frozenset({"_ConvNd", "DeformConv2d"})
 
 _RECOMPUTED = (BasePruningMethod, SpectralNorm, WeightNorm)
 """Hooks that set the effective weight before each forward pass; until then it may be stale."""
-
 
 Filters = tuple[Tensor, list[int], int, bool]
 """The kernels of a convolution by output channel, float32 [output channels, input channels in a

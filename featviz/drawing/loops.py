@@ -22,31 +22,20 @@ from platformdirs import user_cache_dir
 
 _BLOCK = 512
 """Values that are summed up in float32, before the sum is added to one in float64."""
-
 _CANCELLATION = 4.0
 """Where the squared distance of the mean from the shift exceeds the variance by this factor, digits
 are lost in E[d²] - E[d]²: shift by the mean."""
-
 _TINY = 1e-30
 """Variances below lose digits to float32's smallest squares."""
-
-_LAST = np.int32(0x7FFFFFFF)
-"""All bits of a float32 but its sign."""
-
-_INFINITE = np.int32(0x7F800000)
-"""The bits of an infinite float32; NaN has more."""
-
+_LAST, _INFINITE = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
+"""All bits of a float32 but its sign; those of an infinite one (NaN has more)."""
 _REORDER = {"reassoc", "nsz", "contract"}
 """Sums may be taken in another order, so that several values are added at once. NaN counts."""
-
 _SUB, _UP = 1, 2
-
-
 _PLAIN: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 
 config: Any = numba.config
 njit: Any = numba.njit
-
 _FILES = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("loops", "deflate")]
 _CACHE = Path(config.CACHE_DIR or user_cache_dir("featviz", appauthor=False))
 _FOLDER = str(_CACHE / f"{crc32(b''.join(_FILES)):08x}")
@@ -56,18 +45,14 @@ since numba compiles a file anew when it has changed, but not when another has, 
 calls."""
 
 _ONE_FOLDER = Lock()
-
-
 part = njit(**_PLAIN, no_cpython_wrapper=True)
 """A decorator: compile a function with each loop that calls it, and not by itself. Not for sums in
 any order: their last digits would depend on whether numba's cache was used."""
 
 
 def compiled(signature: str | None, function: Any, **options: Any) -> Any:
-    """Compile a function for this signature, or for its arguments at its first call.
-
-    It is kept in numba's cache; where that cannot be written it is compiled all the same.
-    """
+    """Compile a function for this signature, or for its arguments at its first call, and keep it in
+    numba's cache, if that can be written."""
     given = () if signature is None else (signature,)
     with _ONE_FOLDER:
         before, config.CACHE_DIR = config.CACHE_DIR, _FOLDER

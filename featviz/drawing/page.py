@@ -128,7 +128,6 @@ def _font(points: float, bold: bool) -> Any:
 # A figure: maps beside the input, with colour bars
 
 FIRST = 16
-
 _CELL = 1.7
 """Inches of a panel's picture; the input has twice as much."""
 _APART, _HEAD, _BAR, _TICKS = 0.15, 0.28, 0.08, 0.5
@@ -260,11 +259,9 @@ _NUMBERS, _BETWEEN = 0.2, 0.14
 """Inches below a tile for its numbers, and between two rows."""
 _CAPTION, _KEY, _LEADING = 0.25, 0.4, 0.18
 """Inches of a caption, of the key below, and from a line of text to the next."""
-_PICTURE, _ALONE, _WIDEST = 2.2, 3.0, 4.2
-"""Inches of the height of the input's picture, beside a prediction and without one; of its width.
-"""
-_NARROWEST = 8.0
-"""Inches that a page is wide at least, so that the prediction has room."""
+_PICTURE, _ALONE, _WIDEST, _NARROWEST = 2.2, 3.0, 4.2, 8.0
+"""Inches of the height of the input's picture, beside a prediction and without one; of its width;
+of the page's, so that the prediction has room."""
 _WIDTHS, _HEIGHTS, _STRIP = (0.85, 1.55), (0.3, 1.55), 0.3
 """Inches of the narrowest and the widest tile, the lowest and the highest one (maps of other shapes
 lie in such a tile with white around them), and of the height of a strip of numbers."""

@@ -144,11 +144,8 @@ class Watched:
         finally:
             self._book, self._there = None, []
             recorder.begin(None)
-        outcome = Outcome(
-            prediction=top_classes(output, model.categories, model.scores),
-            target=value,
-            target_title=named,
-        )
+        found = top_classes(output, model.categories, model.scores)
+        outcome = Outcome(found, target=value, target_title=named)
         if plan.changes or relus is not None:
             outcome = replace(outcome, idle=tuple(_idle(plan, self._ran, relus)))
         if plan.changes and plan.changes_values:
@@ -174,11 +171,9 @@ class Watched:
         return output if self.plan.changes_values else None
 
     def _there_and_back(self, given: Sequence[Tensor], book: HintBook) -> tuple[Any, float, str]:
-        """Forward and backward; hooks on tensors take the gradients. Parameters get none.
-
-        The input requires gradients, so that a frozen model has a graph; the model gets a copy of
-        it, since an in-place operation is not allowed on the input itself.
-        """
+        """Forward and backward; hooks on tensors take the gradients. Parameters get none. The
+        input requires gradients, so that a frozen model has a graph; the model gets a copy of it,
+        since an in-place operation is not allowed on the input itself."""
         model, plan = self.model, self.plan
         inputs = [arg.clone() for arg in given]
         for arg in inputs:  # indices and masks can have no gradient
@@ -205,13 +200,10 @@ class Watched:
 
 
 def _channel_axis(book: HintBook, layer: Layer, tensor: Tensor, what: str) -> int:
-    axis = channel_axis(list(tensor.shape), book.of(layer))
+    axis, shape = channel_axis(list(tensor.shape), book.of(layer)), list(tensor.shape)
     if axis is None:
-        raise UsageError(
-            f"{what}: it is unknown which axis of {layer.label} {list(tensor.shape)} counts "
-            "channels",
-            "--tensor-layout says it",
-        )
+        words = f"{what}: it is unknown which axis of {layer.label} {shape} counts channels"
+        raise UsageError(words, "--tensor-layout says it")
     return axis
 
 
@@ -231,12 +223,9 @@ def _idle(plan: PassPlan, ran: set[Layer], relus: Counter[str] | None) -> Iterat
 
 
 def paired(take: Callable[[Site, Tensor, Tensor], None]) -> Sink:
-    """A sink for hooks that capture `targets.PAIRED`: it hands on each output with its gradient.
-
-    `take` gets the site of the output, and may raise LayoutError where nothing is to be drawn. The
-    output is copied when the layer gives it, since a later in-place operation may change it,
-    and the copy goes when its gradient has come, or with the sink.
-    """
+    """A sink for hooks that capture `targets.PAIRED`: it hands each output, and its site, on with
+    its gradient; `take` may raise LayoutError. The output is copied when the layer gives it, since
+    a later in-place operation may change it, until its gradient has come."""
     outputs: dict[Site, Tensor] = {}
 
     def sink(site: Site, tensor: Tensor) -> None:
@@ -297,34 +286,27 @@ def top_classes(
         return ()
     if rows.shape[0] != 1 or rows.shape[1] < 2 or not rows.isfinite().all():
         return ()
-    values = rows[0]
-    names = categories if categories and len(categories) == len(values) else None
-    shares, order = values.softmax(0), values.topk(min(count, len(values))).indices.tolist()
-    return tuple(
-        Guess(i, names[i] if names else None, float(values[i]), float(shares[i])) for i in order
-    )
+    values, many = rows[0], rows.shape[1]
+    names = categories if categories and len(categories) == many else [None] * many
+    shares, order = values.softmax(0), values.topk(min(count, many)).indices.tolist()
+    return tuple(Guess(i, names[i], float(values[i]), float(shares[i])) for i in order)
 
 
 def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[float | None, int]:
     """The largest absolute difference of two outputs' values that are finite in both, and how many
     are NaN or infinite in one and something else in the other. None and 0 where there are no
     tensors, their shapes differ, or one has no real, dense values."""
-    if not before:
+    dense: list[Tensor] = []
+    try:
+        for tensor in (*before, *after):
+            floats = to_floats(tensor.detach())
+            dense.append((floats if tensor.is_quantized else tensor.detach()).cpu().double())
+    except LayoutError:
         return None, 0
-    outputs: list[list[Tensor]] = []
-    for output in (before, after):
-        outputs.append([])
-        for tensor in output:
-            try:
-                floats = to_floats(tensor.detach())
-            except LayoutError:
-                return None, 0
-            outputs[-1].append((floats if tensor.is_quantized else tensor.detach()).cpu().double())
-    first, second = outputs
-    if [tensor.shape for tensor in first] != [tensor.shape for tensor in second]:
+    if not before or [x.shape for x in before] != [x.shape for x in after]:
         return None, 0
     largest, unlike = 0.0, 0
-    for one, other in zip(first, second, strict=True):
+    for one, other in zip(dense[: len(before)], dense[len(before) :], strict=True):
         finite = one.isfinite() & other.isfinite()
         same = (one == other) | (one.isnan() & other.isnan())
         if finite.any():

@@ -81,10 +81,9 @@ class Target:
         for key in self.keys:
             tensor = output_at(tensor, key)
         if not isinstance(tensor, Tensor):
-            if self.layer is not None:
-                raise self.error(f": the layer gives {outline(output)}")
-            words = f": the output is no tensor there; the model gives {outline(output)}"
-            raise self.error(words, _EXAMPLES)
+            what = "layer" if self.layer is not None else "output is no tensor there; the model"
+            hint = None if self.layer is not None else _EXAMPLES
+            raise self.error(f": the {what} gives {outline(output)}", hint)
         if not tensor.is_floating_point():
             raise self.error(f": it holds {tensor.dtype}, and has no gradient")
         dense = tensor.to_dense() if str(tensor.layout).startswith("torch.sparse") else tensor
@@ -106,11 +105,10 @@ class Target:
         known = [other.lower() for other in names]
         if name in known:
             return known.index(name)
-        hint = "these weights have no names; give its number"
+        hint = f"the classes are {listed(names, _NAMED)}; a number is one, too"
         if close := difflib.get_close_matches(name, known, 3):
             hint = f"did you mean {', '.join(close)}?"
-        elif names:
-            hint = f"the classes are {listed(names, _NAMED)}; a number is one, too"
+        hint = hint if names else "these weights have no names; give its number"
         raise self.error(": no class has this name", hint)
 
 
@@ -183,17 +181,12 @@ selectors, channels and numbers."""
 
 def parse_intervention(option: str, text: str) -> Intervention:
     """Read `SELECTORS:5,17` of `ablate`, or `SELECTORS:WHAT` of `edit`: `channel 5,17*2`,
-    `clamp=0,6`, `noise=0.1` or `grad*0.5`.
-    """
+    `clamp=0,6`, `noise=0.1` or `grad*0.5`."""
     selectors, _, what = text.rpartition(":")
     named, what = f"{option}={quoted(text)!r}", re.sub(r"\s", "", what)
-    forms = {
-        kind: form for kind, form in _FORMS.items() if (kind == "ablate") == (option == "ablate")
-    }
-    wrong = UsageError(
-        f"{named} cannot be read",
-        f"for example {', '.join(example for _, example in forms.values())}",
-    )
+    forms = {k: form for k, form in _FORMS.items() if (k == "ablate") == (option == "ablate")}
+    examples = ", ".join(example for _, example in forms.values())
+    wrong = UsageError(f"{named} cannot be read", f"for example {examples}")
     for kind, (form, _) in forms.items():
         if selectors.strip() and (found := re.fullmatch(form, what, re.ASCII | re.IGNORECASE)):
             parts = found.groupdict()
@@ -272,11 +265,8 @@ def for_drawing(passes: PassOptions, draw: DrawOptions, seed: int) -> PassOption
 def check_options(options: PassOptions, draw: DrawOptions) -> None:
     """Refuse bad values, and those that would do nothing beside the others, before any work."""
     if draw.weighs and options.capture != PAIRED:
-        raise UsageError(
-            f"reduce={draw.reduce} is made of a layer's output and its gradient, and capture says "
-            f"{','.join(options.capture)}",
-            "leave capture out",
-        )
+        words = f"reduce={draw.reduce} is made of a layer's output and its gradient, and capture"
+        raise UsageError(f"{words} says {','.join(options.capture)}", "leave capture out")
     parse(options.target)
     changes = [parse_intervention(*change) for change in options.interventions]
     asked = {
@@ -284,9 +274,6 @@ def check_options(options: PassOptions, draw: DrawOptions) -> None:
         "grad_rule": options.grad_rule != "plain",
         "edit=grad": any(kind == "grad" for _, kind, *_ in changes),
     }
-    for name, given in asked.items():
-        if given and not options.gradients:
-            raise UsageError(
-                f"{name} does nothing without gradients",
-                "add --capture output,grad, or --reduce gradcam",
-            )
+    for name in (name for name, given in asked.items() if given and not options.gradients):
+        hint = "add --capture output,grad, or --reduce gradcam"
+        raise UsageError(f"{name} does nothing without gradients", hint)

@@ -55,13 +55,9 @@ def recording(
     changes: Sequence[tuple[Layer, Callable[[Any], Any]]] = (),
 ) -> Iterator[Recorder]:
     """Hook the layers of a model for any number of passes, each of which calls `Recorder.begin` and
-    enters `Recorder.functions`; every hook is removed, whatever happens.
-
-    Args:
-        kinds: what to capture of each layer: names of `records.KINDS`.
-        wanted: asked at each call of a function; else the functions among `layers` are captured.
-        changes: layers, and functions that change their outputs before these are captured.
-    """
+    enters `Recorder.functions`; every hook is removed, whatever happens. `wanted` is asked at each
+    call of a function; without it the functions among `layers` are captured. See `placed` for
+    `changes`."""
     names = {layer.name for layer in layers if layer.is_function}
     chosen = [layer for layer in layers if not layer.is_function]
     functions = wanted or ((lambda layer: layer.name in names) if names else None)
@@ -123,13 +119,10 @@ class Recorder:
 
     @property
     def never_ran(self) -> list[Layer]:
-        """Hooked layers that did not fire, as far as that is news.
-
-        It is none that a mere list of modules was not called (nothing can call it, or the model
-        calls what is in it one by one), unless nothing was; nor that a module was not called from
-        one place, if it was from another. A module that was called from none of its places is named
-        once.
-        """
+        """Hooked layers that did not fire, as far as that is news: not that of a mere list of
+        modules (nothing can call it, or the model calls what is in it one by one), unless nothing
+        fired; nor that of a module in one place, if it was called from another. A module that was
+        called from none of its places is named once."""
         seen = {id(self.modules[name]) for name in self.calls if name in self.modules}
         news = []
         for layer in (layer for layer in self.layers if layer.name not in self.calls):
@@ -172,9 +165,8 @@ class Recorder:
         """Go back from a target to the inputs; hooks on tensors take the gradients. ForwardError
         where the backward pass fails.
 
-        Layers that run from now on are recomputed for the backward pass (activation checkpointing),
-        and have been seen. What hangs on parameters only (a table of positions, say) is not on the
-        way to the inputs, and takes a second way back.
+        Layers that run from now on are recomputed (activation checkpointing), and have been seen.
+        What hangs on parameters only (a table of positions) takes a second way back.
         """
         self._forward = False
         try:
@@ -190,11 +182,9 @@ class Recorder:
                 f"the backward pass failed: {_first_line(error)}",
                 "without grad and grad-input in --capture none is needed; -v shows the traceback",
             ) from error
+        why = "has no gradient: the target does not depend on it, or it was changed in place"
         for site in self._awaited:
-            self._skip(
-                site,
-                "has no gradient: the target does not depend on it, or it was changed in place",
-            )
+            self._skip(site, why)
         self._awaited.clear()
 
     def _take(self, site: Site, value: Any, backward: bool = False) -> None:
@@ -265,11 +255,9 @@ def _why_none(tensor: Any) -> str:
     if not isinstance(tensor, Tensor):
         empty = isinstance(tensor, (tuple, list, Mapping))  # `leaves` takes others apart
         return f"is {'an empty' if empty else 'a'} {type(tensor).__name__}, not a tensor"
-    if not tensor.is_floating_point():
-        return f"has no gradient: it holds {tensor.dtype}"
-    return (
-        "has no gradient: it does not depend on the input, or is cut off from it (detach, no_grad)"
-    )
+    why = "it does not depend on the input, or is cut off from it (detach, no_grad)"
+    why = why if tensor.is_floating_point() else f"it holds {tensor.dtype}"
+    return f"has no gradient: {why}"
 
 
 # Calling a model
@@ -301,10 +289,9 @@ def forward(
                 place = f"{at} ({class_names(owner)[0]})"
             trace = trace.tb_next
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors(list(args)))
+        hint = "--size, --crop and --channels change it, -v shows the traceback"
         raise ForwardError(
-            f"the model failed in {place}: {_first_line(error)}",
-            f"the input was {shapes}; --size, --crop and --channels change it, "
-            "-v shows the traceback",
+            f"the model failed in {place}: {_first_line(error)}", f"the input was {shapes}; {hint}"
         ) from error
 
 

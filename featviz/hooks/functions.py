@@ -97,8 +97,7 @@ class FunctionMode(TorchFunctionMode):
     """Reports the torch functions and tensor methods that modules call, and may replace some.
 
     `enter` hears of calls that are `wanted` before each, `leave` after each that returns tensors;
-    without `running`, which knows the calling module, nobody does. `replacements`, by the name of
-    the function, are in force outside of modules as well."""
+    without `running` nobody does. `replacements` are in force outside of modules as well."""
 
     leave: Leave = lambda layer, args, kwargs, result: None
     enter: Enter | None = None
@@ -147,13 +146,11 @@ def placed(
     yields what is to be entered around each pass, so that its functions are reported.
 
     Args:
-        layers: the modules whose calls are reported.
         functions: asked at each call of a function whether it is reported; None watches none. What
             a function calls inside is not reported.
         opaque: names of modules whose calls of functions are not reported. None means those whose
             forward torch wrote, inherited or not: a ReLU module is reported as a module.
-        changes: layers, and functions whose results take the place of their outputs before
-            these are reported; None leaves an output as it is.
+        changes: functions whose results take the place of layers' outputs; None leaves them.
         first: report before all hooks that are there already.
     """
     running, names = Running(model), {layer.name for layer in (*layers, *(at for at, _ in changes))}

@@ -20,18 +20,13 @@ from torch import nn
 
 from featviz.records import Layer
 
-_FUNCTION = "fn:"
-_IN_ORDER = nn.Sequential.forward
-
+_FUNCTION, _IN_ORDER = "fn:", nn.Sequential.forward
 _CALL = re.compile(r"@\d+")
 """What torch.export.unflatten puts behind the name of a module at its second and later calls."""
-
-
 Places = tuple[Sequence[Layer], Sequence[int], Mapping[int, Sequence[Layer]]]
 """The layers of a model, in the order of their first names in
 `named_modules(remove_duplicate=False)`; for each the index of the layer that calls it, 0 for the
 model itself; and the layers that a module is, by its id."""
-
 _known: WeakKeyDictionary[nn.Module, tuple[object, Places]] = WeakKeyDictionary()
 
 
@@ -113,16 +108,10 @@ _OPERATORS = {name: name for name in ("add", "sub", "mul", "div", "pow", "matmul
 """The function that does what an operator does; `__radd__` and `__iadd__` are `__add__`."""
 
 _ALIASES = {
-    "absolute": "abs",
-    "clip": "clamp",
-    "concat": "cat",
-    "concatenate": "cat",
-    "divide": "div",
-    "multiply": "mul",
-    "negative": "neg",
-    "rsub": "sub",
-    "subtract": "sub",
-    "true_divide": "div",
+    **{"absolute": "abs", "clip": "clamp", "multiply": "mul", "negative": "neg"},
+    **dict.fromkeys(("concat", "concatenate"), "cat"),
+    **dict.fromkeys(("divide", "true_divide"), "div"),
+    **dict.fromkeys(("rsub", "subtract"), "sub"),
 }
 
 

@@ -55,9 +55,8 @@ def parse(text: str) -> list[Selector]:
             parts[-1] += char
     selectors = [_parse_one(part.strip()) for part in parts if part.strip()]
     if not selectors:
-        raise UsageError(
-            f"the list {text!r} holds no selector", "for example Conv2d,ReLU or layer1.*"
-        )
+        hint = "for example Conv2d,ReLU or layer1.*"
+        raise UsageError(f"the list {text!r} holds no selector", hint)
     return selectors
 
 
@@ -99,9 +98,7 @@ def meant(layers: Sequence[Layer], selectors: Iterable[Selector]) -> str:
     nearest names; empty where nothing is near."""
     counts = [(s, sum(map(s.matches, layers))) for s in selectors]
     if outside := [(s.text.lstrip("! ").rpartition("#")[0], n) for s, n in counts if n]:
-        return "; ".join(
-            f"{body} has {f'#0 to #{n - 1}' if n > 1 else '#0'}" for body, n in outside
-        )
+        return "; ".join(f"{body} has #0" + f" to #{n - 1}" * (n > 1) for body, n in outside)
     close = nearest(layers, [s for s, _ in counts])
     return f"did you mean {' or '.join(close)}?" if close else ""
 
@@ -122,14 +119,12 @@ def _parse_one(text: str) -> Selector:
         body = indexed["body"]
         parts = [int(part) if part else None for part in indexed["index"].split(":")]
         if parts[2:] == [0]:
-            raise UsageError(
-                f"slice #{indexed['index']} has a step of 0", "for every second one: #::2"
-            )
+            words = f"slice #{indexed['index']} has a step of 0"
+            raise UsageError(words, "for every second one: #::2")
         index = parts[0] if len(parts) == 1 and parts[0] is not None else slice(*parts)
     if not body:
-        raise UsageError(
-            f"selector {text!r} names no layer", "for example Conv2d, layer1.* or re:^layer[34]"
-        )
+        hint = "for example Conv2d, layer1.* or re:^layer[34]"
+        raise UsageError(f"selector {text!r} names no layer", hint)
     class_name, at, pattern = body.partition("@")
     of_both = at and not body.startswith("re:")
     pattern = pattern if of_both else body
@@ -138,9 +133,8 @@ def _parse_one(text: str) -> Selector:
         if pattern.startswith("re:"):
             fits = re.compile(pattern.removeprefix("re:")).search
     except re.error as error:
-        raise UsageError(
-            f"selector {text!r} is no regular expression: {error}", "for example re:^layer[34]"
-        ) from error
+        words = f"selector {text!r} is no regular expression: {error}"
+        raise UsageError(words, "for example re:^layer[34]") from error
 
     def matches(layer: Layer) -> bool:
         is_of_class = (class_name if of_both else body) in layer.classes

@@ -156,13 +156,9 @@ class Follower:
         """Tag the results of a function."""
         made: Any = None
         if call.name in JOINS:
-            parts = call.argument(0, "tensors") or ()
-            tables = [self._tag(part).places for part in parts]
-            nothing = torch.zeros(1, dtype=torch.float64)
+            tables = [self._tag(part).places for part in call.given]
             if any(table is not None for table in tables):
-                pairs = zip(tables, parts, strict=True)
-                joined = [nothing.expand(p.shape) if t is None else t for t, p in pairs]
-                made = call.on(JOINS[call.name], joined)
+                made = call.joined(tables, torch.zeros(1, dtype=torch.float64))
         elif call.name in MOVES or call.name in RULES:
             made = self._by_rule(call)
         elif call.name not in LOST:
@@ -216,9 +212,8 @@ class Follower:
         """A function that keeps a shape keeps places; a smaller operand is spread out."""
         tables = (self._tag(tensor).places for tensor in given)
         known = [table for table in tables if table is not None]
-        for table in known:
-            if table.shape == result.shape:
-                return table
+        if same := [table for table in known if table.shape == result.shape]:
+            return same[0]
         for table in known:
             with suppress(RuntimeError):
                 return table.expand(result.shape)

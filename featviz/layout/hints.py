@@ -24,7 +24,7 @@ from featviz.hooks.layers import list_layers
 from featviz.layout import guess
 from featviz.layout.follow import Follower, Listener
 from featviz.layout.views import Views
-from featviz.records import KINDS, Hints, Layer, Site
+from featviz.records import KINDS, Hints, Layer, Origin, Site
 
 _PREFIX_TOKENS = {
     "class_token": re.compile(r"(cls|class)(_?(token|embedding|embed))?"),
@@ -59,19 +59,17 @@ class HintBook:
     def __init__(
         self, model: nn.Module, input_shape: Sequence[int], overrides: Sequence[str] = ()
     ) -> None:
-        """Read the hints of a model's modules.
-
-        Args:
-            input_shape: [1, C, H, W]; for a clip [1, C, T, H, W], or [1, T, C, H, W] where the
-                model's first convolution says so.
-            overrides: `--tensor-layout` values: `LAYOUT` or `SELECTORS=LAYOUT`.
+        """Read the hints of a model's modules, for an input [1, C, H, W], or a clip [1, C, T, H, W]
+        or, where the first convolution says so, [1, T, C, H, W]; and values of `--tensor-layout`.
         """
         self.input_shape = tuple(input_shape)
         self._by_module = read_hints(model, self.input_shape)
         self._overrides = [guess.parse_override(text) for text in overrides]
         self._by_layer: dict[str, Hints] = {}
         self._by_tensor: dict[tuple[str, str, str, torch.Size], Hints] = {}
-        self._follower: Follower | None = None
+        self._origins: dict[tuple[str, tuple[int, ...]], dict[tuple[str, str], Origin]] = {}
+        self._views: dict[tuple[str, int, str], Views] = {}
+        """What was followed: see `Follower`."""
         self.is_traced = False
         """Whether a forward pass has been followed, or need not be."""
         self.depends_on_origins = False
@@ -97,16 +95,13 @@ class HintBook:
         name = (site.layer.name, site.kind, site.key, shape)
         if name not in self._by_tensor:
             hints = self.of(site.layer)
-            known = {} if self._follower is None else self._follower.origins
-            at = known.get((site.layer.name, tuple(shape)), {})
-            origin = at.get((KINDS[site.kind].of, site.key))
+            known = self._origins.get((site.layer.name, tuple(shape)), {})
+            origin = known.get((KINDS[site.kind].of, site.key))
             if origin is not None:
-                sides = tuple(shape[1:3]), tuple(shape[2:4])
-                in_pieces = origin.grid is not None and (
-                    shape[0] > 1 or origin.grid[1:] not in sides
-                )
-                told = len(shape) == 3 or origin.weights or in_pieces or hints.attention
-                self.depends_on_origins |= told
+                sides, grid = (tuple(shape[1:3]), tuple(shape[2:4])), origin.grid
+                in_pieces = grid is not None and (shape[0] > 1 or grid[1:] not in sides)
+                self.depends_on_origins |= in_pieces or len(shape) == 3
+                self.depends_on_origins |= origin.weights or hints.attention
                 hints = replace(hints, origin=origin)
             with suppress(LayoutError):
                 hints = replace(hints, form=guess.recognise(shape, hints))
@@ -117,15 +112,13 @@ class HintBook:
 
     def of_shape(self, layer: Layer, shape: Sequence[int], side: str = "output") -> Hints:
         """The hints for the first tensor of this shape that a layer gave, or took (`input`)."""
-        known = {} if self._follower is None else self._follower.origins
-        found = known.get((layer.name, tuple(shape)), {})
+        found = self._origins.get((layer.name, tuple(shape)), {})
         origins = (origin for (at, _), origin in found.items() if at == side)
         return replace(self.of(layer), origin=next(origins, None))
 
     def views(self, site: Site) -> Views:
         """What each value of an output sees of the image; empty where nobody knows."""
-        at = (site.layer.name, site.call, site.key)
-        return () if self._follower is None else self._follower.views.get(at, ())
+        return self._views.get((site.layer.name, site.call, site.key), ())
 
     def settle_as(self, other: HintBook) -> None:
         """Follow no pass of this shape, where one of another shape was followed and the layout of
@@ -148,7 +141,7 @@ class HintBook:
             return
         wanted = {layer.name for layer in layers}
         mixers = {name for name, hints in self._by_module.items() if hints.tokens}
-        self._follower = follower = Follower(
+        follower = Follower(
             wanted,
             mixers,
             lambda layer: self._by_module.get(layer.owner, Hints()).attention,
@@ -156,16 +149,12 @@ class HintBook:
             {id(x) for x in (*model.parameters(), *model.buffers())} if views else None,
             listener,
         )
+        self._origins, self._views = follower.origins, follower.views
         modules = list_layers(model)
         if listener is None:
             modules = [x for x in modules if x.name in wanted | mixers or not x.index]
-        watched = modules, lambda layer: True
-        with (
-            placed(
-                *(model, follower.leave, follower.enter, *watched), opaque=(), first=True
-            ) as mode,
-            mode,
-        ):
+        hear = follower.leave, follower.enter, modules, lambda layer: True
+        with placed(model, *hear, opaque=(), first=True) as mode, mode:
             yield
         self.is_traced = True
 

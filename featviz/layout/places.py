@@ -142,6 +142,13 @@ class FollowedCall:
         """An argument by its place or its name."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
 
+    def joined(self, tables: Sequence[Tensor | None], nothing: Tensor) -> Tensor:
+        """The tables of tensors that the function joins, `nothing` where one has none."""
+        pairs = zip(tables, self.given, strict=True)
+        known = [nothing.expand(one.shape) if table is None else table for table, one in pairs]
+        made: Tensor = self.on(JOINS[self.name], known)
+        return made
+
     def on(self, function: Callable[..., Any], table: Any) -> Any:
         """The result of a function that takes a table in the place of the first argument."""
         named = () if self.args else ("input", "self", "tensors")

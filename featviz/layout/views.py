@@ -46,11 +46,8 @@ def to_box(sides: Sequence[float]) -> tuple[int, int, int, int] | None:
 
 
 def result_views(call: FollowedCall, given: Sequence[Views | None]) -> list[Views | None]:
-    """What each result of a call sees; None where nobody knows.
-
-    Args:
-        given: the views of the tensors among its arguments.
-    """
+    """What each result of a call sees, by what the tensors `given` to it see; None where nobody
+    knows."""
     unknown: list[Views | None] = [None] * len(call.results)
     if call.name in _CONSTANTS or not any(views is None or views for views in given):
         return [()] * len(call.results)
@@ -75,9 +72,7 @@ def _tables(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Ten
     """One side of what each result sees, from the same side of what the arguments see."""
     known, shape = [table for table in tables if table is not None], call.result.shape
     if call.name in JOINS:
-        nothing = (torch.zeros(()).expand(tensor.shape) for tensor in call.given)
-        pairs = zip(tables, nothing, strict=True)
-        return [_slim(call.on(JOINS[call.name], [n if t is None else t for t, n in pairs]))]
+        return [_slim(call.joined(tables, torch.zeros(())))]
     if call.name in _MIXERS:
         return [_union(*_MIXERS[call.name](call, tables)).expand(shape)]
     if call.name in _POINTWISE or (call.name in ("max", "min") and len(call.given) == 2):
@@ -93,9 +88,8 @@ def _tables(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Ten
 
 def _union(*tables: Tensor) -> Tensor:
     """The boxes around several, whose shapes are broadcast; what is expanded stays so."""
-    slim = [
-        table[tuple(slice(None) if n else slice(1) for n in table.stride())] for table in tables
-    ]
+    once = ([slice(None) if n else slice(1) for n in table.stride()] for table in tables)
+    slim = [table[tuple(part)] for table, part in zip(tables, once, strict=True)]
     shape = torch.broadcast_tensors(*tables)[0].shape  # type: ignore[no-untyped-call]
     return reduce(torch.minimum, slim).expand(shape)
 
@@ -219,15 +213,78 @@ _MOVES: Mapping[str, Callable[..., Any]] = MOVES | {
     "native_channel_shuffle": functional.channel_shuffle,
 }
 
-_POINTWISE_NAMES = """
-    abs add sub mul div neg pow exp log sqrt rsqrt square clamp clamp_min clamp_max maximum minimum
-    where lerp addcmul relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish sigmoid
-    logsigmoid tanh hardtanh hardsigmoid hardswish hardshrink softplus softsign softshrink
-    tanhshrink threshold sin cos erf dropout dropout1d dropout2d dropout3d alpha_dropout
-    feature_alpha_dropout batch_norm native_batch_norm_legit_no_training local_response_norm clone
-    contiguous detach to type type_as float half double bfloat16 copy requires_grad masked_fill
-"""
-_POINTWISE = frozenset(_POINTWISE_NAMES.split())
+_POINTWISE = frozenset(
+    [
+        "abs",
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "neg",
+        "pow",
+        "exp",
+        "log",
+        "sqrt",
+        "rsqrt",
+        "square",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+        "maximum",
+        "minimum",
+        "where",
+        "lerp",
+        "addcmul",
+        "relu",
+        "relu6",
+        "leaky_relu",
+        "prelu",
+        "rrelu",
+        "elu",
+        "selu",
+        "celu",
+        "gelu",
+        "silu",
+        "mish",
+        "sigmoid",
+        "logsigmoid",
+        "tanh",
+        "hardtanh",
+        "hardsigmoid",
+        "hardswish",
+        "hardshrink",
+        "softplus",
+        "softsign",
+        "softshrink",
+        "tanhshrink",
+        "threshold",
+        "sin",
+        "cos",
+        "erf",
+        "dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "alpha_dropout",
+        "feature_alpha_dropout",
+        "batch_norm",
+        "native_batch_norm_legit_no_training",
+        "local_response_norm",
+        "clone",
+        "contiguous",
+        "detach",
+        "to",
+        "type",
+        "type_as",
+        "float",
+        "half",
+        "double",
+        "bfloat16",
+        "copy",
+        "requires_grad",
+        "masked_fill",
+    ]
+)
 """Functions whose result at a position comes from that position alone, of one tensor or several."""
 
 _CONSTANTS = frozenset(

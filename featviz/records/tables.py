@@ -152,8 +152,8 @@ REDUCTIONS = {
     )
 }
 """By name, in the order of help texts; `--reduce`, figures and the report read it. The arithmetic
-is `drawing.class_maps.REDUCTIONS`, a function for each of one component, and
-`drawing.class_maps.METHODS`, which has one for each that weighs."""
+is `drawing.drawer.REDUCTIONS`, a function for each of one component, and
+`drawing.drawer.METHODS`, which has one for each that weighs."""
 
 CLASS_MAPS = {name: reduction for name, reduction in REDUCTIONS.items() if reduction.weighs}
 

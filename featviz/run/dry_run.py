@@ -9,8 +9,7 @@ from msgspec import structs
 from torch import Tensor
 
 from featviz.drawing import grid, page
-from featviz.drawing.class_maps import check_places
-from featviz.drawing.drawer import is_saliency, magnitude_and_phase
+from featviz.drawing.drawer import check_places, is_saliency, magnitude_and_phase
 from featviz.layout import Maps, to_maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions, ModelOptions, RunOptions

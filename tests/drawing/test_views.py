@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import featviz as fv
-from featviz.drawing import class_maps, drawer
+from featviz.drawing import drawer
 from featviz.drawing.picture import caption, describe, encode, to_image
 from featviz.errors import UsageError
 from featviz.options import DrawOptions
@@ -233,7 +233,7 @@ def test_pca_is_numpys_svd(channels: int, side: int) -> None:
     mixing = noise(channels, channels, seed=1) * torch.linspace(3, 0.2, channels)
     values = (mixing @ noise(channels, side * side, seed=2)).double().numpy() + 5
     scores = by_svd(values)
-    exact = class_maps.principal_components(torch.from_numpy(values)).numpy()
+    exact = drawer.principal_components(torch.from_numpy(values)).numpy()
     assert np.abs(exact - scores).max() < 1e-5
     tensor = torch.from_numpy(values).float().reshape(1, channels, side, side)
     found = np.asarray(fv.grid(tensor, reduce="pca", scale=1)).astype(float)
