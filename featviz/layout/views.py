@@ -213,78 +213,15 @@ _MOVES: Mapping[str, Callable[..., Any]] = MOVES | {
     "native_channel_shuffle": functional.channel_shuffle,
 }
 
-_POINTWISE = frozenset(
-    [
-        "abs",
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "neg",
-        "pow",
-        "exp",
-        "log",
-        "sqrt",
-        "rsqrt",
-        "square",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "maximum",
-        "minimum",
-        "where",
-        "lerp",
-        "addcmul",
-        "relu",
-        "relu6",
-        "leaky_relu",
-        "prelu",
-        "rrelu",
-        "elu",
-        "selu",
-        "celu",
-        "gelu",
-        "silu",
-        "mish",
-        "sigmoid",
-        "logsigmoid",
-        "tanh",
-        "hardtanh",
-        "hardsigmoid",
-        "hardswish",
-        "hardshrink",
-        "softplus",
-        "softsign",
-        "softshrink",
-        "tanhshrink",
-        "threshold",
-        "sin",
-        "cos",
-        "erf",
-        "dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "alpha_dropout",
-        "feature_alpha_dropout",
-        "batch_norm",
-        "native_batch_norm_legit_no_training",
-        "local_response_norm",
-        "clone",
-        "contiguous",
-        "detach",
-        "to",
-        "type",
-        "type_as",
-        "float",
-        "half",
-        "double",
-        "bfloat16",
-        "copy",
-        "requires_grad",
-        "masked_fill",
-    ]
-)
+_POINTWISE_NAMES = """
+    abs add sub mul div neg pow exp log sqrt rsqrt square clamp clamp_min clamp_max maximum minimum
+    where lerp addcmul relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish sigmoid
+    logsigmoid tanh hardtanh hardsigmoid hardswish hardshrink softplus softsign softshrink
+    tanhshrink threshold sin cos erf dropout dropout1d dropout2d dropout3d alpha_dropout
+    feature_alpha_dropout batch_norm native_batch_norm_legit_no_training local_response_norm clone
+    contiguous detach to type type_as float half double bfloat16 copy requires_grad masked_fill
+"""
+_POINTWISE = frozenset(_POINTWISE_NAMES.split())
 """Functions whose result at a position comes from that position alone, of one tensor or several."""
 
 _CONSTANTS = frozenset(
