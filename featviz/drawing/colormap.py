@@ -92,7 +92,5 @@ def check_cmap(name: str) -> None:
 
     if name not in colormaps:
         close = difflib.get_close_matches(name, list(colormaps), 3)
-        raise UsageError(
-            f"--cmap {name!r} is no colormap of matplotlib",
-            f"did you mean {' or '.join(close)}?" if close else "for example viridis or coolwarm",
-        )
+        hint = f"did you mean {' or '.join(close)}?" if close else "for example viridis or coolwarm"
+        raise UsageError(f"--cmap {name!r} is no colormap of matplotlib", hint)

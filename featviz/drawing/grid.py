@@ -65,10 +65,9 @@ def plan(
     made = GridPlan(count, columns, -(-count // columns), (height, width), scale, padding)
     most = FORMATS[options.format].largest
     if max(made.height, made.width) > most:
-        raise LayoutError(
-            f"its picture of {by((made.width, made.height))} pixels is more than "
-            f"{options.format} holds ({most} a side); --format png, or --max-maps and --nrow"
-        )
+        size, most_of = by((made.width, made.height)), f"{options.format} holds ({most} a side)"
+        hint = "--format png, or --max-maps and --nrow"
+        raise LayoutError(f"its picture of {size} pixels is more than {most_of}; {hint}")
     return made
 
 

@@ -1,10 +1,9 @@
 """The loops over values and pixels, compiled by numba, without the GIL.
 
 They compile in little time, since a fresh machine compiles them all: one signature, loops over
-indices of plain rows, no sort and no texts. LLVM takes several values at a time: extremes are those
-of integers that have the order of the floats (`min` and `max` of floats take five times as long),
-and sums of short blocks are float32. What every run needs is compiled or loaded as this module is
-imported, the rest at its first call.
+indices of plain rows. LLVM takes several values at a time: extremes are those of integers that have
+the order of the floats (`min` and `max` of floats take five times as long), and sums of short
+blocks are float32. What every run needs is compiled or loaded as this module is imported.
 """
 
 from __future__ import annotations

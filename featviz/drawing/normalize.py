@@ -101,9 +101,8 @@ def parse_scale(text: str, kind: str = "output", reduce: str | None = None) -> S
     mode = MODES.get(name)
     if mode is None or bool(tail) != (":" in mode.spelling):
         spellings = ", ".join(["auto", *(mode.spelling for mode in MODES.values())])
-        raise UsageError(
-            f"--normalize {text!r} is no normalization mode", f"give one of {spellings}"
-        )
+        words = f"--normalize {text!r} is no normalization mode"
+        raise UsageError(words, f"give one of {spellings}")
     numbers: tuple[float, ...] = ()
     with suppress(ValueError):
         numbers = tuple(map(float, tail.split(","))) if tail else ()
@@ -112,10 +111,8 @@ def parse_scale(text: str, kind: str = "output", reduce: str | None = None) -> S
     if len(numbers) != count or not inside or sorted(set(numbers)) != list(numbers):
         rising = " with LO below HI" if count > 1 else ""
         bounds = f" from {least:g} to {most:g}" if math.isfinite(most) else ""
-        raise UsageError(
-            f"--normalize {text!r}: expected {mode.spelling}{rising}{bounds}",
-            f"for example {mode.example}",
-        )
+        words = f"--normalize {text!r}: expected {mode.spelling}{rising}{bounds}"
+        raise UsageError(words, f"for example {mode.example}")
     return name, numbers
 
 

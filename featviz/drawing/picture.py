@@ -2,9 +2,8 @@
 says of itself; and the encoder of PNG, for pictures that arrive piece by piece.
 
 PNG (https://www.w3.org/TR/png-3/) is 8-bit grey, palette or RGB. Rows are filtered by sub or up,
-whichever gives the smaller sum of differences, and deflated by loops of our own (`deflate`). On
-maps of resnet50 (`benchmarks/encode.py`) the choice saves 2 % of the bytes of sub alone; paeth
-would save 3 % more, for a pass over each row that is several times as long.
+whichever gives the smaller sum of differences; paeth would save 3 % of the bytes of resnet50's maps
+(`benchmarks/encode.py`), for a pass over each row that is several times as long.
 """
 
 from __future__ import annotations
@@ -117,10 +116,9 @@ def check_format(name: str) -> None:
     if kind.save is not None and kind.pillow not in Image.SAVE:
         Image.init()
         if kind.pillow not in Image.SAVE:
-            raise UsageError(
-                f"--format {name}: Pillow {PIL.__version__} cannot write {kind.pillow} here",
-                f"{kind.needs or 'install another build of it'}, or choose another format",
-            )
+            words = f"--format {name}: Pillow {PIL.__version__} cannot write {kind.pillow} here"
+            needs = kind.needs or "install another build of it"
+            raise UsageError(words, f"{needs}, or choose another format")
 
 
 def to_image(picture: GridPicture) -> Image.Image:
@@ -340,21 +338,18 @@ def _head(
     """All that stands before the pixels, which is the same for a layer's picture of each image:
     text is tEXt, or iTXt where Latin-1 cannot hold it."""
     color_type = _PALETTE if colors is not None else _GREY if depth == 1 else _RGB
-    form = struct.pack(">IIBBBBB", size[1], size[0], 8, color_type, 0, 0, 0)
-    chunks = [_chunk(b"IHDR", form)]
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", size[1], size[0], 8, color_type, 0, 0, 0))]
     for keyword, value in text:
         key = keyword.encode("latin-1") + b"\0"
         try:
-            chunks.append(_chunk(b"tEXt", key + value.encode("latin-1")))
+            chunks.append((b"tEXt", key + value.encode("latin-1")))
         except UnicodeEncodeError:
-            words = value.encode("utf-8", "replace")
-            chunks.append(_chunk(b"iTXt", key + b"\0\0\0\0" + words))
-    if color_type == _PALETTE:
-        chunks.append(_chunk(b"PLTE", colors or b""))
-    return b"".join((_SIGNATURE, *chain.from_iterable(chunks)))
-
-
-def _chunk(kind: bytes, data: bytes = b"") -> tuple[bytes, ...]:
-    """A chunk's parts: its length, its kind, what it holds, and the checksum of both."""
-    checksum = isal_zlib.crc32(data, isal_zlib.crc32(kind))
-    return struct.pack(">I", len(data)), kind, data, struct.pack(">I", checksum)
+            chunks.append((b"iTXt", key + b"\0\0\0\0" + value.encode("utf-8", "replace")))
+    if colors is not None:
+        chunks.append((b"PLTE", colors))
+    sums = (isal_zlib.crc32(data, isal_zlib.crc32(kind)) for kind, data in chunks)
+    framed = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
+        for (kind, data), checksum in zip(chunks, sums, strict=True)
+    )
+    return _SIGNATURE + b"".join(framed)

@@ -141,10 +141,8 @@ def require() -> None:
     try:
         importlib.import_module("tensorboard.summary.writer.record_writer")
     except ImportError as error:
-        raise UsageError(
-            f"--tensorboard needs the package tensorboard: {error}",
-            "pip install 'featviz[tensorboard]'",
-        ) from error
+        words = f"--tensorboard needs the package tensorboard: {error}"
+        raise UsageError(words, "pip install 'featviz[tensorboard]'") from error
 
 
 @contextmanager

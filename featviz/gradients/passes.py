@@ -150,13 +150,9 @@ class Watched:
             outcome = replace(outcome, idle=tuple(_idle(plan, self._ran, relus)))
         if plan.changes and plan.changes_values:
             largest, nonfinite = largest_change(tensors(before), tensors(output))
-            outcome = replace(
-                outcome,
-                before=top_classes(before, model.categories, model.scores),
-                intervened=True,
-                largest_change=largest,
-                nonfinite=nonfinite,
-            )
+            outcome = replace(outcome, largest_change=largest, nonfinite=nonfinite, intervened=True)
+            likely = top_classes(before, model.categories, model.scores)
+            outcome = replace(outcome, before=likely)
         return outcome, recorder
 
     def _undisturbed(self, given: Sequence[Tensor], book: HintBook) -> Any:
@@ -191,10 +187,8 @@ class Watched:
                 there = there.select(axis, target.channel)
         value, named = target.value(there, model.categories, model.scores)
         if not value.requires_grad:
-            raise target.error(
-                ": no gradient flows back from it",
-                "the model is quantized, or detaches it, or computes it under torch.no_grad",
-            )
+            hint = "the model is quantized, or detaches it, or computes it under torch.no_grad"
+            raise target.error(": no gradient flows back from it", hint)
         self.recorder.back(value, [arg for arg in inputs if arg.requires_grad])
         return output, float(value.detach()), named
 

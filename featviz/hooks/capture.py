@@ -2,8 +2,8 @@
 calling a model, with errors that name the module in which it failed.
 
 The sink must be done with the tensor when it returns, since a later in-place operation may
-overwrite it. Gradients are taken by hooks on the tensors themselves, placed while the forward pass
-runs: a later in-place operation, which full backward hooks refuse, does not disturb them.
+overwrite it. Gradients are taken by hooks on the tensors themselves, which such an operation does
+not disturb (full backward hooks refuse it).
 """
 
 from __future__ import annotations
@@ -178,10 +178,8 @@ class Recorder:
         except Exception as error:
             if self.fault is error:
                 raise
-            raise ForwardError(
-                f"the backward pass failed: {_first_line(error)}",
-                "without grad and grad-input in --capture none is needed; -v shows the traceback",
-            ) from error
+            hint = "without grad and grad-input in --capture none is needed; -v shows the traceback"
+            raise ForwardError(f"the backward pass failed: {_first_line(error)}", hint) from error
         why = "has no gradient: the target does not depend on it, or it was changed in place"
         for site in self._awaited:
             self._skip(site, why)
@@ -244,9 +242,10 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(item, f"{key}.{name}" if key else str(name))
 
 
-def tensors(value: Any) -> list[Tensor]:
-    """The tensors among `leaves`, in their order."""
-    return [item for _, item in leaves(value) if isinstance(item, Tensor)]
+def tensors(value: Any, dense: bool = False) -> list[Tensor]:
+    """The tensors among `leaves`, in their order; `dense` leaves out nested ones."""
+    found = [item for _, item in leaves(value) if isinstance(item, Tensor)]
+    return [tensor for tensor in found if not tensor.is_nested] if dense else found
 
 
 def _why_none(tensor: Any) -> str:
@@ -289,10 +288,9 @@ def forward(
                 place = f"{at} ({class_names(owner)[0]})"
             trace = trace.tb_next
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors(list(args)))
+        words = f"the model failed in {place}: {_first_line(error)}"
         hint = "--size, --crop and --channels change it, -v shows the traceback"
-        raise ForwardError(
-            f"the model failed in {place}: {_first_line(error)}", f"the input was {shapes}; {hint}"
-        ) from error
+        raise ForwardError(words, f"the input was {shapes}; {hint}") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,10 +1,9 @@
 """Layers of a model: its modules, and the functions that they call.
 
-A module that stands in several places (one activation object of a whole network, say) is a layer
-in each place from which it is called. A place is the module that calls it, and for one inside a
-plain nn.Sequential its position there, since the order of those calls is known. Several names in
-one place are one layer. Names of modules and functions are the same in a model and in a program
-exported from one, whose modules know by name the class that they stand for.
+A module that stands in several places (one activation object of a whole network) is a layer in each
+place from which it is called. A place is the module that calls it, and for one inside a plain
+nn.Sequential its position there. Several names in one place are one layer. Names are the same in a
+model and in a program exported from one, whose modules know the class that they stand for.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Follow an image through one forward pass: a tag for each tensor.
 
-A count of tokens proves nothing: a hundred queries of a DETR are no 10 × 10 picture, and an
-attention's 256 tokens of 256 channels are no weights. So the functions that a model calls are
-watched once for each shape of input. A tag says where the values of a tensor lie in the image
-(`places`), whether they are an attention's weights, which call made them and, where somebody asks,
-what they see of the image (`views`).
+A count of tokens proves nothing: a hundred queries of a DETR are no 10 × 10 picture. So the
+functions that a model calls are watched once for each shape of input. A tag says where the values
+of a tensor lie in the image (`places`), whether they are an attention's weights, which call made
+them and, where somebody asks, what they see of the image (`views`).
 """
 
 from __future__ import annotations
@@ -94,12 +93,12 @@ class Follower:
         """A layer is called."""
         if layer.is_function:
             if self.constants is not None and layer.type == "fn:setitem":
-                given = _dense([args, kwargs])
+                given = tensors([args, kwargs], dense=True)
                 if any(self._views(tensor) != () for tensor in given):
                     self._change(given[0])
             return
         with unwatched(), torch.no_grad():
-            for image in _dense(args) if layer.index == 0 else ():
+            for image in tensors(args, dense=True) if layer.index == 0 else ():
                 if image.ndim in (4, 5):
                     places = self._maps.table(image.shape, self.channel_axis)
                     views = of_image(image.shape) if self.constants is not None else None
@@ -116,12 +115,12 @@ class Follower:
         self._calls[layer.name] += 1
         with unwatched(), torch.no_grad():
             if layer.is_function:
-                name, given = layer.type.removeprefix("fn:"), _dense([args, kwargs])
-                results = _dense(output)
+                name, given = layer.type.removeprefix("fn:"), tensors([args, kwargs], dense=True)
+                results = tensors(output, dense=True)
                 call = FollowedCall(name, args, kwargs, given, results, next(iter(results), None))
                 self._follow(layer, call)
             elif layer.name in self.mixers and isinstance(output, Tensor):
-                places = self._alike(_dense(args), output)
+                places = self._alike(tensors(args, dense=True), output)
                 self._tags[output] = replace(self._tag(output), places=places)
             if self.listener is not None:
                 made = self.listener(
@@ -181,9 +180,8 @@ class Follower:
                 self._change(call.result)
         for result, table, yes, views in zip(call.results, places, weights, seen, strict=False):
             fits = table is not None and table.shape == result.shape
-            tag = Tag(table if fits else None, yes, views, self._step)
-            tag.made_by = self._tag(result).made_by  # it may be changed in place
-            self._tags[result] = tag
+            made_by = self._tag(result).made_by  # it may be changed in place
+            self._tags[result] = Tag(table if fits else None, yes, views, self._step, made_by)
 
     def _by_rule(self, call: FollowedCall) -> Any:
         tables = [self._tag(tensor).places for tensor in call.given[:2]]
@@ -232,7 +230,3 @@ class Follower:
         self._step += 1
         storage = tensor.untyped_storage()
         self._changed[storage._cdata] = self._step, StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-
-
-def _dense(value: Any) -> list[Tensor]:
-    return [tensor for tensor in tensors(value) if not tensor.is_nested]

@@ -264,11 +264,9 @@ def parse_grid(text: str, layout: str = "tokens") -> Form:
     that of tokens behind it, too; 9999 at most."""
     sides = _GRID.fullmatch(text)
     if sides is None:
-        raise LayoutError(
-            f"{quoted(repr(text))} is no grid",
-            "rows and columns of tokens, for example 14x20, 14x20+1 with one token (of at most "
-            "9999) in front, or 14x20+1,10 with ten behind",
-        )
+        hint = "rows and columns of tokens, for example 14x20, 14x20+1 with one token (of at most "
+        hint += "9999) in front, or 14x20+1,10 with ten behind"
+        raise LayoutError(f"{quoted(repr(text))} is no grid", hint)
     height, width, before, behind = (int(number or 0) for number in sides.groups())
     return Form(layout, height, width, 1, (BEFORE,) * before, (BEHIND,) * behind)
 

@@ -1,9 +1,9 @@
 """Places: which value of a tensor lies where in the image, followed through functions.
 
 A tensor has a table of places beside it: float64 of its shape, 0 for a value that belongs to no
-place of the image, else the number of a place. What only moves values moves their places in the
-same way; what mixes them keeps the places along the axes that stay apart. Where a function is not
-understood its results have no places, so nothing is claimed of them.
+place of the image, else the number of a place. What moves values moves their places in the same
+way; what mixes them keeps the places along the axes that stay apart. What is not understood gives
+results without places.
 """
 
 from __future__ import annotations
@@ -134,7 +134,6 @@ class FollowedCall:
     given: Sequence[Tensor]
     """The tensors among its arguments."""
     results: Sequence[Tensor]
-
     result: Any
     """The first of them; None where there is none."""
 

@@ -2,11 +2,9 @@
 
 A value sees a box of pixels. Its four sides travel in four tables of the tensor's shape, written so
 that the box around two boxes is a minimum: the first row and column, and the last ones negated,
-each less `_FAR`; 0 stands for a value that sees no pixel (padding, parameters). So what moves
-values does the same to the tables, and what mixes values takes the minimum of all that it mixes:
-exact at borders, for windows, under adaptive pooling and behind layers that enlarge a map.
-
-What is in no table here is not guessed.
+each less `_FAR`; 0 stands for a value that sees no pixel (padding, parameters). What moves values
+does the same to the tables, and what mixes values takes the minimum of all that it mixes. What is
+in no table here is not guessed.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from featviz import layout
-from featviz.drawing import colormap, page
+from featviz.drawing import colormap
 from featviz.drawing.drawer import draw, magnitude_and_phase
 from featviz.drawing.picture import (
     GridPicture,
@@ -278,6 +278,8 @@ class ImageWriter:
             encode(picture, opened, self.options.format, caption(row))
         if not self.options.figure:
             return row
+        from featviz.drawing import page
+
         title = f"{name}   {site.layer.label} ({site.layer.type})   {site.stem}"
         cmap = colormap.resolved(self.options.cmap, site.kind, True, self.options.reduce)
         cmap = picture.cmap or cmap
