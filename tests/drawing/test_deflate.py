@@ -29,7 +29,7 @@ def noise(count: int, spread: float, seed: int = 0) -> np.ndarray:
     return np.round(values).astype(np.int64).astype(np.uint8)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 5000),
     st.integers(1, 256),
@@ -76,8 +76,8 @@ def huffman(data: np.ndarray) -> float:
     return bits / 8
 
 
-@pytest.mark.parametrize("size", [1000, 30_000, SPARSE])
-@pytest.mark.parametrize("spread", [0.3, 2.0, 10.0, 40.0])
+@pytest.mark.parametrize("size", [30_000, SPARSE])
+@pytest.mark.parametrize("spread", [0.3, 10.0])
 def test_noise_takes_no_more_than_its_best_code(spread: float, size: int) -> None:
     """The head of a block takes 143 bytes, and what samples do not see less than a hundredth."""
     data = noise(size, spread)

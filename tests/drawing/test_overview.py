@@ -90,8 +90,7 @@ def test_a_strip_is_as_wide_as_the_row() -> None:
     assert (left, height, left + width) == (210, 30, drawn.shape[1] - 30)
 
 
-@pytest.mark.parametrize("name", ["a" * 300, "encoder.layers.encoder_layer_11.self_attention.out",
-                                  "x.\x1b]0;y\x07", "层.卷积" * 30, ""])  # fmt: skip
+@pytest.mark.parametrize("name", ["a" * 300, "encoder.layers.encoder_layer_11.attn.\x1b]0;y\x07"])
 def test_names_stay_in_their_column(name: str) -> None:
     """However long, a name and its lines touch no tile and need no second look."""
     row = name, [name or "x"] * 6, [Panel("0", quarters(), note="0 … 1")], False
@@ -99,11 +98,3 @@ def test_names_stay_in_their_column(name: str) -> None:
     top = box(drawn, COLOURS[0])[0]
     assert (drawn[top - 5 : top + 150, 200:210] == 255).all()
     assert (drawn[:, :25] == 255).all() and (drawn[:, -25:] == 255).all()
-
-
-def test_the_key_shows_the_colormap() -> None:
-    """Its darkest and brightest colours are at the foot of the page."""
-    drawn = page(quarters(), cmap="viridis")
-    foot, colours = drawn[-60:], colormap.ramp("viridis")
-    for end in (colours[0], colours[-1]):
-        assert np.abs(foot.astype(int) - end).max(2).min() <= 3

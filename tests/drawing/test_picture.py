@@ -69,7 +69,7 @@ def torchvision_picture(tensor: Tensor, nrow: int, padding: int, pad_value: floa
     return np.asarray(Image.open(file))[..., 0]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 40),
     st.integers(1, 12),
@@ -102,8 +102,8 @@ def test_small_maps_grow_to_min_tile(height: int, width: int, factor: int) -> No
     assert max(plan.tile) >= 32 > (factor - 1) * max(height, width)
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.integers(1, 300), st.integers(1, 120), st.integers(1, 120), st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 150), st.integers(1, 120), st.integers(1, 120), st.integers(0, 3))
 def test_auto_nrow_makes_the_longer_side_shortest(
     count: int, height: int, width: int, padding: int
 ) -> None:
@@ -116,9 +116,8 @@ def test_auto_nrow_makes_the_longer_side_shortest(
     assert max(found.height, found.width) == min(max(p.height, p.width) for p in others)
 
 
-@pytest.mark.parametrize("piece", [1, 700, 2**18], ids=["rows", "few", "whole"])
-@pytest.mark.parametrize("padding", [0, 2])
-@pytest.mark.parametrize("colours", [1, 3])
+@pytest.mark.parametrize("piece", [1, 2**18], ids=["rows", "whole"])
+@pytest.mark.parametrize(("colours", "padding"), [(1, 0), (1, 2), (3, 2)])
 @pytest.mark.parametrize("factor", [1, 2, 3, 4, 5, 7])
 def test_pictures_in_pieces_are_tiles_enlarged_marked_and_laid(
     factor: int, colours: int, padding: int, piece: int, monkeypatch: pytest.MonkeyPatch
@@ -175,26 +174,10 @@ def test_vector_is_one_strip_without_padding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "cell"),
-    [(4, (32, 32)), (10, (40, 32)), (100, (125, 10)), (1000, (125, 1)), (4096, (128, 1))],
-)
-def test_long_vector_gets_narrow_cells(count: int, cell: tuple[int, int]) -> None:
-    """Cells of a strip get narrower, so that it is not too wide, and higher, so that it is no
-    line: an eighth of its width, as long as that is a picture's."""
-    plan = grid.plan((count, 1, 1, 1), DrawOptions(), strip=True)
-    assert plan.scale == cell
-    assert (plan.height, plan.width, plan.padding) == (cell[0], count * cell[1], 0)
-    row = described(torch.arange(float(count))[None], DrawOptions())
-    assert row.grid["scale"] == (32 if cell == (32, 32) else list(cell))
-
-
-@pytest.mark.parametrize(
     ("told", "padding", "grey"),
     [
         ({}, 2, PAD_GREY),
         ({"padding": 2}, 2, 0.0),
-        ({"padding": 5}, 5, 0.0),
-        ({"pad_value": 0.0}, 2, 0.0),
         ({"pad_value": 1.0}, 2, 1.0),
         ({"padding": 1, "pad_value": 0.2}, 1, 0.2),
     ],
@@ -266,7 +249,7 @@ def test_manifest_row_tells_geometry_and_numbers() -> None:
     assert row.zero_fraction == pytest.approx(1 / 24)
 
 
-@pytest.mark.parametrize("cmap", ["viridis", "coolwarm", "tab10"])
+@pytest.mark.parametrize("cmap", ["viridis", "tab10"])
 @pytest.mark.parametrize("format", ["png", "webp"])
 def test_colormap_is_matplotlibs(cmap: str, format: str) -> None:
     """A colormap PNG has a palette, never RGB, and its colours are matplotlib's."""
@@ -304,17 +287,6 @@ def test_picture_larger_than_its_format_is_refused(format: str, most: int, uprig
     larger = [side + (side == most) for side in shape]
     with pytest.raises(LayoutError, match=rf"{most + 1}.*more than {format} holds \({most} a side"):
         drawn(torch.zeros(larger), options)
-
-
-def test_drawing_keeps_nothing_of_the_tensor() -> None:
-    """What happens to the tensor later does not change the picture."""
-    tensor = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(7))
-    before = tensor.clone()
-    picture = drawn(tensor)
-    assert torch.equal(tensor, before)
-    tiles, numbers = picture.tiles.copy(), picture.stats.copy()
-    tensor.fill_(5)
-    assert np.array_equal(picture.tiles, tiles) and np.array_equal(picture.stats, numbers)
 
 
 def test_a_picture_larger_than_pillow_opens_is_warned_of(

@@ -12,9 +12,8 @@ import torch
 from drawn_maps import NAN, SITE, captured, noise
 from matplotlib import colormaps
 from msgspec.structs import replace
-from networks import Net
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 import featviz as fv
 from featviz.drawing import drawer
@@ -82,56 +81,6 @@ def test_nonfinite_values_stay_magenta_and_sharp() -> None:
     found = np.asarray(fv.grid(tensor, overlay=1.0, image=photo(36, 36), scale=1))
     magenta = (found == (255, 0, 255)).all(-1)
     assert magenta[12:18, 18:24].all() and magenta.sum() == 36
-
-
-def shrunk() -> nn.Module:
-    """Brightness in cells of 4 × 4 pixels, as maps, a vector and a batch."""
-
-    def way(self: nn.Module, x: Tensor) -> Tensor:
-        maps = self.conv(x)
-        self.regions(torch.cat([maps, maps]))
-        return self.vector(maps)  # type: ignore[no-any-return]
-
-    conv = nn.Conv2d(3, 2, 4, stride=4, bias=False)
-    conv.weight.data.fill_(1 / 48)
-    return Net(way, conv=conv, vector=nn.Flatten(), regions=nn.Identity())
-
-
-@pytest.fixture
-def corner(tmp_path: Path) -> Path:
-    """Black, 96 × 64, but for what is the lower right corner after resizing to 48 × 32 and
-    cropping 32 × 32 from the middle."""
-    pixels = np.zeros((64, 96, 3), np.uint8)
-    pixels[48:, 64:80] = 255
-    path = tmp_path / "corner.png"
-    Image.fromarray(pixels).save(path)
-    return path
-
-
-def test_overlay_lies_over_what_the_model_saw(corner: Path, tmp_path: Path) -> None:
-    """One bright corner: after resize and crop, input, map and overlay are bright in the same."""
-    result = fv.run(
-        shrunk(), corner, "conv,vector,regions", tmp_path / "out",
-        overlay=0.5, size=32, crop=32, scale=1, nrow=2, **RAW,
-    )  # fmt: skip
-    assert result.exit_code == 0
-    folder = tmp_path / "out" / "corner.png"
-    row = captured(tmp_path / "out", "corner.png", "conv")
-    assert row["grid"] == {"nrow": 2, "padding": 2, "tile": [32, 32], "scale": 1}
-    assert row["overlay"] == 0.5
-    shown = np.asarray(Image.open(folder / "input.png")).astype(int)
-    assert (shown[24:, 24:] > 200).mean() > 0.9 and shown[:20].max() == 0 == shown[:, :20].max()
-    first, second = tiles(Image.open(folder / row["file"]), (32, 32))
-    low, high = (np.array(colormaps["viridis"](x, bytes=True)[:3], int) for x in (0.0, 1.0))
-    assert np.array_equal(first, second)
-    assert np.abs(first[:20, :20] - low / 2).max() <= 1
-    assert np.abs(first[27:30, 27:30] - (shown[27:30, 27:30] + high) / 2).max() <= 6
-    bright = first.sum(-1) > 400
-    assert bright[24:, 24:].mean() > 0.7 and not bright[:20].any() and not bright[:, :20].any()
-    for layer in ("vector", "regions"):
-        other = captured(tmp_path / "out", "corner.png", layer)
-        assert "overlay" not in other
-        assert Image.open(folder / other["file"]).mode == "L"
 
 
 def test_overlay_of_frames_shows_each_its_own(tmp_path: Path) -> None:

@@ -60,8 +60,10 @@ def net() -> nn.Module:
     return nn.Sequential(body, nn.Tanh(), nn.Flatten(), nn.Linear(5 * SIZE**2, 4)).eval()
 
 
-@pytest.mark.parametrize("layer", ["0.0", "0", "1"])
-@pytest.mark.parametrize("method", CLASS_MAPS)
+@pytest.mark.parametrize(
+    ("method", "layer"),
+    [*((name, "0.0") for name in CLASS_MAPS), ("gradcam", "0"), ("gradcam", "1")],
+)
 def test_every_method_is_its_formula(method: str, layer: str, net: nn.Module) -> None:
     """Computed by torch.autograd.grad on an out-of-place copy, at the convolution whose output the
     ReLU overwrites, behind the ReLU, and behind the tanh; with their signs."""

@@ -73,15 +73,6 @@ class TestInARun:
             model(torch.zeros(1, 3, 4, 4))
         assert list(maps) == ["1"]
 
-    def test_calls_in_one_module_are_numbered(self, net: nn.Module, picture: Path) -> None:
-        """F.relu, torch.relu and Tensor.relu_ of one module are three calls of fn:relu."""
-        out = picture.parent / "out"
-        fv.run(net, picture, "fn:relu", out, size=(12, 16), **AS_IS)
-        files = [Path(row["file"]).name for row in rows(out / picture.name).values()]
-        assert files == ["output.png", "output.call1.png", "output.call2.png"]
-        stats = np.load(out / picture.name / "stats.npz")
-        assert sorted(stats) == [f"fn:relu|output|{i}|" for i in range(3)]
-
     def test_a_function_that_is_not_called_never_ran(self, picture: Path) -> None:
         """Called with the blank image, not with this one: named in never_ran."""
         out, conv = picture.parent / "out", nn.Conv2d(3, 2, 1)

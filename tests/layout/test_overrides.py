@@ -46,6 +46,7 @@ def factory(tmp_path: Path) -> Path:
 TOLD = ["--mean", "0,0,0", "--std", "1,1,1", "--size", "56x80", "--scale", "1"]
 
 
+@pytest.mark.slow
 def test_dry_run_lists_what_a_run_writes(
     factory: Path, featviz: Callable[..., Outcome], tmp_path: Path
 ) -> None:
@@ -112,6 +113,7 @@ class TestTensorLayout:
         assert found["blocks.0.same", 0, ""]["grid"]["tile"] == [14, 20]
         assert found["blocks.1.same", 0, ""]["grid"]["tile"] == [20, 14]
 
+    @pytest.mark.slow
     def test_a_grid_that_does_not_fit_is_skipped_with_the_reason(self) -> None:
         """Nothing is drawn by a told layout that the tensor cannot have."""
         assert self.run("tokens:10x10").code == 1

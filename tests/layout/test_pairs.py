@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import SCENES, Outcome
+from conftest import Outcome
 from frames import AS_IS, still
 from PIL import Image
-from tiles import assert_drawn, manifest, raw, rows
+from tiles import manifest, raw, rows
 from torch import Tensor, nn
 
 import featviz as fv
@@ -114,26 +114,3 @@ class TestPairs:
         result = fv.run(Two(), tmp_path / "all", "body", tmp_path / "out", size=6, **AS_IS)
         assert [image.name for image in result.images] == ["0.png+1.png", "2.png+3.png"]
         assert result.failures == ()
-
-    @pytest.mark.slow
-    def test_raft(self, tmp_path: Path, featviz: Callable[..., Outcome]) -> None:
-        """raft_small sees both images at once: a batch of two in its feature encoder, every step
-        of its update block, and a list of flows."""
-        scene = Image.open(SCENES / "landscape.jpg").convert("RGB")
-        for name, x in (("a", 0), ("b", 8)):
-            scene.crop((x, 0, x + 160, 128)).save(tmp_path / f"{name}.png")
-        line = ["run", "raft_small", tmp_path / "a.png", tmp_path / "b.png", "--weights", "none"]
-        line += ["--layers", "RAFT,feature_encoder.convnormrelu.0,update_block"]
-        line += ["--out", tmp_path / "out", "--tensors", "npy", "--scale", "1"]
-        got = featviz(*line)
-        assert got.code == 0 and "guess" not in got.err
-        folder = tmp_path / "out" / "a.png+b.png"
-        found = rows(folder)
-        row = found["feature_encoder.convnormrelu.0", 0, ""]
-        tensor = raw(folder, row)
-        assert (row["layout"], row["slices"], tensor.shape[0]) == ("batch", [2, 2], 2)
-        assert_drawn(folder, row, tensor.transpose(0, 1))
-        flows = [key for name, _, key in found if name == ""]
-        assert flows == [str(i) for i in range(12)]
-        assert found["", 0, "11"]["shape"] == [1, 2, 128, 160]
-        assert len({call for name, call, _ in found if name == "update_block"}) == 12
