@@ -88,14 +88,6 @@ def test_noise_takes_no_more_than_its_best_code(spread: float, size: int) -> Non
     assert spread < 1 or len(stream) > best  # where zeros stand together runs are shorter
 
 
-def test_what_cannot_be_deflated_grows_by_a_hundredth_at_most() -> None:
-    """Random bytes have no code that is shorter than they are."""
-    data = np.random.default_rng(0).integers(0, 256, SPARSE, dtype=np.uint8)
-    stream = deflated(data)
-    assert zlib.decompress(stream) == data.tobytes()
-    assert data.size < len(stream) < 1.01 * data.size
-
-
 def test_a_block_that_is_unlike_its_samples_is_counted_whole() -> None:
     """Zeros wherever a long block is counted, and noise of the rest's bytes elsewhere."""
     data = np.random.default_rng(0).integers(1, 256, SPARSE, dtype=np.uint8)

@@ -44,11 +44,10 @@ def assert_same_greys(found: np.ndarray, expected: np.ndarray) -> None:
     assert (difference == 0).mean() >= 0.999
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("shape", [(64, 56, 56), (500, 7, 7), (3, 224, 223)])
-def test_map_scale_is_torchvisions_scale_each(seed: int, shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("shape", [(9, 56, 56), (90, 7, 7), (1, 224, 223)])
+def test_map_scale_is_torchvisions_scale_each(shape: tuple[int, int, int]) -> None:
     """`map` is normalize=True, scale_each=True."""
-    maps = random_maps(seed, *shape)
+    maps = random_maps(0, *shape)
     before = maps.clone()
     assert_same_greys(drawn("map", maps), torchvision_levels(maps, normalize=True))
     assert torch.equal(maps, before)
@@ -61,10 +60,9 @@ def test_map_scale_far_from_zero(offset: float) -> None:
     assert_same_greys(drawn("map", maps), torchvision_levels(maps, normalize=True))
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_layer_and_range_scales_are_torchvisions_value_range(seed: int) -> None:
+def test_layer_and_range_scales_are_torchvisions_value_range() -> None:
     """`layer` shares the extremes of all maps; `range` clips to the numbers given."""
-    maps = random_maps(seed, 30, 33, 31)
+    maps = random_maps(0, 30, 33, 31)
     low, high = float(maps.min()), float(maps.max())
     shared = torchvision_levels(maps, normalize=True, value_range=(low, high))
     assert_same_greys(drawn("layer", maps), shared)
@@ -206,7 +204,6 @@ def test_maps_without_a_finite_value(text: str) -> None:
     [
         ("", "--normalize '' is no normalization mode"),
         ("maps", "--normalize 'maps' is no normalization mode"),
-        ("map:1,2", "'map:1,2' is no normalization mode"),
         ("range", "'range' is no normalization mode"),
         *(
             (f"range:{numbers}", "expected range:LO,HI with LO below HI")

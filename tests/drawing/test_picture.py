@@ -29,7 +29,6 @@ from featviz.rundir.schema import Capture
 
 PLAIN = DrawOptions(scale=1)
 SITE = Site(Layer(4, "layer1.0.conv1", "Conv2d"), "output", 1, "")
-GREY = Palette(256, 0, None, None)
 
 
 def drawn(tensor: Tensor, options: DrawOptions = PLAIN) -> GridPicture:
@@ -152,13 +151,6 @@ def test_pictures_in_pieces_are_tiles_enlarged_marked_and_laid(
             first = padding + np.arange(5) * factor
             repeated = [filters[first + again] for again in range(1, factor)]
             assert all((some == 2).all() for some in repeated)
-
-
-def test_pieces_are_far_smaller_than_a_large_picture() -> None:
-    """A large picture is made in pieces, never as a whole."""
-    plan = grid.plan((400, 1, 60, 60), replace(PLAIN, nrow=20))
-    pieces = [p.nbytes for p in grid.strips(plan, np.zeros((400, 60, 60), np.uint8), GREY)]
-    assert sum(pieces) == plan.pixels and max(pieces) <= 2**19
 
 
 def test_vector_is_one_strip_without_padding() -> None:

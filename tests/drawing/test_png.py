@@ -68,25 +68,17 @@ def test_chunks_are_in_order_and_whole() -> None:
     ("value", "kind"),
     [
         ("layer1.0.conv1 (Conv2d)", b"tEXt"),
-        ("", b"tEXt"),
         ("café ±3 µ", b"tEXt"),
         ("層1.畳み込み → Größe", b"iTXt"),
-        ("two\nlines", b"tEXt"),
         ("x" * 100_000, b"tEXt"),
     ],
-    ids=["ascii", "empty", "latin1", "unicode", "lines", "long"],
+    ids=["ascii", "latin1", "unicode", "long"],
 )
 def test_text_is_read_back(value: str, kind: bytes) -> None:
     """Latin-1 goes to tEXt, other text to iTXt, and Pillow reads both back."""
     data = encoded(np.zeros((2, 2), np.uint8), text={"Layer": value, "Software": "featviz"})
     assert opened(data).info == {"Layer": value, "Software": "featviz"}
     assert next(k for k, content in chunks(data) if content.startswith(b"Layer\0")) == kind
-
-
-def test_text_that_is_no_unicode_is_still_a_picture() -> None:
-    """A lone surrogate, as in a file name of odd bytes, does not stop the encoder."""
-    image = opened(encoded(np.zeros((2, 2), np.uint8), text={"Layer": "\udcff.conv"}))
-    assert image.info["Layer"].endswith(".conv")
 
 
 @pytest.mark.parametrize("depth", [1, 3])

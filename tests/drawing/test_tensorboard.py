@@ -148,6 +148,7 @@ def test_grids_are_make_grids_one_tag_a_layer(net: nn.Module, pictures: Path, ra
     assert (outputs(net, pictures / "0.png")["relu"][0, 3] == 0).all()
 
 
+@pytest.mark.slow
 def test_training_steps_make_lines_of_each_image(
     net: nn.Module, pictures: Path, tmp_path: Path
 ) -> None:
@@ -226,14 +227,12 @@ def test_kernels_go_to_a_board(featviz: Callable[..., Outcome], tmp_path: Path) 
     "values",
     [
         torch.linspace(-1, 1, 4999).sin(),
-        torch.linspace(-1, 1, 640).relu(),
         torch.tensor([-3e38, 1.0, 3e38]),
         torch.tensor([0.0, 1e-45]),
-        torch.tensor([7.0]),
         torch.full((9,), 3e38),
         torch.tensor([1.0, 2.0, float("nan"), float("inf"), 2.0]),
     ],
-    ids=["sine", "relu", "huge", "denormal", "one", "huge constant", "not finite"],
+    ids=["sine", "huge", "denormal", "huge constant", "not finite"],
 )
 def test_histograms_are_numpys(values: Tensor) -> None:
     """numpy's counts of the finite values but for those on an edge, and sums in float64."""

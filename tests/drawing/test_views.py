@@ -18,7 +18,6 @@ from torch import nn
 import featviz as fv
 from featviz.drawing import drawer
 from featviz.drawing.picture import caption, describe, encode, to_image
-from featviz.errors import UsageError
 from featviz.options import DrawOptions
 from featviz.records import Hints, Site
 
@@ -198,39 +197,6 @@ def test_pca_of_little_variation() -> None:
     assert np.ptp(found[..., 0]) > 100 and set(np.unique(found[..., 1:])) <= {127, 128}
     flat = np.asarray(fv.grid(torch.full((1, 4, 8, 8), 3.0), reduce="pca", scale=1))
     assert set(np.unique(flat)) <= {127, 128}
-
-
-def test_pca_leaves_vectors_as_they_are() -> None:
-    """Numbers without a place are no pixels: a vector stays its strip."""
-    tensor = torch.tensor([[0.0, 255.0, 51.0]])
-    assert np.asarray(fv.grid(tensor, reduce="pca", scale=1)).tolist() == [[0, 255, 51]]
-
-
-def test_reduced_picture_lies_over_the_input() -> None:
-    """Alpha 1 is the colours of the components, resized by Pillow."""
-    tensor, image = noise(1, 9, 6, 6), photo(48, 48)
-    alone = fv.grid(tensor, reduce="pca", scale=1)
-    over = fv.grid(tensor, reduce="pca", overlay=1.0, image=image, scale=1)
-    assert np.array_equal(over, alone.resize((48, 48), Image.Resampling.BILINEAR))
-    nothing = fv.grid(tensor, reduce="l2", overlay=0.0, image=image, scale=1)
-    assert np.array_equal(nothing, image)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"reduce": "l2", "order": "mean"}, "order and reduce=l2 exclude each other"),
-        ({"reduce": "pca", "cmap": "magma"}, "cmap and reduce=pca exclude each other"),
-        ({"overlay": 1.5}, "overlay=1.5: expected a number from 0 to 1"),
-        ({"overlay": 0.5}, "an overlay and its image go together"),
-        ({"collapse": 1.01}, "collapse=1.01: expected"),
-    ],
-)
-def test_what_does_not_go_together(options: dict[str, Any], message: str) -> None:
-    """One line names the options, and the hint says what to do."""
-    with pytest.raises(UsageError, match=message) as caught:
-        fv.grid(noise(1, 4, 4, 4), **options)
-    assert caught.value.hint
 
 
 def test_gradients_under_an_overlay_keep_their_colours(tmp_path: Path, picture: Path) -> None:

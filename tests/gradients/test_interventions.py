@@ -121,9 +121,6 @@ TOKENS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "encoder.layers.encoder_layer_0.ln_1": (
         lambda: models.VisionTransformer(16, 8, 1, 2, 8, 8, num_classes=3), 3
     ),
-    "features.1.0": (
-        lambda: models.SwinTransformer([4, 4], 12, [1, 1], [2, 2], [4, 4], num_classes=2), 4
-    ),
 }  # fmt: skip
 
 
@@ -166,13 +163,6 @@ def test_noise_is_seeded(tmp_path: Path) -> None:
     for left, right in ((added, other), (first[..., :8, :8], again)):
         pair = torch.stack([left.flatten(), right.flatten()])
         assert abs(float(torch.corrcoef(pair)[0, 1])) < 0.2
-
-
-def test_a_model_that_changes_its_input_is_not_fed_twice(tmp_path: Path) -> None:
-    """The pass without interventions works on a copy."""
-    model = nn.Sequential(networks.Net(lambda self, x: x.add_(1)), nn.Conv2d(3, 2, 1))
-    got, _ = changed(tmp_path / "out", model, layers="0", ablate="1:0")
-    assert torch.equal(got["0", "output"], input_of(model, SPHERES, inputs(12)) + 1)
 
 
 def test_gradients_follow_interventions(tmp_path: Path) -> None:
@@ -282,12 +272,10 @@ def odd() -> nn.Module:
     [
         ("ablate", "a:4,9", "a has channels 0 to 3, not 4, 9"),
         ("ablate", "a:4-99", "a has channels 0 to 3, not 4, 5, 6, ..."),
-        ("edit", "a:channel 4*1", "a has channels 0 to 3, not 4"),
         ("edit", "a:clamp=2,1", "2 is above 1"),
         ("ablate", "layer9:1", "no layer matches 'layer9'"),
         ("ablate", "fn:relu:1", "functions cannot be changed, only modules"),
         ("ablate", "two:1", "two gives a tuple, not a tensor"),
-        ("edit", "two:noise=1", "two gives a tuple, not a tensor"),
         ("ablate", "many:1", "it is unknown which axis of many [1, 4, 1, 10, 10, 1] counts "
          "channels"),
     ],
@@ -300,12 +288,3 @@ def test_interventions_that_cannot_be_made_are_refused(
         changed(tmp_path / "out", odd(), layers="a", **{kind: text})
     assert caught.value.message == f"{kind}={text!r}: {words}"
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
-def test_quantized_tensors_are_refused() -> None:
-    """Their levels are no values that could be changed one by one."""
-    tensor = torch.quantize_per_tensor(torch.rand(1, 2, 3, 3), 0.1, 0, torch.quint8)
-    change = targets.parse_intervention("edit", "1:clamp=0,1")
-    with pytest.raises(UsageError, match=r"edit='1:clamp=0,1': 1 gives a quantized tensor"):
-        targets.intervene([change], "1", tensor, lambda *_: 1, torch.Generator())

@@ -106,39 +106,6 @@ def test_gradients_are_of_the_number_asked_for(target: str | None, tmp_path: Pat
     assert (said["of"], said["grad_rule"]) == (target or "top1", "plain")
 
 
-class Twice(nn.Module):
-    """A convolution that is called twice: under two names, or in two places."""
-
-    def __init__(self, one_place: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        conv = nn.Conv2d(3, 3, 1)
-        self.a, self.b = conv, conv
-        self.both = nn.Sequential() if one_place else nn.Sequential(conv, conv)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.both(x) if len(self.both) else self.b(self.a(x))
-
-
-@pytest.mark.parametrize(
-    ("target", "layer", "stem"),
-    [
-        ("layer:a:2", "a", "grad-input.call1"),
-        ("layer:b:2", "a", "grad-input.call1"),
-        ("layer:both.0:2", "both.0", "grad-input"),
-    ],
-)
-def test_a_shared_layer_as_target(target: str, layer: str, stem: str, tmp_path: Path) -> None:
-    """It is its last call, under each of its names; in one of several places the call there."""
-    model = Twice(one_place=layer == "a")
-    image = input_of(model, SPHERES, inputs(8)).requires_grad_()
-    at = model.a(image) if layer == "a" else image
-    (want,) = torch.autograd.grad(model.a(at)[0, 2].mean(), at)
-    options = {"capture": "grad-input", "target": target, "tensors": "npy", **inputs(8)}
-    fv.run(model, SPHERES, layer, tmp_path / "out", **options)
-    assert_close(saved(tmp_path / "out" / "spheres.jpg")[layer, stem], want)
-
-
 def test_names_of_classes() -> None:
     """A name in any case; a near one is suggested; names of another head are not used."""
     names = ("tabby", "tiger cat", "Egyptian cat")
@@ -181,9 +148,6 @@ REFUSED: list[tuple[Callable[[Tensor], Any], str | None, str, str | None]] = [
      "output[whole] [1], output[3][logits] [1, 5]",
      EXAMPLES),
     (nested, "output[whole]:sum", ": it holds torch.int64, and has no gradient", None),
-    (lambda scores: [torch.nested.nested_tensor([scores[0]]), scores.argmax(1)], None,
-     ": the output is no tensor there; the model gives output[0] nested, output[1] [1]",
-     EXAMPLES),
     (lambda scores: [scores] * 11, "output[11]",
      ": the output is no tensor there; the model gives "
      + ", ".join(f"output[{i}] [1, 5]" for i in range(8)) + " and 3 more",

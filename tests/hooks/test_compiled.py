@@ -59,15 +59,10 @@ def inside(model: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Any]]:
     return whole, whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compiled", "warm"),
-    [
-        (wrapped, True),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((outside, True), (outside, False), (in_place, True), (inside, False))
-        ),
-    ],
+    [(wrapped, True), (outside, True), (outside, False), (in_place, True), (inside, False)],
 )
 def test_a_compiled_model_is_captured_as_it_is_written(compiled: Any, warm: bool) -> None:
     """Whoever compiled it, and whether it ran before: each call's tensors, under the names of the

@@ -26,6 +26,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "landscape.jpg"
 
 
+@pytest.mark.slow
 class TestDetectors:
     """Regions of interest, and what detectors and segmenters give."""
 
@@ -54,21 +55,3 @@ class TestDetectors:
         low, high = row["range"]
         want = ((kept - low) / (high - low) * 255 + 0.5).floor().numpy()
         assert np.abs(pixels - want).max() <= 1
-
-    def test_boxes_labels_and_scores_of_the_root(self, seen: Path) -> None:
-        """The list of dicts is taken apart: boxes, labels and scores of the image."""
-        found = rows(seen)
-        shapes = {key: row["shape"] for (name, _, key), row in found.items() if name == ""}
-        count = shapes["0.scores"][0]
-        assert shapes == {"0.boxes": [count, 4], "0.labels": [count], "0.scores": [count]}
-        assert count > 1
-        row = found["", 0, "0.boxes"]
-        assert row["file"] == "000_FasterRCNN/output.0.boxes.png"
-        boxes = raw(seen, row)
-        assert row["max"] == pytest.approx(float(boxes.max()))
-        assert np.asarray(Image.open(seen / row["file"])).shape == (count, 4)
-
-    def test_levels_of_a_pyramid_have_their_names(self, seen: Path) -> None:
-        """An ordered dict's keys are file names: 0, 1 and pool."""
-        keys = [key for name, _, key in rows(seen) if name == "backbone.fpn"]
-        assert keys == ["0", "1", "pool"]

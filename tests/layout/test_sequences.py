@@ -110,6 +110,7 @@ def of_kind(seen: Mapping[tuple[str, str], Seen], *kinds: str) -> set[str]:
     return {name for (name, _), one in seen.items() if one.layout in kinds}
 
 
+@pytest.mark.slow
 def test_no_query_of_detr_is_a_place() -> None:
     """With as many queries as places, no layer of the decoder but the keys' and values' is a map,
     and of the encoder every layer is."""
@@ -126,7 +127,7 @@ def test_no_query_of_detr_is_a_place() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "smaller"),
-    [("levit_128s", {}), ("mixer_s16_224", {}), ("coat_tiny", {"parallel_depth": 2})],
+    [("levit_128s", {}), ("mixer_s16_224", {})],
 )
 def test_transformers_that_were_read_right_stay_as_they_are(
     name: str, smaller: dict[str, object]
