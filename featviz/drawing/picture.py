@@ -234,12 +234,11 @@ def lay_over(
     frames = ((steps + 0.5) * len(ground) / held).astype(int).tolist() * count
     shape, alone = (count, side, *window[2:]), picture.reduce is not None
     colors, alpha, maps = picture.palette, float(options.overlay or 0), picture.tiles[:]
-    size = (len(maps), *window[2:], 3), maps.nbytes + sum(under.nbytes for under in ground)
-    over = maps, table(colors), colors.nonfinite, ground, frames
+    size = (len(maps), *window[2:], 3), maps.nbytes + sum(one.nbytes for one in ground)
     return replace(
         picture,
         plan=plan_grid(shape, options, alone=alone),
-        tiles=Overlay(*size, *over, alpha, window),
+        tiles=Overlay(*size, maps, table(colors), colors.nonfinite, ground, frames, alpha, window),
         palette=chosen(options, nonfinite=False, rgb=True),
         overlay=options.overlay,
     )

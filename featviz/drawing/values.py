@@ -135,7 +135,8 @@ def limits(
     if mode == "map" and maps[0].numel() > 1 and not together:
         return ValueLimits(low, high, mode)
     if mode in ("range", "none"):
-        return ValueLimits.fixed(*(numbers or (0.0, 1.0)), mode)
+        low_end, high_end = numbers or (0.0, 1.0)
+        return ValueLimits.fixed(low_end, high_end, mode)
     ends = float(np.nanmin(low)), float(np.nanmax(high))
     if mode == "symmetric":
         largest = max(map(abs, ends)) or 1.0
@@ -144,7 +145,8 @@ def limits(
         values = maps.cpu().numpy()
         values = values[np.isfinite(values)]
         if mode == "percentile":
-            return ValueLimits.fixed(*map(float, np.percentile(values, numbers)), mode)
+            bottom, top = np.percentile(values, numbers)
+            return ValueLimits.fixed(float(bottom), float(top), mode)
         values = abs(values[values != 0])
         largest = float(np.percentile(values, numbers[0])) if len(values) else 1.0
         return ValueLimits.fixed(-largest, largest, mode)

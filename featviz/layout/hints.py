@@ -168,7 +168,7 @@ def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hint
     stride = first.stride[0] if isinstance(first, nn.Conv3d) else 1
     time = -(-input_shape[3 - axis] // stride) if len(input_shape) == 5 else None
     in_patches = first is not None and first.stride == first.kernel_size  # and do not overlap
-    size: tuple[int, ...] | None = tuple(input_shape[-2:])
+    size: Any = tuple(input_shape[-2:])
     transforms = (x for x in model.children() if type(x).__name__ == "GeneralizedRCNNTransform")
     transform: Any = next(transforms, None)  # torchvision's detectors resize and pad images
     if len(input_shape) < 4 or size == (1, 1):  # no picture
@@ -187,7 +187,7 @@ def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hint
         if (table := next(found, None)) is not None:  # [D], [K, D] or [1, K, D]
             prefix += [token] * (table.shape[-2] if table.ndim > 1 else 1)
     base = Hints(
-        input_size=size,  # type: ignore[arg-type]
+        input_size=size,
         time=time,
         patch=(first.stride[-2], first.stride[-1]) if first is not None and in_patches else None,
         prefix=tuple(prefix),
