@@ -21,13 +21,13 @@ from featviz.api.keywords import (
     names_of,
     selectors,
 )
-from featviz.drawing.drawer import Drawer
+from featviz.drawing import drawer
 from featviz.drawing.picture import to_image
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import as_written, uncompiled
 from featviz.hooks.layers import list_layers, modules_by_name
-from featviz.hooks.selectors import parse, remedy, select, types_present, wants_functions
+from featviz.hooks.selectors import of_functions, parse, remedy, select, types_present
 from featviz.images import arrays
 from featviz.layout import recognise
 from featviz.options import DrawOptions, no_option, read_from
@@ -72,8 +72,8 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
     else:
         parsed = parse(text)
         chosen = select(everything, parsed)
-        by_functions = wants_functions(parsed)
-        if late := [s.text for s in parsed if s.of_functions and s.from_the_end]:
+        by_functions = bool(of_functions(parsed))
+        if late := [s.text for s in of_functions(parsed) if s.from_the_end]:
             words = "counts from the end, and functions are found as they are called"
             hint = "count from the first, for example fn:relu#0"
             raise UsageError(f"selector {late[0]!r} {words}", hint)
@@ -92,7 +92,7 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
         return called[layer]
 
     taken = wanted if by_functions else None
-    with alone_with(model), as_written, hooked(model, chosen, keep, wanted=taken):
+    with alone_with(model), as_written(), hooked(model, chosen, keep, wanted=taken):
         yield captured
     if text is not None and by_functions and not captured:
         present = types_present([*called]) or "none, but inside torch's own modules"
@@ -166,5 +166,5 @@ def grid(
         raise UsageError(f"an overlay takes one image, not {len(pictures)}", "give one of them")
     background = [np.asarray(picture.convert("RGB")) for picture in pictures]
     site = Site(Layer(0, "tensor", "Tensor"), "output", 0, "")
-    parts = Drawer(draw).draw(site, maps, hints, background)
+    parts = drawer.draw(draw, site, maps, hints, background)
     return to_image(parts[""])

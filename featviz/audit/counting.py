@@ -18,7 +18,6 @@ from torch import Tensor
 from featviz import layout
 from featviz.audit.plan import Spot
 from featviz.drawing import values
-from featviz.drawing.values import compiled
 from featviz.errors import LayoutError
 from featviz.records import Floats, Integers
 from featviz.records.findings import Activation, Call, Doubles
@@ -121,9 +120,11 @@ class Tally:
         more: Moments | None = None,
     ) -> None:
         """Add a batch of these images [B], by what `statistics` says of [B, C, positions]."""
+        from featviz.drawing import loops  # numba takes a while to import
+
         at_bound = np.empty((0, 0), np.int64) if reached is None else reached
-        compiled().add_maps(stats, at_bound, positions, self.sums)
-        compiled().add_images(stats, images, self.best, self.images)
+        loops.add_maps(stats, at_bound, positions, self.sums)
+        loops.add_images(stats, images, self.best, self.images)
         if self.moments is not None and more is not None:
             self.moments = merged(self.moments, more)
 

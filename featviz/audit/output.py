@@ -261,7 +261,7 @@ def _compose(
     picture = Image.new("RGB", size, "white")
     write = partial(ImageDraw.Draw(picture).multiline_text, fill="#222222", font=font, spacing=4)
     write((_GAP, _GAP), title)
-    colors = colormap.colored(_CMAP, 0.0)
+    colors = colormap.colored(_CMAP, 0)
     for index, (finding, channel, numbers) in enumerate(suspects):
         y = _TOP + index * _ROW_HEIGHT
         maps = [views.get((source.call, channel, n)) for n in numbers]

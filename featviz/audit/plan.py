@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks import selectors
-from featviz.hooks.capture import forward, never_ran, tensors
+from featviz.hooks.capture import Recorder, forward, tensors
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.hooks.functions import unwatched, watching
+from featviz.hooks.functions import placed, unwatched
 from featviz.hooks.layers import class_names, function_in, list_layers, modules_by_name
 from featviz.layout import channel_axis, recognise
 from featviz.layout.follow import MadeBy
@@ -284,13 +284,10 @@ class AuditPlan:
         modules = [layer for layer in list_layers(model) if wanted(layer)]
         functions = wanted if any(function_in(name) is not None for name in names) else None
         try:
-            with watching(
-                model,
-                leave,
-                layers=modules,
-                functions=functions,
-                opaque=lambda name, module: name in self.parts,
-            ):
+            watched = placed(
+                *(model, leave, None, modules, functions), opaque=self.parts, first=True
+            )
+            with watched as mode, mode:
                 yield
         finally:
             first.remove()
@@ -302,6 +299,7 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
     plan, book = AuditPlan(model.module), HintBook(model.module, blank[0].shape)
     with in_eval_mode(model.module), book.traced(model.module, (), listener=plan.take):
         forward(model.module, [arg.to(model.device) for arg in blank])
+    chosen: Sequence[Layer] = plan.layers
     if text is None:
         names = [node.call.name for node in plan.nodes if node.part.activation is not None]
         for kind in ("_ConvNd", "Linear"):
@@ -314,7 +312,7 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
     else:
         wanted = selectors.parse(text)
         chosen = selectors.select(plan.layers, wanted) or choose_layers(model, text, blank)
-        for idle in selectors.idle(plan.layers, wanted):
+        for idle in (one.text for one in wanted if not one.pick(plan.layers)):
             log.warning("selector %r matches no layer", idle)
         names = [layer.name for layer in chosen]
     names = list(dict.fromkeys(names))
@@ -324,8 +322,9 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
         except LayoutError as error:
             plan.skipped.append((call.name, error.message))
     ran = {call.name for call in plan.gave}.intersection(names)
-    idle_names = [name for name in names if name not in ran]
-    plan.never_ran = never_ran(idle_names, ran, modules_by_name(model.module))
+    asked = [layer for layer in chosen if layer.name in names]
+    silent = Recorder(asked, {}, modules_by_name(model.module), calls=Counter(ran))
+    plan.never_ran = [layer.name for layer in silent.never_ran]
     if not plan.targets:
         reasons = [f"{layer} {reason}" for layer, reason in plan.skipped[:3]]
         raise UsageError(

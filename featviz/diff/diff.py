@@ -370,7 +370,7 @@ def draw(
             found.append((layer, *own))
             limit = max(limit, scale_of(own[1].reshape(-1, 1)))
     limit = limit or 1.0
-    colors, drawn = colormap.colored("coolwarm", 0.0), dict[Place, DifferenceMap]()
+    colors, drawn = colormap.colored("coolwarm", 0), dict[Place, DifferenceMap]()
     for number, (layer, one, data) in enumerate(found):
         name = safe_name(f"{number:02d}_{one.label}.{one.stem}.png")
         drawn[layer.place] = replace(one, file=name, limit=limit)

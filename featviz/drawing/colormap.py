@@ -33,10 +33,8 @@ class Palette:
 
 def resolved(cmap: str, kind: str = "output", over: bool = False, reduce: str | None = None) -> str:
     """The colormap that `auto` stands for: coolwarm for gradients and reductions whose values have
-    a sign, with a colour for either; over the input turbo for class activation maps, whose warm
-    places stand out while cold ones leave the picture's outlines, and viridis for others, since a
-    grey map over a grey picture says little; else grey.
-    """
+    a sign, with a colour for either; over the input turbo for class activation maps, whose cold
+    places leave the picture's outlines, and viridis for others; else grey."""
     if cmap != "auto":
         return cmap
     if reduce in SIGNED:
@@ -47,34 +45,24 @@ def resolved(cmap: str, kind: str = "output", over: bool = False, reduce: str | 
     return "turbo" if reduce in CLASS_MAPS else "viridis"
 
 
-def plain_grey(pad_value: float) -> Palette:
-    """256 greys, the padding among them; nothing is left for non-finite values."""
-    return Palette(256, _grey(pad_value), None, None)
-
-
-def colored(cmap: str, pad_value: float, labelled: bool = False) -> Palette:
-    """Levels of a colormap, then one index for the padding (grey) and one in magenta.
-
-    There are 254 levels, and 252 of a colormap under labels, which take black and white.
-    """
-    grey = cmap in GREYS
-    ink = [(0, 0, 0), (255, 255, 255)] if labelled and not grey else []
+def colored(cmap: str, pad: int, labelled: bool = False) -> Palette:
+    """Levels of a colormap, then one index for the padding (a grey) and one in magenta. There are
+    254 levels, and 252 of a colormap under labels, which take black and white."""
+    ink = [(0, 0, 0), (255, 255, 255)] if labelled and cmap not in GREYS else []
     levels = 254 - len(ink)
-    spare = [[_grey(pad_value)] * 3, MAGENTA, *ink]
-    table = np.vstack([ramp(cmap, levels), spare]).astype(np.uint8).tobytes()
+    table = np.vstack([ramp(cmap, levels), [[pad] * 3, MAGENTA, *ink]]).astype(np.uint8).tobytes()
     dark, light = (levels + 2, levels + 3) if ink else (0, levels - 1)
     return Palette(levels, levels, levels + 1, table, dark, light)
 
 
 @lru_cache(64)
 def chosen(options: DrawOptions, nonfinite: bool, rgb: bool = False) -> Palette:
-    """A picture's palette: plain greys where they serve, and without the magenta where nothing
-    needs it.
-    """
+    """A picture's palette: 256 greys, the padding among them, where they serve; and without the
+    magenta where nothing needs it."""
+    pad = int(min(max(options.gap_grey * 255 + 0.5, 0), 255))  # as save_image rounds
     if rgb or (options.cmap in GREYS and not nonfinite):
-        return plain_grey(options.gap_grey)
-    labelled = options.labels or options.collapse is not None
-    colors = colored(options.cmap, options.gap_grey, labelled)
+        return Palette(256, pad, None, None)
+    colors = colored(options.cmap, pad, options.labels or options.collapse is not None)
     return colors if nonfinite else replace(colors, nonfinite=None)
 
 
@@ -104,12 +92,5 @@ def check_cmap(name: str) -> None:
 
     if name not in colormaps:
         close = difflib.get_close_matches(name, list(colormaps), 3)
-        raise UsageError(
-            f"--cmap {name!r} is no colormap of matplotlib",
-            f"did you mean {' or '.join(close)}?" if close else "for example viridis or coolwarm",
-        )
-
-
-def _grey(pad_value: float) -> int:
-    """save_image's rounding of a value 0..1 to a grey."""
-    return int(min(max(pad_value * 255 + 0.5, 0), 255))
+        hint = f"did you mean {' or '.join(close)}?" if close else "for example viridis or coolwarm"
+        raise UsageError(f"--cmap {name!r} is no colormap of matplotlib", hint)

@@ -1,60 +1,50 @@
 """Deflate for filtered rows of pictures: literals, and runs of zeros.
 
-A general compressor looks for strings of bytes that it has met before. In filtered feature maps
-there are none but zeros: what is left of a pixel beside its neighbour is noise around zero, or
-nothing at all. So this one codes bytes by how often they occur, and as a match only zeros. Measured
-on the pictures of resnet50 it takes half the time of ISA-L's level 1, and 94 % of its bytes.
-The format is RFC 1951's (https://www.rfc-editor.org/rfc/rfc1951).
+In filtered feature maps no strings of bytes repeat but zeros, so this codes bytes by how often they
+occur, and as a match only zeros. Measured on the pictures of resnet50 it takes half the time of
+ISA-L's level 1, and 94 % of its bytes. The format is RFC 1951's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import no_type_check
 
 import numpy as np
 from isal import isal_zlib
 
-from featviz.drawing.loops import loop, part
+from featviz.drawing.loops import compiled, part
 from featviz.records import Bytes
 
 _SYMBOLS, _END, _SHORTEST, _LONGEST = 286, 256, 3, 258
 """Literals, the end of a block, and lengths; the lengths that there are."""
-
 _MOST_BITS = 14
 """Of a code: four of them fit 57 bits."""
-
 _SAMPLE, _EVERY, _DENSE = 64, 16, 4096
 """Of long blocks so many words of eight bytes in a row are counted, of each `_EVERY` times as many;
 blocks of fewer than `_DENSE` words are counted whole."""
-
 _BLOCK = 2**20
 """Bytes that share their codes at most."""
-
 _HEAD = 2 << 1 | (_SYMBOLS - 257) << 3 | 0 << 8 | (19 - 4) << 13 | int("100" * 16, 2) << 26
 _HEAD_BITS = 17 + 19 * 3
 """The head of a block that is not the last one: its codes' lengths, and that of one distance, take
 four bits each, and nothing is repeated (RFC 1951, 3.2.7)."""
-
 _LAST = 0b011
 """The first bits of ten that are a last block without data, by RFC 1951's own codes."""
-
 _U = np.uint64
 _BYTE, _LENGTH, _CODE = _U(255), _U(63), _U(8)
 """Masks of a byte and of a code's length, which stands in the low bits of its entry in a table, and
 how far above its code begins."""
 
 
-def _mirrored(bits: int) -> np.ndarray:
-    """Each number of so many bits with its first bit last, uint64."""
-    numbers = np.arange(1 << bits, dtype=np.uint64)
-    mirrored = np.zeros_like(numbers)
-    for bit in range(bits):
-        mirrored |= (numbers >> _U(bit) & _U(1)) << _U(bits - 1 - bit)
-    return mirrored
-
-
-_MIRRORED, _MIRRORED_LENGTHS = _mirrored(_MOST_BITS), _mirrored(4).astype(np.uint8)
+_MIRRORED = np.zeros(1 << _MOST_BITS, np.uint64)
+"""Each number of so many bits with its first bit last."""
+for _bit in range(_MOST_BITS):
+    _MIRRORED |= (np.arange(len(_MIRRORED), dtype=np.uint64) >> _U(_bit) & _U(1)) << _U(
+        _MOST_BITS - 1 - _bit
+    )
+_MIRRORED_LENGTHS = (_MIRRORED[:16] >> _U(_MOST_BITS - 4)).astype(np.uint8)
 _ONE_DISTANCE = bytes([_MIRRORED_LENGTHS[1]])
 _NUMBERS, _NODES = np.arange(_SYMBOLS) | 1 << 9, (2, 2 * _SYMBOLS)
 
@@ -117,7 +107,7 @@ def deflated(pieces: Iterable[Bytes], size: int) -> Iterator[bytes]:
         parts = []
 
 
-@part()
+@part
 @no_type_check
 def _next_match(left):
     """Length of the next match of a run of zeros; none shorter than there is may be left."""
@@ -126,7 +116,7 @@ def _next_match(left):
     return _LONGEST if left >= _LONGEST + _SHORTEST else left - _SHORTEST
 
 
-@loop("void(uint64[::1],uint8[::1],int64,uint64[::1],int64[:,::1])")
+@partial(compiled, "void(uint64[::1],uint8[::1],int64,uint64[::1],int64[:,::1])")
 @no_type_check
 def count(words, rest, step, symbols, counts):
     """Add how often each symbol occurs in one sample of each `step`, or nearly so, to counts
@@ -157,7 +147,7 @@ def count(words, rest, step, symbols, counts):
         counts[0, rest[i]] += 1
 
 
-@loop("void(int64[::1],int64[:,::1],uint64[::1],uint64[::1])")
+@partial(compiled, "void(int64[::1],int64[:,::1],uint64[::1],uint64[::1])")
 @no_type_check
 def find_codes(keys, nodes, mirrored, entries):
     """Fill `entries` with the codes of symbols, by Huffman's method but none longer than it may be,
@@ -207,7 +197,7 @@ def find_codes(keys, nodes, mirrored, entries):
                 code += 1 << (_MOST_BITS - bits)
 
 
-@part()
+@part
 @no_type_check
 def _put(out, at, held, bits, code, length):
     """Write a code of at most 57 bits behind what is held of an unfinished byte."""
@@ -224,7 +214,7 @@ def _put(out, at, held, bits, code, length):
     return at + (bits >> _U(3)), held >> (bits & _U(56)), bits & _U(7)
 
 
-@loop("uint64(uint64[::1],uint8[::1],uint64[::1],uint64[::1],uint64[::1],uint8[::1])")
+@partial(compiled, "uint64(uint64[::1],uint8[::1],uint64[::1],uint64[::1],uint64[::1],uint8[::1])")
 @no_type_check
 def put(words, rest, entries, matches, left, out):
     """Write a block's words of eight bytes, the bytes of the rest, and its end into `out`, which is

@@ -17,22 +17,15 @@ from featviz.text import by
 
 PIECE_BYTES = 2**19
 """About so many pixels of a picture are made at a time: they stay in a core's cache."""
-
-STRIP_WIDTH = 1024
-"""Pixels that a strip of numbers should at most be wide when its cells are enlarged."""
-
-STRIP_RATIO = 8
-"""A strip is enlarged until it is no more than so many times as wide as it is high."""
-
+STRIP_WIDTH, STRIP_RATIO = 1024, 8
+"""Pixels that a strip of numbers should at most be wide when its cells are enlarged, and how many
+times as wide as it is high."""
 ALONE = 224
 """Pixels that the longer side of a tile without neighbours should have."""
-
 NONE, ZERO, CONSTANT = range(3)
 """Marks: a cross on a map of nothing but zeros, a stroke on a map of another single value."""
-
 SMALLEST = 5
 """Pixels below which a tile has no room for a mark."""
-
 _STROKE = 48
 """A mark's line is a pixel wide for every so many pixels of the tile's longer side, at least 1."""
 
@@ -48,8 +41,8 @@ def plan(
     where the picture is larger than its format can hold.
 
     As in make_grid, fewer maps than `nrow` make a narrower picture, and a single map gets no
-    padding. A strip is one row without padding, unless `nrow` says otherwise. The tile of a layer
-    that is reduced to one stands alone, and `auto` makes it as large as a picture.
+    padding. A strip is one row without padding, unless `nrow` says otherwise; `auto` makes a tile
+    that stands alone as large as a picture.
     """
     channels, slices, height, width = shape
     count = channels * slices
@@ -72,10 +65,9 @@ def plan(
     made = GridPlan(count, columns, -(-count // columns), (height, width), scale, padding)
     most = FORMATS[options.format].largest
     if max(made.height, made.width) > most:
-        raise LayoutError(
-            f"its picture of {by((made.width, made.height))} pixels is more than "
-            f"{options.format} holds ({most} a side); --format png, or --max-maps and --nrow"
-        )
+        size, most_of = by((made.width, made.height)), f"{options.format} holds ({most} a side)"
+        hint = "--format png, or --max-maps and --nrow"
+        raise LayoutError(f"its picture of {size} pixels is more than {most_of}; {hint}")
     return made
 
 
@@ -83,12 +75,8 @@ def strips(
     plan: GridPlan, tiles: Tiles, colors: Palette, written: Mapping[int, Words] | None = None
 ) -> Iterator[Bytes]:
     """Yield the picture from top to bottom in pieces, each of which is overwritten by the next one:
-    uint8 [rows, width], or [rows, 3 · width] with the colours side by side.
-
-    Args:
-        tiles: uint8 [maps, h, w] or [maps, h, w, 3], not yet enlarged.
-        written: what is written on tiles, by their numbers, once they are enlarged.
-    """
+    uint8 [rows, width], or [rows, 3 · width] with the colours side by side. `written` is what is
+    written on tiles, by their numbers, once they are enlarged."""
     from featviz.drawing import loops
 
     depth = 3 if len(tiles.shape) == 4 else 1

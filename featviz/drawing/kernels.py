@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,7 @@ from featviz.drawing.normalize import parse_scale
 from featviz.drawing.picture import GridPicture, to_png
 from featviz.drawing.tensorboard import Board
 from featviz.errors import LayoutError
-from featviz.hooks.layers import class_names, function_name, is_exported, modules_by_name
+from featviz.hooks.layers import EXPORTED, class_names, function_name, modules_by_name
 from featviz.layout import to_floats
 from featviz.options import DrawOptions
 from featviz.records import GridPlan, Layer, Site
@@ -31,12 +30,9 @@ from featviz.text import by
 DRAW = DrawOptions(normalize="symmetric")
 """How kernels are drawn unless the user says otherwise: zero stays in the middle."""
 
-AUTO_PIXELS = 2**26
-"""`--scale auto` enlarges no kernels beyond a picture of so many pixels."""
-
-AUTO_SIDE = 480
-"""Pixels that the longer side of a picture has at least under `--scale auto`: of sixteen kernels of
-3×3 it would else have 142."""
+AUTO_PIXELS, AUTO_SIDE = 2**26, 480
+"""Pixels of a picture at most, and of its longer side at least, under `--scale auto`: sixteen
+kernels of 3×3 would else take 142."""
 
 _TRANSPOSED = "_ConvTransposeNd"
 _CONVOLUTIONS = frozenset({"_ConvNd", "DeformConv2d"})
@@ -45,18 +41,10 @@ _CONVOLUTIONS = frozenset({"_ConvNd", "DeformConv2d"})
 _RECOMPUTED = (BasePruningMethod, SpectralNorm, WeightNorm)
 """Hooks that set the effective weight before each forward pass; until then it may be stale."""
 
-
-@dataclass(frozen=True)
-class Filters:
-    """The kernels of a convolution, by output channel."""
-
-    data: Tensor
-    """float32 [output channels, input channels in a group, time, height, width]; time and height
-    are 1 where the kernel has none."""
-    shape: list[int]
-    """The shape of the weight as the module holds it."""
-    groups: int
-    transposed: bool
+Filters = tuple[Tensor, list[int], int, bool]
+"""The kernels of a convolution by output channel, float32 [output channels, input channels in a
+group, time, height, width], where time and height are 1 if the kernel has none; the shape of the
+weight as the module holds it; groups; and whether it is transposed."""
 
 
 def is_convolution(module: nn.Module) -> bool:
@@ -81,7 +69,8 @@ def read_filters(module: nn.Module) -> Filters:
         raise LayoutError("it has no weight that is a tensor")
     groups = getattr(module, "groups", 1)
     graph: Any = getattr(module, "graph", None)
-    for node in graph.nodes if is_exported(module) else ():  # only the call has them
+    is_exported = type(module).__module__ == EXPORTED  # where only the call has them
+    for node in graph.nodes if is_exported else ():
         name = function_name(node.target) if node.op == "call_function" else ""
         if name.startswith("conv"):
             place = 8 if name == "convolution" else 6
@@ -103,7 +92,7 @@ def read_filters(module: nn.Module) -> Filters:
         by_output = split.transpose(1, 2).flatten(0, 1)
     # [O, I, W] or [O, I, H, W] to [O, I, T, H, W]
     size = (*by_output.shape[:2], *[1] * (5 - values.ndim), *by_output.shape[2:])
-    return Filters(by_output.reshape(size), list(values.shape), groups, transposed)
+    return by_output.reshape(size), list(values.shape), groups, transposed
 
 
 def draw_filters(
@@ -115,13 +104,13 @@ def draw_filters(
     input's: a row is then an output channel, a column an input. Kernels with a time axis have a
     tile for each step. `auto` makes few kernels large enough to be seen, and no picture huge.
     """
-    data, layout = kernels.data, "mean"
+    (data, _, groups, _), layout = kernels, "mean"
     outputs, inputs, steps, *size = data.shape
     if inputs == 1 or all_slices:
         layout = "slices"
         words = "one input's kernel" + f", {inputs} inputs a channel" * (inputs > 1)
         tiles = data.reshape(outputs, inputs * steps, 1, *size)
-    elif inputs == 3 and kernels.groups == 1:
+    elif inputs == 3 and groups == 1:
         layout, words, tiles = "rgb", "RGB of three inputs", data.transpose(1, 2)
     else:
         words, tiles = f"mean over {inputs} inputs", data.mean(1)[:, :, None]
@@ -159,6 +148,6 @@ def post_filters(board: Board, layer: Layer, kernels: Filters, options: DrawOpti
     """Show a layer's kernels in TensorBoard, with a histogram of all weights."""
     most = min(options.max_maps or tensorboard.MOST_MAPS, tensorboard.MOST_MAPS)
     picture, _ = draw_filters(kernels, structs.replace(options, max_maps=most))
-    site, counts = Site(layer, "kernel", 0, ""), tensorboard.histogram(kernels.data)
+    site, counts = Site(layer, "kernel", 0, ""), tensorboard.histogram(kernels[0])
     shown = picture.stats, len(picture.drawn)
     board.post(board.values(site, partial(to_png, picture), *shown, counts))

@@ -1,15 +1,15 @@
 """The loops over values and pixels, compiled by numba, without the GIL.
 
 They compile in little time, since a fresh machine compiles them all: one signature, loops over
-indices of plain rows, no sort and no texts. LLVM takes several values at a time: extremes are those
-of integers that have the order of the floats (`min` and `max` of floats take five times as long),
-and sums of short blocks are float32. What every run needs is compiled or loaded as this module is
-imported, the rest at its first call.
+indices of plain rows. LLVM takes several values at a time: extremes are those of integers that have
+the order of the floats (`min` and `max` of floats take five times as long), and sums of short
+blocks are float32. What every run needs is compiled or loaded as this module is imported.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, no_type_check
@@ -21,31 +21,20 @@ from platformdirs import user_cache_dir
 
 _BLOCK = 512
 """Values that are summed up in float32, before the sum is added to one in float64."""
-
 _CANCELLATION = 4.0
 """Where the squared distance of the mean from the shift exceeds the variance by this factor, digits
 are lost in E[d²] - E[d]²: shift by the mean."""
-
 _TINY = 1e-30
 """Variances below lose digits to float32's smallest squares."""
-
-_LAST = np.int32(0x7FFFFFFF)
-"""All bits of a float32 but its sign."""
-
-_INFINITE = np.int32(0x7F800000)
-"""The bits of an infinite float32; NaN has more."""
-
+_LAST, _INFINITE = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
+"""All bits of a float32 but its sign; those of an infinite one (NaN has more)."""
 _REORDER = {"reassoc", "nsz", "contract"}
 """Sums may be taken in another order, so that several values are added at once. NaN counts."""
-
 _SUB, _UP = 1, 2
-
-
 _PLAIN: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 
 config: Any = numba.config
 njit: Any = numba.njit
-
 _FILES = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("loops", "deflate")]
 _CACHE = Path(config.CACHE_DIR or user_cache_dir("featviz", appauthor=False))
 _FOLDER = str(_CACHE / f"{crc32(b''.join(_FILES)):08x}")
@@ -55,34 +44,27 @@ since numba compiles a file anew when it has changed, but not when another has, 
 calls."""
 
 _ONE_FOLDER = Lock()
+part = njit(**_PLAIN, no_cpython_wrapper=True)
+"""A decorator: compile a function with each loop that calls it, and not by itself. Not for sums in
+any order: their last digits would depend on whether numba's cache was used."""
 
 
-def part() -> Any:
-    """A decorator: compile a function with each loop that calls it, and not by itself. Not for sums
-    in any order: their last digits would depend on whether numba's cache was used."""
-    return njit(**_PLAIN, no_cpython_wrapper=True)
+def compiled(signature: str | None, function: Any, **options: Any) -> Any:
+    """Compile a function for this signature, or for its arguments at its first call, and keep it in
+    numba's cache, if that can be written."""
+    given = () if signature is None else (signature,)
+    with _ONE_FOLDER:
+        before, config.CACHE_DIR = config.CACHE_DIR, _FOLDER
+        try:
+            return njit(*given, **_PLAIN, **options, cache=True)(function)
+        except (RuntimeError, OSError):  # numba finds no folder, or cannot write there
+            return njit(*given, **_PLAIN, **options)(function)
+        finally:
+            config.CACHE_DIR = before
 
 
-def loop(*signature: str, **options: Any) -> Any:
-    """A decorator: compile a function for this signature, or for its arguments at its first call.
-
-    It is kept in numba's cache; where that cannot be written it is compiled all the same.
-    """
-
-    def compiled(function: Any) -> Any:
-        with _ONE_FOLDER:
-            before, config.CACHE_DIR = config.CACHE_DIR, _FOLDER
-            try:
-                return njit(*signature, **_PLAIN, **options, cache=True)(function)
-            except (RuntimeError, OSError):  # numba finds no folder, or cannot write there
-                return njit(*signature, **_PLAIN, **options)(function)
-            finally:
-                config.CACHE_DIR = before
-
-    return compiled
-
-
-@loop(
+@partial(
+    compiled,
     "void(float32[:,::1],int32[:,::1],float32[:,::1],int32[:,::1],float32,float32,int64[::1])",
     fastmath=_REORDER,
 )
@@ -134,7 +116,7 @@ def statistics(rows, bits, stats, ends, lower, upper, outside):
             outside[n] = reached
 
 
-@loop("void(float32[:,::1],float32[::1],float32[::1],float32,float32,uint8[:,::1])")
+@partial(compiled, "void(float32[:,::1],float32[::1],float32[::1],float32,float32,uint8[:,::1])")
 @no_type_check
 def quantise(rows, low, factor, half, top, levels):
     """Fill `levels` [N, W] with (value - low[n]) · factor[n] + half, clipped to 0..top unless that
@@ -151,7 +133,7 @@ def quantise(rows, low, factor, half, top, levels):
                 levels[n, i] = np.int32(level if level < top else top)
 
 
-@loop("void(uint8[:,:,::1],int64,int64,int64,int64,int64,uint8[:,::1])")
+@partial(compiled, "void(uint8[:,:,::1],int64,int64,int64,int64,int64,uint8[:,::1])")
 @no_type_check
 def lay_tiles(tiles, columns, down, across, depth, padding, piece):
     """Lay tiles [N, h, depth · w] into a piece of a picture; see `grid.strips`."""
@@ -194,7 +176,7 @@ def lay_tiles(tiles, columns, down, across, depth, padding, piece):
                     copy[x] = line[x]
 
 
-@loop("void(uint8[:,::1],uint8[::1],int64,uint8[:,::1])")
+@partial(compiled, "void(uint8[:,::1],uint8[::1],int64,uint8[:,::1])")
 @no_type_check
 def filter_rows(piece, above, depth, filtered):
     """Filter rows [R, W] for PNG into [R, 1 + W]; the last one takes the place of that `above`."""
@@ -221,7 +203,7 @@ def filter_rows(piece, above, depth, filtered):
             above[i] = row[i]
 
 
-@loop()
+@partial(compiled, None)
 @no_type_check
 def blend(levels, over, ground, share, mixed):
     """Fill `mixed` [P, 3] with over[levels] + share · ground [P, 3], rounded; `over` [256, 3] is
@@ -232,7 +214,7 @@ def blend(levels, over, ground, share, mixed):
             mixed[i, colour] = np.int32(total + 0.5)
 
 
-@loop()
+@partial(compiled, None)
 @no_type_check
 def add_maps(stats, saturated, positions, sums):
     """Add the statistics of maps [B, C, 6] of so many positions to `Tally.sums`, one map after the
@@ -256,7 +238,7 @@ def add_maps(stats, saturated, positions, sums):
                 sums[c, 7] += saturated[b, c]
 
 
-@loop()
+@partial(compiled, None)
 @no_type_check
 def add_images(stats, images, values, numbers):
     """Insert images [B], by the maxima of their maps [B, C, 6], into those of a `Tally`: before

@@ -16,13 +16,13 @@ from featviz.records import KINDS, SIGNED
 class ScaleMode:
     """One mode of `--normalize`."""
 
-    name: str
+    spelling: str
+    """`map`, `range:LO,HI`."""
     words: str
     legend: tuple[tuple[int, str], ...]
     """Grey levels 0..255, and what they stand for."""
     over: tuple[tuple[int, str], ...] | None = None
     """The legend of maps that lie over the input, where it is another one."""
-    takes: str = ""
     example: str = ""
     within: tuple[float, float] = (-math.inf, math.inf)
     shared: bool = True
@@ -32,14 +32,9 @@ class ScaleMode:
     fixed: bool = False
     """Whether the limits are the same for all layers and images."""
 
-    @property
-    def spelling(self) -> str:
-        """`map`, `range:LO,HI`."""
-        return f"{self.name}:{self.takes}" if self.takes else self.name
-
 
 MODES = {
-    mode.name: mode
+    mode.spelling.partition(":")[0]: mode
     for mode in (
         ScaleMode(
             "map",
@@ -59,10 +54,9 @@ MODES = {
             "none", "values are taken as 0..1", ((0, "0 or less"), (255, "1 or more")), fixed=True
         ),
         ScaleMode(
-            "range",
+            "range:LO,HI",
             "from LO to HI",
             ((0, "the lower limit or less"), (255, "the upper limit or more")),
-            takes="LO,HI",
             example="range:0,6",
             fixed=True,
         ),
@@ -72,22 +66,20 @@ MODES = {
             ((0, "most negative"), (128, "zero"), (255, "most positive")),
         ),
         ScaleMode(
-            "percentile",
+            "percentile:LO,HI",
             "from one percentile of a layer's values to another",
             ((0, "the lower percentile or less"), (255, "the upper percentile or more")),
-            takes="LO,HI",
             example="percentile:1,99",
             within=(0, 100),
         ),
         ScaleMode(
-            "symmetric-percentile",
+            "symmetric-percentile:P",
             "zero in the middle, the ends at a percentile of the absolute values but zeros",
             (
                 (0, "most negative, from the percentile on"),
                 (128, "zero"),
                 (255, "most positive, from the percentile on"),
             ),
-            takes="P",
             example="symmetric-percentile:99",
             within=(0, 100),
         ),
@@ -100,39 +92,27 @@ Scale = tuple[str, tuple[float, ...]]
 """The name of a mode and its numbers: `range` with (0, 6), `percentile` with (1, 99)."""
 
 
-def resolved(text: str, kind: str = "output", reduce: str | None = None) -> str:
-    """The scale that `auto` stands for: `map`, and for gradients and reductions whose values have a
-    sign one with zero in the middle.
-    """
-    if text != "auto":
-        return text
-    if reduce in SIGNED:
-        return "symmetric"
+def parse_scale(text: str, kind: str = "output", reduce: str | None = None) -> Scale:
+    """Read `map`, `range:LO,HI` or another mode's spelling. `auto` is `map`, and for gradients and
+    reductions whose values have a sign a scale with zero in the middle."""
     auto = KINDS[kind].normalize if kind in KINDS else "auto"
-    return "map" if auto == "auto" else auto
-
-
-def parse_scale(text: str) -> Scale:
-    """Read `map`, `range:LO,HI` or another mode's spelling; `auto` is `map`."""
-    name, _, tail = resolved(text).partition(":")
+    auto = "symmetric" if reduce in SIGNED else "map" if auto == "auto" else auto
+    name, _, tail = (auto if text == "auto" else text).partition(":")
     mode = MODES.get(name)
-    if mode is None or bool(tail) != bool(mode.takes):
+    if mode is None or bool(tail) != (":" in mode.spelling):
         spellings = ", ".join(["auto", *(mode.spelling for mode in MODES.values())])
-        raise UsageError(
-            f"--normalize {text!r} is no normalization mode", f"give one of {spellings}"
-        )
+        words = f"--normalize {text!r} is no normalization mode"
+        raise UsageError(words, f"give one of {spellings}")
     numbers: tuple[float, ...] = ()
     with suppress(ValueError):
         numbers = tuple(map(float, tail.split(","))) if tail else ()
-    count, (least, most) = len(mode.takes.split(",")) if tail else 0, mode.within
+    count, (least, most) = len(mode.spelling.split(",")) if tail else 0, mode.within
     inside = all(math.isfinite(number) and least <= number <= most for number in numbers)
     if len(numbers) != count or not inside or sorted(set(numbers)) != list(numbers):
         rising = " with LO below HI" if count > 1 else ""
         bounds = f" from {least:g} to {most:g}" if math.isfinite(most) else ""
-        raise UsageError(
-            f"--normalize {text!r}: expected {mode.spelling}{rising}{bounds}",
-            f"for example {mode.example}",
-        )
+        words = f"--normalize {text!r}: expected {mode.spelling}{rising}{bounds}"
+        raise UsageError(words, f"for example {mode.example}")
     return name, numbers
 
 

@@ -20,20 +20,17 @@ import numpy as np
 from PIL import Image
 
 from featviz.drawing import colormap, grid
-from featviz.drawing.picture import GridPicture, write_png
+from featviz.drawing.picture import MAX_PIXELS, GridPicture, write_png
+from featviz.errors import UsageError
 from featviz.records import REDUCTIONS, Bytes
-from featviz.text import cut, percent, printable
+from featviz.text import by, cut, percent, printable
 
 DPI = 100
 
 Anchor = Literal["middle", "above", "left", "right"]
 """Where a text lies by its point: around it, centred above it, or to its left or right."""
-
-Color = tuple[int, int, int]
-
 _LONGEST = 300
 """Letters of a text that are measured."""
-
 _fonts = Lock()
 """matplotlib's font cache is not safe in several threads."""
 
@@ -72,24 +69,16 @@ class Canvas:
         right, bottom = round((left + width) * DPI), round((top + height) * DPI)
         return self._pixels[y : max(y + 1, bottom), x : max(x + 1, right), :3]
 
-    def paste(
-        self,
-        pixels: Bytes,
-        left: float,
-        top: float,
-        width: float,
-        height: float,
-        smooth: bool = False,
-    ) -> None:
+    def paste(self, pixels: Bytes, *rectangle: float, smooth: bool = False) -> None:
         """Draw a picture [h, w, 3] over a rectangle, its pixels as they are unless `smooth`."""
-        spot = self.spot(left, top, width, height)
+        spot = self.spot(*rectangle)
         how = Image.Resampling.HAMMING if smooth else Image.Resampling.NEAREST
         image = Image.fromarray(np.ascontiguousarray(pixels))
         spot[:] = np.asarray(image.resize(spot.shape[1::-1], how))
 
-    def frame(self, left: float, top: float, width: float, height: float) -> None:
+    def frame(self, *rectangle: float) -> None:
         """Draw the black edge of a rectangle, inside it."""
-        spot = self.spot(left, top, width, height)
+        spot = self.spot(*rectangle)
         spot[[0, -1]] = spot[:, [0, -1]] = 0
 
     def write(
@@ -99,15 +88,12 @@ class Canvas:
         y: float,
         points: float,
         anchor: Anchor,
-        ink: Color = (0, 0, 0),
+        ink: tuple[int, ...] = (0, 0, 0),
         bold: bool = False,
         room: float | None = None,
     ) -> float:
-        """Write a line of text at a point, and return how wide it is.
-
-        Args:
-            room: inches that it may take; the middle of longer words is left out.
-        """
+        """Write a line of text at a point, and return how wide it is; of `room` inches, the middle
+        of longer words is left out."""
         if room is not None:
             text = words = cut(printable(text), _LONGEST)
             if self.width(words, points, bold) > room:
@@ -142,7 +128,6 @@ def _font(points: float, bold: bool) -> Any:
 # A figure: maps beside the input, with colour bars
 
 FIRST = 16
-
 _CELL = 1.7
 """Inches of a panel's picture; the input has twice as much."""
 _APART, _HEAD, _BAR, _TICKS = 0.15, 0.28, 0.08, 0.5
@@ -194,12 +179,9 @@ def figure_geometry(panels: int) -> tuple[tuple[int, int], float, list[tuple[flo
     across, down = side + _APART + _BAR + _TICKS, side + _HEAD + _APART
     height = _TITLE + max(-(-panels // columns) * down, 2 * _CELL + _HEAD + _APART)
     size = round(height * DPI), round((_FIRST + columns * across + _APART) * DPI)
-    places = (divmod(place, columns) for place in range(panels))
-    return (
-        size,
-        side,
-        [(_FIRST + column * across, _TITLE + _HEAD + row * down) for row, column in places],
-    )
+    grid = (divmod(place, columns) for place in range(panels))
+    places = [(_FIRST + column * across, _TITLE + _HEAD + row * down) for row, column in grid]
+    return size, side, places
 
 
 def write_figure(
@@ -210,12 +192,8 @@ def write_figure(
     cmap: str,
     text: Mapping[str, str],
 ) -> None:
-    """Write a figure as PNG to an open file.
-
-    Args:
-        shown: what the model saw, uint8 [H, W, 1] or [H, W, 3].
-        text: what the file says of itself, by keyword.
-    """
+    """Write a figure as PNG to an open file; `shown` is what the model saw, uint8 [H, W, 1] or
+    [H, W, 3], and `text` what the file says of itself."""
     size, side, corners = figure_geometry(len(panels))
     canvas, colors, width = Canvas(size), colormap.ramp(cmap), size[1] / DPI
     title = printable(title)
@@ -281,153 +259,155 @@ _NUMBERS, _BETWEEN = 0.2, 0.14
 """Inches below a tile for its numbers, and between two rows."""
 _CAPTION, _KEY, _LEADING = 0.25, 0.4, 0.18
 """Inches of a caption, of the key below, and from a line of text to the next."""
-_PICTURE, _ALONE, _WIDEST = 2.2, 3.0, 4.2
-"""Inches of the height of the input's picture, beside a prediction and without one; of its width.
-"""
-_NARROWEST = 8.0
-"""Inches that a page is wide at least, so that the prediction has room."""
+_PICTURE, _ALONE, _WIDEST, _NARROWEST = 2.2, 3.0, 4.2, 8.0
+"""Inches of the height of the input's picture, beside a prediction and without one; of its width;
+of the page's, so that the prediction has room."""
 _WIDTHS, _HEIGHTS, _STRIP = (0.85, 1.55), (0.3, 1.55), 0.3
 """Inches of the narrowest and the widest tile, the lowest and the highest one (maps of other shapes
 lie in such a tile with white around them), and of the height of a strip of numbers."""
 _LETTERS, _LINES = 20, 3
+_LONGEST_SIDE = 2**16 - 1
+"""Pixels of the longer side of a page; matplotlib writes on none that is longer."""
+
+Row = tuple[str, Sequence[str], Sequence[Panel], bool]
+"""One layer: its name, what is said of it, its tiles, and whether its one tile is a strip of
+numbers, as wide as the row."""
 
 
-@dataclass(frozen=True)
-class OverviewRow:
-    """One layer."""
+def draw_page(
+    title: str,
+    subtitle: str,
+    pictures: Sequence[tuple[str, Bytes]],
+    bars: Sequence[tuple[str, float]],
+    remarks: Sequence[str],
+    rows: Sequence[Row],
+    key: str,
+    cmap: str,
+) -> Bytes:
+    """The page, uint8 [H, W, 3]; UsageError where it is too large. Its tiles have one size, by the
+    number of maps and the shape of most of the first ones.
 
-    name: str
-    lines: Sequence[str]
-    tiles: Sequence[Panel]
-    strip: bool = False
-    """Whether its one tile is a strip of numbers, as wide as the row."""
-
-    @property
-    def words(self) -> list[str]:
-        """The layer's name, broken behind dots and underscores, a very long one shortened."""
-        lines = [""]
-        for part in re.findall(r"[^./_]*[./_]|[^./_]+", printable(self.name)):
-            if lines[-1] and len(lines[-1] + part) > _LETTERS:
-                lines.append("")
-            lines[-1] += part
-        return [lines[0], "…", lines[-1]] if len(lines) > _LINES else lines
-
-
-@dataclass
-class Overview:
-    """All that the page shows, and where."""
-
-    title: str
-    subtitle: str
-    pictures: Sequence[tuple[str, Bytes]]
-    """The input, and the output where it is a picture: caption and uint8 [h, w, 3]."""
-    bars: Sequence[tuple[str, float]]
-    """The likeliest classes with their shares, 0..1."""
-    remarks: Sequence[str]
-    rows: Sequence[OverviewRow]
-    key: str
-    """What the tiles and the numbers below them are."""
-    cmap: str
-
-    def __post_init__(self) -> None:
-        """Find places in inches, by the number of maps and the shape of most of the first ones."""
-        sides = [row.tiles[0].pixels.shape for row in self.rows if not row.strip]
-        aspect = float(np.median([width / height for height, width, _ in sides] or [1.0]))
-        across = min(max(_TILE * sqrt(aspect), _WIDTHS[0]), _WIDTHS[1])
-        down = min(max(across / aspect, _HEIGHTS[0]), _HEIGHTS[1])
-        most = max(len(row.tiles) for row in self.rows)
-        self._width = max(2 * _MARGIN + _NAMES + most * (across + _GAP) - _GAP, _NARROWEST)
-        share = 0.45 if self.bars else 0.65  # a prediction takes more room than remarks
-        self._room = min(_WIDEST, (self._width - 2 * _MARGIN) * share / len(self.pictures))
-        heights = [_fitted(pixels, self._room, _ALONE)[1] for _, pixels in self.pictures]
-        remarks = len(self.remarks) * _LEADING - _CAPTION
-        self._picture = _PICTURE if self.bars else max(remarks, *heights)
-        top = _MARGIN + _TITLE + _CAPTION + self._picture + 2 * _BETWEEN
-        words = [(len(row.words) + len(row.lines)) * _LEADING for row in self.rows]
-        tall = max([down, *(w for w, row in zip(words, self.rows, strict=True) if not row.strip)])
-        self._tops: list[float] = []
-        for high, row in zip(words, self.rows, strict=True):
-            self._tops.append(top)
-            top += (max(_STRIP, high) if row.strip else tall) + _NUMBERS + _BETWEEN
-        self._height, self._tile = top + _KEY + _MARGIN / 2, (across, down)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of the page in pixels."""
-        return round(self._height * DPI), round(self._width * DPI)
-
-    def draw(self) -> Bytes:
-        """The page, uint8 [H, W, 3]."""
-        canvas, colors = Canvas(self.size), colormap.ramp(self.cmap)
-        y, end = _MARGIN + 0.1, self._width - _MARGIN
-        title = canvas.write(self.title, _MARGIN, y, 15, "right", _INK, True, self._width * 0.6)
-        left = _MARGIN + title + 0.2
-        canvas.write(self.subtitle, left, y + 0.02, 10, "right", _SOFT, room=end - left)
-        left, top = _MARGIN, _MARGIN + _TITLE
-        for caption, pixels in self.pictures:
-            width, height = _fitted(pixels, self._room, self._picture)
-            canvas.write(caption, left, top + 0.08, 9, "right", _SOFT)
-            _paste(canvas, pixels, left, top + _CAPTION, width, height)
-            left += width + 0.3
+    Args:
+        pictures: the input, and the output where it is a picture: caption and uint8 [h, w, 3].
+        bars: the likeliest classes with their shares, 0..1.
+        key: what the tiles and the numbers below them are.
+    """
+    sides = [tiles[0].pixels.shape for _, _, tiles, strip in rows if not strip]
+    aspect = float(np.median([width / height for height, width, _ in sides] or [1.0]))
+    across = min(max(_TILE * sqrt(aspect), _WIDTHS[0]), _WIDTHS[1])
+    down = min(max(across / aspect, _HEIGHTS[0]), _HEIGHTS[1])
+    most = max(len(tiles) for _, _, tiles, _ in rows)
+    width = max(2 * _MARGIN + _NAMES + most * (across + _GAP) - _GAP, _NARROWEST)
+    share = 0.45 if bars else 0.65  # a prediction takes more room than remarks
+    room = min(_WIDEST, (width - 2 * _MARGIN) * share / len(pictures))
+    heights = [_fitted(pixels, room, _ALONE)[1] for _, pixels in pictures]
+    tallest = _PICTURE if bars else max(len(remarks) * _LEADING - _CAPTION, *heights)
+    names = [_in_lines(name) for name, *_ in rows]
+    words = [(len(name) + len(row[1])) * _LEADING for name, row in zip(names, rows, strict=True)]
+    tall = max([down, *(high for high, row in zip(words, rows, strict=True) if not row[3])])
+    top, tops = _MARGIN + _TITLE + _CAPTION + tallest + 2 * _BETWEEN, []
+    for high, row in zip(words, rows, strict=True):
+        tops.append(top)
+        top += (max(_STRIP, high) if row[3] else tall) + _NUMBERS + _BETWEEN
+    foot = top + _KEY + _MARGIN / 2
+    size = round(foot * DPI), round(width * DPI)
+    if max(size) > _LONGEST_SIDE or size[0] * size[1] > MAX_PIXELS:
+        raise UsageError(
+            f"the picture would have {by(size[::-1])} pixels, which is too many",
+            "--maps shows fewer of each layer, and --layers takes fewer",
+        )
+    canvas, colors, end = Canvas(size), colormap.ramp(cmap), width - _MARGIN
+    written = canvas.write(title, _MARGIN, _MARGIN + 0.1, 15, "right", _INK, True, width * 0.6)
+    left, top = _MARGIN + written + 0.2, _MARGIN + _TITLE
+    canvas.write(subtitle, left, _MARGIN + 0.12, 10, "right", _SOFT, room=end - left)
+    left = _MARGIN
+    for caption, pixels in pictures:
+        wide, high = _fitted(pixels, room, tallest)
+        canvas.write(caption, left, top + 0.08, 9, "right", _SOFT)
+        _paste(canvas, pixels, left, top + _CAPTION, wide, high)
+        left += wide + 0.3
+    left = max(left, _MARGIN + _NAMES)
+    if bars:
         accent = colors[len(colors) * 2 // 5]  # seen on white
-        self._draw_prediction(canvas, max(left, _MARGIN + _NAMES), top, accent)
-        rule = top + _CAPTION + self._picture + _BETWEEN
-        canvas.spot(_MARGIN, rule, end - _MARGIN, 1 / DPI)[:] = _RULE
-        for row, top in zip(self.rows, self._tops, strict=True):
-            self._draw_row(canvas, row, top)
-        y, left = self._height - _MARGIN, _MARGIN
-        left += canvas.write("min", left, y, 8, "right", _SOFT) + 0.08
-        canvas.paste(colors[None], left, y - 0.06, 1.2, 0.12)
-        left += 1.28
-        left += canvas.write("max, scaled per map", left, y, 8, "right", _SOFT) + 0.4
-        canvas.write(self.key, end, y, 8, "left", _SOFT, room=end - left)
-        return canvas.rows().reshape(*self.size, 3)
+        _draw_prediction(canvas, bars, left, top, end, accent)
+    for place, line in enumerate(() if bars else remarks):
+        y = top + 0.08 + place * _LEADING
+        canvas.write(line, left, y, 9, "right", _SOFT, room=end - left)
+    canvas.spot(_MARGIN, top + _CAPTION + tallest + _BETWEEN, end - _MARGIN, 1 / DPI)[:] = _RULE
+    for name, (_, lines, tiles, strip), top in zip(names, rows, tops, strict=True):
+        of_tile = (end - _MARGIN - _NAMES, _STRIP) if strip else (across, down)
+        _draw_row(canvas, name, lines, tiles, strip, top, *of_tile)
+    y, left = foot - _MARGIN, _MARGIN
+    left += canvas.write("min", left, y, 8, "right", _SOFT) + 0.08
+    canvas.paste(colors[None], left, y - 0.06, 1.2, 0.12)
+    left += 1.28
+    left += canvas.write("max, scaled per map", left, y, 8, "right", _SOFT) + 0.4
+    canvas.write(key, end, y, 8, "left", _SOFT, room=end - left)
+    return canvas.rows().reshape(*size, 3)
 
-    def _draw_prediction(self, canvas: Canvas, left: float, top: float, accent: Bytes) -> None:
-        """A bar for each class, whose full length is a share of 1; or the remarks."""
-        width = self._width - _MARGIN - left
-        for place, line in enumerate(() if self.bars else self.remarks):
-            y = top + 0.08 + place * _LEADING
-            canvas.write(line, left, y, 9, "right", _SOFT, room=width)
-        if not self.bars:
-            return
-        canvas.write("prediction", left, top + 0.08, 9, "right", _SOFT)
-        names = [printable(name) for name, _ in self.bars]
-        widest = max(canvas.width(name, 10, bold=True) for name in names)
-        column = min(widest, width * 0.45) + 0.15
-        bar, step = width - column - 0.7, _PICTURE / len(self.bars)
-        for place, (name, (_, share)) in enumerate(zip(names, self.bars, strict=True)):
-            y, first = top + _CAPTION + step * (place + 0.5), place == 0
-            ink = _INK if first else _SOFT
-            canvas.write(name, left, y, 10, "right", ink, first, column - 0.1)
-            canvas.spot(left + column, y - 0.09, bar, 0.18)[:] = _RULE
-            if share * bar * DPI >= 1:
-                canvas.spot(left + column, y - 0.09, bar * share, 0.18)[:] = accent
-            canvas.write(percent(share), left + column + bar + 0.08, y, 10, "right", _INK, first)
 
-    def _draw_row(self, canvas: Canvas, row: OverviewRow, top: float) -> None:
-        across, down = self._tile
-        if row.strip:
-            across, down = self._width - 2 * _MARGIN - _NAMES, _STRIP
-        words = [(line, 10.0, _INK) for line in row.words]
-        words += [(line, 8.5, _SOFT) for line in row.lines]
-        y = max(top, top + down / 2 - len(words) * _LEADING / 2) + _LEADING / 2
-        for line, points, ink in words:
-            canvas.write(line, _MARGIN, y, points, "right", ink, ink == _INK, _NAMES - 0.1)
-            y += _LEADING
-        left, below = _MARGIN + _NAMES, top + down + 0.09
-        for tile in row.tiles:
-            if row.strip:
-                smooth = tile.pixels.shape[1] > across * DPI
-                canvas.paste(tile.pixels, left, top, across, down, smooth=smooth)
-            else:
-                width, height = _fitted(tile.pixels, across, down)
-                x, y = left + (across - width) / 2, top + (down - height) / 2
-                _paste(canvas, tile.pixels, x, y, width, height)
-            title = canvas.write(tile.title, left, below, 8, "right", _INK, bold=True)
-            if canvas.width(tile.note, 7) <= across - title - 0.08:
-                canvas.write(tile.note, left + across, below, 7, "left", _FAINT)
-            left += across + _GAP
+def _in_lines(name: str) -> list[str]:
+    """A layer's name, broken behind dots and underscores, a very long one shortened."""
+    lines = [""]
+    for part in re.findall(r"[^./_]*[./_]|[^./_]+", printable(name)):
+        if lines[-1] and len(lines[-1] + part) > _LETTERS:
+            lines.append("")
+        lines[-1] += part
+    return [lines[0], "…", lines[-1]] if len(lines) > _LINES else lines
+
+
+def _draw_prediction(
+    canvas: Canvas,
+    bars: Sequence[tuple[str, float]],
+    left: float,
+    top: float,
+    end: float,
+    accent: Bytes,
+) -> None:
+    """A bar for each class, whose full length is a share of 1."""
+    canvas.write("prediction", left, top + 0.08, 9, "right", _SOFT)
+    names = [printable(name) for name, _ in bars]
+    widest = max(canvas.width(name, 10, bold=True) for name in names)
+    column = min(widest, (end - left) * 0.45) + 0.15
+    bar, step = end - left - column - 0.7, _PICTURE / len(bars)
+    for place, (name, (_, share)) in enumerate(zip(names, bars, strict=True)):
+        y, first = top + _CAPTION + step * (place + 0.5), place == 0
+        ink = _INK if first else _SOFT
+        canvas.write(name, left, y, 10, "right", ink, first, column - 0.1)
+        canvas.spot(left + column, y - 0.09, bar, 0.18)[:] = _RULE
+        if share * bar * DPI >= 1:
+            canvas.spot(left + column, y - 0.09, bar * share, 0.18)[:] = accent
+        canvas.write(percent(share), left + column + bar + 0.08, y, 10, "right", _INK, first)
+
+
+def _draw_row(
+    canvas: Canvas,
+    name: Sequence[str],
+    lines: Sequence[str],
+    tiles: Sequence[Panel],
+    strip: bool,
+    top: float,
+    across: float,
+    down: float,
+) -> None:
+    words = [(line, 10.0, _INK) for line in name] + [(line, 8.5, _SOFT) for line in lines]
+    y = max(top, top + down / 2 - len(words) * _LEADING / 2) + _LEADING / 2
+    for line, points, ink in words:
+        canvas.write(line, _MARGIN, y, points, "right", ink, ink == _INK, _NAMES - 0.1)
+        y += _LEADING
+    left, below = _MARGIN + _NAMES, top + down + 0.09
+    for tile in tiles:
+        if strip:
+            smooth = tile.pixels.shape[1] > across * DPI
+            canvas.paste(tile.pixels, left, top, across, down, smooth=smooth)
+        else:
+            width, height = _fitted(tile.pixels, across, down)
+            x, y = left + (across - width) / 2, top + (down - height) / 2
+            _paste(canvas, tile.pixels, x, y, width, height)
+        title = canvas.write(tile.title, left, below, 8, "right", _INK, bold=True)
+        if canvas.width(tile.note, 7) <= across - title - 0.08:
+            canvas.write(tile.note, left + across, below, 7, "left", _FAINT)
+        left += across + _GAP
 
 
 def _fitted(pixels: Bytes, width: float, height: float) -> tuple[float, float]:

@@ -2,9 +2,8 @@
 says of itself; and the encoder of PNG, for pictures that arrive piece by piece.
 
 PNG (https://www.w3.org/TR/png-3/) is 8-bit grey, palette or RGB. Rows are filtered by sub or up,
-whichever gives the smaller sum of differences, and deflated by loops of our own (`deflate`). On
-maps of resnet50 (`benchmarks/encode.py`) the choice saves 2 % of the bytes of sub alone; paeth
-would save 3 % more, for a pass over each row that is several times as long.
+whichever gives the smaller sum of differences; paeth would save 3 % of the bytes of resnet50's maps
+(`benchmarks/encode.py`), for a pass over each row that is several times as long.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import PIL
 from isal import isal_zlib
 from PIL import Image
 
-from featviz.drawing.colormap import Palette, plain_grey, table
+from featviz.drawing.colormap import Palette, chosen, table
 from featviz.drawing.grid import CONSTANT, ZERO, Words, strips
 from featviz.drawing.grid import plan as plan_grid
 from featviz.drawing.values import MIN, ValueLimits, is_constant, overall
@@ -37,7 +36,8 @@ log = logging.getLogger(__name__)
 
 MAX_PIXELS = 178_956_970
 """Pillow refuses to open larger pictures without a word from the user."""
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_SIGNATURE, _END = b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xaeB`\x82"
+_IDAT_CHECKSUM = isal_zlib.crc32(b"IDAT")
 _GREY, _RGB, _PALETTE = 0, 2, 3
 
 
@@ -116,10 +116,9 @@ def check_format(name: str) -> None:
     if kind.save is not None and kind.pillow not in Image.SAVE:
         Image.init()
         if kind.pillow not in Image.SAVE:
-            raise UsageError(
-                f"--format {name}: Pillow {PIL.__version__} cannot write {kind.pillow} here",
-                f"{kind.needs or 'install another build of it'}, or choose another format",
-            )
+            words = f"--format {name}: Pillow {PIL.__version__} cannot write {kind.pillow} here"
+            needs = kind.needs or "install another build of it"
+            raise UsageError(words, f"{needs}, or choose another format")
 
 
 def to_image(picture: GridPicture) -> Image.Image:
@@ -143,9 +142,7 @@ def to_png(picture: GridPicture) -> bytes:
 
 
 def encode(picture: GridPicture, file: BinaryIO, format: str, text: dict[str, str]) -> None:
-    """Write the picture to an open file: PNG piece by piece by our own encoder, other formats
-    through Pillow.
-    """
+    """Write the picture to an open file: PNG by our own encoder, other formats through Pillow."""
     kind, plan, colors = FORMATS[format], picture.plan, picture.palette
     if plan.pixels > MAX_PIXELS:
         log.warning(
@@ -167,27 +164,15 @@ def describe(
     picture: GridPicture, site: Site, shape: Sequence[int], file: str, values: int | None = None
 ) -> Capture:
     """The manifest's row for a picture."""
-    plan, limits = picture.plan, picture.limits
+    plan, limits, layer = picture.plan, picture.limits, site.layer
     down, across = plan.scale
+    scale = down if down == across else [down, across]
     return Capture(
-        layer=site.layer.name,
-        type=site.layer.type,
-        index=site.layer.index,
-        kind=site.kind,
-        call=site.call,
-        key=site.key,
-        shape=list(shape),
-        layout=picture.layout,
-        maps=len(picture.stats),
-        file=file,
-        grid={
-            "nrow": plan.columns,
-            "padding": plan.padding,
-            "tile": list(plan.tile),
-            "scale": down if down == across else [down, across],
-        },
-        normalize=limits.mode,
-        range=None if limits.shared is None else list(limits.shared),
+        *(layer.name, layer.type, layer.index, site.kind, site.call, site.key, list(shape)),
+        *(picture.layout, len(picture.stats), file),
+        {"nrow": plan.columns, "padding": plan.padding, "tile": list(plan.tile), "scale": scale},
+        limits.mode,
+        None if limits.shared is None else list(limits.shared),
         channels=picture.channels,
         slices=list(picture.slices) if picture.slices[1] > 1 else None,
         collapsed={str(leader): group for leader, group in picture.groups.items()} or None,
@@ -248,25 +233,26 @@ def lay_over(
     steps = np.arange(held)[picture.steps]
     frames = ((steps + 0.5) * len(ground) / held).astype(int).tolist() * count
     shape, alone = (count, side, *window[2:]), picture.reduce is not None
-    colors, alpha = picture.palette, float(options.overlay or 0)
-    over = (picture.tiles[:], table(colors), colors.nonfinite)
+    colors, alpha, maps = picture.palette, float(options.overlay or 0), picture.tiles[:]
+    size = (len(maps), *window[2:], 3), maps.nbytes + sum(one.nbytes for one in ground)
     return replace(
         picture,
         plan=plan_grid(shape, options, alone=alone),
-        tiles=Overlay(*over, ground, frames, alpha, window),
-        palette=plain_grey(options.gap_grey),
+        tiles=Overlay(*size, maps, table(colors), colors.nonfinite, ground, frames, alpha, window),
+        palette=chosen(options, nonfinite=False, rgb=True),
         overlay=options.overlay,
     )
 
 
 @dataclass(frozen=True)
 class Overlay:
-    """RGB tiles [N, H, W, 3] of the input's size, or of the part of it that is drawn.
+    """RGB tiles [N, H, W, 3] of the input's size, or of the part of it that is drawn. A map covers
+    the whole input: it is resized bilinearly (as Pillow does, for which pixels are areas, not
+    points), coloured, and mixed in by `alpha`: 0 is the input, 1 the map."""
 
-    A map covers the whole input: it is resized bilinearly (as Pillow does, for which pixels are
-    areas, not points), coloured, and mixed in by `alpha`: 0 is the input, 1 the map.
-    """
-
+    shape: tuple[int, ...]
+    nbytes: int
+    """Bytes of the maps, and of the input under them."""
     maps: Bytes
     """Levels [N, h, w], or RGB [N, h, w, 3]."""
     colors: Bytes
@@ -279,31 +265,19 @@ class Overlay:
     window: Sequence[int]
     """Top, left, height and width of the part of the input that is drawn."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """[N, H, W, 3]"""
-        return (len(self.maps), *self.window[2:], 3)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the maps, and of the input under them."""
-        return self.maps.nbytes + sum(picture.nbytes for picture in self.ground)
-
     def __getitem__(self, part: slice) -> Bytes:
         """Some of the tiles, uint8 [n, H, W, 3]."""
         from featviz.drawing import loops
 
-        maps, frames = self.maps[part], self.frames[part]
-        size = (self.ground[0].shape[0], self.ground[0].shape[1])
+        maps, frames, size = self.maps[part], self.frames[part], self.ground[0].shape[1::-1]
         top, left, height, width = self.window
         drawn = slice(top, top + height), slice(left, left + width)
         tiles = np.empty((len(maps), height, width, 3), np.uint8)
         holes = np.zeros(maps.shape, bool) if self.nonfinite is None else maps == self.nonfinite
         levels, how = np.where(holes, 0, maps).astype(np.uint8), Image.Resampling.BILINEAR
-        grown = [np.asarray(Image.fromarray(one).resize(size[::-1], how)) for one in levels]
-        over = np.stack(grown)
+        over = np.stack([np.asarray(Image.fromarray(one).resize(size, how)) for one in levels])
         for number in np.flatnonzero(holes.reshape(len(maps), -1).any(1)):
-            where = Image.fromarray(holes[number]).resize(size[::-1], Image.Resampling.NEAREST)
+            where = Image.fromarray(holes[number]).resize(size, Image.Resampling.NEAREST)
             over[number, np.asarray(where)] = self.nonfinite or 0
         share, colors = 1.0 - self.alpha, self.alpha * self.colors
         for tile, frame, mine in zip(tiles, frames, over, strict=True):
@@ -327,14 +301,9 @@ def write_png(
     colors: bytes | None = None,
     text: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a PNG of a height and width.
-
-    Args:
-        pieces: uint8 [rows, width], or [rows, 3 · width] for RGB, from top to bottom; each is done
-            with before the next one is asked for.
-        colors: RGB triples of a palette; without one an index is its grey.
-        text: keywords (at most 79 Latin-1 characters) and texts.
-    """
+    """Write a PNG of a height and width, of pieces uint8 [rows, width], or [rows, 3 · width] for
+    RGB, from top to bottom, each of which is done with before the next one is asked for; with a
+    palette of RGB triples, or greys, and texts by keywords (79 Latin-1 characters at most)."""
     from featviz.drawing import deflate, loops  # numba takes a while to import
 
     pieces = iter(pieces)
@@ -354,9 +323,11 @@ def write_png(
 
     parts = [_head(size, depth, colors, tuple((text or {}).items()))]
     for data in deflate.deflated(filtered(), size[0] * (1 + width)):
-        file.write(b"".join((*parts, *_chunk(b"IDAT", data))))
+        length, checksum = len(data), isal_zlib.crc32(data, _IDAT_CHECKSUM)
+        framed = struct.pack(">I", length), b"IDAT", data, struct.pack(">I", checksum)
+        file.write(b"".join((*parts, *framed)))
         parts = []
-    file.write(b"".join(_chunk(b"IEND")))
+    file.write(_END)
 
 
 @lru_cache(1024)
@@ -366,21 +337,18 @@ def _head(
     """All that stands before the pixels, which is the same for a layer's picture of each image:
     text is tEXt, or iTXt where Latin-1 cannot hold it."""
     color_type = _PALETTE if colors is not None else _GREY if depth == 1 else _RGB
-    form = struct.pack(">IIBBBBB", size[1], size[0], 8, color_type, 0, 0, 0)
-    chunks = [_chunk(b"IHDR", form)]
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", size[1], size[0], 8, color_type, 0, 0, 0))]
     for keyword, value in text:
         key = keyword.encode("latin-1") + b"\0"
         try:
-            chunks.append(_chunk(b"tEXt", key + value.encode("latin-1")))
+            chunks.append((b"tEXt", key + value.encode("latin-1")))
         except UnicodeEncodeError:
-            words = value.encode("utf-8", "replace")
-            chunks.append(_chunk(b"iTXt", key + b"\0\0\0\0" + words))
-    if color_type == _PALETTE:
-        chunks.append(_chunk(b"PLTE", colors or b""))
-    return b"".join((_SIGNATURE, *chain.from_iterable(chunks)))
-
-
-def _chunk(kind: bytes, data: bytes = b"") -> tuple[bytes, ...]:
-    """A chunk's parts: its length, its kind, what it holds, and the checksum of both."""
-    checksum = isal_zlib.crc32(data, isal_zlib.crc32(kind))
-    return struct.pack(">I", len(data)), kind, data, struct.pack(">I", checksum)
+            chunks.append((b"iTXt", key + b"\0\0\0\0" + value.encode("utf-8", "replace")))
+    if colors is not None:
+        chunks.append((b"PLTE", colors))
+    sums = (isal_zlib.crc32(data, isal_zlib.crc32(kind)) for kind, data in chunks)
+    framed = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
+        for (kind, data), checksum in zip(chunks, sums, strict=True)
+    )
+    return _SIGNATURE + b"".join(framed)

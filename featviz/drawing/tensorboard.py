@@ -30,20 +30,15 @@ from featviz.text import printable
 
 BINS = 64
 """Bins of a histogram, of equal width between the smallest and the largest value."""
-
 MOST_MAPS = 64
 """Maps in a grid: the writer's checksums are Python, 22 ms for 100 kB of PNG."""
-
 EVENTS = "events.out.tfevents.*"
 
 
 @dataclass(frozen=True)
 class Board:
-    """A file of TensorBoard events.
-
-    The images of a run are the steps of a tag. At a training step, each image has tags of its own,
-    and scalars: a line through them is that of one image over the training.
-    """
+    """A file of TensorBoard events. The images of a run are the steps of a tag. At a training step,
+    each image has tags of its own, and scalars: a line through them is that of one image."""
 
     file: BinaryIO
     step: int | None = None
@@ -58,17 +53,10 @@ class Board:
         histogram: Mapping[str, Any] | None,
         image: str = "",
     ) -> Iterator[dict[str, Any]]:
-        """One captured tensor as the fields of TensorBoard's messages `Summary.Value`: a picture, a
-        histogram and, in a training, the share of zeros and the number of channels that are nowhere
-        above zero. Tags are `what/layer1.0.conv1`; what is not of an output says so
-        (`what-input/...`).
-
-        Args:
-            picture: gives the PNG.
-            stats: [channels, 6].
-            shown: how many channels the picture has.
-            image: the name of the image; empty for kernels.
-        """
+        """One captured tensor as the fields of TensorBoard's messages `Summary.Value`: a PNG of the
+        channels `shown`, a histogram and, in a training, the share of zeros and the number of
+        channels that are nowhere above zero, from statistics [channels, 6]. Tags are
+        `what/layer1.0.conv1`; what is not of an output says so (`what-input/...`)."""
 
         def tag(what: str) -> str:
             kind = "" if site.kind in ("output", "grad", what) else f"-{site.kind.split('-')[-1]}"
@@ -134,8 +122,7 @@ def histogram(tensor: Tensor) -> dict[str, Any] | None:
 
 def as_make_grid(picture: GridPicture, options: DrawOptions) -> GridPicture:
     """The first tiles in the geometry of `make_grid(nrow=int(sqrt(C)))`, but for `nrow` and `scale`
-    where the options name them. A vector stays one strip.
-    """
+    where the options name them. A vector stays one strip."""
     if picture.strip:
         return picture
     side = picture.slices[0]
@@ -154,19 +141,14 @@ def require() -> None:
     try:
         importlib.import_module("tensorboard.summary.writer.record_writer")
     except ImportError as error:
-        raise UsageError(
-            f"--tensorboard needs the package tensorboard: {error}",
-            "pip install 'featviz[tensorboard]'",
-        ) from error
+        words = f"--tensorboard needs the package tensorboard: {error}"
+        raise UsageError(words, "pip install 'featviz[tensorboard]'") from error
 
 
 @contextmanager
 def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | None]:
-    """A board in a folder, flushed and closed at the end; None without one.
-
-    Args:
-        below: the run directory; where the folder lies in it, it may not do so by a link.
-    """
+    """A board in a folder, closed at the end; None without one. Where the folder lies `below` a run
+    directory, it may not do so by a link."""
     if folder is None:
         yield None
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,13 +31,6 @@ be lost in rounding, and takes a pass of its own."""
 _TINY, _LARGER = 1e-30, np.float32(2.0**64)
 """The reciprocal of a smaller span may overflow: such a map is multiplied by a power of two, which
 changes no digit. Also the span where two percentiles are equal: all above is bright, else dark."""
-
-
-def compiled() -> Any:
-    """The module of compiled loops, `loops`, which takes a while to import."""
-    from featviz.drawing import deflate, loops  # noqa: F401
-
-    return loops
 
 
 # Statistics
@@ -134,34 +127,30 @@ class ValueLimits:
 def limits(
     scale: Scale, maps: Tensor, low: Floats, high: Floats, together: bool = False
 ) -> ValueLimits:
-    """The limits of each map; `low` and `high` [N] are the finite extremes of each (else NaN).
-
-    Maps of one number each share the layer's scale, since by their own all would be alike; other
-    maps do where they are drawn `together`.
-    """
+    """The limits of each map; `low` and `high` [N] are the finite extremes of each (else NaN). Maps
+    of one number each share the layer's scale, others where they are drawn `together`."""
     if np.isnan(low).all():
         return ValueLimits.fixed(0.0, 0.0, "layer")
     mode, numbers = scale
     if mode == "map" and maps[0].numel() > 1 and not together:
         return ValueLimits(low, high, mode)
-    if mode == "range":
-        return ValueLimits.fixed(numbers[0], numbers[1], mode)
-    if mode == "none":
-        return ValueLimits.fixed(0.0, 1.0, mode)
+    if mode in ("range", "none"):
+        low_end, high_end = numbers or (0.0, 1.0)
+        return ValueLimits.fixed(low_end, high_end, mode)
     ends = float(np.nanmin(low)), float(np.nanmax(high))
     if mode == "symmetric":
         largest = max(map(abs, ends)) or 1.0
         return ValueLimits.fixed(-largest, largest, mode)
-    if mode == "percentile":
+    if "percentile" in mode:
         values = maps.cpu().numpy()
-        lowest, highest = np.percentile(values[np.isfinite(values)], numbers)
-        return ValueLimits.fixed(float(lowest), float(highest), mode)
-    if mode == "symmetric-percentile":
-        values = abs(maps.cpu().numpy())
-        values = values[np.isfinite(values) & (values > 0)]
+        values = values[np.isfinite(values)]
+        if mode == "percentile":
+            bottom, top = np.percentile(values, numbers)
+            return ValueLimits.fixed(float(bottom), float(top), mode)
+        values = abs(values[values != 0])
         largest = float(np.percentile(values, numbers[0])) if len(values) else 1.0
         return ValueLimits.fixed(-largest, largest, mode)
-    return ValueLimits.fixed(ends[0], ends[1], "layer")
+    return ValueLimits.fixed(*ends, "layer")
 
 
 # Levels
@@ -173,9 +162,8 @@ def to_levels(
     """Turn float maps [N, ...] into levels 0..`levels`-1 of the same shape, rounded to the nearest;
     NaN and infinite values into the index `nonfinite`, which is None where there are none.
 
-    The arithmetic is torchvision's (`make_grid(normalize=True)`, then `save_image`) but for two
-    kinds of maps: of constant ones only zero is black and any other value the middle level; and
-    maps of tiny values are drawn like all others.
+    The arithmetic is torchvision's (`make_grid(normalize=True)`, then `save_image`), but of
+    constant maps only zero is black and any other value the middle level.
     """
     from featviz.drawing import loops
 

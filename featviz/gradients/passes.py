@@ -18,7 +18,7 @@ from featviz.errors import LayoutError, UsageError
 from featviz.gradients import targets
 from featviz.gradients.targets import Intervention, Target, output_at
 from featviz.hooks import selectors
-from featviz.hooks.capture import Recorder, Sink, back, forward, recording, tensors
+from featviz.hooks.capture import Recorder, Sink, forward, recording, tensors
 from featviz.hooks.eval_mode import in_eval_mode, kept_rng
 from featviz.hooks.functions import FunctionMode
 from featviz.hooks.layers import is_in_place, list_layers
@@ -45,19 +45,23 @@ class PassPlan:
     @property
     def changes_values(self) -> bool:
         """Whether some intervention changes what a layer gives, not only gradients."""
-        return any(change.kind != "grad" for changes in self.changes.values() for change in changes)
+        return any(kind != "grad" for changes in self.changes.values() for _, kind, *_ in changes)
 
 
-def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
-    """Match the options with a model's layers."""
+def plan(
+    model: LoadedModel, options: PassOptions, blank: Sequence[Tensor], book: HintBook
+) -> PassPlan:
+    """Match the options with a model's layers. Goes there and back once on zeros, so that what
+    cannot work is said before anything is written; warns of options that change nothing."""
     layers, changes = list_layers(model.module), dict[Layer, list[Intervention]]()
     for change in (targets.parse_intervention(*change) for change in options.interventions):
-        wanted = selectors.parse(change.selectors)
-        if selectors.wants_functions(wanted):
-            raise UsageError(f"{change.option}: functions cannot be changed, only modules")
+        option, _, text, *_ = change
+        wanted = selectors.parse(text)
+        if selectors.of_functions(wanted):
+            raise UsageError(f"{option}: functions cannot be changed, only modules")
         chosen = selectors.select(layers, wanted)
         if not chosen:
-            words = f"{change.option}: no layer matches {change.selectors!r}"
+            words = f"{option}: no layer matches {text!r}"
             raise UsageError(words, selectors.remedy(layers, wanted))
         for layer in chosen:
             changes.setdefault(layer, []).append(change)
@@ -69,17 +73,13 @@ def plan(model: LoadedModel, options: PassOptions) -> PassPlan:
             hint = f"did you mean {' or '.join(close)}?" if close else ""
             words = f": no layer is called {target.layer!r}"
             raise target.error(words, hint or "featviz layers MODEL lists them")
-    return PassPlan(options, target, at, changes)
-
-
-def try_out(model: LoadedModel, plan: PassPlan, blank: Sequence[Tensor], book: HintBook) -> None:
-    """Go there and back once on zeros, so that what cannot work is said before anything is
-    written; warn of options that change nothing."""
-    if plan.options.gradients or plan.changes:
-        with in_eval_mode(model.module, plan.options.gradients), watched(model, plan, []) as hooks:
+    plan = PassPlan(options, target, at, changes)
+    if options.gradients or changes:
+        with in_eval_mode(model.module, options.gradients), watched(model, plan, []) as hooks:
             outcome, _ = hooks.show(blank, book, lambda site, tensor: None)
         for words in outcome.idle:
             log.warning("%s", words)
+    return plan
 
 
 @contextmanager
@@ -94,20 +94,20 @@ def watched(model: LoadedModel, plan: PassPlan, layers: Sequence[Layer]) -> Iter
         yield hooks
 
 
+@dataclass
 class Watched:
     """A model with its hooks in place."""
 
-    recorder: Recorder
-
-    def __init__(self, model: LoadedModel, plan: PassPlan, layers: Sequence[Layer]) -> None:
-        """Note what `watched` places."""
-        self.model, self.plan, self.layers = model, plan, layers
-        self._book: HintBook | None = None
-        """Of the input under way; None where nothing is changed."""
-        self._noise = torch.Generator()
-        self._ran = set[Layer]()
-        self._there: list[Any] = []
-        """The outputs of the target's layer."""
+    model: LoadedModel
+    plan: PassPlan
+    layers: Sequence[Layer]
+    recorder: Recorder = field(init=False)
+    _book: HintBook | None = None
+    """Of the input under way; None where nothing is changed."""
+    _noise: torch.Generator = field(default_factory=torch.Generator)
+    _ran: set[Layer] = field(default_factory=set)
+    _there: list[Any] = field(default_factory=list)
+    """The outputs of the target's layer."""
 
     def change(self, layer: Layer, output: Any) -> Any:
         """Change a layer's output, or keep it for the target; None where it stays as it is."""
@@ -143,23 +143,16 @@ class Watched:
                     output = forward(model.module, given, recorder)
         finally:
             self._book, self._there = None, []
-            recorder.release()
-        outcome = Outcome(
-            prediction=top_classes(output, model.categories, model.scores),
-            target=value,
-            target_title=named,
-        )
+            recorder.begin(None)
+        found = top_classes(output, model.categories, model.scores)
+        outcome = Outcome(found, target=value, target_title=named)
         if plan.changes or relus is not None:
             outcome = replace(outcome, idle=tuple(_idle(plan, self._ran, relus)))
         if plan.changes and plan.changes_values:
             largest, nonfinite = largest_change(tensors(before), tensors(output))
-            outcome = replace(
-                outcome,
-                before=top_classes(before, model.categories, model.scores),
-                intervened=True,
-                largest_change=largest,
-                nonfinite=nonfinite,
-            )
+            outcome = replace(outcome, largest_change=largest, nonfinite=nonfinite, intervened=True)
+            likely = top_classes(before, model.categories, model.scores)
+            outcome = replace(outcome, before=likely)
         return outcome, recorder
 
     def _undisturbed(self, given: Sequence[Tensor], book: HintBook) -> Any:
@@ -174,11 +167,9 @@ class Watched:
         return output if self.plan.changes_values else None
 
     def _there_and_back(self, given: Sequence[Tensor], book: HintBook) -> tuple[Any, float, str]:
-        """Forward and backward; hooks on tensors take the gradients. Parameters get none.
-
-        The input requires gradients, so that a frozen model has a graph; the model gets a copy of
-        it, since an in-place operation is not allowed on the input itself.
-        """
+        """Forward and backward; hooks on tensors take the gradients. Parameters get none. The
+        input requires gradients, so that a frozen model has a graph; the model gets a copy of it,
+        since an in-place operation is not allowed on the input itself."""
         model, plan = self.model, self.plan
         inputs = [arg.clone() for arg in given]
         for arg in inputs:  # indices and masks can have no gradient
@@ -196,22 +187,17 @@ class Watched:
                 there = there.select(axis, target.channel)
         value, named = target.value(there, model.categories, model.scores)
         if not value.requires_grad:
-            raise target.error(
-                ": no gradient flows back from it",
-                "the model is quantized, or detaches it, or computes it under torch.no_grad",
-            )
-        back(value, [arg for arg in inputs if arg.requires_grad], self.recorder)
+            hint = "the model is quantized, or detaches it, or computes it under torch.no_grad"
+            raise target.error(": no gradient flows back from it", hint)
+        self.recorder.back(value, [arg for arg in inputs if arg.requires_grad])
         return output, float(value.detach()), named
 
 
 def _channel_axis(book: HintBook, layer: Layer, tensor: Tensor, what: str) -> int:
-    axis = channel_axis(list(tensor.shape), book.of(layer))
+    axis, shape = channel_axis(list(tensor.shape), book.of(layer)), list(tensor.shape)
     if axis is None:
-        raise UsageError(
-            f"{what}: it is unknown which axis of {layer.label} {list(tensor.shape)} counts "
-            "channels",
-            "--tensor-layout says it",
-        )
+        words = f"{what}: it is unknown which axis of {layer.label} {shape} counts channels"
+        raise UsageError(words, "--tensor-layout says it")
     return axis
 
 
@@ -222,7 +208,7 @@ def _idle(plan: PassPlan, ran: set[Layer], relus: Counter[str] | None) -> Iterat
     idle: dict[str, list[str]] = {}
     for layer, changes in plan.changes.items():
         for change in changes if layer not in ran else ():
-            idle.setdefault(change.option, []).append(layer.label)
+            idle.setdefault(change[0], []).append(layer.label)
     for option, names in idle.items():
         yield f"{option}: {listed(names, 1)} did not run"
 
@@ -231,12 +217,9 @@ def _idle(plan: PassPlan, ran: set[Layer], relus: Counter[str] | None) -> Iterat
 
 
 def paired(take: Callable[[Site, Tensor, Tensor], None]) -> Sink:
-    """A sink for hooks that capture `targets.PAIRED`: it hands on each output with its gradient.
-
-    `take` gets the site of the output, and may raise LayoutError where nothing is to be drawn. The
-    output is copied when the layer gives it, since a later in-place operation may change it,
-    and the copy goes when its gradient has come, or with the sink.
-    """
+    """A sink for hooks that capture `targets.PAIRED`: it hands each output, and its site, on with
+    its gradient; `take` may raise LayoutError. The output is copied when the layer gives it, since
+    a later in-place operation may change it, until its gradient has come."""
     outputs: dict[Site, Tensor] = {}
 
     def sink(site: Site, tensor: Tensor) -> None:
@@ -252,47 +235,28 @@ def paired(take: Callable[[Site, Tensor, Tensor], None]) -> Sink:
 # How a gradient passes a ReLU
 
 
-class ReluFunction(torch.autograd.Function):
-    """ReLU with a backward pass of another rule. With x its input and g the gradient at its output:
+@contextmanager
+def relu_rule(name: str) -> Iterator[Counter[str]]:
+    """Let gradients pass every ReLU, module or function, by a rule in this block; the model itself
+    is not touched. With x the input of a ReLU and g the gradient at its output:
 
     - plain: g where x > 0
     - guided: g where x > 0 and g > 0 (Springenberg et al., arXiv 1412.6806, section 3.4)
     - deconv: g where g > 0 (Zeiler and Fergus, arXiv 1311.2901, section 2.1)
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, inplace: bool, guided: bool) -> Tensor:
-        """Compute the ReLU."""
-        if inplace:
-            ctx.mark_dirty(x)
-        result = x.clamp_(min=0) if inplace else x.clamp(min=0)
-        ctx.save_for_backward(*[result] * guided)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        """The gradient at the input."""
-        passed = gradients[0].clamp(min=0)
-        for result in ctx.saved_tensors:
-            passed = passed * (result > 0)
-        return passed, None, None
-
-
-@contextmanager
-def relu_rule(name: str) -> Iterator[Counter[str]]:
-    """Let gradients pass every ReLU, module or function, by a rule (guided, deconv) in this block;
-    the model itself is not touched.
 
     Enter it before whatever else watches functions, which then sees the ReLU and not what the rule
     makes of it.
     """
-    met = Counter[str]()
+    met, at = Counter[str](), ("guided", "deconv").index(name)
 
     def relu(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         met["relu"] += 1
         x = args[0] if args else kwargs.get("input", kwargs.get("self"))
         inplace = is_in_place(func) or kwargs.get("inplace", args[1] if args[1:] else False)
-        return ReluFunction.apply(x, bool(inplace), name == "guided")
+        result = torch.relu(x)
+        if result.grad_fn is not None:  # whose hooks take the gradients at its input and its output
+            result.grad_fn.register_hook(lambda *gradients: (gradients[at][0].clamp(min=0),))
+        return x.copy_(result) if inplace else result
 
     with FunctionMode(replacements={"relu": relu}):
         yield met
@@ -316,34 +280,27 @@ def top_classes(
         return ()
     if rows.shape[0] != 1 or rows.shape[1] < 2 or not rows.isfinite().all():
         return ()
-    values = rows[0]
-    names = categories if categories and len(categories) == len(values) else None
-    shares, order = values.softmax(0), values.topk(min(count, len(values))).indices.tolist()
-    return tuple(
-        Guess(i, names[i] if names else None, float(values[i]), float(shares[i])) for i in order
-    )
+    values, many = rows[0], rows.shape[1]
+    names = categories if categories and len(categories) == many else [None] * many
+    shares, order = values.softmax(0), values.topk(min(count, many)).indices.tolist()
+    return tuple(Guess(i, names[i], float(values[i]), float(shares[i])) for i in order)
 
 
 def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[float | None, int]:
     """The largest absolute difference of two outputs' values that are finite in both, and how many
     are NaN or infinite in one and something else in the other. None and 0 where there are no
     tensors, their shapes differ, or one has no real, dense values."""
-    if not before:
+    dense: list[Tensor] = []
+    try:
+        for tensor in (*before, *after):
+            floats = to_floats(tensor.detach())
+            dense.append((floats if tensor.is_quantized else tensor.detach()).cpu().double())
+    except LayoutError:
         return None, 0
-    outputs: list[list[Tensor]] = []
-    for output in (before, after):
-        outputs.append([])
-        for tensor in output:
-            try:
-                floats = to_floats(tensor.detach())
-            except LayoutError:
-                return None, 0
-            outputs[-1].append((floats if tensor.is_quantized else tensor.detach()).cpu().double())
-    first, second = outputs
-    if [tensor.shape for tensor in first] != [tensor.shape for tensor in second]:
+    if not before or [x.shape for x in before] != [x.shape for x in after]:
         return None, 0
     largest, unlike = 0.0, 0
-    for one, other in zip(first, second, strict=True):
+    for one, other in zip(dense[: len(before)], dense[len(before) :], strict=True):
         finite = one.isfinite() & other.isfinite()
         same = (one == other) | (one.isnan() & other.isnan())
         if finite.any():

@@ -65,7 +65,7 @@ class Target:
         if tensor.ndim != 2 or tensor.shape[0] != 1 or tensor.shape[1] == 0:
             words = f" needs scores of classes [1, K], not {list(tensor.shape)}"
             raise self.error(words, _EXAMPLES)
-        names = names_of(tensor.shape[1], categories)
+        names = categories if categories and len(categories) == tensor.shape[1] else ()
         index = self._class(tensor[0], names)
         title = names[index] if names else f"class {index}"
         return tensor[0, index], self.text if self.keys else title
@@ -81,10 +81,9 @@ class Target:
         for key in self.keys:
             tensor = output_at(tensor, key)
         if not isinstance(tensor, Tensor):
-            if self.layer is not None:
-                raise self.error(f": the layer gives {outline(output)}")
-            words = f": the output is no tensor there; the model gives {outline(output)}"
-            raise self.error(words, _EXAMPLES)
+            what = "layer" if self.layer is not None else "output is no tensor there; the model"
+            hint = None if self.layer is not None else _EXAMPLES
+            raise self.error(f": the {what} gives {outline(output)}", hint)
         if not tensor.is_floating_point():
             raise self.error(f": it holds {tensor.dtype}, and has no gradient")
         dense = tensor.to_dense() if str(tensor.layout).startswith("torch.sparse") else tensor
@@ -106,11 +105,10 @@ class Target:
         known = [other.lower() for other in names]
         if name in known:
             return known.index(name)
-        hint = "these weights have no names; give its number"
+        hint = f"the classes are {listed(names, _NAMED)}; a number is one, too"
         if close := difflib.get_close_matches(name, known, 3):
             hint = f"did you mean {', '.join(close)}?"
-        elif names:
-            hint = f"the classes are {listed(names, _NAMED)}; a number is one, too"
+        hint = hint if names else "these weights have no names; give its number"
         raise self.error(": no class has this name", hint)
 
 
@@ -129,12 +127,6 @@ def parse(text: str | None) -> Target:
         raise UsageError(f"target {quoted(repr(text))} cannot be read", hint)
     keys = tuple(re.findall(r"\[([^\]]+)\]", path[1])) if path else ()
     return Target(text, keys, found[1] or "class", found[2] or "")
-
-
-def names_of(count: int, categories: Sequence[str] | None) -> Sequence[str]:
-    """The names of the classes of an output [1, count]; none where there are more or fewer, since a
-    head of another size was trained on other classes."""
-    return categories if categories and len(categories) == count else ()
 
 
 def output_at(output: Any, key: str) -> Any:
@@ -182,32 +174,19 @@ _FORMS = {
 takes the first, `--edit` the others."""
 
 
-@dataclass(frozen=True)
-class Intervention:
-    """A change as it was asked for."""
-
-    option: str
-    """For messages: `ablate='conv1:5'`."""
-    kind: str
-    """A key of _FORMS."""
-    selectors: str
-    channels: tuple[int, ...] = ()
-    numbers: tuple[float, ...] = ()
+Intervention = tuple[str, str, str, tuple[int, ...], tuple[float, ...]]
+"""A change as it was asked for: the option for messages (`ablate='conv1:5'`), a key of _FORMS, the
+selectors, channels and numbers."""
 
 
 def parse_intervention(option: str, text: str) -> Intervention:
     """Read `SELECTORS:5,17` of `ablate`, or `SELECTORS:WHAT` of `edit`: `channel 5,17*2`,
-    `clamp=0,6`, `noise=0.1` or `grad*0.5`.
-    """
+    `clamp=0,6`, `noise=0.1` or `grad*0.5`."""
     selectors, _, what = text.rpartition(":")
     named, what = f"{option}={quoted(text)!r}", re.sub(r"\s", "", what)
-    forms = {
-        kind: form for kind, form in _FORMS.items() if (kind == "ablate") == (option == "ablate")
-    }
-    wrong = UsageError(
-        f"{named} cannot be read",
-        f"for example {', '.join(example for _, example in forms.values())}",
-    )
+    forms = {k: form for k, form in _FORMS.items() if (k == "ablate") == (option == "ablate")}
+    examples = ", ".join(example for _, example in forms.values())
+    wrong = UsageError(f"{named} cannot be read", f"for example {examples}")
     for kind, (form, _) in forms.items():
         if selectors.strip() and (found := re.fullmatch(form, what, re.ASCII | re.IGNORECASE)):
             parts = found.groupdict()
@@ -219,7 +198,7 @@ def parse_intervention(option: str, text: str) -> Intervention:
             if kind == "clamp" and numbers[0] > numbers[1]:
                 words = f"{named}: {numbers[0]:g} is above {numbers[1]:g}"
                 raise UsageError(words, "clamp=LOW,HIGH")
-            return Intervention(named, kind, selectors, channels, numbers)
+            return named, kind, selectors, channels, numbers
     raise wrong
 
 
@@ -238,34 +217,34 @@ def intervene(
     import torch
     from torch import Tensor
 
-    for change in changes:
-        asked = f"{change.option}: {layer}"
+    for option, kind, _, channels, numbers in changes:
+        asked = f"{option}: {layer}"
         if not isinstance(output, Tensor):
             raise UsageError(f"{asked} gives a {type(output).__name__}, not a tensor")
         if output.is_quantized:
             raise UsageError(f"{asked} gives a quantized tensor")
-        axis = axis_of(output, change.option) if change.channels else -1
-        last = output.shape[axis] - 1 if change.channels else 0
-        if wrong := [channel for channel in change.channels if channel > last]:
+        axis = axis_of(output, option) if channels else -1
+        last = output.shape[axis] - 1 if channels else 0
+        if wrong := [channel for channel in channels if channel > last]:
             named = ", ".join(map(str, wrong[:3])) + (", ..." if wrong[3:] else "")
             raise UsageError(f"{asked} has channels 0 to {last}, not {named}")
-        if change.kind == "clamp":
-            output = output.clamp(*change.numbers)
-        elif change.kind == "noise":
+        if kind == "clamp":
+            output = output.clamp(*numbers)
+        elif kind == "noise":
             drawn = torch.randn(output.shape, generator=noise)
-            output = output + change.numbers[0] * drawn.to(output)
-        elif change.kind == "grad" and output.requires_grad:
-            output, factor = output.clone(), change.numbers[0]
-            output.register_hook(partial(operator.mul, factor))
-        elif change.channels:
-            places = torch.tensor(change.channels, device=output.device)
-            if change.kind == "ablate":  # zero, also where the channel held NaN
+            output = output + numbers[0] * drawn.to(output)
+        elif kind == "grad" and output.requires_grad:
+            output = output.clone()
+            output.register_hook(partial(operator.mul, numbers[0]))
+        elif channels:
+            places = torch.tensor(channels, device=output.device)
+            if kind == "ablate":  # zero, also where the channel held NaN
                 output = output.index_fill(axis, places, 0)
             else:
                 shape = [1] * output.ndim
                 shape[axis] = -1
                 ones = output.new_ones(output.shape[axis])
-                output = output * ones.index_fill(0, places, change.numbers[0]).view(shape)
+                output = output * ones.index_fill(0, places, numbers[0]).view(shape)
     return output
 
 
@@ -286,21 +265,15 @@ def for_drawing(passes: PassOptions, draw: DrawOptions, seed: int) -> PassOption
 def check_options(options: PassOptions, draw: DrawOptions) -> None:
     """Refuse bad values, and those that would do nothing beside the others, before any work."""
     if draw.weighs and options.capture != PAIRED:
-        raise UsageError(
-            f"reduce={draw.reduce} is made of a layer's output and its gradient, and capture says "
-            f"{','.join(options.capture)}",
-            "leave capture out",
-        )
+        words = f"reduce={draw.reduce} is made of a layer's output and its gradient, and capture"
+        raise UsageError(f"{words} says {','.join(options.capture)}", "leave capture out")
     parse(options.target)
     changes = [parse_intervention(*change) for change in options.interventions]
     asked = {
         "target": options.target is not None,
         "grad_rule": options.grad_rule != "plain",
-        "edit=grad": any(change.kind == "grad" for change in changes),
+        "edit=grad": any(kind == "grad" for _, kind, *_ in changes),
     }
-    for name, given in asked.items():
-        if given and not options.gradients:
-            raise UsageError(
-                f"{name} does nothing without gradients",
-                "add --capture output,grad, or --reduce gradcam",
-            )
+    for name in (name for name, given in asked.items() if given and not options.gradients):
+        hint = "add --capture output,grad, or --reduce gradcam"
+        raise UsageError(f"{name} does nothing without gradients", hint)

@@ -2,16 +2,16 @@
 calling a model, with errors that name the module in which it failed.
 
 The sink must be done with the tensor when it returns, since a later in-place operation may
-overwrite it. Gradients are taken by hooks on the tensors themselves, placed while the forward pass
-runs: a later in-place operation, which full backward hooks refuse, does not disturb them.
+overwrite it. Gradients are taken by hooks on the tensors themselves, which such an operation does
+not disturb (full backward hooks refuse it).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from featviz.errors import FeatvizError, ForwardError, LayoutError
 from featviz.hooks.functions import placed, unwatched
 from featviz.hooks.layers import class_names, modules_by_name
 from featviz.records import KINDS, Layer, Site, Skip
+from featviz.records.tables import CaptureKind
 
 Sink = Callable[[Site, Tensor], None]
 """Takes a tensor while it is true; raises LayoutError for one that cannot be drawn."""
@@ -54,21 +55,18 @@ def recording(
     changes: Sequence[tuple[Layer, Callable[[Any], Any]]] = (),
 ) -> Iterator[Recorder]:
     """Hook the layers of a model for any number of passes, each of which calls `Recorder.begin` and
-    enters `Recorder.functions`; every hook is removed, whatever happens.
-
-    Args:
-        kinds: what to capture of each layer: names of `records.KINDS`.
-        wanted: asked at each call of a function; else the functions among `layers` are captured.
-        changes: layers, and functions that change their outputs before these are captured.
-    """
+    enters `Recorder.functions`; every hook is removed, whatever happens. `wanted` is asked at each
+    call of a function; without it the functions among `layers` are captured. See `placed` for
+    `changes`."""
     names = {layer.name for layer in layers if layer.is_function}
     chosen = [layer for layer in layers if not layer.is_function]
     functions = wanted or ((lambda layer: layer.name in names) if names else None)
-    modules = modules_by_name(model)
-    recorder = Recorder(layers, kinds, modules)
-    enter = recorder.enter if any(KINDS[kind].of == "input" for kind in kinds) else None
+    modules, known = modules_by_name(model), [KINDS[kind] for kind in KINDS if kind in kinds]
+    of = {side: [kind for kind in known if kind.of == side] for side in ("input", "output")}
+    recorder = Recorder(layers, of, modules)
+    enter = recorder.enter if of["input"] else None
     with ExitStack() as stack:
-        stack.callback(recorder.release)
+        stack.callback(recorder.begin, None)
         recorder.functions = stack.enter_context(
             placed(model, recorder.leave, enter, chosen, functions, changes=changes)
         )
@@ -87,64 +85,56 @@ def recording(
         yield recorder
 
 
-def never_ran(
-    idle: Iterable[str], ran: Collection[str], modules: Mapping[str, nn.Module]
-) -> list[str]:
-    """Names of layers whose silence is news, of those that were not called.
-
-    It is none that a mere list of modules was not called (nothing can call it, or the model calls
-    what is in it one by one), unless nothing was; nor that a module was not called from one place,
-    if it was from another. A module that was called from none of its places is named once.
-    """
-    seen = {id(modules[name]) for name in ran if name in modules}
-    news = []
-    for name in idle:
-        module = modules.get(name)
-        forward = type(module).forward if module is not None else None
-        is_list = forward is nn.Module.forward and "forward" not in vars(module)
-        if forward is nn.Sequential.forward:
-            is_list = any(other.startswith(f"{name}.") for other in ran)
-        if (ran and is_list) or (module is not None and id(module) in seen):
-            continue
-        news.append(name)
-        seen.add(id(module))
-    return news
-
-
+@dataclass
 class Recorder:
-    """Counts the calls of hooked layers, and hands what they take and return to a sink."""
+    """Counts the calls of hooked layers, and hands what they take and return to a sink. It sleeps
+    until `begin`."""
 
-    functions: AbstractContextManager[Any] = nullcontext()
+    layers: Sequence[Layer]
+    kinds: Mapping[str, Sequence[CaptureKind]]
+    """What to take of a layer's `input` and of its `output`."""
+    modules: Mapping[str, nn.Module]
+    functions: AbstractContextManager[Any] = field(default_factory=nullcontext)
     """To be entered around a pass, so that functions are captured, too."""
-
-    def __init__(
-        self, layers: Sequence[Layer], kinds: Sequence[str], modules: Mapping[str, nn.Module]
-    ) -> None:
-        """Sleep until `begin`; `modules` are the model's, by name."""
-        self.layers, self._modules = layers, modules
-        chosen = [kind for kind in KINDS.values() if kind.name in kinds]
-        self._kinds = {of: [k for k in chosen if k.of == of] for of in ("input", "output")}
-        self._handles: list[RemovableHandle] = []
-        self._awaited: dict[Site, GradientEdge] = {}
-        self.sink: Sink | None = None
-        self.begin(None)
+    sink: Sink | None = None
+    calls: Counter[str] = field(default_factory=Counter)
+    skipped: list[Skip] = field(default_factory=list)
+    fault: Exception | None = None
+    """The exception that the sink raised, which is not a failure of the model."""
+    _forward: bool = False
+    _entered: Counter[str] = field(default_factory=Counter)
+    _handles: list[RemovableHandle] = field(default_factory=list)
+    _awaited: dict[Site, GradientEdge] = field(default_factory=dict)
 
     def begin(self, sink: Sink | None) -> None:
-        """Begin a pass, of which nothing is known yet; None sleeps through it."""
-        self.release()
-        self.sink = sink
-        self._forward = sink is not None
-        self.calls: Counter[str] = Counter()
-        self._entered: Counter[str] = Counter()
-        self.skipped: list[Skip] = []
-        self.fault: Exception | None = None
-        """The exception that the sink raised, which is not a failure of the model."""
+        """Begin a pass, of which nothing is known yet. None ends it, or sleeps through it: the
+        hooks go off the tensors, of which the model may keep some."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._awaited = [], {}
+        self.sink, self._forward = sink, sink is not None
+        if sink is not None:
+            self.calls, self._entered = Counter(), Counter()
+            self.skipped, self.fault = [], None
 
     @property
     def never_ran(self) -> list[Layer]:
-        """Hooked layers that did not fire, as far as that is news."""
-        idle = {layer.name: layer for layer in self.layers if layer.name not in self.calls}
-        return [idle[name] for name in never_ran(idle, self.calls, self._modules)]
+        """Hooked layers that did not fire, as far as that is news: not that of a mere list of
+        modules (nothing can call it, or the model calls what is in it one by one), unless nothing
+        fired; nor that of a module in one place, if it was called from another. A module that was
+        called from none of its places is named once."""
+        seen = {id(self.modules[name]) for name in self.calls if name in self.modules}
+        news = []
+        for layer in (layer for layer in self.layers if layer.name not in self.calls):
+            module = self.modules.get(layer.name)
+            forward = type(module).forward if module is not None else None
+            is_list = forward is nn.Module.forward and "forward" not in vars(module)
+            if forward is nn.Sequential.forward:
+                is_list = any(other.startswith(f"{layer.name}.") for other in self.calls)
+            if not (self.calls and is_list) and (module is None or id(module) not in seen):
+                news.append(layer)
+                seen.add(id(module))
+        return news
 
     def enter(self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the arguments of a layer's call."""
@@ -153,10 +143,11 @@ class Recorder:
         call = self._entered[layer.name]
         self._entered[layer.name] += 1
         given = given_tensors(args, kwargs)
-        for key, value in given:
-            self._take_kinds(layer, "input", call, key, value)
-        for kind in () if given else self._kinds["input"]:
-            self._skip(Site(layer, kind.name, call, ""), "takes no tensor")
+        for kind in self.kinds["input"]:
+            for key, value in given:
+                self._take(Site(layer, kind.name, call, key), value, kind.backward)
+            if not given:
+                self._skip(Site(layer, kind.name, call, ""), "takes no tensor")
 
     def leave(self, layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
         """Take the result of a layer's call; a None beside a tensor is no result."""
@@ -164,72 +155,60 @@ class Recorder:
             return
         call = self.calls[layer.name]
         self.calls[layer.name] += 1
-        if isinstance(output, Tensor):
-            self._take_kinds(layer, "output", call, "", output)
-            return
-        given = list(leaves(output))
+        given = [("", output)] if isinstance(output, Tensor) else list(leaves(output))
         drawn = any(isinstance(value, Tensor) for _, value in given)
         for key, value in given:
-            if value is not None or not drawn:
-                self._take_kinds(layer, "output", call, key, value)
+            for kind in self.kinds["output"] if value is not None or not drawn else ():
+                self._take(Site(layer, kind.name, call, key), value, kind.backward)
 
     def back(self, target: Tensor, inputs: Sequence[Tensor]) -> None:
-        """Go back from a target to the inputs; hooks on tensors take the gradients.
+        """Go back from a target to the inputs; hooks on tensors take the gradients. ForwardError
+        where the backward pass fails.
 
-        Layers that run from now on are recomputed for the backward pass (activation checkpointing),
-        and have been seen. What hangs on parameters only (a table of positions, say) is not on the
-        way to the inputs, and takes a second way back.
+        Layers that run from now on are recomputed (activation checkpointing), and have been seen.
+        What hangs on parameters only (a table of positions) takes a second way back.
         """
         self._forward = False
-        torch.autograd.grad(target, inputs, retain_graph=True, allow_unused=True)
-        if aside := dict(self._awaited):
-            gradients = torch.autograd.grad(target, list(aside.values()), allow_unused=True)
-            for site, gradient in zip(aside, gradients, strict=True):
-                self._arrived(site, gradient)
+        try:
+            torch.autograd.grad(target, inputs, retain_graph=True, allow_unused=True)
+            if aside := dict(self._awaited):
+                gradients = torch.autograd.grad(target, list(aside.values()), allow_unused=True)
+                for site, gradient in zip(aside, gradients, strict=True):
+                    self._arrived(site, gradient)
+        except Exception as error:
+            if self.fault is error:
+                raise
+            hint = "without grad and grad-input in --capture none is needed; -v shows the traceback"
+            raise ForwardError(f"the backward pass failed: {_first_line(error)}", hint) from error
+        why = "has no gradient: the target does not depend on it, or it was changed in place"
         for site in self._awaited:
-            self._skip(
-                site,
-                "has no gradient: the target does not depend on it, or it was changed in place",
-            )
+            self._skip(site, why)
         self._awaited.clear()
 
-    def release(self) -> None:
-        """Take the hooks off the tensors, of which the model may keep some."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles, self._awaited, self.sink = [], {}, None
-
-    def _take_kinds(self, layer: Layer, of: str, call: int, key: str, value: Any) -> None:
-        """Take a layer's output or input, and await its gradient, as far as they are wanted."""
+    def _take(self, site: Site, value: Any, backward: bool = False) -> None:
+        """Give a tensor to the sink, or await its gradient."""
         with unwatched():
-            for kind in self._kinds[of]:
-                site = Site(layer, kind.name, call, key)
-                if not kind.backward:
-                    self._take(site, value)
-                elif not isinstance(value, Tensor) or not value.requires_grad:
-                    self._skip(site, _why_none(value))
-                else:
-                    self._awaited[site] = get_gradient_edge(value)
-                    if not value.is_leaf:  # parameters stay without hooks
-                        hook = partial(self._arrived, site)
-                        self._handles.append(value.register_hook(hook))  # type: ignore[no-untyped-call]
+            if not isinstance(value, Tensor) or (backward and not value.requires_grad):
+                self._skip(site, _why_none(value))
+                return
+            if backward:
+                self._awaited[site] = get_gradient_edge(value)
+                if not value.is_leaf:  # parameters stay without hooks
+                    hook = partial(self._arrived, site)
+                    self._handles.append(value.register_hook(hook))  # type: ignore[no-untyped-call]
+                return
+            assert self.sink is not None, "begin comes first"
+            try:
+                self.sink(site, value.detach())
+            except LayoutError as error:
+                self._skip(site, error.message)
+            except Exception as error:
+                self.fault = error
+                raise
 
     def _arrived(self, site: Site, gradient: Tensor | None) -> None:
         if gradient is not None and self._awaited.pop(site, None) is not None:
             self._take(site, gradient)
-
-    def _take(self, site: Site, value: Any) -> None:
-        if not isinstance(value, Tensor):
-            self._skip(site, _why_none(value))
-            return
-        assert self.sink is not None, "begin comes first"
-        try:
-            self.sink(site, value.detach())
-        except LayoutError as error:
-            self._skip(site, error.message)
-        except Exception as error:
-            self.fault = error
-            raise
 
     def _skip(self, site: Site, reason: str) -> None:
         at = site.layer
@@ -256,16 +235,17 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (tuple, list)):
         items = list(enumerate(value))
     elif is_dataclass(value) and not isinstance(value, type):
-        items = [(field.name, getattr(value, field.name)) for field in fields(value)]
+        items = [(one.name, getattr(value, one.name)) for one in fields(value)]
     if not items:
         yield key, value
     for name, item in items:
         yield from leaves(item, f"{key}.{name}" if key else str(name))
 
 
-def tensors(value: Any) -> list[Tensor]:
-    """The tensors among `leaves`, in their order."""
-    return [item for _, item in leaves(value) if isinstance(item, Tensor)]
+def tensors(value: Any, dense: bool = False) -> list[Tensor]:
+    """The tensors among `leaves`, in their order; `dense` leaves out nested ones."""
+    found = [item for _, item in leaves(value) if isinstance(item, Tensor)]
+    return [tensor for tensor in found if not tensor.is_nested] if dense else found
 
 
 def _why_none(tensor: Any) -> str:
@@ -274,11 +254,9 @@ def _why_none(tensor: Any) -> str:
     if not isinstance(tensor, Tensor):
         empty = isinstance(tensor, (tuple, list, Mapping))  # `leaves` takes others apart
         return f"is {'an empty' if empty else 'a'} {type(tensor).__name__}, not a tensor"
-    if not tensor.is_floating_point():
-        return f"has no gradient: it holds {tensor.dtype}"
-    return (
-        "has no gradient: it does not depend on the input, or is cut off from it (detach, no_grad)"
-    )
+    why = "it does not depend on the input, or is cut off from it (detach, no_grad)"
+    why = why if tensor.is_floating_point() else f"it holds {tensor.dtype}"
+    return f"has no gradient: {why}"
 
 
 # Calling a model
@@ -299,40 +277,20 @@ def forward(
     except Exception as error:
         if recorder is not None and recorder.fault is error:
             raise
+        names: dict[int, list[str]] = {}
+        for name, module in modules_by_name(model).items():
+            names.setdefault(id(module), []).append(name)
+        at, place, trace = "", class_names(model)[0], error.__traceback__
+        while trace is not None:  # to the innermost module
+            owner = trace.tb_frame.f_locals.get("self")
+            if isinstance(owner, nn.Module) and any(known := names.get(id(owner), [])):
+                at = next((name for name in known if name.startswith(f"{at}.")), known[0])
+                place = f"{at} ({class_names(owner)[0]})"
+            trace = trace.tb_next
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors(list(args)))
-        raise ForwardError(
-            f"the model failed in {_where(model, error)}: {_first_line(error)}",
-            f"the input was {shapes}; --size, --crop and --channels change it, "
-            "-v shows the traceback",
-        ) from error
-
-
-def back(target: Tensor, inputs: Sequence[Tensor], recorder: Recorder) -> None:
-    """Go back from a target to the inputs, as `Recorder.back`."""
-    try:
-        recorder.back(target, inputs)
-    except Exception as error:
-        if recorder.fault is error:
-            raise
-        raise ForwardError(
-            f"the backward pass failed: {_first_line(error)}",
-            "without grad and grad-input in --capture none is needed; -v shows the traceback",
-        ) from error
-
-
-def _where(model: nn.Module, error: BaseException) -> str:
-    """Name the innermost module on the traceback; costs nothing as long as nothing fails."""
-    names: dict[int, list[str]] = {}
-    for name, module in modules_by_name(model).items():
-        names.setdefault(id(module), []).append(name)
-    at, place, trace = "", class_names(model)[0], error.__traceback__
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and any(known := names.get(id(owner), [])):
-            at = next((name for name in known if name.startswith(f"{at}.")), known[0])
-            place = f"{at} ({class_names(owner)[0]})"
-        trace = trace.tb_next
-    return place
+        words = f"the model failed in {place}: {_first_line(error)}"
+        hint = "--size, --crop and --channels change it, -v shows the traceback"
+        raise ForwardError(words, f"the input was {shapes}; {hint}") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -21,25 +21,10 @@ def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
 
     Modules that were compiled in place, and nn.MultiheadAttention's fast path, would run past hooks
     that come later; they are set aside. Afterwards, also when the block raised, these two, training
-    modes, parameters that `eval` has changed, buffers and RNG state are as before. It leaves the
-    caller's inference mode, since what forward keeps for its next call may be trained with.
-    """
-    with ExitStack() as stack:
-        stack.enter_context(_kept_state(model))
-        stack.enter_context(kept_rng())
-        stack.enter_context(as_written)
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.set_grad_enabled(gradients))
-        model.eval()
-        yield
-
-
-@contextmanager
-def _kept_state(model: nn.Module) -> Iterator[None]:
-    """Give modes, weights, buffers and compiled calls back as they were.
-
-    Modules go back to training by their own `train` where they have one: it may have merged weights
-    into others for eval, which are put back bit by bit.
+    modes, parameters that `eval` has changed, buffers and RNG state are as before: modules go back
+    to training by their own `train` where they have one, which may have merged weights for eval,
+    and weights are put back bit by bit. It leaves the caller's inference mode, since what forward
+    keeps for its next call may be trained with.
     """
     modes = {module: module.training for module in model.modules()}
     own = [module for module in modes if type(module).train is not nn.Module.train]
@@ -59,7 +44,10 @@ def _kept_state(model: nn.Module) -> Iterator[None]:
     try:
         for module in compiled:
             vars(module)[_COMPILED] = None
-        yield
+        grad = torch.set_grad_enabled
+        with kept_rng(), as_written(), torch.inference_mode(False), grad(gradients):
+            model.eval()
+            yield
     finally:
         for module, call in compiled.items():
             vars(module)[_COMPILED] = call
@@ -94,32 +82,31 @@ def kept_rng() -> Iterator[None]:
         yield
 
 
-class _AsWritten:
+_blocks = [0]
+"""How many blocks, in any thread, run models as they are written."""
+_lock, _undo = Lock(), ExitStack()
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
     """The whole process runs models as they are written while any block, in any thread, needs that:
     without nn.MultiheadAttention's fast path, and uncompiled, since both run past hooks."""
-
-    def __init__(self) -> None:
-        self._lock, self._blocks, self._undo = Lock(), 0, ExitStack()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._blocks += 1
-            if self._blocks == 1:
-                mha = torch.backends.mha
-                self._undo.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
-                mha.set_fastpath_enabled(False)
-                # the compiler takes a second to import, and allows nothing of the kind inside
-                if "torch._dynamo" in sys.modules and not torch.compiler.is_dynamo_compiling():
-                    self._undo.enter_context(torch.compiler.set_stance("force_eager"))
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._blocks -= 1
-            if not self._blocks:
-                self._undo.close()
-
-
-as_written = _AsWritten()
+    with _lock:
+        _blocks[0] += 1
+        if _blocks[0] == 1:
+            mha = torch.backends.mha
+            _undo.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+            mha.set_fastpath_enabled(False)
+            # the compiler takes a second to import, and allows nothing of the kind inside
+            if "torch._dynamo" in sys.modules and not torch.compiler.is_dynamo_compiling():
+                _undo.enter_context(torch.compiler.set_stance("force_eager"))
+    try:
+        yield
+    finally:
+        with _lock:
+            _blocks[0] -= 1
+            if not _blocks[0]:
+                _undo.close()
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

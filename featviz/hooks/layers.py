@@ -1,10 +1,9 @@
 """Layers of a model: its modules, and the functions that they call.
 
-A module that stands in several places (one activation object of a whole network, say) is a layer
-in each place from which it is called. A place is the module that calls it, and for one inside a
-plain nn.Sequential its position there, since the order of those calls is known. Several names in
-one place are one layer. Names of modules and functions are the same in a model and in a program
-exported from one, whose modules know by name the class that they stand for.
+A module that stands in several places (one activation object of a whole network) is a layer in each
+place from which it is called. A place is the module that calls it, and for one inside a plain
+nn.Sequential its position there. Several names in one place are one layer. Names are the same in a
+model and in a program exported from one, whose modules know the class that they stand for.
 """
 
 from __future__ import annotations
@@ -16,22 +15,17 @@ from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch import Tensor, nn
+from torch import nn
 
 from featviz.records import Layer
 
-_FUNCTION = "fn:"
-_IN_ORDER = nn.Sequential.forward
-
+_FUNCTION, _IN_ORDER = "fn:", nn.Sequential.forward
 _CALL = re.compile(r"@\d+")
 """What torch.export.unflatten puts behind the name of a module at its second and later calls."""
-
-
 Places = tuple[Sequence[Layer], Sequence[int], Mapping[int, Sequence[Layer]]]
 """The layers of a model, in the order of their first names in
 `named_modules(remove_duplicate=False)`; for each the index of the layer that calls it, 0 for the
 model itself; and the layers that a module is, by its id."""
-
 _known: WeakKeyDictionary[nn.Module, tuple[object, Places]] = WeakKeyDictionary()
 
 
@@ -101,7 +95,8 @@ def like_module(function: str, class_name: str) -> bool:
     return function.replace("_", "").lower() == class_name.replace("_", "").lower()
 
 
-_EXPORTED = "torch.export.unflatten"
+EXPORTED = "torch.export.unflatten"
+"""Where the class of an exported program's modules is, each of which stands for another class."""
 
 _OPERATORS = {name: name for name in ("add", "sub", "mul", "div", "pow", "matmul")} | {
     "truediv": "div",
@@ -112,16 +107,10 @@ _OPERATORS = {name: name for name in ("add", "sub", "mul", "div", "pow", "matmul
 """The function that does what an operator does; `__radd__` and `__iadd__` are `__add__`."""
 
 _ALIASES = {
-    "absolute": "abs",
-    "clip": "clamp",
-    "concat": "cat",
-    "concatenate": "cat",
-    "divide": "div",
-    "multiply": "mul",
-    "negative": "neg",
-    "rsub": "sub",
-    "subtract": "sub",
-    "true_divide": "div",
+    **{"absolute": "abs", "clip": "clamp", "multiply": "mul", "negative": "neg"},
+    **dict.fromkeys(("concat", "concatenate"), "cat"),
+    **dict.fromkeys(("divide", "true_divide"), "div"),
+    **dict.fromkeys(("rsub", "subtract"), "sub"),
 }
 
 
@@ -142,15 +131,11 @@ def home_of(module: nn.Module) -> str:
     return str(getattr(original, "forward", original).__module__)
 
 
-def is_exported(module: nn.Module) -> bool:
-    """Whether a module is one of a program's, and stands for one of another class."""
-    return type(module).__module__ == _EXPORTED
-
-
 def _class_of(module: nn.Module) -> type | str:
     """What a module is, or stands for; the full name of a class that is not imported."""
     # (the root of an unflattened program has no type_name before torch 2.10)
-    original = getattr(module, "type_name", lambda: None)() if is_exported(module) else None
+    is_exported = type(module).__module__ == EXPORTED
+    original = getattr(module, "type_name", lambda: None)() if is_exported else None
     if not original:
         return type(module)
     home, _, name = str(original).rpartition(".")
@@ -177,10 +162,3 @@ def is_in_place(function: Callable[..., Any]) -> bool:
     """Whether a function's name says that it changes what it is given: `relu_`, not `__add__`."""
     name = getattr(function, "__name__", "").partition(".")[0]
     return name.endswith("_") and not name.endswith("__")
-
-
-def gives_tensors(result: Any) -> bool:
-    """Whether a function's result is a tensor or holds some: only such calls are reported, and that
-    of `x.shape` is not."""
-    results = result if isinstance(result, (tuple, list)) else (result,)
-    return any(isinstance(item, Tensor) for item in results)

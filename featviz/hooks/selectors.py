@@ -26,11 +26,6 @@ class Selector:
     negative: bool = False
 
     @property
-    def of_functions(self) -> bool:
-        """Whether it speaks of functions, not of modules."""
-        return self.text.lstrip("! ").startswith("fn:")
-
-    @property
     def from_the_end(self) -> bool:
         """Whether its index cannot be told before everything that it matches is known."""
         index = self.index
@@ -60,9 +55,8 @@ def parse(text: str) -> list[Selector]:
             parts[-1] += char
     selectors = [_parse_one(part.strip()) for part in parts if part.strip()]
     if not selectors:
-        raise UsageError(
-            f"the list {text!r} holds no selector", "for example Conv2d,ReLU or layer1.*"
-        )
+        hint = "for example Conv2d,ReLU or layer1.*"
+        raise UsageError(f"the list {text!r} holds no selector", hint)
     return selectors
 
 
@@ -79,14 +73,9 @@ def select(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[Layer
     return [layer for layer in layers if layer.name in taken]
 
 
-def wants_functions(selectors: Iterable[Selector]) -> bool:
-    """Whether a selector speaks of functions: then they must be listed beside the modules."""
-    return any(s.of_functions for s in selectors)
-
-
-def idle(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[str]:
-    """Texts of the selectors that match no layer at all."""
-    return [s.text for s in selectors if not s.pick(layers)]
+def of_functions(selectors: Iterable[Selector]) -> list[Selector]:
+    """Those that speak of functions, which must then be listed beside the modules."""
+    return [s for s in selectors if s.text.lstrip("! ").startswith("fn:")]
 
 
 def types_present(layers: Iterable[Layer]) -> str:
@@ -109,9 +98,7 @@ def meant(layers: Sequence[Layer], selectors: Iterable[Selector]) -> str:
     nearest names; empty where nothing is near."""
     counts = [(s, sum(map(s.matches, layers))) for s in selectors]
     if outside := [(s.text.lstrip("! ").rpartition("#")[0], n) for s, n in counts if n]:
-        return "; ".join(
-            f"{body} has {f'#0 to #{n - 1}' if n > 1 else '#0'}" for body, n in outside
-        )
+        return "; ".join(f"{body} has #0" + f" to #{n - 1}" * (n > 1) for body, n in outside)
     close = nearest(layers, [s for s, _ in counts])
     return f"did you mean {' or '.join(close)}?" if close else ""
 
@@ -132,36 +119,28 @@ def _parse_one(text: str) -> Selector:
         body = indexed["body"]
         parts = [int(part) if part else None for part in indexed["index"].split(":")]
         if parts[2:] == [0]:
-            raise UsageError(
-                f"slice #{indexed['index']} has a step of 0", "for every second one: #::2"
-            )
+            words = f"slice #{indexed['index']} has a step of 0"
+            raise UsageError(words, "for every second one: #::2")
         index = parts[0] if len(parts) == 1 and parts[0] is not None else slice(*parts)
     if not body:
-        raise UsageError(
-            f"selector {text!r} names no layer", "for example Conv2d, layer1.* or re:^layer[34]"
-        )
+        hint = "for example Conv2d, layer1.* or re:^layer[34]"
+        raise UsageError(f"selector {text!r} names no layer", hint)
     class_name, at, pattern = body.partition("@")
     of_both = at and not body.startswith("re:")
-    named = _named(pattern if of_both else body, text)
-
-    def matches(layer: Layer) -> bool:
-        if of_both:
-            return class_name in layer.classes and named(layer)
-        if layer.is_function or body in layer.classes:
-            return body in layer.classes
-        return named(layer)
-
-    return Selector(text, matches, index, negative=text.startswith("!"))
-
-
-def _named(pattern: str, text: str) -> Callable[[Layer], bool]:
-    """Whether one of a layer's names fits a pattern, or holds a regular expression."""
+    pattern = pattern if of_both else body
     try:
         fits = re.compile(fnmatch.translate(pattern)).match
         if pattern.startswith("re:"):
             fits = re.compile(pattern.removeprefix("re:")).search
     except re.error as error:
-        raise UsageError(
-            f"selector {text!r} is no regular expression: {error}", "for example re:^layer[34]"
-        ) from error
-    return lambda layer: any(fits(name) for name in (layer.owner, *layer.aliases))
+        words = f"selector {text!r} is no regular expression: {error}"
+        raise UsageError(words, "for example re:^layer[34]") from error
+
+    def matches(layer: Layer) -> bool:
+        is_of_class = (class_name if of_both else body) in layer.classes
+        if not of_both and (is_of_class or layer.is_function):
+            return is_of_class
+        named = any(fits(name) for name in (layer.owner, *layer.aliases))
+        return named and (is_of_class or not of_both)
+
+    return Selector(text, matches, index, negative=text.startswith("!"))

@@ -17,8 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from featviz import layout
-from featviz.drawing import class_maps, colormap, normalize
-from featviz.drawing.drawer import draw_maps
+from featviz.drawing import colormap, normalize
+from featviz.drawing.drawer import class_map, draw_maps
 from featviz.drawing.page import Panel, write_figure
 from featviz.drawing.picture import lay_over, to_image
 from featviz.errors import FeatvizError, UsageError
@@ -201,7 +201,7 @@ def _explain(
     sample, image = images[0].sample, images[0].image
     assert image is not None, "images that cannot be read are not shown"
     method = str(prepared.options.draw.reduce)
-    scale = normalize.parse_scale(normalize.resolved("auto", reduce=method))
+    scale = normalize.parse_scale("auto", reduce=method)
     # of the one channel that a class activation map has
     draw = structs.replace(prepared.options.draw, cmap=cmap, reduce="max")
     maps: list[LayerCam] = []
@@ -211,7 +211,7 @@ def _explain(
         """The sink of the hooks; LayoutError where there are no places, or no gradient."""
         known = hints.at(site, tensor)
         output, weights = (layout.to_maps(x, known)[""] for x in (tensor, gradient))
-        evidence = class_maps.class_map(method, output, weights)
+        evidence = class_map(method, output, weights)
         picture = draw_maps(Maps(output.layout, evidence), draw, scale)
         laid = to_image(lay_over(picture, background, draw, image.window))
         values = evidence[0].cpu().numpy()

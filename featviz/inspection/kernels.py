@@ -121,11 +121,12 @@ def _draw(
     """Write a layer's picture; its row of the manifest, and the key and statistics [output
     channels, 6] of all weights of each."""
     picture, words = draw_filters(kernels, options.draw, options.all_slices)
-    numbers = statistics(kernels.data)[0]
+    data, shape, groups, transposed = kernels
+    numbers = statistics(data)[0]
     site = Site(layer, "kernel", 0, "")
     file = folder.file(layer, f"{site.stem}.{options.draw.format}")
-    values = kernels.data[0].numel()
-    row = describe(replace(picture, stats=numbers), site, kernels.shape, file, values)
+    values = data[0].numel()
+    row = describe(replace(picture, stats=numbers), site, shape, file, values)
     if row.nonfinite:
         message = "%s holds %d NaN or infinite weights, shown in magenta"
         log.warning(message, layer.label, row.nonfinite)
@@ -134,7 +135,7 @@ def _draw(
     if board is not None:
         post_filters(board, layer, kernels, options.draw)
     (entry,) = manifest_rows([row], ())["captures"]
-    more = {"groups": kernels.groups, "transposed": kernels.transposed}
+    more = {"groups": groups, "transposed": transposed}
     return {**entry, **more, "slices": picture.slices[1], "tiles": words}, site.stats_key, numbers
 
 

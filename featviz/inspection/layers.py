@@ -26,7 +26,7 @@ from featviz.hooks.capture import forward, tensors
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.functions import Running
 from featviz.hooks.layers import list_layers, modules_by_name
-from featviz.hooks.selectors import parse, wants_functions
+from featviz.hooks.selectors import of_functions, parse
 from featviz.models.load import LoadedModel, load_model
 from featviz.options import InputOptions, ModelOptions
 from featviz.records import Layer
@@ -160,7 +160,7 @@ def list_model(
     """
     model = load_model(options, inputs)
     blank = model.preprocess.blank()
-    functions |= selectors is not None and wants_functions(parse(selectors))
+    functions |= selectors is not None and bool(of_functions(parse(selectors)))
     called: dict[Layer, tuple[list[int] | None, int]] = {}
     try:
         meter: Meter | None = measure(model, blank)
@@ -205,7 +205,7 @@ def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
     layers = list_layers(model.module)
     with in_eval_mode(model.module), ExitStack() as stack:
         for module in model.module.modules():
-            now = partial(running.now, running.places(module))
+            now = partial(running.now, running.of_module[id(module)])
             enter = module.register_forward_pre_hook(meter.enter, prepend=True, with_kwargs=True)
             leave = module.register_forward_hook(partial(meter.leave, now))
             end = module.register_forward_hook(meter.end, always_call=True)

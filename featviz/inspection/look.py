@@ -13,9 +13,9 @@ import numpy as np
 from torch import Tensor
 
 from featviz.drawing import colormap, values
-from featviz.drawing.drawer import Drawer, magnitude_and_phase
-from featviz.drawing.page import Overview, OverviewRow, Panel
-from featviz.drawing.picture import MAX_PIXELS, GridPicture, write_png
+from featviz.drawing.drawer import draw, magnitude_and_phase
+from featviz.drawing.page import Panel, Row, draw_page
+from featviz.drawing.picture import GridPicture, write_png
 from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError, LayoutError, UsageError
 from featviz.hooks.layers import list_layers
@@ -31,8 +31,6 @@ from featviz.text import by, counted, listed, quoted, safe_name
 log = logging.getLogger(__name__)
 
 MOST_STAGES = 10
-_LONGEST = 2**16 - 1
-"""Pixels of the longer side of a page; matplotlib writes on none that is longer."""
 _SMALLEST_PICTURE = 8
 """Pixels of the shorter side from which an output is shown as a picture."""
 ALIKE = 0.9
@@ -130,14 +128,7 @@ def look(
         log.info("the first of %d images, %s; name another one", len(prepared.samples), first)
     if prepared.model.source.get("weights") == "none":
         name += " (random weights)"
-    result, page = _see(name, prepared, options, out)
-    height, width = page.size
-    if max(height, width) > _LONGEST or height * width > MAX_PIXELS:
-        raise UsageError(
-            f"the picture would have {by((width, height))} pixels, which is too many",
-            "--maps shows fewer of each layer, and --layers takes fewer",
-        )
-    result = replace(result, picture=page.draw())
+    result = _see(name, prepared, options, out)
     with atomic(out) as file:
         size = result.picture.shape[:2]
         rows = [result.picture.reshape(size[0], -1)]
@@ -163,9 +154,7 @@ def check_files(
         check_file(path, picture_of(command), overwrite=overwrite)
 
 
-def _see(
-    name: str, prepared: Prepared, options: LookOptions, out: Path
-) -> tuple[LookResult, Overview]:
+def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> LookResult:
     """Show the image to the model: what its layers make of it, and the page of that."""
     chosen, left_out = list(prepared.layers), list[Layer]()
     if options.layers is None and len(chosen) > MOST_STAGES:  # evenly spread ones stay
@@ -173,8 +162,7 @@ def _see(
         left_out = [layer for place, layer in enumerate(chosen) if place not in kept]
         chosen = [layer for place, layer in enumerate(chosen) if place in kept]
     image = prepared.read(prepared.samples[0])
-    hints, drawer = prepared.hints(image), Drawer(prepared.options.draw)
-    wanted = {layer.name for layer in chosen}
+    hints, wanted = prepared.hints(image), {layer.name for layer in chosen}
     rows: dict[str, ShownLayer] = {}
     outputs: list[tuple[int, ...]] = []
     pictures = [("input", _seen(image))]
@@ -191,7 +179,7 @@ def _see(
             known = hints.at(site, tensor)
             if tensor.is_complex():
                 site, tensor, known = next(magnitude_and_phase(site, tensor, known, DrawOptions()))
-            picture = drawer.draw(site, tensor, known)[""]
+            picture = draw(prepared.options.draw, site, tensor, known)[""]
             if before is None or not picture.strip:
                 rows[site.layer.name] = _telling(site, tensor, picture, options)
 
@@ -228,7 +216,8 @@ def _see(
         shown=pictures[0][1],
     )
     pictures = pictures[:1] if result.prediction else pictures
-    return result, _page(result, pictures, [] if pictures[1:] else outputs, options)
+    page = _page(result, pictures, [] if pictures[1:] else outputs, options)
+    return replace(result, picture=page)
 
 
 def _page(
@@ -236,11 +225,11 @@ def _page(
     pictures: Sequence[tuple[str, Bytes]],
     outputs: Sequence[tuple[int, ...]],
     options: LookOptions,
-) -> Overview:
+) -> Bytes:
     """The page of a result; `outputs` are the shapes of those that are no pictures."""
     shapes = [f"output {listed(list(map(by, outputs)), 3)}", ""] if outputs else []
     which = "vary most" if options.pick == "deviation" else "have the highest mean"
-    return Overview(
+    return draw_page(
         title=result.model,
         subtitle=f"{result.name}   input {by(result.input_shape)}",
         pictures=pictures,
@@ -361,7 +350,7 @@ def unlike(maps: Bytes, order: Sequence[int], count: int) -> list[int]:
     return (taken + alike)[:count]
 
 
-def words_on(row: ShownLayer) -> OverviewRow:
+def words_on(row: ShownLayer) -> Row:
     """A layer's row on the page."""
     remarks = {
         f"middle of {row.slice[1] if row.slice else 0} slices": row.slice,
@@ -381,7 +370,7 @@ def words_on(row: ShownLayer) -> OverviewRow:
             Panel(str(channel), tile, note=_span(ends))
             for channel, ends, tile in zip(row.channels, row.ranges, row.tiles, strict=True)
         ]
-    return OverviewRow(row.layer or row.type, lines, tiles, row.strip)
+    return row.layer or row.type, lines, tiles, row.strip
 
 
 def _span(ends: Span) -> str:

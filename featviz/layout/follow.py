@@ -1,10 +1,9 @@
 """Follow an image through one forward pass: a tag for each tensor.
 
-A count of tokens proves nothing: a hundred queries of a DETR are no 10 × 10 picture, and an
-attention's 256 tokens of 256 channels are no weights. So the functions that a model calls are
-watched once for each shape of input. A tag says where the values of a tensor lie in the image
-(`places`), whether they are an attention's weights, which call made them and, where somebody asks,
-what they see of the image (`views`).
+A count of tokens proves nothing: a hundred queries of a DETR are no 10 × 10 picture. So the
+functions that a model calls are watched once for each shape of input. A tag says where the values
+of a tensor lie in the image (`places`), whether they are an attention's weights, which call made
+them and, where somebody asks, what they see of the image (`views`).
 """
 
 from __future__ import annotations
@@ -12,17 +11,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from featviz.hooks.capture import given_tensors, leaves, tensors
 from featviz.hooks.functions import unwatched
-from featviz.hooks.layers import function_in
 from featviz.layout.places import (
     ATTENDING,
     JOINS,
@@ -59,58 +57,54 @@ class Tag:
     made_by: int | None = None
 
 
+@dataclass
 class Follower:
     """Hears of the calls of a forward pass, and tags the tensors that they take and return."""
 
-    def __init__(
-        self,
-        wanted: Collection[str],
-        mixers: Collection[str],
-        in_attention: Callable[[Layer], bool],
-        channel_axis: int = 1,
-        model: nn.Module | None = None,
-        listener: Listener | None = None,
-    ) -> None:
-        """Begin before the model is called.
-
-        Args:
-            wanted: names of the layers whose tensors will be asked for; all with a listener.
-            mixers: names of the layers that mix tokens, and give as many back.
-            in_attention: whether a layer is an attention, or inside one.
-            channel_axis: the axis of the input that counts channels.
-            model: the model, where views are asked for; they take as long as its layers.
-        """
-        self.origins: dict[tuple[str, tuple[int, ...]], dict[tuple[str, str], Origin]] = {}
-        """By name of the layer and shape, then by side (`input` or `output`) and key."""
-        self.views: dict[tuple[str, int, str], Views] = {}
-        """By name of the layer, number of its call and key; without outputs of unknown views."""
-        self._wanted, self._mixers, self._in_attention = wanted, mixers, in_attention
-        self._channel_axis, self._listener, self._sees = channel_axis, listener, model is not None
-        self._constants = {id(x) for x in (*model.parameters(), *model.buffers())} if model else ()
-        self._calls, self._maps = Counter[str](), SourceMaps()
-        self._tags = WeakTensorKeyDictionary()
-        self._origins = WeakTensorKeyDictionary()
-        """By table of places: many tensors share one."""
-        self._changed: dict[int, tuple[int, StorageWeakRef]] = {}
-        """By address of a storage the step at which it was changed: what its tensors saw before is
-        unknown since then. The reference keeps another storage from having the address."""
-        self._step = 0
+    wanted: Collection[str]
+    """Names of the layers whose tensors will be asked for; all with a listener."""
+    mixers: Collection[str]
+    """Names of the layers that mix tokens, and give as many back."""
+    in_attention: Callable[[Layer], bool]
+    """Whether a layer is an attention, or inside one."""
+    channel_axis: int
+    """The axis of the input that counts channels."""
+    constants: Collection[int] | None
+    """Of parameters and buffers the ids, where views are asked for; they take as long as the
+    model's layers."""
+    listener: Listener | None = None
+    origins: dict[tuple[str, tuple[int, ...]], dict[tuple[str, str], Origin]] = field(
+        default_factory=dict
+    )
+    """By name of the layer and shape, then by side (`input` or `output`) and key."""
+    views: dict[tuple[str, int, str], Views] = field(default_factory=dict)
+    """By name of the layer, number of its call and key; without outputs of unknown views."""
+    _calls: Counter[str] = field(default_factory=Counter)
+    _maps: SourceMaps = field(default_factory=SourceMaps)
+    _tags: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
+    _origins: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
+    """By table of places: many tensors share one."""
+    _changed: dict[int, tuple[int, StorageWeakRef]] = field(default_factory=dict)
+    """By address of a storage the step at which it was changed: what its tensors saw before is
+    unknown since then. The reference keeps another storage from having the address."""
+    _step: int = 0
 
     def enter(self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """A layer is called."""
         if layer.is_function:
-            if self._sees and function_in(layer.name) == "setitem":
-                given = _dense([args, kwargs])
+            if self.constants is not None and layer.type == "fn:setitem":
+                given = tensors([args, kwargs], dense=True)
                 if any(self._views(tensor) != () for tensor in given):
                     self._change(given[0])
             return
         with unwatched(), torch.no_grad():
-            for image in _dense(args) if layer.index == 0 else ():
+            for image in tensors(args, dense=True) if layer.index == 0 else ():
                 if image.ndim in (4, 5):
-                    places = self._maps.table(image.shape, self._channel_axis)
-                    views = of_image(image.shape) if self._sees else None
+                    places = self._maps.table(image.shape, self.channel_axis)
+                    views = of_image(image.shape) if self.constants is not None else None
                     self._tags[image] = Tag(places, False, views, self._step)
-            for key, tensor in given_tensors(args, kwargs) if self._is_wanted(layer) else ():
+            wanted = self.listener is not None or layer.name in self.wanted
+            for key, tensor in given_tensors(args, kwargs) if wanted else ():
                 self._note(layer, "input", key, tensor)
 
     def leave(
@@ -121,25 +115,25 @@ class Follower:
         self._calls[layer.name] += 1
         with unwatched(), torch.no_grad():
             if layer.is_function:
-                name, given = function_in(layer.name) or "", _dense([args, kwargs])
-                self._follow(layer, FollowedCall(name, args, kwargs, given, _dense(output)))
-            elif layer.name in self._mixers and isinstance(output, Tensor):
-                places = self._alike(_dense(args), output)
+                name, given = layer.type.removeprefix("fn:"), tensors([args, kwargs], dense=True)
+                results = tensors(output, dense=True)
+                call = FollowedCall(name, args, kwargs, given, results, next(iter(results), None))
+                self._follow(layer, call)
+            elif layer.name in self.mixers and isinstance(output, Tensor):
+                places = self._alike(tensors(args, dense=True), output)
                 self._tags[output] = replace(self._tag(output), places=places)
-            if self._listener is not None:
-                made = self._listener(
+            if self.listener is not None:
+                made = self.listener(
                     layer, number, args, kwargs, output, lambda tensor: self._tag(tensor).made_by
                 )
                 for tensor in tensors(output) if made is not None else ():
                     self._tags[tensor] = replace(self._tag(tensor), made_by=made)
-            for key, tensor in leaves(output) if self._is_wanted(layer) else ():
+            wanted = self.listener is not None or layer.name in self.wanted
+            for key, tensor in leaves(output) if wanted else ():
                 if isinstance(tensor, Tensor):
                     self._note(layer, "output", key, tensor)
-                    if self._sees and (views := self._views(tensor)):
+                    if self.constants is not None and (views := self._views(tensor)):
                         self.views[layer.name, number, key] = views
-
-    def _is_wanted(self, layer: Layer) -> bool:
-        return self._listener is not None or layer.name in self._wanted
 
     def _note(self, layer: Layer, side: str, key: str, tensor: Tensor) -> None:
         """Sum up the places of a tensor, the first of its shape under its key."""
@@ -161,13 +155,9 @@ class Follower:
         """Tag the results of a function."""
         made: Any = None
         if call.name in JOINS:
-            parts = call.argument(0, "tensors") or ()
-            tables = [self._tag(part).places for part in parts]
-            nothing = torch.zeros(1, dtype=torch.float64)
+            tables = [self._tag(part).places for part in call.given]
             if any(table is not None for table in tables):
-                pairs = zip(tables, parts, strict=True)
-                joined = [nothing.expand(p.shape) if t is None else t for t, p in pairs]
-                made = call.on(JOINS[call.name], joined)
+                made = call.joined(tables, torch.zeros(1, dtype=torch.float64))
         elif call.name in MOVES or call.name in RULES:
             made = self._by_rule(call)
         elif call.name not in LOST:
@@ -179,10 +169,10 @@ class Follower:
         if call.name == MULTI_HEAD:
             weights = [place == 1 for place in range(len(call.results))]
         elif call.name == "softmax":
-            attends, dim = self._in_attention(layer), call.argument(1, "dim")
+            attends, dim = self.in_attention(layer), call.argument(1, "dim")
             weights = [attends and dim in (-1, x.ndim - 1) for x in call.results]
         seen: Sequence[Views | None] = [None] * len(call.results)
-        if self._sees:
+        if self.constants is not None:
             given = [self._views(tensor) for tensor in call.given]
             seen = result_views(call, given)
             in_place = bool(call.given) and call.result is call.given[0]
@@ -190,9 +180,8 @@ class Follower:
                 self._change(call.result)
         for result, table, yes, views in zip(call.results, places, weights, seen, strict=False):
             fits = table is not None and table.shape == result.shape
-            tag = Tag(table if fits else None, yes, views, self._step)
-            tag.made_by = self._tag(result).made_by  # it may be changed in place
-            self._tags[result] = tag
+            made_by = self._tag(result).made_by  # it may be changed in place
+            self._tags[result] = Tag(table if fits else None, yes, views, self._step, made_by)
 
     def _by_rule(self, call: FollowedCall) -> Any:
         tables = [self._tag(tensor).places for tensor in call.given[:2]]
@@ -221,9 +210,8 @@ class Follower:
         """A function that keeps a shape keeps places; a smaller operand is spread out."""
         tables = (self._tag(tensor).places for tensor in given)
         known = [table for table in tables if table is not None]
-        for table in known:
-            if table.shape == result.shape:
-                return table
+        if same := [table for table in known if table.shape == result.shape]:
+            return same[0]
         for table in known:
             with suppress(RuntimeError):
                 return table.expand(result.shape)
@@ -231,7 +219,7 @@ class Follower:
 
     def _views(self, tensor: Tensor) -> Views | None:
         """What a tensor's values see now; nothing, if it is a parameter."""
-        if id(tensor) in self._constants:
+        if id(tensor) in (self.constants or ()):
             return ()
         tag = self._tag(tensor)
         changed, _ = self._changed.get(tensor.untyped_storage()._cdata, (0, None))
@@ -242,7 +230,3 @@ class Follower:
         self._step += 1
         storage = tensor.untyped_storage()
         self._changed[storage._cdata] = self._step, StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-
-
-def _dense(value: Any) -> list[Tensor]:
-    return [tensor for tensor in tensors(value) if not tensor.is_nested]

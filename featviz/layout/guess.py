@@ -4,7 +4,7 @@ tensor's origin, where it was followed from the image."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from contextlib import suppress
 
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks import selectors
@@ -21,9 +21,6 @@ from featviz.layout.layouts import (
 from featviz.records import Hints, Origin
 from featviz.text import quoted
 
-if TYPE_CHECKING:
-    pass
-
 _FEW_TOKENS = 16
 """The least number of channels-first tokens: boxes [1, N, 4] are no tokens."""
 _MANY_TOKENS = 36
@@ -36,21 +33,20 @@ def recognise(shape: Sequence[int], hints: Hints) -> Form:
 
     Channels-last is known by its proportions: its first two sizes behind the batch have the
     input's, as maps do, and its last two have not. A token axis is one whose length makes a grid
-    of the input's proportions, with or without the model's class, distillation and register tokens.
-    Where the image was followed through the model, that decides instead: whatever only looks like
-    tokens or attention is a sequence.
+    of the input's proportions, with or without the model's tokens beside it. Where the image was
+    followed through the model, that decides instead: whatever only looks like tokens or attention
+    is a sequence.
     """
-    if hints.form is not None:
-        known: Form = hints.form
-        return known
+    form: Form | None = hints.form
+    if form is not None:
+        return form
     if 0 in shape:
         raise LayoutError(f"shape {list(shape)} holds no values")
     if hints.layout is not None:
         return _as_asked(shape, hints)
-    form = None
     if len(shape) in (1, 2):
         form = Form("vector")
-    elif len(shape) == 3:
+    elif len(shape) == 3 and shape[0] == 1:
         form = _three(shape, hints)
     elif len(shape) == 4:
         form = _four(shape, hints)
@@ -64,35 +60,32 @@ def recognise(shape: Sequence[int], hints: Hints) -> Form:
     if form is None and len(shape) == 3 and hints.input_size is not None:
         form = Form("sequence")
     if form is None:
-        raise LayoutError(
-            f"shape {list(shape)} is neither a map, a vector nor a grid of tokens of one image; "
-            "see --tensor-layout"
-        )
+        words = "is neither a map, a vector nor a grid of tokens of one image; see --tensor-layout"
+        raise LayoutError(f"shape {list(shape)} {words}")
     return form
 
 
 def map_size(shape: Sequence[int], hints: Hints) -> tuple[str, int, int] | None:
     """Layout, height and width of a shape's maps; None where they are no maps of the input."""
-    try:
+    with suppress(LayoutError):
         form = recognise(shape, hints)
-    except LayoutError:
-        return None
-    if form.height:
-        return form.layout, form.height, form.width
-    axes = LAYOUTS[form.layout].spatial_axes
-    return None if axes is None else (form.layout, shape[axes[0]], shape[axes[1]])
+        axes = LAYOUTS[form.layout].spatial_axes
+        if form.height:
+            return form.layout, form.height, form.width
+        if axes is not None:
+            return form.layout, shape[axes[0]], shape[axes[1]]
+    return None
 
 
 def channel_axis(shape: Sequence[int], hints: Hints) -> int | None:
     """The axis of a shape that counts channels; None where no axis does."""
-    try:
+    with suppress(LayoutError):
         form = recognise(shape, hints)
-    except LayoutError:
-        return None
-    if form.origin is not None:
+        if form.origin is None:
+            return LAYOUTS[form.layout].channel_axis
         channels = channels_of_pieces(shape, form.origin)
         return channels[0] if len(channels) == 1 else None
-    return LAYOUTS[form.layout].channel_axis
+    return None
 
 
 def parse_override(text: str) -> tuple[list[selectors.Selector] | None, str]:
@@ -105,22 +98,17 @@ def parse_override(text: str) -> tuple[list[selectors.Selector] | None, str]:
     try:
         if layout is None or layout.of_pieces or (colon and layout.token_axis is None):
             names = ", ".join(choice.name for choice in CHOICES)
-            raise LayoutError(
-                f"{quoted(repr(asked))} is no layout",
-                f"one of {names}; with a grid, tokens:14x20 or tokens:14x20+1",
-            )
+            hint = f"one of {names}; with a grid, tokens:14x20 or tokens:14x20+1"
+            raise LayoutError(f"{quoted(repr(asked))} is no layout", hint)
         if colon:
             parse_grid(numbers)
         chosen = selectors.parse(layers) if equals else None
         if indexed := [one.text for one in chosen or () if one.index is not None]:
-            raise UsageError(
-                f"selector {indexed[0]!r} takes no index here",
-                "name the layers, for example layer1.*",
-            )
+            hint = "name the layers, for example layer1.*"
+            raise UsageError(f"selector {indexed[0]!r} takes no index here", hint)
     except (LayoutError, UsageError) as error:
-        raise UsageError(
-            f"--tensor-layout {quoted(repr(text))}: {error.message}", error.hint
-        ) from None
+        words = f"--tensor-layout {quoted(repr(text))}: {error.message}"
+        raise UsageError(words, error.hint) from None
     return chosen, asked
 
 
@@ -130,25 +118,21 @@ def _as_asked(shape: Sequence[int], hints: Hints) -> Form:
     layout = LAYOUTS[name]
     is_many = len(shape) > 1 and shape[0] != 1
     if len(shape) not in layout.dimensions or (is_many and not layout.allows_many):
-        raise LayoutError(
-            f"shape {list(shape)} cannot be read as {name} {layout.shape} (--tensor-layout)"
-        )
+        words = f"cannot be read as {name} {layout.shape} (--tensor-layout)"
+        raise LayoutError(f"shape {list(shape)} {words}")
     if layout.token_axis is None:
         return Form(name)
     length = shape[layout.token_axis]
     form = parse_grid(numbers, name) if numbers else find_grid(length, hints, name)
     beside = 0 if form is None else len(form.prefix) + len(form.suffix)
     if form is None or beside + form.time * form.height * form.width != length:
-        raise LayoutError(
-            f"shape {list(shape)}: {length} tokens are no grid of --tensor-layout {hints.layout}"
-        )
+        words = f"{length} tokens are no grid of --tensor-layout {hints.layout}"
+        raise LayoutError(f"shape {list(shape)}: {words}")
     return form
 
 
 def _three(shape: Sequence[int], hints: Hints) -> Form | None:
     """[1, T, D], [1, D, T] or, averaged over heads, attention weights [1, T, T]."""
-    if shape[0] != 1:
-        return None
     if shape[1] in (1, len(hints.prefix)):
         return Form("vector")
     if hints.channels == "first":
@@ -173,7 +157,12 @@ def _four(shape: Sequence[int], hints: Hints) -> Form | None:
         return Form("nhwc")
     if _weights(shape[1:3], hints) and shape[3] < shape[1]:
         return Form("attention")
-    if not last and (hints.attention or _column(shape[2], shape[3], hints)):
+    # a height and width that are no map's, but those of many tokens below one another: at least
+    # twice as high, for the width, as the input is
+    height, width, size = *shape[2:], hints.input_size
+    narrow = size is not None and height * size[1] >= 2 * width * size[0]
+    is_column = narrow and height >= _MANY_TOKENS and width > 1
+    if not last and (hints.attention or is_column):
         return _tokens(shape, hints, "heads", "tokens") or Form("nchw")
     return Form("nchw")
 
@@ -188,14 +177,6 @@ def _has_proportions(sides: Sequence[int], hints: Hints) -> bool:
     """Whether a height and width have the input's proportions, give or take a column."""
     (height, width), size = sides, hints.input_size
     return size is not None and abs(width - height * size[1] / size[0]) <= 1
-
-
-def _column(height: int, width: int, hints: Hints) -> bool:
-    """Whether a height and width are no map's, but those of many tokens below one another: at
-    least twice as high, for the width, as the input is."""
-    size = hints.input_size
-    narrow = size is not None and height * size[1] >= 2 * width * size[0]
-    return narrow and height >= _MANY_TOKENS and width > 1
 
 
 def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Form | None:
@@ -235,25 +216,16 @@ def decide(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form | Non
         # a square map with as many rows as there are tokens only looks like their weights
         is_map = form is not None and form.layout in ("nchw", "nhwc")
         return form if is_map else pieces or guess
-    is_claim = guess is None or guess.layout in ("batch", "sequence")
-    if guess is not None:  # tokens, weights averaged over heads, clips: only the origin can tell
-        is_claim |= LAYOUTS[guess.layout].token_axis is not None
+    if guess is not None:  # of tokens, weights averaged over heads, clips only the origin can tell
+        is_claim = LAYOUTS[guess.layout].token_axis is not None
+        is_claim |= guess.layout in ("batch", "sequence")
         is_claim |= guess.layout == "attention" and len(shape) == 3
         is_claim |= guess.layout in ("ncthw", "nthwc") and hints.time is None
-    if guess is not None and not is_claim:
-        return (form or pieces or guess) if _is_folded(shape, hints, origin, guess) else guess
-    if (found := form or pieces) is not None:
-        return found
-    if guess is not None and guess.layout in ("batch", "ncthw", "nthwc"):
-        return guess
-    return Form("sequence") if len(shape) in (3, 4) else guess
-
-
-def decides(shape: Sequence[int], hints: Hints, origin: Origin) -> bool:
-    """Whether the layout of a tensor may depend on its origin."""
-    sides = tuple(shape[1:3]), tuple(shape[2:4])
-    in_pieces = origin.grid is not None and (shape[0] > 1 or origin.grid[1:] not in sides)
-    return len(shape) == 3 or origin.weights or in_pieces or hints.attention
+        if not is_claim and not _is_folded(shape, hints, origin, guess):
+            return guess
+        if not is_claim or guess.layout in ("batch", "ncthw", "nthwc"):
+            return form or pieces or guess
+    return form or pieces or (Form("sequence") if len(shape) in (3, 4) else guess)
 
 
 def _is_folded(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from featviz.errors import LayoutError
 from featviz.hooks import selectors
-from featviz.hooks.functions import watching
+from featviz.hooks.functions import placed
 from featviz.hooks.layers import list_layers
 from featviz.layout import guess
 from featviz.layout.follow import Follower, Listener
@@ -59,19 +59,17 @@ class HintBook:
     def __init__(
         self, model: nn.Module, input_shape: Sequence[int], overrides: Sequence[str] = ()
     ) -> None:
-        """Read the hints of a model's modules.
-
-        Args:
-            input_shape: [1, C, H, W]; for a clip [1, C, T, H, W], or [1, T, C, H, W] where the
-                model's first convolution says so.
-            overrides: `--tensor-layout` values: `LAYOUT` or `SELECTORS=LAYOUT`.
+        """Read the hints of a model's modules, for an input [1, C, H, W], or a clip [1, C, T, H, W]
+        or, where the first convolution says so, [1, T, C, H, W]; and values of `--tensor-layout`.
         """
         self.input_shape = tuple(input_shape)
         self._by_module = read_hints(model, self.input_shape)
         self._overrides = [guess.parse_override(text) for text in overrides]
         self._by_layer: dict[str, Hints] = {}
         self._by_tensor: dict[tuple[str, str, str, torch.Size], Hints] = {}
-        self._follower: Follower | None = None
+        self._origins: dict[tuple[str, tuple[int, ...]], dict[tuple[str, str], Origin]] = {}
+        self._views: dict[tuple[str, int, str], Views] = {}
+        """What was followed: see `Follower`."""
         self.is_traced = False
         """Whether a forward pass has been followed, or need not be."""
         self.depends_on_origins = False
@@ -97,9 +95,13 @@ class HintBook:
         name = (site.layer.name, site.kind, site.key, shape)
         if name not in self._by_tensor:
             hints = self.of(site.layer)
-            origin = self._origins(site.layer, shape).get((KINDS[site.kind].of, site.key))
+            known = self._origins.get((site.layer.name, tuple(shape)), {})
+            origin = known.get((KINDS[site.kind].of, site.key))
             if origin is not None:
-                self.depends_on_origins |= guess.decides(shape, hints, origin)
+                sides, grid = (tuple(shape[1:3]), tuple(shape[2:4])), origin.grid
+                in_pieces = grid is not None and (shape[0] > 1 or grid[1:] not in sides)
+                self.depends_on_origins |= in_pieces or len(shape) == 3
+                self.depends_on_origins |= origin.weights or hints.attention
                 hints = replace(hints, origin=origin)
             with suppress(LayoutError):
                 hints = replace(hints, form=guess.recognise(shape, hints))
@@ -110,14 +112,13 @@ class HintBook:
 
     def of_shape(self, layer: Layer, shape: Sequence[int], side: str = "output") -> Hints:
         """The hints for the first tensor of this shape that a layer gave, or took (`input`)."""
-        found = self._origins(layer, shape)
+        found = self._origins.get((layer.name, tuple(shape)), {})
         origins = (origin for (at, _), origin in found.items() if at == side)
         return replace(self.of(layer), origin=next(origins, None))
 
     def views(self, site: Site) -> Views:
         """What each value of an output sees of the image; empty where nobody knows."""
-        at = (site.layer.name, site.call, site.key)
-        return () if self._follower is None else self._follower.views.get(at, ())
+        return self._views.get((site.layer.name, site.call, site.key), ())
 
     def settle_as(self, other: HintBook) -> None:
         """Follow no pass of this shape, where one of another shape was followed and the layout of
@@ -140,26 +141,22 @@ class HintBook:
             return
         wanted = {layer.name for layer in layers}
         mixers = {name for name, hints in self._by_module.items() if hints.tokens}
-        self._follower = follower = Follower(
+        follower = Follower(
             wanted,
             mixers,
             lambda layer: self._by_module.get(layer.owner, Hints()).attention,
-            _channel_axis(_first_convolution(model), self.input_shape),
-            model if views else None,
+            _channel_axis(model, self.input_shape)[1],
+            {id(x) for x in (*model.parameters(), *model.buffers())} if views else None,
             listener,
         )
+        self._origins, self._views = follower.origins, follower.views
         modules = list_layers(model)
         if listener is None:
             modules = [x for x in modules if x.name in wanted | mixers or not x.index]
-        with watching(
-            model, follower.leave, follower.enter, modules, lambda layer: True, lambda *at: False
-        ):
+        hear = follower.leave, follower.enter, modules, lambda layer: True
+        with placed(model, *hear, opaque=(), first=True) as mode, mode:
             yield
         self.is_traced = True
-
-    def _origins(self, layer: Layer, shape: Sequence[int]) -> dict[tuple[str, str], Origin]:
-        known = {} if self._follower is None else self._follower.origins
-        return known.get((layer.name, tuple(shape)), {})
 
 
 # From modules
@@ -167,21 +164,33 @@ class HintBook:
 
 def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hints]:
     """Read the hints for every module of a model, by qualified name."""
-    first = _first_convolution(model)
+    first, axis = _channel_axis(model, input_shape)
     stride = first.stride[0] if isinstance(first, nn.Conv3d) else 1
-    frames = input_shape[3 - _channel_axis(first, input_shape)] if len(input_shape) == 5 else None
-    time = None if frames is None else -(-frames // stride)
+    time = -(-input_shape[3 - axis] // stride) if len(input_shape) == 5 else None
     in_patches = first is not None and first.stride == first.kernel_size  # and do not overlap
-    is_picture = len(input_shape) > 3 and (*input_shape[-2:],) != (1, 1)
+    size: Any = tuple(input_shape[-2:])
     transforms = (x for x in model.children() if type(x).__name__ == "GeneralizedRCNNTransform")
-    transform = next(transforms, None)  # torchvision's detectors resize and pad images
+    transform: Any = next(transforms, None)  # torchvision's detectors resize and pad images
+    if len(input_shape) < 4 or size == (1, 1):  # no picture
+        size = None
+    elif transform is not None:
+        sides = transform.fixed_size and transform.fixed_size[::-1]
+        if sides is None:
+            factor = min(transform.min_size[-1] / min(size), transform.max_size / max(size))
+            sides = [int(side * factor) for side in size]
+        step = transform.size_divisible
+        size = tuple(ceil(side / step) * step for side in sides)
+    parameters = [(name.rpartition(".")[2].lower(), p) for name, p in model.named_parameters()]
+    prefix: list[str] = []
+    for token, pattern in _PREFIX_TOKENS.items():
+        found = (p for name, p in parameters if pattern.fullmatch(name))
+        if (table := next(found, None)) is not None:  # [D], [K, D] or [1, K, D]
+            prefix += [token] * (table.shape[-2] if table.ndim > 1 else 1)
     base = Hints(
-        input_size=_seen_size(transform, (input_shape[-2], input_shape[-1]))
-        if is_picture
-        else None,
+        input_size=size,
         time=time,
         patch=(first.stride[-2], first.stride[-1]) if first is not None and in_patches else None,
-        prefix=_prefix(model),
+        prefix=tuple(prefix),
         tokens=None if transform is None else 0,  # heads return rows of boxes, [1, N, 4]
     )
     by_name: dict[str, Hints] = {}
@@ -204,37 +213,12 @@ def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hint
     return by_name
 
 
-def _first_convolution(model: nn.Module) -> nn.Conv2d | nn.Conv3d | None:
-    return next((m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Conv3d))), None)
-
-
-def _channel_axis(first: nn.Conv2d | nn.Conv3d | None, shape: Sequence[int]) -> int:
-    """1, but 2 for clips [1, T, C, H, W], as transformers has them; a Conv2d sees frames."""
+def _channel_axis(
+    model: nn.Module, shape: Sequence[int]
+) -> tuple[nn.Conv2d | nn.Conv3d | None, int]:
+    """The first convolution, and the axis of the input's channels: 1, but 2 for clips
+    [1, T, C, H, W], as transformers has them; a Conv2d sees frames."""
+    first = next((m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Conv3d))), None)
     if first is None or len(shape) != 5 or shape[2] != first.in_channels:
-        return 1
-    return 2 if isinstance(first, nn.Conv2d) or shape[1] != first.in_channels else 1
-
-
-def _seen_size(transform: Any, size: tuple[int, int]) -> tuple[int, int]:
-    """Height and width of the image as the layers see it, behind a detector's own transform."""
-    if transform is None:
-        return size
-    if transform.fixed_size is not None:
-        width, height = transform.fixed_size
-    else:
-        shortest, longest = transform.min_size[-1], transform.max_size
-        factor = min(shortest / min(size), longest / max(size))
-        height, width = int(size[0] * factor), int(size[1] * factor)
-    step = transform.size_divisible
-    return ceil(height / step) * step, ceil(width / step) * step
-
-
-def _prefix(model: nn.Module) -> tuple[str, ...]:
-    """A name for each token in front of the grid, from the model's parameters."""
-    parameters = [(name.rpartition(".")[2].lower(), p) for name, p in model.named_parameters()]
-    names: list[str] = []
-    for token, pattern in _PREFIX_TOKENS.items():
-        found = (p for name, p in parameters if pattern.fullmatch(name))
-        if (first := next(found, None)) is not None:  # [D], [K, D] or [1, K, D]
-            names += [token] * (first.shape[-2] if first.ndim > 1 else 1)
-    return tuple(names)
+        return first, 1
+    return first, 2 if isinstance(first, nn.Conv2d) or shape[1] != first.in_channels else 1

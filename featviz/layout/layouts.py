@@ -23,14 +23,11 @@ if TYPE_CHECKING:
 
 
 Size = tuple[int, int]
-
 BEFORE, BEHIND = "extra_token", "token_behind"
 """Names of tokens beside a grid that the model does not name."""
-
 _USUAL_STRIDES = (1, 2, 4, 8, 16, 32, 64)
 _GRID = re.compile(r"([1-9]\d{,17})x([1-9]\d{,17})(?:\+(\d{1,4})(?:,(\d{1,4}))?)?")
 """Few enough digits for int(), and for a name for each token beside the grid."""
-
 STRIDES = (*_USUAL_STRIDES, *(p for p in range(1, 64) if p not in _USUAL_STRIDES))
 """Pixels of the input from one place of a map to the next, the usual ones first."""
 
@@ -51,10 +48,8 @@ class Form:
 
 @dataclass(frozen=True)
 class Maps:
-    """The maps of one tensor; `data` is float32 [C, S, H, W] and may be a view of the tensor.
-
-    S is 1 but for clips (time steps) and batches (regions, items), whose slices stand side by side.
-    """
+    """The maps of one tensor, float32 [C, S, H, W], which may be a view of it. S is 1 but for clips
+    (time steps) and batches (regions, items), whose slices stand side by side."""
 
     layout: str
     data: Tensor
@@ -90,9 +85,8 @@ class Layout:
 
     def channels_first(self, array: np.ndarray, channels: int) -> np.ndarray:
         """Turn an array of this layout into [channels, N] without knowing the model, the values of
-        each channel in the order of `to_maps`; tokens beside a grid lie where they lie. Only pieces
-        need to know how many maps there are; ValueError or IndexError for an array without values.
-        """
+        each channel in the order of `to_maps`; tokens beside a grid lie where they lie. ValueError
+        or IndexError for an array without values."""
         if self.rows is not None:
             return self.rows(array, channels)
         assert self.channel_axis is not None
@@ -160,7 +154,6 @@ def join_pieces(tensor: Tensor, origin: Origin | None) -> Tensor:
 
 _EACH_CHANNEL = "a map for each channel"
 _TIME_STEPS = "for each channel the time steps side by side"
-
 _ON_GRID = "a map for each channel, on the grid of the tokens"
 
 _ALL = (
@@ -202,8 +195,7 @@ _ALL = (
         token_axis=2,
     ),
     Layout(
-        "attention",
-        "[N, heads, T, T]",
+        *("attention", "[N, heads, T, T]"),
         "a matrix for each head: a row for each query, a column for each key",
         (3, 4, 5),
         _attention,
@@ -220,8 +212,7 @@ _ALL = (
         strip=True,
     ),
     Layout(
-        "sequence",
-        "[N, T, D]",
+        *("sequence", "[N, T, D]"),
         "rows of a matrix, no places of the image: a row for each token, a column for each channel",
         (3, 4),
         _vector,
@@ -250,12 +241,9 @@ _ALL = (
         spatial_axes=(2, 3),
     ),
     Layout(
-        *(
-            "windows",
-            "[windows, places, C]",
-            "pieces of a map for each channel, put back into their places",
-            (3, 4, 5, 6),
-        ),
+        *("windows", "[windows, places, C]"),
+        "pieces of a map for each channel, put back into their places",
+        (3, 4, 5, 6),
         lambda tensor, form: join_pieces(tensor, form.origin),  # [n, C, a, b], or channels last
         _rows_of_windows,
         allows_many=True,
@@ -276,21 +264,17 @@ def parse_grid(text: str, layout: str = "tokens") -> Form:
     that of tokens behind it, too; 9999 at most."""
     sides = _GRID.fullmatch(text)
     if sides is None:
-        raise LayoutError(
-            f"{quoted(repr(text))} is no grid",
-            "rows and columns of tokens, for example 14x20, 14x20+1 with one token (of at most "
-            "9999) in front, or 14x20+1,10 with ten behind",
-        )
+        hint = "rows and columns of tokens, for example 14x20, 14x20+1 with one token (of at most "
+        hint += "9999) in front, or 14x20+1,10 with ten behind"
+        raise LayoutError(f"{quoted(repr(text))} is no grid", hint)
     height, width, before, behind = (int(number or 0) for number in sides.groups())
     return Form(layout, height, width, 1, (BEFORE,) * before, (BEHIND,) * behind)
 
 
 def find_grid(length: int, hints: Hints, layout: str = "tokens") -> Form | None:
     """Find the grid into which `length` tokens divide the input; None where there is no such grid.
-
-    The tokens may have the model's prefix in front of the grid, the first part of it, or nothing;
-    one token where the model names none.
-    """
+    In front of it may be the model's prefix, the first part of it, or nothing; one token where the
+    model names none."""
     if hints.input_size is None:
         return None
     known = hints.prefix
@@ -309,9 +293,8 @@ def map_sizes(size: Size) -> tuple[Size, ...]:
     """Sizes of the maps that strides of whole pixels make of an input, the likelier ones first.
 
     With a stride p, H pixels give ceil(H / p) rows where the border is padded, floor(H / p) where
-    it is not, and one less where the kernel is larger than the stride; several strides of 2 in a
-    row may round rows up and columns down. A square input gives square maps only.
-    """
+    it is not, and one less where the kernel is larger than the stride; several strides of 2 may
+    round rows up and columns down. A square input gives square maps only."""
     sizes: dict[Size, None] = {}
     for stride in STRIDES:
         rows, columns = (  # rounded up, rounded down, and one less

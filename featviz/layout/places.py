@@ -1,9 +1,9 @@
 """Places: which value of a tensor lies where in the image, followed through functions.
 
 A tensor has a table of places beside it: float64 of its shape, 0 for a value that belongs to no
-place of the image, else the number of a place. What only moves values moves their places in the
-same way; what mixes them keeps the places along the axes that stay apart. Where a function is not
-understood its results have no places, so nothing is claimed of them.
+place of the image, else the number of a place. What moves values moves their places in the same
+way; what mixes them keeps the places along the axes that stay apart. What is not understood gives
+results without places.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -22,13 +23,13 @@ from torch.nn import functional
 from featviz.records import Origin
 
 
+@dataclass
 class SourceMaps:
     """The maps that a forward pass has made so far: the number of the first place, time steps,
     height and width of each. Places are numbered row by row, time step by time step."""
 
-    def __init__(self) -> None:
-        self._maps: list[tuple[int, int, int, int]] = []
-        self._next = 1
+    _maps: list[tuple[int, int, int, int]] = field(default_factory=list)
+    _next: int = 1
 
     def add(self, sides: Sequence[int]) -> Tensor:
         """Begin a map of these sides, [height, width] or [time, height, width]; its places."""
@@ -102,10 +103,8 @@ class SourceMaps:
         return Origin(grid=(time, height, width), axes=axes, places=everywhere.numpy())
 
 
-def _ranked(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct values, the smallest first, and the place of each value among them."""
-    distinct, rank = values.unique(return_inverse=True)  # type: ignore[no-untyped-call]
-    return distinct, rank
+_ranked: Callable[[Tensor], tuple[Tensor, Tensor]] = partial(torch.unique, return_inverse=True)
+"""The distinct values, the smallest first, and the place of each value among them."""
 
 
 def _is_even(kept: Tensor, side: int) -> bool:
@@ -135,15 +134,19 @@ class FollowedCall:
     given: Sequence[Tensor]
     """The tensors among its arguments."""
     results: Sequence[Tensor]
-
-    @property
-    def result(self) -> Tensor:
-        """The first of them."""
-        return self.results[0]
+    result: Any
+    """The first of them; None where there is none."""
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
         """An argument by its place or its name."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+
+    def joined(self, tables: Sequence[Tensor | None], nothing: Tensor) -> Tensor:
+        """The tables of tensors that the function joins, `nothing` where one has none."""
+        pairs = zip(tables, self.given, strict=True)
+        known = [nothing.expand(one.shape) if table is None else table for table, one in pairs]
+        made: Tensor = self.on(JOINS[self.name], known)
+        return made
 
     def on(self, function: Callable[..., Any], table: Any) -> Any:
         """The result of a function that takes a table in the place of the first argument."""
@@ -241,10 +244,6 @@ def _item(table: Tensor, index: Any) -> Tensor:
     return table[tuple(part.cpu() if isinstance(part, Tensor) else part for part in parts)]
 
 
-def _padded(table: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
-    return functional.pad(table, pad, mode)
-
-
 def _unfolded(table: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Both functions of this name: the tensor's own takes axis, size and step."""
     own = len(args) == 3 and all(isinstance(a, int) for a in args)
@@ -267,8 +266,10 @@ MOVES: dict[str, Callable[..., Any]] = {
     "slice": torch.ops.aten.slice.Tensor,
     "split_with_sizes": torch.split_with_sizes,
     "getitem": _item,
-    "pad": _padded,
-    "constant_pad_nd": _padded,
+    **dict.fromkeys(
+        ("pad", "constant_pad_nd"),
+        lambda table, pad, mode="constant", value=None: functional.pad(table, pad, mode),
+    ),
     "unfold": _unfolded,
     "T": lambda table: table.permute(*range(table.ndim - 1, -1, -1)),
     "mT": lambda table: table.mT,

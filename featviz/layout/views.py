@@ -2,11 +2,9 @@
 
 A value sees a box of pixels. Its four sides travel in four tables of the tensor's shape, written so
 that the box around two boxes is a minimum: the first row and column, and the last ones negated,
-each less `_FAR`; 0 stands for a value that sees no pixel (padding, parameters). So what moves
-values does the same to the tables, and what mixes values takes the minimum of all that it mixes:
-exact at borders, for windows, under adaptive pooling and behind layers that enlarge a map.
-
-What is in no table here is not guessed.
+each less `_FAR`; 0 stands for a value that sees no pixel (padding, parameters). What moves values
+does the same to the tables, and what mixes values takes the minimum of all that it mixes. What is
+in no table here is not guessed.
 """
 
 from __future__ import annotations
@@ -46,11 +44,8 @@ def to_box(sides: Sequence[float]) -> tuple[int, int, int, int] | None:
 
 
 def result_views(call: FollowedCall, given: Sequence[Views | None]) -> list[Views | None]:
-    """What each result of a call sees; None where nobody knows.
-
-    Args:
-        given: the views of the tensors among its arguments.
-    """
+    """What each result of a call sees, by what the tensors `given` to it see; None where nobody
+    knows."""
     unknown: list[Views | None] = [None] * len(call.results)
     if call.name in _CONSTANTS or not any(views is None or views for views in given):
         return [()] * len(call.results)
@@ -75,9 +70,7 @@ def _tables(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Ten
     """One side of what each result sees, from the same side of what the arguments see."""
     known, shape = [table for table in tables if table is not None], call.result.shape
     if call.name in JOINS:
-        nothing = (torch.zeros(()).expand(tensor.shape) for tensor in call.given)
-        pairs = zip(tables, nothing, strict=True)
-        return [_slim(call.on(JOINS[call.name], [n if t is None else t for t, n in pairs]))]
+        return [_slim(call.joined(tables, torch.zeros(())))]
     if call.name in _MIXERS:
         return [_union(*_MIXERS[call.name](call, tables)).expand(shape)]
     if call.name in _POINTWISE or (call.name in ("max", "min") and len(call.given) == 2):
@@ -93,9 +86,8 @@ def _tables(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Ten
 
 def _union(*tables: Tensor) -> Tensor:
     """The boxes around several, whose shapes are broadcast; what is expanded stays so."""
-    slim = [
-        table[tuple(slice(None) if n else slice(1) for n in table.stride())] for table in tables
-    ]
+    once = ([slice(None) if n else slice(1) for n in table.stride()] for table in tables)
+    slim = [table[tuple(part)] for table, part in zip(tables, once, strict=True)]
     shape = torch.broadcast_tensors(*tables)[0].shape  # type: ignore[no-untyped-call]
     return reduce(torch.minimum, slim).expand(shape)
 

@@ -122,7 +122,9 @@ REDUCTIONS = {
         ),
     )
 }
-"""By name, in the order of help texts. The arithmetic is in `drawing.class_maps`."""
+"""By name, in the order of help texts; `--reduce`, figures and the report read it. The arithmetic
+is `drawing.drawer.REDUCTIONS`, a function for each of one component, and
+`drawing.drawer.METHODS`, which has one for each that weighs."""
 
 CLASS_MAPS = {name: reduction for name, reduction in REDUCTIONS.items() if reduction.weighs}
 SIGNED = {name for name, reduction in REDUCTIONS.items() if reduction.signed}

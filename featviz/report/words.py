@@ -200,7 +200,7 @@ def key(row: Capture, options: Mapping[str, Any], strip: bool = False) -> Key:
         return Key("min", "max", "scaled per layer", colors, grey)
     (bottom, top), below, above = row.range, False, False
     if mode and mode.clips and (row.reduce is not None or row.layout == "mean"):
-        below = above = bool(mode.takes)  # the row's extremes are not the tiles' own
+        below = above = ":" in mode.spelling  # the row's extremes are not the tiles' own
     elif mode and mode.clips:
         below = None in (row.min, bottom) or row.min < bottom  # type: ignore[operator]
         above = None in (row.max, top) or row.max > top  # type: ignore[operator]
@@ -252,7 +252,7 @@ def _color(cmap: str, level: int) -> str | None:
     if cmap in colormap.GREYS:
         return _hex((level, level, level))
     try:
-        palette = colormap.colored(cmap, 0.0)
+        palette = colormap.colored(cmap, 0)
     except KeyError:
         return None
     at = 3 * round(level * (palette.levels - 1) / 255)

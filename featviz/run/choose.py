@@ -75,14 +75,14 @@ def choose_layers(
     if text is None:
         return _first_look(model, blank, tensor_layout)
     layers, wanted = list_layers(model.module), selectors.parse(text)
-    if selectors.wants_functions(wanted):
+    if selectors.of_functions(wanted):
         layers += functions(model, blank)
     chosen = selectors.select(layers, wanted)
     if not chosen:
         raise _no_match(model, text, wanted, layers, blank)
-    for idle in selectors.idle(layers, wanted):
-        meant = selectors.meant(layers, selectors.parse(idle))
-        log.warning("selector %r matches no layer%s", idle, f"; {meant}" if meant else "")
+    for idle in (one for one in wanted if not one.pick(layers)):
+        meant = selectors.meant(layers, [idle])
+        log.warning("selector %r matches no layer%s", idle.text, f"; {meant}" if meant else "")
     return chosen
 
 
@@ -104,7 +104,7 @@ def _no_match(
         for name, count in names.items()
         if like_module(name, selector.text)
     ]
-    if selectors.wants_functions(wanted):
+    if selectors.of_functions(wanted):
         called = [layer for layer in layers if layer.is_function]
         more.append(f"functions here: {selectors.types_present(called)}")
     hint = selectors.remedy(layers, wanted, *more)

@@ -16,8 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from featviz import layout
-from featviz.drawing import colormap, page
-from featviz.drawing.drawer import Drawer, magnitude_and_phase
+from featviz.drawing import colormap
+from featviz.drawing.drawer import draw, magnitude_and_phase
 from featviz.drawing.picture import (
     GridPicture,
     caption,
@@ -78,7 +78,6 @@ class Drawing:
         """Begin with no image; the fingerprint, for the manifests, is that of model and options."""
         self.prepared, self.store = prepared, store
         self.fingerprint, self.board = fingerprint, board
-        self.drawer = Drawer(prepared.options.draw)
         self._steps = {sample.name: step for step, sample in enumerate(prepared.samples)}
         self._lost = 0
         """Images in a row that a store did not take."""
@@ -178,7 +177,7 @@ class ImageWriter:
             for place, numbers, facts in magnitude_and_phase(site, tensor, hints, self.options):
                 self.take(place, numbers, hints=facts)
             return
-        parts = self.run.drawer.draw(site, tensor, hints, *self._drawn_over, gradient)
+        parts = draw(self.options, site, tensor, hints, *self._drawn_over, gradient)
         sites = {site, *map(site.inside, parts)}
         if taken := sites & self._sites:  # {"a": {"b": x}, "a.b": y} has two of one name
             raise LayoutError(f"another part of this {taken.pop().kind} has the same name")
@@ -279,6 +278,8 @@ class ImageWriter:
             encode(picture, opened, self.options.format, caption(row))
         if not self.options.figure:
             return row
+        from featviz.drawing import page
+
         title = f"{name}   {site.layer.label} ({site.layer.type})   {site.stem}"
         cmap = colormap.resolved(self.options.cmap, site.kind, True, self.options.reduce)
         cmap = picture.cmap or cmap

@@ -8,9 +8,8 @@ from typing import Any
 from msgspec import structs
 from torch import Tensor
 
-from featviz.drawing import grid, page
-from featviz.drawing.class_maps import check_places
-from featviz.drawing.drawer import is_saliency, magnitude_and_phase
+from featviz.drawing import grid
+from featviz.drawing.drawer import check_places, is_saliency, magnitude_and_phase
 from featviz.layout import Maps, to_maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions, ModelOptions, RunOptions
@@ -120,6 +119,8 @@ def _planned(
     picture = f"{site.stem}.{draw.format}", plan.maps, plan.width, plan.height, bytes
     files = [picture]
     if draw.figure:
+        from featviz.drawing import page
+
         panels = 1 if strip else min(page.FIRST, count)
         height, width = page.figure_geometry(panels)[0]
         pixels = int(width * height * FIGURE)

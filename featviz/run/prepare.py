@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from threading import Thread
 
@@ -145,15 +146,15 @@ def prepare(
 ) -> Prepared:
     """Load the model, group the images that were found as it takes them, choose the layers."""
     # numba is loaded while the model is
-    Thread(target=values.compiled, name="featviz-loops", daemon=True).start()
+    loops = "featviz.drawing.deflate"
+    Thread(target=import_module, args=(loops,), name="featviz-loops", daemon=True).start()
     loaded = fitted(load_model(model, options.inputs), images)
     samples = grouped(images, loaded.preprocess, options.inputs.frames)
     blank, shown = blank_input(loaded, samples, options.inputs)
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
-    plan = passes.plan(loaded, options.passes)
-    prepared = Prepared(options, loaded, tuple(samples), blank, shown, layers, plan)
-    passes.try_out(loaded, plan, blank, prepared.hint_book(blank))
-    return prepared
+    book = HintBook(loaded.module, blank[0].shape, options.draw.tensor_layout)
+    plan = passes.plan(loaded, options.passes, blank, book)
+    return Prepared(options, loaded, tuple(samples), blank, shown, layers, plan)
 
 
 def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:

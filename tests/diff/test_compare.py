@@ -28,7 +28,7 @@ from featviz.diff.compare import (
     no_change,
     scale_of,
 )  # fmt: skip
-from featviz.drawing.drawer import Drawer
+from featviz.drawing import drawer
 from featviz.drawing.picture import describe, encode
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
@@ -141,7 +141,7 @@ def captured(
     """What `run` writes of a tensor: the manifest's rows, the pictures as read back, statistics."""
     site = Site(Layer(1, "layer", "Layer"), "output", 0, "")
     found = {}
-    for key, picture in Drawer(DrawOptions(**options)).draw(site, tensor, hints).items():
+    for key, picture in drawer.draw(DrawOptions(**options), site, tensor, hints).items():
         row = describe(picture, site.inside(key), tensor.shape, "output.png")
         file = io.BytesIO()
         encode(picture, file, "png", {})

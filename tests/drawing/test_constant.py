@@ -8,10 +8,8 @@ import torch
 from drawn_maps import SITE
 from msgspec import structs
 from torch import Tensor
-from torchvision.utils import make_grid
 
-import featviz as fv
-from featviz.drawing.drawer import Drawer
+from featviz.drawing import drawer
 from featviz.drawing.picture import GridPicture, to_image
 from featviz.options import DrawOptions
 
@@ -26,7 +24,7 @@ def constant(values: Tensor = VALUES, side: int = 6) -> Tensor:
 
 def drawn(tensor: Tensor, kind: str = "output", **options: object) -> GridPicture:
     """The picture of a tensor of this kind."""
-    return Drawer(structs.replace(PLAIN, **options)).draw(SITE._replace(kind=kind), tensor)[""]
+    return drawer.draw(structs.replace(PLAIN, **options), SITE._replace(kind=kind), tensor)[""]
 
 
 def pixels(picture: GridPicture) -> np.ndarray:
@@ -65,17 +63,6 @@ def test_clip_that_never_changes_is_a_strip_of_channels() -> None:
     assert pixels(drawn(clip)).tolist() == [[0, 126, 255]]
     clip[:, :, 1] += 1
     assert drawn(clip).constant is None
-
-
-@pytest.mark.parametrize("normalize", ["range:-8,8", "symmetric"])
-def test_without_marks_pixels_are_make_grids(normalize: str) -> None:
-    """`marks=False` draws constant maps like any other: make_grid's picture at scale 1."""
-    found = np.asarray(
-        fv.grid(constant(), scale=1, nrow=2, padding=2, normalize=normalize, marks=False)
-    ).astype(int)
-    limit = 8 if normalize.startswith("range") else 7
-    wanted = make_grid(constant()[0][:, None], nrow=2, normalize=True, value_range=(-limit, limit))
-    assert np.abs(found - (wanted[0] * 255 + 0.5).byte().numpy()).max() <= 1
 
 
 @pytest.mark.parametrize(("kind", "struck"), [("output", True), ("grad", False)])

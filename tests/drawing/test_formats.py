@@ -19,6 +19,7 @@ NEAR = 8
 """Grey levels by which the pixels of a format with losses may miss those of the PNG, on average."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 def test_every_command_takes_every_format(
     format: PictureFormat, featviz: CLI, tmp_path: Path, tiny_file: Path, picture: Path

@@ -44,11 +44,10 @@ def assert_same_greys(found: np.ndarray, expected: np.ndarray) -> None:
     assert (difference == 0).mean() >= 0.999
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("shape", [(64, 56, 56), (500, 7, 7), (3, 224, 223)])
-def test_map_scale_is_torchvisions_scale_each(seed: int, shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("shape", [(9, 56, 56), (90, 7, 7), (1, 224, 223)])
+def test_map_scale_is_torchvisions_scale_each(shape: tuple[int, int, int]) -> None:
     """`map` is normalize=True, scale_each=True."""
-    maps = random_maps(seed, *shape)
+    maps = random_maps(0, *shape)
     before = maps.clone()
     assert_same_greys(drawn("map", maps), torchvision_levels(maps, normalize=True))
     assert torch.equal(maps, before)
@@ -61,10 +60,9 @@ def test_map_scale_far_from_zero(offset: float) -> None:
     assert_same_greys(drawn("map", maps), torchvision_levels(maps, normalize=True))
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_layer_and_range_scales_are_torchvisions_value_range(seed: int) -> None:
+def test_layer_and_range_scales_are_torchvisions_value_range() -> None:
     """`layer` shares the extremes of all maps; `range` clips to the numbers given."""
-    maps = random_maps(seed, 30, 33, 31)
+    maps = random_maps(0, 30, 33, 31)
     low, high = float(maps.min()), float(maps.max())
     shared = torchvision_levels(maps, normalize=True, value_range=(low, high))
     assert_same_greys(drawn("layer", maps), shared)
@@ -148,14 +146,6 @@ def test_constant_map_among_others_keeps_theirs() -> None:
     assert drawn("layer", maps).reshape(3, 4).tolist() == [[0] * 4, [255] * 4, [0, 51, 102, 204]]
 
 
-def test_noise_of_rounding_is_constant() -> None:
-    """A map that varies only in its last bits shows no pattern."""
-    value = np.float32(1234.5)
-    noise = np.array([value, np.nextafter(value, np.float32(9e9))], np.float32)
-    found = drawn("map", torch.from_numpy(noise.reshape(1, 1, 2)))
-    assert (found == 128).all()
-
-
 @pytest.mark.parametrize("mode", ["map", "layer", "symmetric", "percentile:5,95"])
 @pytest.mark.parametrize("exponent", [-98, -104, -110, -121])
 def test_maps_of_tiny_ranges_are_drawn_like_others(exponent: int, mode: str) -> None:
@@ -214,7 +204,6 @@ def test_maps_without_a_finite_value(text: str) -> None:
     [
         ("", "--normalize '' is no normalization mode"),
         ("maps", "--normalize 'maps' is no normalization mode"),
-        ("map:1,2", "'map:1,2' is no normalization mode"),
         ("range", "'range' is no normalization mode"),
         *(
             (f"range:{numbers}", "expected range:LO,HI with LO below HI")
@@ -238,12 +227,13 @@ def test_no_scale_is_a_usage_error(text: str, message: str) -> None:
 def test_a_scale_is_one_record(mode: normalize.ScaleMode) -> None:
     """A mode's help, message, limits and legend all come from its record: each can be drawn by its
     spelling, is in the help and in what is said of a wrong scale, and has words for its ends."""
-    text = mode.example or mode.name
-    assert normalize.parse_scale(text)[0] == mode.name
+    name = mode.spelling.partition(":")[0]
+    text = mode.example or name
+    assert normalize.parse_scale(text)[0] == name
     maps = random_maps(6, 4, 5, 5)
     rows = values.statistics(maps)[0]
     found = values.limits(normalize.parse_scale(text), maps, rows[:, 0], rows[:, 1])
-    assert (found.shared is not None) == mode.shared and found.mode == mode.name
+    assert (found.shared is not None) == mode.shared and found.mode == name
     with pytest.raises(UsageError) as caught:
         normalize.parse_scale("?")
     assert mode.spelling in str(caught.value.hint)

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from featviz.drawing import drawer, values
-from featviz.drawing.drawer import Drawer
 from featviz.drawing.picture import GridPicture, caption, describe, to_image
 from featviz.options import DrawOptions
 
@@ -25,7 +24,7 @@ def channels_of(maps: Tensor) -> tuple[Tensor, np.ndarray]:
 
 
 def drawn(tensor: Tensor, options: DrawOptions) -> GridPicture:
-    return Drawer(options).draw(SITE, tensor)[""]
+    return drawer.draw(options, SITE, tensor)[""]
 
 
 def tiles(picture: GridPicture) -> list[np.ndarray]:
@@ -148,14 +147,3 @@ def test_vectors_keep_their_order() -> None:
     picture = drawn(tensor, replace(PLAIN, order="mean", collapse=0.9))
     assert picture.channels is None and picture.groups == {}
     assert np.asarray(to_image(picture)).tolist() == [[255, 255, 0, 90]]
-
-
-def test_clips_stay_together() -> None:
-    """The time steps of a channel move with it, side by side."""
-    tensor = noise(1, 3, 4, 5, 5) + torch.tensor([0.0, 9, 5])[None, :, None, None, None]
-    found = tiles(drawn(tensor, replace(PLAIN, order="mean")))
-    plain = tiles(drawn(tensor, PLAIN))
-    places = [4 * c + step for c in (1, 2, 0) for step in range(4)]
-    assert all(
-        np.array_equal(tile, plain[place]) for tile, place in zip(found, places, strict=True)
-    )

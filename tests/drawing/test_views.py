@@ -12,15 +12,12 @@ import torch
 from drawn_maps import NAN, SITE, captured, noise
 from matplotlib import colormaps
 from msgspec.structs import replace
-from networks import Net
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 import featviz as fv
-from featviz.drawing import class_maps
-from featviz.drawing.drawer import Drawer
+from featviz.drawing import drawer
 from featviz.drawing.picture import caption, describe, encode, to_image
-from featviz.errors import UsageError
 from featviz.options import DrawOptions
 from featviz.records import Hints, Site
 
@@ -85,56 +82,6 @@ def test_nonfinite_values_stay_magenta_and_sharp() -> None:
     assert magenta[12:18, 18:24].all() and magenta.sum() == 36
 
 
-def shrunk() -> nn.Module:
-    """Brightness in cells of 4 × 4 pixels, as maps, a vector and a batch."""
-
-    def way(self: nn.Module, x: Tensor) -> Tensor:
-        maps = self.conv(x)
-        self.regions(torch.cat([maps, maps]))
-        return self.vector(maps)  # type: ignore[no-any-return]
-
-    conv = nn.Conv2d(3, 2, 4, stride=4, bias=False)
-    conv.weight.data.fill_(1 / 48)
-    return Net(way, conv=conv, vector=nn.Flatten(), regions=nn.Identity())
-
-
-@pytest.fixture
-def corner(tmp_path: Path) -> Path:
-    """Black, 96 × 64, but for what is the lower right corner after resizing to 48 × 32 and
-    cropping 32 × 32 from the middle."""
-    pixels = np.zeros((64, 96, 3), np.uint8)
-    pixels[48:, 64:80] = 255
-    path = tmp_path / "corner.png"
-    Image.fromarray(pixels).save(path)
-    return path
-
-
-def test_overlay_lies_over_what_the_model_saw(corner: Path, tmp_path: Path) -> None:
-    """One bright corner: after resize and crop, input, map and overlay are bright in the same."""
-    result = fv.run(
-        shrunk(), corner, "conv,vector,regions", tmp_path / "out",
-        overlay=0.5, size=32, crop=32, scale=1, nrow=2, **RAW,
-    )  # fmt: skip
-    assert result.exit_code == 0
-    folder = tmp_path / "out" / "corner.png"
-    row = captured(tmp_path / "out", "corner.png", "conv")
-    assert row["grid"] == {"nrow": 2, "padding": 2, "tile": [32, 32], "scale": 1}
-    assert row["overlay"] == 0.5
-    shown = np.asarray(Image.open(folder / "input.png")).astype(int)
-    assert (shown[24:, 24:] > 200).mean() > 0.9 and shown[:20].max() == 0 == shown[:, :20].max()
-    first, second = tiles(Image.open(folder / row["file"]), (32, 32))
-    low, high = (np.array(colormaps["viridis"](x, bytes=True)[:3], int) for x in (0.0, 1.0))
-    assert np.array_equal(first, second)
-    assert np.abs(first[:20, :20] - low / 2).max() <= 1
-    assert np.abs(first[27:30, 27:30] - (shown[27:30, 27:30] + high) / 2).max() <= 6
-    bright = first.sum(-1) > 400
-    assert bright[24:, 24:].mean() > 0.7 and not bright[:20].any() and not bright[:, :20].any()
-    for layer in ("vector", "regions"):
-        other = captured(tmp_path / "out", "corner.png", layer)
-        assert "overlay" not in other
-        assert Image.open(folder / other["file"]).mode == "L"
-
-
 def test_overlay_of_frames_shows_each_its_own(tmp_path: Path) -> None:
     """At alpha 0 the tiles of a clip are the frames in the middle of each time step."""
     frames = [photo(16, 16, seed) for seed in range(8)]
@@ -158,11 +105,11 @@ def test_overlay_leaves_out_what_pads_the_image() -> None:
     """Of a letterboxed picture the window is drawn; the map covers all of it."""
     ground, options = np.asarray(photo(24, 20)), DrawOptions(overlay=0.0, scale=1)
     drawn = (noise(1, 2, 6, 5), Hints(), [ground])
-    picture = Drawer(options).draw(SITE, *drawn, (4, 3, 12, 9))[""]
+    picture = drawer.draw(options, SITE, *drawn, (4, 3, 12, 9))[""]
     assert np.array_equal(picture.tiles[0:2], np.stack([ground[4:16, 3:12]] * 2))
     over = replace(options, overlay=1.0)
     whole, part = (
-        Drawer(over).draw(SITE, *drawn, window)[""].tiles[0:2] for window in (None, (4, 3, 12, 9))
+        drawer.draw(over, SITE, *drawn, window)[""].tiles[0:2] for window in (None, (4, 3, 12, 9))
     )
     assert np.array_equal(part, whole[:, 4:16, 3:12])
 
@@ -173,7 +120,7 @@ def test_overlay_of_many_maps_is_made_piece_by_piece() -> None:
 
     image = photo(128, 128)
     options = DrawOptions(overlay=0.5, scale=1)
-    picture = Drawer(options).draw(SITE, noise(1, 400, 4, 4), Hints(), [np.asarray(image)])[""]
+    picture = drawer.draw(options, SITE, noise(1, 400, 4, 4), Hints(), [np.asarray(image)])[""]
     assert picture.tiles.nbytes < 100_000
     tracemalloc.start()
     with Path("/dev/null").open("wb") as file:
@@ -199,7 +146,7 @@ def test_reduction_is_numpys(name: str, oracle: Callable[[np.ndarray], np.ndarra
     found = np.asarray(fv.grid(tensor, reduce=name, scale=1)).astype(int)
     span = values.max() - values.min()
     assert np.abs(found - 255 * (values - values.min()) / span).max() <= 1
-    picture = Drawer(DrawOptions(reduce=name)).draw(SITE, tensor, Hints())[""]
+    picture = drawer.draw(DrawOptions(reduce=name), SITE, tensor, Hints())[""]
     row = describe(picture, SITE, tensor.shape, "output.png")
     assert row.reduce == name and row.maps == 7 and row.channels is None
     assert row.range == pytest.approx([values.min(), values.max()], rel=1e-5)
@@ -234,7 +181,7 @@ def test_pca_is_numpys_svd(channels: int, side: int) -> None:
     mixing = noise(channels, channels, seed=1) * torch.linspace(3, 0.2, channels)
     values = (mixing @ noise(channels, side * side, seed=2)).double().numpy() + 5
     scores = by_svd(values)
-    exact = class_maps.principal_components(torch.from_numpy(values)).numpy()
+    exact = drawer.principal_components(torch.from_numpy(values)).numpy()
     assert np.abs(exact - scores).max() < 1e-5
     tensor = torch.from_numpy(values).float().reshape(1, channels, side, side)
     found = np.asarray(fv.grid(tensor, reduce="pca", scale=1)).astype(float)
@@ -252,39 +199,6 @@ def test_pca_of_little_variation() -> None:
     assert set(np.unique(flat)) <= {127, 128}
 
 
-def test_pca_leaves_vectors_as_they_are() -> None:
-    """Numbers without a place are no pixels: a vector stays its strip."""
-    tensor = torch.tensor([[0.0, 255.0, 51.0]])
-    assert np.asarray(fv.grid(tensor, reduce="pca", scale=1)).tolist() == [[0, 255, 51]]
-
-
-def test_reduced_picture_lies_over_the_input() -> None:
-    """Alpha 1 is the colours of the components, resized by Pillow."""
-    tensor, image = noise(1, 9, 6, 6), photo(48, 48)
-    alone = fv.grid(tensor, reduce="pca", scale=1)
-    over = fv.grid(tensor, reduce="pca", overlay=1.0, image=image, scale=1)
-    assert np.array_equal(over, alone.resize((48, 48), Image.Resampling.BILINEAR))
-    nothing = fv.grid(tensor, reduce="l2", overlay=0.0, image=image, scale=1)
-    assert np.array_equal(nothing, image)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"reduce": "l2", "order": "mean"}, "order and reduce=l2 exclude each other"),
-        ({"reduce": "pca", "cmap": "magma"}, "cmap and reduce=pca exclude each other"),
-        ({"overlay": 1.5}, "overlay=1.5: expected a number from 0 to 1"),
-        ({"overlay": 0.5}, "an overlay and its image go together"),
-        ({"collapse": 1.01}, "collapse=1.01: expected"),
-    ],
-)
-def test_what_does_not_go_together(options: dict[str, Any], message: str) -> None:
-    """One line names the options, and the hint says what to do."""
-    with pytest.raises(UsageError, match=message) as caught:
-        fv.grid(noise(1, 4, 4, 4), **options)
-    assert caught.value.hint
-
-
 def test_gradients_under_an_overlay_keep_their_colours(tmp_path: Path, picture: Path) -> None:
     """coolwarm around zero, laid over the input: where the gradient is zero it is light grey."""
     options = replace(DrawOptions(), overlay=1.0, scale=1)
@@ -292,7 +206,7 @@ def test_gradients_under_an_overlay_keep_their_colours(tmp_path: Path, picture: 
     tensor = torch.zeros(1, 1, 4, 4)
     tensor[0, 0, 0, 0], tensor[0, 0, 3, 3] = 1.0, -1.0
     ground = [np.zeros((4, 4, 3), np.uint8)]
-    found = np.asarray(to_image(Drawer(options).draw(site, tensor, Hints(), ground)[""]))
+    found = np.asarray(to_image(drawer.draw(options, site, tensor, Hints(), ground)[""]))
     ends = [colormaps["coolwarm"](x, bytes=True)[:3] for x in (1.0, 0.0, 0.5)]
     for pixel, colour in zip((found[0, 0], found[3, 3], found[1, 2]), ends, strict=True):
         assert np.abs(pixel.astype(int) - colour).max() <= 2

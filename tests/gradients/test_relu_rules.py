@@ -52,13 +52,14 @@ def by_hand(model: Rectified, image: Tensor, weights: Tensor, rule: str) -> Tens
             ("a", "grad-input"): at_image}  # fmt: skip
 
 
-KINDS = [
-    f"{kind}{place}" for kind in ("module", "function", "method") for place in ("", " in place")
-]
-
-
-@pytest.mark.parametrize("rule", ["plain", "guided", "deconv"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [
+        *(("module in place", "plain"), ("module", "guided"), ("module in place", "deconv")),
+        *(("function", "deconv"), ("function in place", "guided")),
+        *(("method", "guided"), ("method in place", "deconv")),
+    ],
+)
 def test_rules_equal_a_backward_pass_by_hand(rule: str, kind: str, tmp_path: Path) -> None:
     """Springenberg's and Zeiler's rules at modules, functions and methods, in place or not."""
     torch.manual_seed(5)

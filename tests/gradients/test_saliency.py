@@ -48,15 +48,6 @@ def test_saliency_is_the_largest_absolute_value(run: Callable[..., Path]) -> Non
         assert np.abs(np.asarray(image) - wanted).max() <= 1
 
 
-def test_what_is_told_holds_for_it_too(run: Callable[..., Path]) -> None:
-    """A scale and a colormap; --labels and --max-maps are about channels; --reduce leaves one."""
-    row = rows(run("--normalize", "range:0,2", "--cmap", "viridis", "--labels", "--max-maps", 2))
-    one = row["0", 0, "saliency"]
-    assert (one["normalize"], one["range"]) == ("range", [0, 2])
-    assert one["maps"] == 3 and row["0", 0, ""]["channels"] == [0, 1]
-    assert sorted(rows(run("--reduce", "mean"))) == [("0", 0, ""), ("1", 0, "")]
-
-
 def test_saliency_lies_over_the_image(run: Callable[..., Path]) -> None:
     """At alpha 0 it is what the model saw."""
     folder = run("--overlay", 0, "--scale", 1)

@@ -59,8 +59,11 @@ def inside(model: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Any]]:
     return whole, whole
 
 
-@pytest.mark.parametrize("warm", [True, False])
-@pytest.mark.parametrize("compiled", [wrapped, outside, in_place, inside])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("compiled", "warm"),
+    [(wrapped, True), (outside, True), (outside, False), (in_place, True), (inside, False)],
+)
 def test_a_compiled_model_is_captured_as_it_is_written(compiled: Any, warm: bool) -> None:
     """Whoever compiled it, and whether it ran before: each call's tensors, under the names of the
     module itself; afterwards the compiled code is in force again, and is not captured."""
@@ -84,6 +87,7 @@ def test_a_compiled_model_is_captured_as_it_is_written(compiled: Any, warm: bool
     assert [len(tensors) for tensors in maps.values()] == [2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1])
 def test_what_is_compiled_stays_aside_until_the_last_capture_ends(first: int) -> None:
     """Two captures that overlap may end in any order, and then compiled code is in force."""

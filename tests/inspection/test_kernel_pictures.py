@@ -100,14 +100,14 @@ def test_kernels_belong_to_output_channels(module: Any) -> None:
     """
     found = filters.read_filters(module)
     spatial = module.weight.ndim - 2
-    assert len(found.data) == module.out_channels
+    assert len(found[0]) == module.out_channels
     per_group = module.in_channels // module.groups
     seen = 0
     for index in range(module.in_channels):
         impulse = torch.zeros(1, module.in_channels, *[3] * spatial)
         impulse[(0, index, *[1] * spatial)] = 1
         answer = module(impulse)[0].detach()
-        if not found.transposed:
+        if not found[3]:
             answer = answer.flip(*range(1, spatial + 1))
         size = module.weight.shape[2:]
         answer = answer[(slice(None), *[slice((3 - k) // 2, (3 + k) // 2) for k in size])]
@@ -116,7 +116,7 @@ def test_kernels_belong_to_output_channels(module: Any) -> None:
         for output in range(module.out_channels):
             kernel = torch.zeros(size)
             if output // each == group:
-                kernel, seen = found.data[output, index % per_group].reshape(size), seen + 1
+                kernel, seen = found[0][output, index % per_group].reshape(size), seen + 1
             assert torch.allclose(answer[output], kernel, atol=1e-6)
     assert seen == module.weight.shape[:2].numel()
 
@@ -178,7 +178,7 @@ def test_large_pictures_are_not_enlarged_beyond_reason(drawn: Any) -> None:
 
 
 def effective(module: nn.Module) -> torch.Tensor:
-    return filters.read_filters(module.eval()).data[:, :, 0]
+    return filters.read_filters(module.eval())[0][:, :, 0]
 
 
 def seen_by_forward(module: nn.Module) -> torch.Tensor:

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 import featviz as fv
-from featviz import layout
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.records import Hints
 
 
 def small_vit() -> nn.Module:
@@ -66,14 +64,6 @@ def test_attention_weights_are_softmax_of_queries_and_keys(fast: bool, tmp_path:
     assert found[f"{name}.self_attention", 0, "0"]["layout"] == "tokens"
     assert (f"{name}.self_attention", 0, "0.class_token") in found
     assert manifest(folder)["skipped"] == []
-
-
-def test_averaged_attention_weights_are_one_map() -> None:
-    """[1, T, T], averaged over heads, is an attention as well."""
-    weights = torch.rand(1, 17, 17).softmax(-1)
-    drawn = layout.to_maps(weights, Hints(input_size=(32, 32), attention=True))[""]
-    assert (drawn.layout, drawn.data.shape) == ("attention", (1, 1, 17, 17))
-    assert torch.equal(drawn.data[0], weights)
 
 
 def test_need_weights_is_put_back_when_the_run_is_over(tmp_path: Path) -> None:

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from conftest import SCENES
 from PIL import Image
-from tiles import levels, manifest, raw, rows, tiles
-from torchvision.models import detection
+from tiles import levels, raw, rows, tiles
 
-import featviz as fv
 from featviz import cli
 
 
@@ -28,6 +26,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "landscape.jpg"
 
 
+@pytest.mark.slow
 class TestDetectors:
     """Regions of interest, and what detectors and segmenters give."""
 
@@ -56,32 +55,3 @@ class TestDetectors:
         low, high = row["range"]
         want = ((kept - low) / (high - low) * 255 + 0.5).floor().numpy()
         assert np.abs(pixels - want).max() <= 1
-
-    def test_boxes_labels_and_scores_of_the_root(self, seen: Path) -> None:
-        """The list of dicts is taken apart: boxes, labels and scores of the image."""
-        found = rows(seen)
-        shapes = {key: row["shape"] for (name, _, key), row in found.items() if name == ""}
-        count = shapes["0.scores"][0]
-        assert shapes == {"0.boxes": [count, 4], "0.labels": [count], "0.scores": [count]}
-        assert count > 1
-        row = found["", 0, "0.boxes"]
-        assert row["file"] == "000_FasterRCNN/output.0.boxes.png"
-        boxes = raw(seen, row)
-        assert row["max"] == pytest.approx(float(boxes.max()))
-        assert np.asarray(Image.open(seen / row["file"])).shape == (count, 4)
-
-    def test_levels_of_a_pyramid_have_their_names(self, seen: Path) -> None:
-        """An ordered dict's keys are file names: 0, 1 and pool."""
-        keys = [key for name, _, key in rows(seen) if name == "backbone.fpn"]
-        assert keys == ["0", "1", "pool"]
-
-    def test_a_detector_that_finds_nothing(self, tmp_path: Path) -> None:
-        """No box above the threshold: skipped with the reason, and the rest is drawn."""
-        model = detection.fasterrcnn_mobilenet_v3_large_320_fpn(
-            weights_backbone=None, weights=None, box_score_thresh=1.0
-        ).eval()
-        fv.run(model, SCENES / "landscape.jpg", "FasterRCNN,Conv2d#0", tmp_path / "o", max_maps=4)
-        folder = tmp_path / "o" / "landscape.jpg"
-        reasons = {skip["key"]: skip["reason"] for skip in manifest(folder)["skipped"]}
-        assert reasons["0.boxes"] == "shape [0, 4] holds no values"
-        assert len(rows(folder)) == 1

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Outcome
 from followed import followed
 from networks import Net
 from PIL import Image
 from ramps import look, save
-from tiles import assert_drawn, manifest, raw
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -157,9 +155,6 @@ def test_what_keeps_the_rows_of_the_image_gives_tokens(name: str) -> None:
 
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "the largest": lambda x: x.topk(96, 1)[0],
-    "in an order of its own": lambda x: x.gather(
-        1, torch.randperm(96)[None, :, None].expand(1, 96, 5)
-    ),
     "twice": lambda x: torch.cat([x, x], 1),
     "a mean": lambda x: x.mean(1, keepdim=True).repeat(1, 96, 1),
     "queries": lambda x: torch.zeros(1, 96, 96).softmax(-1) @ x,
@@ -188,47 +183,22 @@ def test_patches_that_a_linear_layer_merges_make_a_coarser_map() -> None:
     assert torch.equal(one.maps, one.tensor[0].T.reshape(6, 4, 6))
 
 
-def test_a_depth_is_one_map(tmp_path: Path) -> None:
-    """[1, H, W] is one picture, laid over the image like others."""
-
-    model = Net(lambda self, x: self.conv(x).squeeze(1), conv=nn.Conv2d(3, 1, 1))
-    folder, found = look(model, save(tmp_path, 48, 48), "Net", (48, 48), tensors="npy")
-    row = found["", 0, ""]
-    assert (row["layout"], row["maps"], row["shape"]) == ("nhw", 1, [1, 48, 48])
-    assert_drawn(folder, row, raw(folder, row))
-
-
-FACTORY = """
-import sys
-sys.path.insert(0, {tests!r})
-from test_origins import Decoder
-"""
-
-
-@pytest.fixture
-def line(tmp_path: Path) -> list[object]:
-    """A command line that draws the decoder, up to its layers."""
-    path = tmp_path / "nets.py"
-    path.write_text(FACTORY.format(tests=str(Path(__file__).parent)), "utf-8")
-    told = ["--mean", "0,0,0", "--std", "1,1,1", "--size", "16x16", "--scale", "1"]
-    told += ["--tensors", "npy", "--out", tmp_path / "o", "--overwrite"]
-    return ["run", f"{path}:Decoder", save(tmp_path, 16, 16), *told, "--layers"]
-
-
-@pytest.mark.parametrize("change", ["--ablate", "--edit"])
+@pytest.mark.parametrize(
+    ("kinds", "options"),
+    [
+        (("output",), {"ablate": "patches:0"}),
+        (("output", "grad"), {"edit": "patches:grad*0.5", "target": "layer:head"}),
+    ],
+)
 def test_interventions_leave_layouts_as_they_are(
-    change: str, line: list[object], featviz: Callable[..., Outcome], tmp_path: Path
+    kinds: tuple[str, ...], options: dict[str, str]
 ) -> None:
     """Tokens behind a layer that was changed are tokens still, and so are their gradients."""
-    value = "patches:0" if change == "--ablate" else "patches:grad*0.5"
-    more = ["--capture", "output,grad", "--target", "layer:head"] if change != "--ablate" else []
-    assert featviz(*line, "encoder,norm", change, value, *more).code == 0
-    captures = manifest(tmp_path / "o" / "ramps.png")["captures"]
-    kinds = {(row["layer"], row["kind"], row["layout"]) for row in captures}
-    want = {("encoder", "output", "tokens"), ("norm", "output", "sequence")}
-    if more:
-        want |= {("encoder", "grad", "tokens"), ("norm", "grad", "sequence")}
-    assert kinds == want
+    image = torch.rand(3, 16, 16)
+    done = fv.run(Decoder(), image, "encoder,norm", capture=kinds, preset="none", **options)
+    found = {(maps.layer, maps.kind, maps.row.layout) for maps in done.captures}
+    layouts = {"encoder": "tokens", "norm": "sequence"}
+    assert found == {(name, kind, layouts[name]) for name in layouts for kind in kinds}
 
 
 def test_each_shape_is_followed_once_and_only_where_it_matters(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,23 +10,16 @@ import numpy as np
 import pytest
 import torch
 from conftest import Outcome
-from PIL import Image
 from ramps import positions, save
 from tiles import assert_drawn, levels, manifest, rows
-from torch import nn
 
 import featviz as fv
-from featviz.errors import LayoutError, UsageError
-from featviz.layout.hints import HintBook
+from featviz.errors import LayoutError
 
 FACTORY = """
 import sys
 sys.path.insert(0, {tests!r})
 from ramps import PositionViT
-
-
-def make():
-    return PositionViT("cls_token", "register_tokens", counts=(1, 4))
 
 
 def plain(count=1):
@@ -44,24 +36,6 @@ def factory(tmp_path: Path) -> Path:
 
 
 TOLD = ["--mean", "0,0,0", "--std", "1,1,1", "--size", "56x80", "--scale", "1"]
-
-
-def test_dry_run_lists_what_a_run_writes(
-    factory: Path, featviz: Callable[..., Outcome], tmp_path: Path
-) -> None:
-    """--dry-run names the pictures of class and register tokens, in the sizes that they get."""
-    line = ["run", f"{factory}:make", save(tmp_path, 56, 80), "--layers", "blocks.0", *TOLD]
-    line += ["--out", tmp_path / "o"]
-    planned = json.loads(featviz(*line, "--dry-run", "--json").out)["per_image"]
-    assert [f["file"] for f in planned] == [
-        "output.png",
-        "output.class_token.png",
-        "output.register_tokens.png",
-    ]
-    assert featviz(*line).code == 0
-    for file in planned:
-        (path,) = (tmp_path / "o" / "ramps.png").glob(f"*_blocks.0/{file['file']}")
-        assert Image.open(path).size == (file["width"], file["height"])
 
 
 class TestTensorLayout:
@@ -101,6 +75,7 @@ class TestTensorLayout:
         assert row["grid"]["tile"] == [20, 14]
         assert_drawn(self.out / "ramps.png", row, positions(14, 20).reshape(3, 20, 14))
 
+    @pytest.mark.slow
     def test_selectors_say_for_which_layers(self) -> None:
         """SELECTORS=LAYOUT is for these layers only; of several the last that matches counts."""
         assert self.run("tokens:20x14+1", "blocks.1.*=tokens:14x20+1").code == 0
@@ -112,6 +87,7 @@ class TestTensorLayout:
         assert found["blocks.0.same", 0, ""]["grid"]["tile"] == [14, 20]
         assert found["blocks.1.same", 0, ""]["grid"]["tile"] == [20, 14]
 
+    @pytest.mark.slow
     def test_a_grid_that_does_not_fit_is_skipped_with_the_reason(self) -> None:
         """Nothing is drawn by a told layout that the tensor cannot have."""
         assert self.run("tokens:10x10").code == 1
@@ -126,6 +102,7 @@ class TestTensorLayout:
             == "shape [1, 281, 3] cannot be read as nchw [1, C, H, W] (--tensor-layout)"
         )
 
+    @pytest.mark.slow
     def test_a_map_can_be_told_to_be_channels_last(self) -> None:
         """nhwc for a convolution's [1, 3, 14, 20]: twenty maps of 3 × 14."""
         assert self.run("Conv2d=nhwc", layers="conv_proj,blocks.0.same").code == 0
@@ -155,14 +132,6 @@ class TestTensorLayout:
         assert first.startswith(f"error: --tensor-layout {told!r}: ") and message in first
         assert second.startswith("hint: ")
         assert not self.out.exists()
-
-
-@pytest.mark.parametrize("told", ["tokens:1x1+", "tokens:1x", "tokens:", ""])
-def test_layouts_of_too_many_digits_are_refused(told: str) -> None:
-    """One line that does not repeat them all; Python reads no more than 4,300 digits."""
-    with pytest.raises(UsageError, match=r"…: '.+… is no (grid|layout)") as caught:
-        HintBook(nn.Identity(), (1, 3, 8, 8), [told + "9" * 5000])
-    assert len(caught.value.message) < 500
 
 
 def test_grid_takes_a_told_layout() -> None:

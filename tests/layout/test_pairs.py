@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import SCENES, Outcome
 from frames import AS_IS, still
 from PIL import Image
-from tiles import assert_drawn, manifest, raw, rows
+from tiles import manifest, raw, rows
 from torch import Tensor, nn
 
 import featviz as fv
+from featviz.errors import UsageError
 from featviz.models.presets import required_arguments
 
 
@@ -76,30 +75,19 @@ class TestPairs:
         assert content["image"]["files"] == ["a.png", "b.png"]
         assert content["input"]["shape"] == [[1, 3, 6, 8]] * 2
 
-    def test_inputs_may_be_told(
-        self, pair: list[Path], tmp_path: Path, featviz: Callable[..., Outcome]
-    ) -> None:
-        """--inputs 3 gives three images to a forward with an optional third."""
-        path = tmp_path / "nets.py"
-        path.write_text(
-            "import torch\n"
-            "class Net(torch.nn.Module):\n"
-            "    def __init__(self):\n"
-            "        super().__init__()\n"
-            "        self.conv = torch.nn.Conv2d(3, 2, 1)\n"
-            "    def forward(self, a, b, c=None):\n"
-            "        return [self.conv(x) for x in (a, b, c) if x is not None]\n"
-        )
-        line = ["run", f"{path}:Net", *pair, "--layers", "conv", "--mean", "0,0,0", "--std"]
-        line += ["1,1,1", "--size", "8", "--out", tmp_path / "out"]
-        got = featviz(*line)
-        assert got.code == 2 and "takes 2 images at once, and there are 3" in got.err
-        assert "inputs says" in got.err and not (tmp_path / "out").exists()
-        assert featviz(*line, "--inputs", "3").code == 0
-        calls = [call for _, call, _ in rows(tmp_path / "out" / "a.png+b.png+c.png")]
-        assert calls == [0, 1, 2]
-        got = featviz(*line, "--inputs", "0")
-        assert got.code == 2 and "inputs=0: expected an integer ≥ 1" in got.err
+    def test_inputs_may_be_told(self, pair: list[Path], tmp_path: Path) -> None:
+        """inputs=3 gives three images to a forward with an optional third."""
+
+        def way(self: nn.Module, a: Tensor, b: Tensor, c: Tensor | None = None) -> list[Tensor]:
+            return [self.conv(x) for x in (a, b, c) if x is not None]
+
+        net = type("Three", (nn.Module,), {"forward": way})()
+        net.conv = nn.Conv2d(3, 2, 1)
+        with pytest.raises(UsageError, match="takes 2 images at once, and there are 3"):
+            fv.run(net, pair, "conv", tmp_path / "out", size=8, **AS_IS)
+        assert not (tmp_path / "out").exists()
+        done = fv.run(net, pair, "conv", tmp_path / "out", size=8, inputs=3, **AS_IS)
+        assert [maps.call for maps in done.captures] == [0, 1, 2]
 
     def test_pairs_of_a_folder_and_of_different_sizes(self, tmp_path: Path) -> None:
         """Consecutive images of a folder are pairs; images of a pair may differ in size."""
@@ -114,26 +102,3 @@ class TestPairs:
         result = fv.run(Two(), tmp_path / "all", "body", tmp_path / "out", size=6, **AS_IS)
         assert [image.name for image in result.images] == ["0.png+1.png", "2.png+3.png"]
         assert result.failures == ()
-
-    @pytest.mark.slow
-    def test_raft(self, tmp_path: Path, featviz: Callable[..., Outcome]) -> None:
-        """raft_small sees both images at once: a batch of two in its feature encoder, every step
-        of its update block, and a list of flows."""
-        scene = Image.open(SCENES / "landscape.jpg").convert("RGB")
-        for name, x in (("a", 0), ("b", 8)):
-            scene.crop((x, 0, x + 160, 128)).save(tmp_path / f"{name}.png")
-        line = ["run", "raft_small", tmp_path / "a.png", tmp_path / "b.png", "--weights", "none"]
-        line += ["--layers", "RAFT,feature_encoder.convnormrelu.0,update_block"]
-        line += ["--out", tmp_path / "out", "--tensors", "npy", "--scale", "1"]
-        got = featviz(*line)
-        assert got.code == 0 and "guess" not in got.err
-        folder = tmp_path / "out" / "a.png+b.png"
-        found = rows(folder)
-        row = found["feature_encoder.convnormrelu.0", 0, ""]
-        tensor = raw(folder, row)
-        assert (row["layout"], row["slices"], tensor.shape[0]) == ("batch", [2, 2], 2)
-        assert_drawn(folder, row, tensor.transpose(0, 1))
-        flows = [key for name, _, key in found if name == ""]
-        assert flows == [str(i) for i in range(12)]
-        assert found["", 0, "11"]["shape"] == [1, 2, 128, 160]
-        assert len({call for name, call, _ in found if name == "update_block"}) == 12

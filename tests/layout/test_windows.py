@@ -15,7 +15,6 @@ import torch
 from followed import followed
 from timm import create_model
 from timm.models.hiera import Hiera
-from timm.models.nest import Nest
 from timm.models.swin_transformer import SwinTransformer
 from torch import nn
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
@@ -62,15 +61,9 @@ def maxvit_of_torchvision() -> tuple[nn.Module, Pairs]:
     ]
 
 
-def nest() -> tuple[nn.Module, Pairs]:
-    """Four blocks of 4 × 4 tokens behind the image's axis, then one."""
-    model = Nest(32, num_levels=2, embed_dims=(8, 8), num_heads=(2, 2), depths=(1, 1))
-    return model, [(f"levels.{i}.transformer_encoder", f"levels.{i}") for i in (0, 1)]
-
-
-def mobilevit(name: str) -> tuple[nn.Module, Pairs]:
+def mobilevit_v2() -> tuple[nn.Module, Pairs]:
     """Patches of 2 × 2 tokens; the transformer sees places in a patch by patches."""
-    model = create_model(name)
+    model = create_model("mobilevitv2_050")
     block = model.stages[2][1]
     block.transformer[0].norm1 = nn.Identity()
     return model, [("stages.2.1.transformer.0.norm1", "stages.2.1.conv_1x1")]
@@ -79,9 +72,7 @@ def mobilevit(name: str) -> tuple[nn.Module, Pairs]:
 MODELS: dict[str, tuple[Callable[[], tuple[nn.Module, Pairs]], tuple[int, int]]] = {
     "swin": (swin, (48, 60)),
     "maxvit_of_torchvision": (maxvit_of_torchvision, (48, 48)),
-    "nest": (nest, (32, 32)),
-    "mobilevit": (lambda: mobilevit("mobilevit_xxs"), (64, 96)),
-    "mobilevit_v2": (lambda: mobilevit("mobilevitv2_050"), (64, 96)),
+    "mobilevit_v2": (mobilevit_v2, (64, 96)),
 }
 
 
@@ -97,6 +88,7 @@ def test_pieces_are_put_together_as_the_model_does(name: str) -> None:
         assert torch.equal(found[cut, ""].maps, found[whole, ""].maps), (cut, whole)
 
 
+@pytest.mark.slow
 def test_pooled_tokens_stand_as_hiera_itself_puts_them() -> None:
     """At each stage the maps are what timm's own Reroll makes of the tokens."""
     model = Hiera(img_size=(64, 96), embed_dim=8, num_heads=1, stages=(1, 1, 1, 1)).eval()
@@ -138,20 +130,10 @@ def test_convolutions_have_their_channels_first_whatever_the_proportions() -> No
     assert layouts == ["nchw", "nhwc", "ncl", "batch"]
 
 
-def test_batches_of_clips_stand_image_by_image() -> None:
-    """[N, C, T, H, W] of a convolution gives N · T tiles for each channel."""
-    tensor = torch.arange(2 * 3 * 4 * 5 * 6.0).reshape(2, 3, 4, 5, 6)
-    maps = layout.to_maps(tensor, Hints(channels="first"))[""]
-    assert maps.layout == "batch"
-    assert torch.equal(maps.data[1], torch.cat([tensor[0, 1], tensor[1, 1]]))
-
-
 @pytest.mark.parametrize(
     ("shape", "size"),
     [
         ([1, 3234, 4], (96, 128)),
-        ([1, 512, 91], (128, 192)),
-        ([1, 8732, 4], (300, 300)),
         ([1, 4608, 91], (128, 192)),
     ],
 )
@@ -192,11 +174,3 @@ def test_only_the_tokens_that_a_mixer_has_are_tokens() -> None:
     hints = hints_for(model, "mlp_tokens.1", (224, 224))
     assert layout.recognise([1, 512, 49], hints).layout == "ncl"
     assert layout.recognise([1, 512, 256], hints).layout == "sequence"
-
-
-def test_heads_last_weights_are_drawn_head_by_head() -> None:
-    """[1, T, T, heads] gives the same maps as [1, heads, T, T]."""
-    hints = Hints(attention=True, input_size=(256, 320))
-    weights = torch.rand(1, 3, 320, 320)
-    last = layout.to_maps(weights.permute(0, 2, 3, 1), hints)[""].data
-    assert torch.equal(last, layout.to_maps(weights, hints)[""].data)
