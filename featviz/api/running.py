@@ -24,10 +24,7 @@ from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url, is_url
 from featviz.gradients.targets import for_drawing
 from featviz.options import (
-    DiffFiles,
-    DiffThresholds,
     ModelOptions,
-    ReportOptions,
     RunOptions,
     declared,
     every_option,
@@ -44,6 +41,7 @@ from featviz.records import (
     RunResult,
     TextTable,
 )
+from featviz.records.commands import DiffFiles, DiffThresholds, ReportOptions
 from featviz.report import ReportResult, build_report
 from featviz.report.pages import render_comparison
 from featviz.run import run as pipeline

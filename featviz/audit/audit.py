@@ -23,8 +23,9 @@ from featviz.gradients.passes import largest_change
 from featviz.hooks.capture import forward, tensors
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
-from featviz.options import AuditOptions, InputOptions, ModelOptions
+from featviz.options import InputOptions, ModelOptions
 from featviz.records import Call, Layer, Sample, Verdict
+from featviz.records.commands import AuditOptions
 from featviz.records.findings import parse_gate
 from featviz.run.prepare import blank_input
 from featviz.run.visit import Batch, BatchProgress, Study, begun

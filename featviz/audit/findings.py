@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from featviz.errors import UsageError
-from featviz.options import Thresholds
 from featviz.records import Call, Verdict
+from featviz.records.commands import Thresholds
 from featviz.records.findings import FINDINGS, Evidence, Flags, Gate, correlated
 from featviz.text import listed
 

@@ -9,17 +9,16 @@ from pathlib import Path
 
 from featviz.cli import output
 from featviz.cli.options import FILE, IMAGES, MODEL, Given, click_option, command, open_flag
-from featviz.options import (
+from featviz.options import ModelOptions, declared
+from featviz.records import UNLIKE_OUTPUTS
+from featviz.records.commands import (
     AuditOptions,
     CamOptions,
     ExemplarOptions,
     KernelOptions,
     ListOptions,
     LookOptions,
-    ModelOptions,
-    declared,
 )
-from featviz.records import UNLIKE_OUTPUTS
 from featviz.records.findings import FINDINGS
 from featviz.text import counted, listed, printable
 

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from featviz.cli import output
 from featviz.cli.options import Given, click_option, command, open_flag, run_argument
-from featviz.options import (
+from featviz.options import RunOptions, declared
+from featviz.records.commands import (
     DiffFiles,
     DiffThresholds,
     KernelOptions,
     ReportOptions,
-    RunOptions,
     SheetOptions,
-    declared,
 )
 from featviz.text import counted, listed, quoted
 

@@ -17,15 +17,9 @@ from featviz.cli.options import IMAGES, MODEL, Given, command, flag, open_flag
 from featviz.errors import UsageError
 from featviz.files.urls import Url
 from featviz.gradients.targets import check_options, for_drawing
-from featviz.options import (
-    OUTPUT,
-    DrawOptions,
-    ModelOptions,
-    PassOptions,
-    ReportOptions,
-    RunOptions,
-)
+from featviz.options import OUTPUT, DrawOptions, ModelOptions, PassOptions, RunOptions
 from featviz.records import UNLIKE_OUTPUTS, ImageResult, Outcome, RunResult, Shard
+from featviz.records.commands import ReportOptions
 from featviz.text import counted, listed, quoted
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from featviz.drawing.values import ValueLimits, to_levels
 from featviz.errors import CompareError, UsageError
 from featviz.files.urls import Url
 from featviz.layout.layouts import LAYOUTS
-from featviz.options import DiffFiles, DiffThresholds, DrawOptions
+from featviz.options import DrawOptions
 from featviz.records import (
     ComparedLayer,
     Comparison,
@@ -39,6 +39,7 @@ from featviz.records import (
     Verdict,
     finite,
 )
+from featviz.records.commands import DiffFiles, DiffThresholds
 from featviz.rundir import DIFF_FILE
 from featviz.rundir import place as outputs
 from featviz.rundir.atomic import atomic

@@ -26,8 +26,9 @@ from featviz.gradients.targets import PAIRED
 from featviz.inspection.look import check_files
 from featviz.layout import Maps
 from featviz.models.load import LoadedModel
-from featviz.options import CamOptions, DrawOptions, ModelOptions, PassOptions, RunOptions
+from featviz.options import DrawOptions, ModelOptions, PassOptions, RunOptions
 from featviz.records import REDUCTIONS, SUFFIXES, Bytes, Floats, Guess, Outcome, Sample, Site, Skip
+from featviz.records.commands import CamOptions
 from featviz.run.prepare import ModelInput, Prepared, Show, find_images, last_map, prepare
 from featviz.run.visit import Visit, visit
 from featviz.rundir.atomic import atomic, reported

@@ -25,8 +25,9 @@ from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import types_present
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.requirements import versions
-from featviz.options import InputOptions, KernelOptions, ModelOptions
+from featviz.options import InputOptions, ModelOptions
 from featviz.records import Floats, Layer, Site, Skip
+from featviz.records.commands import KernelOptions
 from featviz.run.choose import choose_layers
 from featviz.run.prepare import check_drawing, files_read
 from featviz.rundir.place import RUN, check_apart, check_free, replacing

@@ -21,8 +21,9 @@ from featviz.errors import FeatvizError, LayoutError, UsageError
 from featviz.hooks.layers import list_layers
 from featviz.layout import to_floats
 from featviz.models.load import LoadedModel
-from featviz.options import DrawOptions, LookOptions, ModelOptions, RunOptions
+from featviz.options import DrawOptions, ModelOptions, RunOptions
 from featviz.records import Bytes, Floats, Guess, Layer, Sample, Site, Skip, finite
+from featviz.records.commands import LookOptions
 from featviz.run.prepare import ModelInput, Prepared, files_read, find_images, prepare
 from featviz.rundir.atomic import atomic
 from featviz.rundir.place import check_apart, check_file, picture_of

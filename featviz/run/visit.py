@@ -24,8 +24,9 @@ from featviz.hooks.capture import forward
 from featviz.images.decode import check_background
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.requirements import versions
-from featviz.options import AuditOptions, ExemplarOptions, InputOptions, ModelOptions
+from featviz.options import InputOptions, ModelOptions
 from featviz.records import Sample
+from featviz.records.commands import AuditOptions, ExemplarOptions
 from featviz.run.encoders import read_ahead
 from featviz.run.prepare import ModelInput, files_read, fitted, grouped, read_input, samples_of
 from featviz.rundir.place import (

@@ -29,7 +29,8 @@ from featviz.inspection.look import (
     words_on,
 )
 from featviz.models.load import adopt
-from featviz.options import InputOptions, LookOptions
+from featviz.options import InputOptions
+from featviz.records.commands import LookOptions
 
 PLAIN = InputOptions(preset="none", channels=1)
 
