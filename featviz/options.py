@@ -167,6 +167,10 @@ def _known_word(given: Any, choices: Collection[str]) -> str:
     return next(choice for choice in choices if choice.lower() == word)
 
 
+def _tensors(given: Any) -> str | None:
+    return ("npy" if given else None) if isinstance(given, bool) else _known_word(given, ["npy"])
+
+
 LISTS = (_size, _numbers, _captures, _selectors)
 """Readers of lists, of which each part may be an option of its own."""
 
@@ -381,9 +385,7 @@ class DrawOptions(Struct, frozen=True):
     flat: Annotated[bool, of_files(
         "Write an image's pictures into one folder: cat__004_layer1.0.conv1.png.")] = False
     tensors: Annotated[str | None, of_files(
-        "Also keep the raw tensors, in this format.", choices=("npy",),
-        read=lambda x: ("npy" if x else None) if isinstance(x, bool) else _known_word(x, ["npy"]),
-    )] = None
+        "Also keep the raw tensors, in this format.", choices=("npy",), read=_tensors)] = None
 
     @property
     def weighs(self) -> bool:

@@ -8,8 +8,8 @@ import textwrap
 from pathlib import Path
 
 from featviz.cli import output
-from featviz.cli.options import FILE, IMAGES, MODEL, Given, click_option, command, open_flag
-from featviz.options import ModelOptions, declared
+from featviz.cli.options import FILE, IMAGES, MODEL, ClickOption, Given, click_option, command
+from featviz.options import OUTPUT, ModelOptions, declared, read_from
 from featviz.records import UNLIKE_OUTPUTS
 from featviz.records.commands import (
     AuditOptions,
@@ -50,8 +50,8 @@ def layers(given: Given) -> int:
     """
     from featviz.inspection.layers import list_model
 
-    asked = given.record(ListOptions)
-    listing = list_model(given.source, asked.inputs, asked.layers, asked.functions, asked.tree)
+    asked = read_from(ListOptions, {**given})
+    listing = list_model(given["source"], asked.inputs, asked.layers, asked.functions, asked.tree)
     if given["json"]:
         output.document(listing.as_json())
     else:
@@ -85,7 +85,7 @@ def kernels(given: Given) -> int:
     """
     from featviz.inspection.kernels import draw_kernels
 
-    document, skipped = draw_kernels(given.source, given.record(KernelOptions))
+    document, skipped = draw_kernels(given["source"], read_from(KernelOptions, {**given}))
     output.left_out(skipped)
     log.info("kernels of %s in %s", counted(len(document["captures"]), "layer"), document["out"])
     if given["json"]:
@@ -126,7 +126,7 @@ def identify(given: Given) -> int:
 @command(
     *(LookOptions, ModelOptions),
     arguments=[MODEL, IMAGES],
-    flags=[open_flag("Open the picture.")],
+    flags=[ClickOption("Open the picture.", "--open", group=OUTPUT, first=True)],
 )
 def look(given: Given) -> int:
     """Draw one quick picture of what a model makes of an image.
@@ -150,7 +150,7 @@ def look(given: Given) -> int:
     """
     from featviz.inspection.look import look
 
-    result = look(given.source, given.images, given.record(LookOptions))
+    result = look(given["source"], given["images"], read_from(LookOptions, {**given}))
     if given["json"]:
         output.document(result.as_json())
     output.left_out(result.skipped, result.never_ran)
@@ -164,7 +164,7 @@ def look(given: Given) -> int:
 @command(
     *(CamOptions, ModelOptions),
     arguments=[MODEL, IMAGES],
-    flags=[open_flag("Open the first picture.")],
+    flags=[ClickOption("Open the first picture.", "--open", group=OUTPUT, first=True)],
     json="one JSON line for each image",
     out=Path(),
 )
@@ -194,7 +194,7 @@ def cam(given: Given) -> int:
     from featviz.inspection.cam import cam
 
     pictures, failed = [], 0
-    for result in cam(given.source, given.images, given.record(CamOptions)):
+    for result in cam(given["source"], given["images"], read_from(CamOptions, {**given})):
         if given["json"]:
             output.document(result.as_json(), indent=None)
         if result.error is not None:
@@ -250,7 +250,9 @@ def audit(given: Given) -> int:
 
     refuse_shares("audit", "its findings hold for all images together")
     with output.batch_progress() as progress:
-        result = audit(given.source, given.images, given.record(AuditOptions), progress)
+        result = audit(
+            given["source"], given["images"], read_from(AuditOptions, {**given}), progress
+        )
     if given["json"]:
         output.document(result.as_json())
     else:
@@ -302,8 +304,8 @@ def exemplars(given: Given) -> int:
 
     refuse_shares("exemplars", "it ranks all images against each other")
     with output.batch_progress() as progress:
-        options = given.record(ExemplarOptions)
-        result = find_exemplars(given.source, given.images, options, progress)
+        options = read_from(ExemplarOptions, {**given})
+        result = find_exemplars(given["source"], given["images"], options, progress)
     record = result.record
     if given["json"]:
         output.document(record.as_json())

@@ -12,7 +12,8 @@ import logging
 import os
 import tomllib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,9 +52,10 @@ _WHOLE = "featviz.help_all"
 
 
 class ClickOption(click.Option):
-    """An option with its place in help.
+    """An option with its place in help; a flag, unless it has a type.
 
     Args:
+        words: its help.
         group: the heading under which it stands, one of GROUPS.
         first: whether `--help` of a long command shows it.
         usual: the default in words.
@@ -61,13 +63,14 @@ class ClickOption(click.Option):
 
     def __init__(
         self,
+        words: str,
         *names: str,
         group: str = OPTIONS,
         first: bool = False,
         usual: str = "",
         **settings: Any,
     ) -> None:
-        super().__init__(names, **settings)
+        super().__init__(names, help=words, is_flag="type" not in settings, **settings)
         self.group, self.first, self.usual = group, first, f"  [default: {usual}]" * bool(usual)
 
 
@@ -81,15 +84,6 @@ class Command(click.Command):
     def is_long(self) -> bool:
         """Whether `--help` leaves options to `--help-all`."""
         return len(self.params) > _MOST
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read a command line."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.MissingParameter as error:
-            if not isinstance(error.param, click.Argument):
-                raise
-            raise mistakes.missing(str(error.param.name), ctx) from None
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """What the command does, and the groups of its options. Of a long command only the first
@@ -222,20 +216,9 @@ _CHECKS = {
 is imported, which takes seconds; and imported only for a value, since --help waits for no numpy."""
 
 
-@dataclass(frozen=True)
-class Given:
-    """What a command line gave."""
-
-    values: dict[str, Any]
-    source: Any = None
-    images: Sequence[str] = ()
-
-    def __getitem__(self, name: str) -> Any:
-        return self.values[name]
-
-    def record(self, kind: type[R], **further: Any) -> R:
-        """A record of options, with the records that are nested in it."""
-        return read_from(kind, dict(self.values), **further)
+Given = dict[str, Any]
+"""What a command line gave: values of options and arguments by name, and `source`, the options of
+the model."""
 
 
 def command(
@@ -264,34 +247,56 @@ def command(
     options = every_option(*records)
     options |= {name: replace(options[name], default=value) for name, value in defaults.items()}
     options |= {name: replace(options[name], first=True) for name in first}
+    general: dict[str, Any] = {"group": GENERAL, "expose_value": False, "callback": _set_level}
     params = [
         *arguments,
         *(click_option(one) for name, one in options.items() if name not in but),
         *flags,
-        flag(f"Print {json} on stdout.", "--json", group=OUTPUT),
-        flag(
+        ClickOption(f"Print {json} on stdout.", "--json", group=OUTPUT),
+        ClickOption(
             "Read values of options from this TOML file; the command line wins over it.",
             "--config",
-            **{"type": _file, "callback": read_config, "is_eager": True, "expose_value": False},
-            **{"metavar": "FILE", "shell_complete": _paths, "group": GENERAL},
+            **{**general, "callback": read_config, "is_eager": True},
+            **{"type": _file, "metavar": "FILE", "shell_complete": _paths},
         ),
-        _level(logging.ERROR, "Print only errors on stderr.", "-q", "--quiet"),
-        _level(logging.DEBUG, "Print more details, and tracebacks, on stderr.", "-v", "--verbose"),
+        ClickOption("Print only errors on stderr.", "-q", "--quiet", **general),
+        ClickOption("Print more details, and tracebacks, on stderr.", "-v", "--verbose", **general),
     ]
     if len(params) > _MOST:
-        eager: dict[str, Any] = {"is_eager": True, "expose_value": False, "callback": _show_all}
-        params.append(
-            flag("Show all options in groups and exit.", "--help-all", group=GENERAL, **eager)
-        )
+        general |= {"is_eager": True, "callback": _show_all}
+        params.append(ClickOption("Show all options in groups and exit.", "--help-all", **general))
 
     def decorate(function: Callable[[Given], int]) -> Command:
-        def run(**values: Any) -> int:
-            return function(_given(click.get_current_context(), values, check))
-
         words = (help or str(function.__doc__)).replace("{MODEL}", MODEL_HELP)
-        return Command(function.__name__, params=params, callback=run, help=words)
+        call = partial(_call, function, check)
+        return Command(function.__name__, params=params, callback=call, help=words)
 
     return decorate
+
+
+def _call(
+    function: Callable[[Given], int], check: Callable[[Given], object] | None, **given: Any
+) -> int:
+    """Call a command; a MODEL or IMAGE that is not there is refused before torch is imported."""
+    if "model" not in given:
+        return function(given)
+    from featviz.images.find import check_arguments
+    from featviz.models.requirements import require_torch
+    from featviz.models.sources import check_words
+
+    ctx, model = click.get_current_context(), given["model"]
+    images = given.get("images") or (ctx.default_map or {}).get("images", ())
+    if model and "images" in given:
+        mistakes.refuse_swapped(ctx, model, images)
+    if not model or ("images" in given and not images and not given["input"]):
+        raise mistakes.missing("images" if model else "model", ctx)
+    given |= {"source": read_from(ModelOptions, {**given}, spec=model), "images": images}
+    check_words(given["source"])
+    check_arguments(images)
+    if check is not None:
+        check(given)
+    require_torch(alone=True)
+    return function(given)
 
 
 def click_option(option: Option) -> ClickOption:
@@ -309,6 +314,9 @@ def click_option(option: Option) -> ClickOption:
                 check(one)
         return value
 
+    def offered(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+        return [CompletionItem(word) for word in option.choices if word.startswith(begun)]
+
     usual, flags = option.usual or option.default, list(option.flags)
     settings: dict[str, Any] = {"group": option.group, "first": option.first, "callback": read}
     if isinstance(usual, (str, int, float, Path)) and not isinstance(usual, bool):
@@ -318,39 +326,21 @@ def click_option(option: Option) -> ClickOption:
         settings |= {"type": str, "multiple": option.many or option.read in LISTS}
         settings |= {"metavar": metavar, "required": option.default is NODEFAULT}
         is_path = Path in option.kinds or option.name in ("arch", "weights", "transform")
-        offered = (lambda *given: _words(option.choices, given[-1])) if option.choices else None
-        settings["shell_complete"] = _paths if is_path else offered
+        settings["shell_complete"] = _paths if is_path else offered if option.choices else None
     elif option.default is not False:
         flags[-1] += f"/--no-{option.name}"
         settings["default"] = option.default
-    return flag(in_full(option.words), *flags, option.name, **settings)
+    return ClickOption(in_full(option.words), *flags, option.name, **settings)
 
 
-def flag(words: str, *names: str, **settings: Any) -> ClickOption:
-    """A flag with its help; with a type, an option that takes a value."""
-    settings |= {} if "type" in settings else {"is_flag": True}
-    return ClickOption(*names, help=words, **settings)
-
-
-def open_flag(words: str) -> ClickOption:
-    """`--open`, which shows a page in the user's browser."""
-    return flag(words, "--open", group=OUTPUT, first=True)
-
-
-def _level(level: int, words: str, *names: str) -> ClickOption:
-    def set_level(ctx: click.Context, param: click.Parameter, given: bool) -> None:
-        if given:
-            logging.getLogger("featviz").setLevel(level)
-
-    return flag(words, *names, group=GENERAL, callback=set_level, expose_value=False)
+def _set_level(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+    if given:
+        level = logging.ERROR if param.name == "quiet" else logging.DEBUG
+        logging.getLogger("featviz").setLevel(level)
 
 
 def _paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(incomplete, type="file")]
-
-
-def _words(words: Sequence[str], incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
 
 
 MODEL = click.Argument(["model"], required=False, metavar="MODEL", shell_complete=_paths)
@@ -365,31 +355,3 @@ def run_argument(name: str, metavar: str | None = None) -> click.Argument:
         {"nargs": -1, "required": True, "metavar": metavar} if metavar else {}
     )
     return click.Argument([name], type=_run, shell_complete=_paths, **settings)
-
-
-def _given(
-    ctx: click.Context, values: dict[str, Any], check: Callable[[Given], object] | None
-) -> Given:
-    """What a command line gave; a MODEL or IMAGE that is not there is refused before torch is
-    imported.
-    """
-    if "model" not in values:
-        return Given(values)
-    from featviz.images.find import check_arguments
-    from featviz.models.requirements import require_torch
-    from featviz.models.sources import check_words
-
-    model, config = values["model"], ctx.default_map or {}
-    images = values.get("images") or config.get("images", ())
-    if model and "images" in values:
-        mistakes.refuse_swapped(ctx, model, images)
-    if not model or ("images" in values and not images and not values["input"]):
-        raise mistakes.missing("images" if model else "model", ctx)
-    source = Given(values).record(ModelOptions, spec=model)
-    check_words(source)
-    check_arguments(images)
-    given = Given(values, source, images)
-    if check is not None:
-        check(given)
-    require_torch(alone=True)
-    return given

@@ -26,23 +26,14 @@ def document(content: Mapping[str, Any], indent: int | None = 1) -> None:
     text(printable_json(content, indent))
 
 
-def text(words: str) -> None:
-    """Print our own words on stdout, with their line ends."""
-    with _written():
-        click.echo(words, nl=not words.endswith("\n"))
+def text(words: str = "") -> None:
+    """Print our own words on stdout, with their line ends, and hand all to the system.
 
-
-def flush() -> None:
-    """Hand to the system what was printed on stdout."""
-    with _written():
-        sys.stdout.flush()
-
-
-@contextmanager
-def _written() -> Iterator[None]:
-    """Raise StoreError for a stdout that cannot be written, not for one whose reader has gone."""
+    Raises:
+        StoreError: stdout cannot be written; BrokenPipeError where its reader has gone.
+    """
     try:
-        yield
+        click.echo(words, nl=words[-1:] not in ("", "\n"))
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featviz.cli import output
-from featviz.cli.options import Given, click_option, command, open_flag, run_argument
-from featviz.options import RunOptions, declared
+from featviz.cli.options import ClickOption, Given, click_option, command, run_argument
+from featviz.options import OUTPUT, RunOptions, declared, read_from
 from featviz.records.commands import (
     DiffFiles,
     DiffThresholds,
@@ -32,7 +32,7 @@ _JOINED, _OUT = "Write the joined run into this folder.", Path("featviz-out")
 @command(
     ReportOptions,
     arguments=[run_argument("run")],
-    flags=[open_flag("Open the report in the browser.")],
+    flags=[ClickOption("Open the report in the browser.", "--open", group=OUTPUT, first=True)],
 )
 def report(given: Given) -> int:
     """Build an HTML report of a run, an audit or kernels: pictures, numbers and findings.
@@ -60,7 +60,7 @@ def report(given: Given) -> int:
     from featviz.report import build_report
     from featviz.rundir.read import warn_of
 
-    result = build_report(given["run"], given.record(ReportOptions), compare_runs)
+    result = build_report(given["run"], read_from(ReportOptions, {**given}), compare_runs)
     warn_of(result.incomplete, behind="; the report names it but does not show it")
     if result.tiles is not None:
         log.warning(
@@ -90,7 +90,7 @@ def sheet(given: Given) -> int:
     from featviz.report.sheet import make_sheet
     from featviz.rundir.read import warn_of
 
-    path, images, channels, left_out = make_sheet(given["run"], given.record(SheetOptions))
+    path, images, channels, left_out = make_sheet(given["run"], read_from(SheetOptions, {**given}))
     warn_of(left_out, behind=", and left out")
     if given["json"]:
         output.document({"file": str(path), "images": images, "channels": channels})
@@ -133,7 +133,7 @@ def diff(given: Given) -> int:
     from featviz.diff.diff import as_json, diff_table
     from featviz.report.pages import render_comparison
 
-    thresholds, files = given.record(DiffThresholds), given.record(DiffFiles)
+    thresholds, files = read_from(DiffThresholds, {**given}), read_from(DiffFiles, {**given})
     result = diff(given["base"], given["new"], thresholds, files, render_comparison)
     if given["json"]:
         output.document(as_json(result))

@@ -13,13 +13,12 @@ from typing import Any
 from msgspec import structs
 
 from featviz.cli import output
-from featviz.cli.options import IMAGES, MODEL, Given, command, flag, open_flag
+from featviz.cli.options import IMAGES, MODEL, ClickOption, Given, command
 from featviz.errors import UsageError
 from featviz.files.urls import Url
 from featviz.gradients.targets import check_options, for_drawing
-from featviz.options import OUTPUT, DrawOptions, ModelOptions, PassOptions, RunOptions
+from featviz.options import OUTPUT, DrawOptions, ModelOptions, PassOptions, RunOptions, read_from
 from featviz.records import UNLIKE_OUTPUTS, ImageResult, Outcome, RunResult, Shard
-from featviz.records.commands import ReportOptions
 from featviz.text import counted, listed, quoted
 
 log = logging.getLogger(__name__)
@@ -30,8 +29,8 @@ _TORCHRUN, _SLURM = ("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")
 
 def _passes(given: Given) -> PassOptions:
     """What is captured and changed, checked beside what is drawn of it."""
-    draw = given.record(DrawOptions)
-    passes = for_drawing(given.record(PassOptions), draw, given["seed"])
+    draw = read_from(DrawOptions, {**given})
+    passes = for_drawing(read_from(PassOptions, {**given}), draw, given["seed"])
     draw.check()
     check_options(passes, draw)
     return passes
@@ -42,9 +41,14 @@ def _passes(given: Given) -> PassOptions:
     arguments=[MODEL, IMAGES],
     check=_passes,
     flags=[
-        open_flag("Build the HTML gallery of --report, and open it in the browser."),
-        flag("Build an HTML report of the run at its end.", "--report", group=OUTPUT),
-        flag("Print what would be written, and write nothing.", "--dry-run", group=OUTPUT),
+        ClickOption(
+            "Build the HTML gallery of --report, and open it in the browser.",
+            "--open",
+            group=OUTPUT,
+            first=True,
+        ),
+        ClickOption("Build an HTML report of the run at its end.", "--report", group=OUTPUT),
+        ClickOption("Print what would be written, and write nothing.", "--dry-run", group=OUTPUT),
     ],
     json="one JSON line for each image",
     first=("model_args", "trust"),
@@ -85,24 +89,26 @@ def run(given: Given) -> int:
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130
     interrupted, 141 stdout closed.
     """
-    from featviz.run import dry_run
     from featviz.run import run as pipeline
 
-    options = given.record(RunOptions, passes=_passes(given))
+    options = read_from(RunOptions, {**given}, passes=_passes(given))
+    source, images = given["source"], given["images"]
     wanted = next((f"--{name}" for name in ("report", "open") if given[name]), None)
     if wanted and isinstance(options.out, Url):
         raise UsageError(f"{wanted} needs a folder, and --out URL leaves none", "leave it out")
     shard = shard_of_process() if options.shard is None else None
     if given["dry_run"]:
+        from featviz.run import dry_run
+
         if shard is None or not shard.index:
-            plan = dry_run.dry_run(given.source, given.images, options)
+            plan = dry_run.dry_run(source, images, options)
             if given["json"]:
                 output.document(plan)
             else:
                 output.text(dry_run.render(plan))
         return 0
     if shard is not None:
-        if "-" in given.images and _runs_in_torchrun():
+        if "-" in images and _runs_in_torchrun():
             words = "- lists images on stdin, which the processes of torchrun cannot divide"
             raise UsageError(words, "give a folder, or start each process with its own list")
         log.info("this process draws shard %s of the images", shard)
@@ -121,9 +127,10 @@ def run(given: Given) -> int:
             if given["json"]:
                 output.document(_line(image), indent=None)
 
-        result = pipeline.run(given.source, given.images, options, report)
+        result = pipeline.run(source, images, options, report)
     _conclude(result, unseen, to_look=not wanted)
     if wanted and (result.whole or options.shard is None):
+        from featviz.records.commands import ReportOptions
         from featviz.report import build_report
 
         output.written("report", build_report(options.out, ReportOptions()).page, given["open"])
