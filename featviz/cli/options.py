@@ -70,7 +70,8 @@ class ClickOption(click.Option):
         usual: str = "",
         **settings: Any,
     ) -> None:
-        super().__init__(names, help=words, is_flag="type" not in settings, **settings)
+        settings |= {} if "type" in settings else {"is_flag": True}
+        super().__init__(names, help=words, **settings)
         self.group, self.first, self.usual = group, first, f"  [default: {usual}]" * bool(usual)
 
 
