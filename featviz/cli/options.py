@@ -1,8 +1,7 @@
 """Commands of the command line, and their options: made of the records of `featviz.options`, beside
 the few that only the command line has.
 
-The declaration of an option says in which group of --help it stands and whether a newcomer needs
-it: `--help` of a long command shows the first ones, `--help-all` all.
+`--help` of a long command shows the options that a newcomer needs, `--help-all` all in groups.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -41,9 +40,6 @@ from featviz.options import (
     read_from,
 )
 from featviz.text import quoted
-
-R = TypeVar("R", bound=Struct)
-
 
 _MOST = 15
 """Options that a command shows all at once; one that has more is long."""
@@ -163,41 +159,37 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
         words = "too many levels" if isinstance(error, RecursionError) else quoted(str(error))
         hint = 'lines of TOML say OPTION = VALUE, such as layers = "ReLU", below [COMMAND] or alone'
         raise UsageError(f"{quoted(str(path))} cannot be read: {words}", hint) from error
-    group, own = ctx.parent.command if ctx.parent else None, str(ctx.info_name)
+    own, group = str(ctx.info_name), ctx.parent.command if ctx.parent else None
     commands = group.list_commands(ctx) if isinstance(group, click.Group) else [own]
-    tables = {key: value for key, value in content.items() if isinstance(value, dict)}
     params: dict[str, click.Parameter] = {}
     for one in ctx.command.params:
         names = [name.removeprefix("--") for name in one.opts if name.startswith("--")]
-        is_argument = isinstance(one, click.Argument)
-        params |= dict.fromkeys([str(one.name)] if is_argument else names, one)
+        params |= dict.fromkeys(names or [str(one.name)], one)
+    tables = {key: value for key, value in content.items() if isinstance(value, dict)}
+    given = {key: value for key, value in content.items() if key not in tables}
+    given |= tables.get(own, {})
+    for key in [*tables, *given]:
+        known = commands if key in tables else list(params)
+        name = key if key in tables else key.replace("_", "-")
+        if name not in known:
+            what = "no command has" if key in tables else f"{ctx.command_path} lacks"
+            close = mistakes.close_to(name, known)
+            meant = f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(known))}"
+            raise UsageError(
+                f"{path} has {quoted(repr(key))}, which {what}; {meant}",
+                "a key is an option's long name without dashes, or model or images; "
+                "a table is named as a command is",
+            )
     defaults: dict[str, Any] = {}
-    plain = {key: value for key, value in content.items() if key not in tables}
-    for key in [*tables, *plain, *tables.get(own, {})]:
-        name, known = key.replace("_", "-"), commands if key in tables else list(params)
-        if (key if key in tables else name) in known:
-            continue
-        what = "no command has" if key in tables else f"{ctx.command_path} lacks"
-        close = mistakes.close_to(name, known)
-        meant = f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(known))}"
-        raise UsageError(
-            f"{path} has {quoted(repr(key))}, which {what}; {meant}",
-            "a key is an option's long name without dashes, or model or images; "
-            "a table is named as a command is",
-        )
-    for key, value in {**plain, **tables.get(own, {})}.items():
+    for key, value in given.items():
         option = params[key.replace("_", "-")]
-        if isinstance(value, dict):
-            raise UsageError(f"{path} has a table {quoted(repr(key))}, expected a value")
         # a list is a list for repeatable options, and one comma-separated value for others
         many = option.multiple if isinstance(option, click.Option) else option.nargs == -1
         if isinstance(value, list) and not many:
             value = ",".join(map(str, value))
         elif isinstance(option, click.Option) and option.is_flag and not isinstance(value, bool):
             value = str(value)  # click reads words
-        elif many and not isinstance(value, list):
-            value = [value]
-        defaults[str(option.name)] = value
+        defaults[str(option.name)] = [value] if many and not isinstance(value, list) else value
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
 
 

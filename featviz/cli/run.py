@@ -8,7 +8,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from msgspec import structs
 
@@ -124,8 +123,19 @@ def run(given: Given) -> int:
                 output.image_error(image.name, image.error, image.hint)
             elif not image.kept and (total == 1 or log.isEnabledFor(logging.DEBUG)):
                 _say_outcome(image.name, image.outcome)
-            if given["json"]:
-                output.document(_line(image), indent=None)
+            if given["json"] and image.error is not None:
+                output.document({"image": image.name, "error": image.error}, indent=None)
+            elif given["json"]:
+                line = {
+                    "image": image.name,
+                    "folder": image.folder,
+                    "files": [capture.file for capture in image.rows],
+                    "skipped": len(image.skipped),
+                    "never_ran": list(image.never_ran),
+                    "prediction": [asdict(guess) for guess in image.outcome.prediction],
+                }
+                line |= {"effect": image.outcome.effect} if image.outcome.intervened else {}
+                output.document(line | ({"kept": True} if image.kept else {}), indent=None)
 
         result = pipeline.run(source, images, options, report)
     _conclude(result, unseen, to_look=not wanted)
@@ -141,22 +151,6 @@ def run(given: Given) -> int:
     if only_failed and not result.whole and _runs_in_torchrun():
         return 0
     return result.exit_code or (3 if result.whole and result.all_failures else 0)
-
-
-def _line(result: ImageResult) -> dict[str, Any]:
-    outcome = result.outcome
-    if result.error is not None:
-        return {"image": result.name, "error": result.error}
-    return {
-        "image": result.name,
-        "folder": result.folder,
-        "files": [capture.file for capture in result.rows],
-        "skipped": len(result.skipped),
-        "never_ran": list(result.never_ran),
-        "prediction": [asdict(guess) for guess in outcome.prediction],
-        **({"effect": outcome.effect} if outcome.intervened else {}),
-        **({"kept": True} if result.kept else {}),
-    }
 
 
 def _say_outcome(name: str, outcome: Outcome) -> None:
