@@ -28,7 +28,7 @@ from featviz.records import Call, Layer, Sample, Verdict
 from featviz.records.commands import AuditOptions
 from featviz.records.findings import parse_gate
 from featviz.run.prepare import blank_input
-from featviz.run.visit import Batch, BatchProgress, Study, begun
+from featviz.run.study import Batch, BatchProgress, Study, begun
 from featviz.rundir import write
 from featviz.rundir.place import AUDIT, JUNIT, PRUNING, check_file, writing
 from featviz.rundir.studies import junit, read_audit

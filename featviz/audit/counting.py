@@ -22,7 +22,7 @@ from featviz.drawing.values import compiled
 from featviz.errors import LayoutError
 from featviz.records import Activation, Call, Floats, Integers
 from featviz.records.findings import Doubles
-from featviz.run.visit import Batch
+from featviz.run.study import Batch
 
 TOP = 4
 """Images kept for each channel: those that excite it most."""

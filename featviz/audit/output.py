@@ -26,7 +26,7 @@ from featviz.options import InputOptions
 from featviz.records import Bytes, Call, Sample, TextTable
 from featviz.records.commands import AuditOptions
 from featviz.records.findings import FINDINGS
-from featviz.run.visit import batches
+from featviz.run.study import batches
 from featviz.rundir import AUDIT_FILE, write
 from featviz.text import printable, quoted, safe_name
 

@@ -99,7 +99,7 @@ def progress_bar() -> Iterator[Callable[[int], None]]:
 @contextmanager
 def batch_progress() -> Iterator[Callable[[str, FeatvizError | None, int], None]]:
     """Print on stderr what goes wrong with an image, and a bar on a terminal: a
-    `run.visit.BatchProgress`."""
+    `run.study.BatchProgress`."""
     with progress_bar() as advance:
 
         def report(image: str, fault: FeatvizError | None, total: int) -> None:

@@ -37,7 +37,7 @@ from featviz.records import Site, TextTable
 from featviz.records.commands import ExemplarOptions
 from featviz.run.choose import choose_layers
 from featviz.run.prepare import blank_input
-from featviz.run.visit import BatchProgress, Study, batches, begun
+from featviz.run.study import BatchProgress, Study, batches, begun
 from featviz.rundir import EXEMPLARS_FILE, studies, write
 from featviz.rundir.place import EXEMPLARS
 from featviz.rundir.schema import Failure, Seen

@@ -22,14 +22,31 @@ from featviz.drawing.drawer import draw_maps
 from featviz.drawing.page import Panel, write_figure
 from featviz.drawing.picture import lay_over, to_image
 from featviz.errors import FeatvizError, UsageError
+from featviz.gradients import passes
 from featviz.gradients.targets import PAIRED
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.layers import list_layers
 from featviz.inspection.look import check_files
 from featviz.layout import Maps
+from featviz.layout.layouts import LAYOUTS
 from featviz.models.load import LoadedModel
 from featviz.options import DrawOptions, ModelOptions, PassOptions, RunOptions
-from featviz.records import REDUCTIONS, SUFFIXES, Bytes, Floats, Guess, Outcome, Sample, Site, Skip
+from featviz.records import (
+    KINDS,
+    REDUCTIONS,
+    SUFFIXES,
+    Bytes,
+    Floats,
+    Guess,
+    Layer,
+    Outcome,
+    Sample,
+    Site,
+    Skip,
+)
 from featviz.records.commands import CamOptions
-from featviz.run.prepare import ModelInput, Prepared, Show, find_images, last_map, prepare
+from featviz.run.choose import ADDS_NOTHING
+from featviz.run.prepare import ModelInput, Prepared, Show, find_images, prepare, read_input
 from featviz.run.visit import Visit, visit
 from featviz.rundir.atomic import atomic, reported
 from featviz.text import listed, printable, quoted, safe_name
@@ -160,9 +177,10 @@ def cam(
     if options.layers is None:
         prepared = replace(prepared, layers=[last_map(prepared)])
     cmap = colormap.resolved(options.cmap, over=True, reduce=options.method)
+    read = partial(read_input, preprocess=prepared.model.preprocess, inputs=options.inputs)
     with prepared.watched() as show:
         explain = partial(_explain, prepared, show, cmap)
-        for seen in visit(prepared.samples, prepared.read, explain):
+        for seen in visit(prepared.samples, read, explain):
             name = seen.sample.name
             if seen.result is None:
                 yield ImageCam(name, options.method, error=seen.error)
@@ -193,6 +211,51 @@ def _files(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
         name: out / safe_name(f"cam-{stem if stems[stem := Path(path).stem] == 1 else path}.png")
         for name, path in flat.items()
     }
+
+
+def last_map(prepared: Prepared) -> Layer:
+    """The last layer whose output has places of the image on which the target depends.
+
+    It is found by shapes and gradients of a pass on zeros, whose plan captures outputs and
+    gradients. Behind the last attention of a vision transformer that reads its class token, the
+    target depends on no other token, so its last layer is one before that attention. Poolings and
+    the like add nothing to the layer before them; a layer inside an attention, or one that runs
+    several times, is taken only where there is no other."""
+    model, book = prepared.model, prepared.hint_book(prepared.blank)
+    order: list[Layer] = []  # of the outputs that are maps with several places
+    reached: set[Layer] = set()  # those whose gradient is not zero at every place
+
+    def take(site: Site, tensor: Tensor) -> None:
+        hints = book.at(site, tensor)
+        size = layout.map_size(list(tensor.shape), hints)
+        if size is None or not LAYOUTS[size[0]].aligned or size[1:] == (1, 1):
+            return
+        if not KINDS[site.kind].backward:
+            order.append(site.layer)
+        elif layout.to_maps(tensor, hints)[""].data.any():
+            reached.add(site.layer)
+
+    layers = [
+        layer
+        for layer in list_layers(model.module)
+        if layer.index and not ADDS_NOTHING.intersection(layer.classes)
+    ]
+    with (
+        in_eval_mode(model.module, gradients=True),
+        passes.watched(model, prepared.plan, layers) as hooks,
+    ):
+        hooks.show(prepared.blank, book, take)
+    plain = [layer for layer in order if not book.of(layer).attention]
+    choices = [layer for layer in plain if order.count(layer) == 1], plain, order
+    depended_on = [[layer for layer in some if layer in reached] for some in choices]
+    for some in (*depended_on, *choices):
+        if some:
+            return some[-1]
+    raise UsageError(
+        "no layer gives maps of the image, which a class activation map lies on",
+        "--layers names one, and --tensor-layout says how to read it; "
+        "`featviz layers MODEL` lists them, with shapes",
+    )
 
 
 def _explain(

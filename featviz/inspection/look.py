@@ -24,7 +24,7 @@ from featviz.models.load import LoadedModel
 from featviz.options import DrawOptions, ModelOptions, RunOptions
 from featviz.records import Bytes, Floats, Guess, Layer, Sample, Site, Skip, finite
 from featviz.records.commands import LookOptions
-from featviz.run.prepare import ModelInput, Prepared, files_read, find_images, prepare
+from featviz.run.prepare import ModelInput, Prepared, files_read, find_images, prepare, read_input
 from featviz.rundir.atomic import atomic
 from featviz.rundir.place import check_apart, check_file, picture_of
 from featviz.text import by, counted, listed, quoted, safe_name
@@ -173,7 +173,7 @@ def _see(
         kept = {round(place) for place in np.linspace(0, len(chosen) - 1, MOST_STAGES)}
         left_out = [layer for place, layer in enumerate(chosen) if place not in kept]
         chosen = [layer for place, layer in enumerate(chosen) if place in kept]
-    image = prepared.read(prepared.samples[0])
+    image = read_input(prepared.samples[0], prepared.model.preprocess, prepared.options.inputs)
     hints, drawer = prepared.hints(image), Drawer(prepared.options.draw)
     wanted = {layer.name for layer in chosen}
     rows: dict[str, ShownLayer] = {}

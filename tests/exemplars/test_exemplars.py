@@ -25,7 +25,7 @@ from featviz.images import decode
 from featviz.models.load import adopt
 from featviz.options import InputOptions
 from featviz.records.commands import ExemplarOptions
-from featviz.run.visit import Batch
+from featviz.run.study import Batch
 
 from .conftest import SIZE, draw
 

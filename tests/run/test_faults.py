@@ -253,7 +253,7 @@ def test_a_line_for_each_image_as_it_completes(
 
     monkeypatch.setattr(
         "featviz.cli.output.click.echo",
-        lambda text, err=False, nl=True: None if err else written(text),
+        lambda text, err=False, nl=True: None if err or not text else written(text),
     )
     draw(tmp_path / "out", "--json")
     assert lines == [(f"0{n}.png", n != 1) for n in range(4)]
