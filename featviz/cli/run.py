@@ -13,7 +13,7 @@ from msgspec import structs
 
 from featviz.cli import output
 from featviz.cli.options import IMAGES, MODEL, ClickOption, Given, command
-from featviz.errors import UsageError
+from featviz.errors import NOTHING_DRAWN, UsageError
 from featviz.files.urls import Url
 from featviz.gradients.targets import check_options, for_drawing
 from featviz.options import OUTPUT, DrawOptions, ModelOptions, PassOptions, RunOptions, read_from
@@ -178,10 +178,8 @@ def _conclude(result: RunResult, unseen: Mapping[str, Mapping[str, str]], to_loo
         named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
         words += [f"{what}: {listed(named, _NAMED)}"] if named else []
     if result.drew_nothing:
-        output.error(
-            f"no picture was drawn; {'; '.join(words) or 'no layer was taken'}",
-            "--layers takes others; `featviz layers MODEL` lists them, with shapes and calls",
-        )
+        reasons = "; ".join(words) or "no layer was taken"
+        output.error(f"no picture was drawn; {reasons}", NOTHING_DRAWN)
     else:
         for line in words:
             log.warning("%s", line)

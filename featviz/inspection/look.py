@@ -17,14 +17,14 @@ from featviz.drawing.drawer import Drawer, magnitude_and_phase
 from featviz.drawing.page import Overview, OverviewRow, Panel
 from featviz.drawing.picture import MAX_PIXELS, GridPicture, write_png
 from featviz.drawing.values import to_pixels
-from featviz.errors import FeatvizError, LayoutError, UsageError
+from featviz.errors import NOTHING_DRAWN, FeatvizError, LayoutError, UsageError
 from featviz.hooks.layers import list_layers
 from featviz.layout import to_floats
 from featviz.models.load import LoadedModel
 from featviz.options import DrawOptions, ModelOptions, RunOptions
 from featviz.records import Bytes, Floats, Guess, Layer, Sample, Site, Skip, finite
 from featviz.records.commands import LookOptions
-from featviz.run.prepare import ModelInput, Prepared, files_read, find_images, prepare, read_input
+from featviz.run.prepare import Prepared, files_read, find_images, prepare, read_input
 from featviz.rundir.atomic import atomic
 from featviz.rundir.place import check_apart, check_file, picture_of
 from featviz.text import by, counted, listed, quoted, safe_name
@@ -177,16 +177,20 @@ def _see(
     hints, drawer = prepared.hints(image), Drawer(prepared.options.draw)
     wanted = {layer.name for layer in chosen}
     rows: dict[str, ShownLayer] = {}
-    outputs: list[tuple[int, ...]] = []
-    pictures = [("input", _seen(image))]
+    shapes: list[str] = []
+    shown = image.preprocess.shown(image.args)[0]
+    if image.args[0].ndim == 5:  # of a clip or a volume the slice in the middle
+        slices = image.preprocess.pictures(image.args[:1])
+        shown = slices[len(slices) // 2][0]
+    pictures = [("input", _rgb(to_pixels(shown)))]
 
     def take(site: Site, tensor: Tensor) -> None:
         """The sink of the hooks: the first maps that a layer gives; numbers only where it gives no
         maps."""
         if not site.layer.name and not tensor.is_nested:
-            outputs.append(tuple(tensor.shape))
-            if len(outputs) == 1:
+            if not shapes:
                 pictures.extend(_output_picture(site.key, tensor, hints.input_shape[-2:]))
+            shapes.append(by(tensor.shape))
         before = rows.get(site.layer.name)
         if site.layer.name in wanted and (before is None or before.strip):
             known = hints.at(site, tensor)
@@ -205,13 +209,10 @@ def _see(
         if recorder.skipped:
             words = [f"{skip.layer or skip.type} ({skip.reason})" for skip in recorder.skipped]
             why.append(f"skipped: {listed(words, 3)}")
-        raise FeatvizError(
-            f"no picture was drawn; {'; '.join(why) or 'no layer was taken'}",
-            "--layers takes others; `featviz layers MODEL` lists them, with shapes and calls",
-        )
-    for name_of, row in rows.items():
+        raise FeatvizError(f"no picture was drawn; {'; '.join(why)}", NOTHING_DRAWN)
+    for row in rows.values():
         if row.nonfinite:
-            many = f"{name_of or row.type} holds {row.nonfinite} NaN or infinite values"
+            many = f"{row.layer or row.type} holds {row.nonfinite} NaN or infinite values"
             log.warning("%s, shown in magenta", many)
     if left_out:
         log.info("%d of %d stages; --layers takes others", len(rows), len(rows) + len(left_out))
@@ -229,37 +230,18 @@ def _see(
         shown=pictures[0][1],
     )
     pictures = pictures[:1] if result.prediction else pictures
-    return result, _page(result, pictures, [] if pictures[1:] else outputs, options)
-
-
-def _page(
-    result: LookResult,
-    pictures: Sequence[tuple[str, Bytes]],
-    outputs: Sequence[tuple[int, ...]],
-    options: LookOptions,
-) -> Overview:
-    """The page of a result; `outputs` are the shapes of those that are no pictures."""
-    shapes = [f"output {listed(list(map(by, outputs)), 3)}", ""] if outputs else []
+    remarks = [f"output {listed(shapes, 3)}", ""] if shapes and not pictures[1:] else []
     which = "vary most" if options.pick == "deviation" else "have the highest mean"
-    return Overview(
-        title=result.model,
+    return result, Overview(
+        title=name,
         subtitle=f"{result.name}   input {by(result.input_shape)}",
         pictures=pictures,
         bars=[(guess.title, guess.probability) for guess in result.prediction],
-        remarks=[*shapes, "preprocessing", *re.split(r", (?![^\[(]*[\])])", result.preprocessing)],
+        remarks=[*remarks, "preprocessing", *re.split(r", (?![^\[(]*[\])])", image.words)],
         rows=[words_on(row) for row in result.layers],
         key=f"the maps of each layer that {which}; near-duplicates are shown once",
         cmap=options.cmap,
     )
-
-
-def _seen(image: ModelInput) -> Bytes:
-    """What the model saw; of a clip or a volume the slice in the middle."""
-    seen = image.preprocess.shown(image.args)[0]
-    if image.args[0].ndim == 5:
-        slices = image.preprocess.pictures(image.args[:1])
-        seen = slices[len(slices) // 2][0]
-    return _rgb(to_pixels(seen))
 
 
 def _rgb(pixels: Bytes) -> Bytes:
@@ -281,18 +263,15 @@ def _output_picture(key: str, output: Tensor, size: Sequence[int]) -> list[tuple
         numbers = to_floats(output.detach())[0]
     except LayoutError:
         return []
-    low, high = float(numbers.min()), float(numbers.max())
-    if not np.isfinite([low, high]).all():
+    if not numbers.isfinite().all():
         return []
     if classes:
         colors, likeliest = colormap.ramp("turbo"), numbers.argmax(0).cpu().numpy()
         return [(f"classes {by(shape)}", colors[likeliest * 97 % len(colors)])]
+    low, high = float(numbers.min()), float(numbers.max())
     if low < -0.05 or high > 1.05:
         numbers = (numbers - low) / max(high - low, 1e-30)
     return [(f"output {by(shape)}", _rgb(to_pixels(numbers.clamp(0, 1))))]
-
-
-# Which maps tell most
 
 
 def _telling(site: Site, tensor: Tensor, picture: GridPicture, options: LookOptions) -> ShownLayer:
@@ -300,17 +279,16 @@ def _telling(site: Site, tensor: Tensor, picture: GridPicture, options: LookOpti
     numbers = picture.stats
     colors, side = colormap.table(picture.palette), picture.slices[0]
     order, levels = ranked(numbers, options.pick), picture.tiles[:]
-    least, most = ([finite(float(x)) for x in numbers[:, at]] for at in (values.MIN, values.MAX))
-    ranges: tuple[Span, ...]
+    limits = numbers[:, [values.MIN, values.MAX]]
     if picture.strip:  # one for all numbers together
         channels, tiles = order[: options.maps], [colors[np.concatenate(list(levels), axis=1)]]
-        low, high = ([end for end in ends if end is not None] for ends in (least, most))
-        ranges = ((min(low, default=None), max(high, default=None)),)
+        known = limits[np.isfinite(limits).all(1)]
+        limits = [(known[:, 0].min(), known[:, 1].max()) if len(known) else (np.nan, np.nan)]
     else:
         middles = levels[side // 2 :: side]
         channels = unlike(middles, order, options.maps)
         tiles = [colors[middles[channel]] for channel in channels]
-        ranges = tuple((least[channel], most[channel]) for channel in channels)
+        limits = limits[channels]
     return ShownLayer(
         layer=site.layer.name,
         type=site.layer.type,
@@ -324,7 +302,7 @@ def _telling(site: Site, tensor: Tensor, picture: GridPicture, options: LookOpti
         nonfinite=int(numbers[:, values.NONFINITE].sum()),
         slice=(side // 2, side) if side > 1 else None,
         channels=tuple(channels),
-        ranges=ranges,
+        ranges=tuple((finite(float(low)), finite(float(high))) for low, high in limits),
         strip=picture.strip,
         tiles=tiles,
     )
@@ -390,17 +368,13 @@ def _span(ends: Span) -> str:
     if low is None or high is None:
         return ""
     first, last = _brief(low), _brief(high)
-    if first == last:
-        return "≈" * (low != high) + first
-    return f"{first} … {last}"
+    return f"{first} … {last}" if first != last else "≈" * (low != high) + first
 
 
 def _brief(value: float) -> str:
     """A number in a few letters, as 0.013, 1.2, 350, 2e-6: with a power of ten below 0.01 and from
     100000 on."""
-    if 10 <= abs(value) < 1e5:
-        return f"{value:.0f}"
-    if value == 0 or 0.01 <= abs(value) < 10:
-        return f"{value:.2g}"
+    if value == 0 or 0.01 <= abs(value) < 1e5:
+        return f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}"
     base, _, power = f"{value:.1e}".partition("e")
     return f"{float(base):g}e{int(power)}"
