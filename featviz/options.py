@@ -32,27 +32,19 @@ from featviz.text import quoted
 T = TypeVar("T", bound=Struct)
 
 GROUPS = (
-    *("Options", "Which layers", "What is read", "The model", "How maps are drawn", "Other views"),
-    *("Gradients", "Changes inside the model", "Findings and gates", "What is written", "Limits"),
-    *("Several machines", "General"),
+    *("Options", "Which layers", "What is read", "The model", "How maps are drawn"),
+    *("Gradients and changes", "Findings and gates", "What is written", "Limits", "General"),
 )
-"""Headings of groups of options, in the order in which help shows them. The first is for the few
-that a short command alone has."""
-
-OPTIONS, LAYERS, READ, MODEL, DRAWING, VIEWS, GRADIENTS, INTERVENTIONS, FINDINGS = GROUPS[:9]
-OUTPUT, LIMITS, MACHINES, GENERAL = GROUPS[9:]
+"""Headings in the order of help. The first is for the few that a short command alone has."""
+OPTIONS, LAYERS, READ, MODEL, DRAWING, GRADIENTS, FINDINGS, OUTPUT, LIMITS, GENERAL = GROUPS
 
 LONGEST_SIDE = 2**16
 """Pixels; no image is larger, and its tensor would not fit into memory."""
-
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "lanczos")
-"""How pixels are computed when an image is resized: values of torchvision's InterpolationMode that
-both pictures of Pillow and tensors take."""
-
+"""How images are resized: what torchvision takes for pictures of Pillow and for tensors alike."""
 PAD_GREY = 0.4
 """Between tiles unless the user says otherwise: neither the black in which maps begin, nor the grey
 (0.5) of a constant map."""
-
 HPARAMS = "@hparams"
 """An argument of a model: all those that a Lightning checkpoint holds."""
 
@@ -99,6 +91,10 @@ def _captures(given: Any) -> tuple[str, ...]:
     if not names or not set(names) <= set(KINDS):
         raise ValueError(given)
     return tuple(dict.fromkeys(names))
+
+
+def _auto(given: Any) -> int | None:
+    return None if str(given).lower() == "auto" else _as(Count, given)
 
 
 def _path(given: Any, is_dir: bool | None = None, of_run: bool = False) -> Any:
@@ -191,46 +187,29 @@ def option(
     return Meta(description=words, extra={"group": group, "first": first, **extra})
 
 
-_type = partial(option, "")
-"""The annotation of a type, whose options have words and a group of their own."""
+def _takes(metavar: str, expects: str, read: Callable[[Any], Any]) -> Meta:
+    """The annotation of a type: what help and errors call its values, and what reads them."""
+    return Meta(extra={"metavar": metavar, "expects": expects, "read": read})
+
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _PIXELS = f"pixels from 1 to {LONGEST_SIDE}, such as 224 or 224x320"
-Size = Annotated[int | tuple[int, int], _type("PIXELS", expects=_PIXELS, read=_size)]
-Numbers = Annotated[
-    tuple[float, ...], _type("N,N,N", expects="numbers, such as 0.5,0.5,0.5", read=_numbers)
-]
-Auto = Annotated[
-    int | None,
-    _type(
-        "N",
-        expects="an integer ≥ 1, or auto",
-        read=lambda given: None if str(given).lower() == "auto" else _as(Count, given),
-    ),
-]
-Place = Annotated[
-    Any, _type("PATH", expects="a path, or a URL of a store", read=partial(_path, of_run=True))
-]
-AnyPath = Annotated[Path, _type("PATH", expects="a path", read=_path)]
-File = Annotated[
-    Path, _type("FILE", expects="a file, not a folder", read=partial(_path, is_dir=False))
-]
-Folder = Annotated[
-    Path, _type("FOLDER", expects="a folder, not a file", read=partial(_path, is_dir=True))
-]
-Selectors = Annotated[
-    str, _type("SELECTORS", expects="selectors, such as Conv2d,layer1.*", read=_selectors)
-]
-Target = Annotated[
-    str, _type("TARGET", expects="a target, such as class:281 or mean", read=_target)
-]
+_RUN = partial(_path, of_run=True)
+Size = Annotated[int | tuple[int, int], _takes("PIXELS", _PIXELS, _size)]
+Numbers = Annotated[tuple[float, ...], _takes("N,N,N", "numbers, such as 0.5,0.5,0.5", _numbers)]
+Auto = Annotated[int | None, _takes("N", "an integer ≥ 1, or auto", _auto)]
+Place = Annotated[Any, _takes("PATH", "a path, or a URL of a store", _RUN)]
+AnyPath = Annotated[Path, _takes("PATH", "a path", _path)]
+File = Annotated[Path, _takes("FILE", "a file, not a folder", partial(_path, is_dir=False))]
+Folder = Annotated[Path, _takes("FOLDER", "a folder, not a file", partial(_path, is_dir=True))]
+Selectors = Annotated[str, _takes("SELECTORS", "selectors, such as Conv2d,layer1.*", _selectors)]
+Target = Annotated[str, _takes("TARGET", "a target, such as class:281 or mean", _target)]
 Texts = tuple[str, ...]
 
 of_model, of_input = partial(option, group=MODEL), partial(option, group=READ)
-of_maps, of_views = partial(option, group=DRAWING), partial(option, group=VIEWS)
-of_grads, of_edits = partial(option, group=GRADIENTS), partial(option, group=INTERVENTIONS)
+of_maps, of_grads = partial(option, group=DRAWING), partial(option, group=GRADIENTS)
 of_files, of_limits = partial(option, group=OUTPUT), partial(option, group=LIMITS)
 the_layers = partial(
     option,
@@ -241,8 +220,6 @@ the_layers = partial(
 )
 the_out = partial(option, group=OUTPUT, first=True, flags=("-o", "--out"))
 may_replace = partial(of_files, first=True)
-
-
 the_nul = of_input(
     "Read paths that end with NUL, as `find -print0` writes them, where IMAGE is -.",
     flags=("-0", "--null"),
@@ -374,11 +351,11 @@ class DrawOptions(Struct, frozen=True):
     labels: Annotated[bool, of_maps("Write the channel on each tile.")] = False
     marks: Annotated[bool, of_maps("Cross out maps of zeros, strike through other constant ones, "
         "and draw a strip of values where all are constant; or draw only the maps.")] = True
-    overlay: Annotated[Share | None, of_views(OVERLAY, "ALPHA")] = None
-    reduce: Annotated[str | None, of_views("Draw one picture of all channels. "
+    overlay: Annotated[Share | None, of_maps(OVERLAY, "ALPHA")] = None
+    reduce: Annotated[str | None, of_maps("Draw one picture of all channels. "
         + "; ".join(f"{name}: {one.help}" for name, one in REDUCTIONS.items()) + ".",
         "REDUCTION", choices=tuple(REDUCTIONS))] = None
-    figure: Annotated[bool, of_views("Also draw a figure: title, input, colour bar.")] = False
+    figure: Annotated[bool, of_maps("Also draw a figure: title, input, colour bar.")] = False
     format: Annotated[str, of_files("Write pictures in this format: "
         + "; ".join(f"{name}, {one.words}" for name, one in FORMATS.items()) + ".",
         choices=tuple(FORMATS))] = "png"
@@ -431,9 +408,9 @@ class PassOptions(Struct, frozen=True):
         Target | None, of_grads(f"Take gradients of this value: {TARGETS}", usual="top1")] = None
     grad_rule: Annotated[Literal["plain", "guided", "deconv"], of_grads(
         "Pass gradients through ReLUs by this rule.")] = "plain"
-    ablate: Annotated[Texts, of_edits(
+    ablate: Annotated[Texts, of_grads(
         "Set these channels of the outputs of layers to zero; repeatable.", "SELECTORS:C,C")] = ()
-    edit: Annotated[Texts, of_edits(
+    edit: Annotated[Texts, of_grads(
         "Then change outputs: 'conv1:channel 3,5-7*2' multiplies channels, 'relu:clamp=0,6' "
         "limits values, 'conv1:noise=0.1' adds Gaussian noise, 'layer4:grad*0.5' multiplies "
         "gradients; repeatable.", "SELECTORS:WHAT")] = ()
@@ -468,7 +445,7 @@ class RunOptions(Struct, frozen=True):
     tensorboard: Annotated[Folder | None, the_board] = None
     shard: Annotated[Shard | None, option(
         "Draw only part I of N parts of the images; all parts may write into one --out.", "I/N",
-        usual="that of torchrun or srun", group=MACHINES, read=_shard,
+        usual="that of torchrun or srun", group=LIMITS, read=_shard,
         expects="I/N with I from 1 to N, such as 2/8",
     )] = None
     draw: DrawOptions = DrawOptions()
@@ -483,22 +460,20 @@ class RunOptions(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Option:
-    """A field as the command line, the Python API and documentation see it."""
+    """A field as the command line, the Python API and documentation see it: its name in Python, the
+    types in its union, its default (`msgspec.NODEFAULT` where it must be given, `usual` in words).
+    """
 
     name: str
-    """The keyword in Python; with dashes, the flag and the key in TOML."""
     hint: Any
     kinds: frozenset[Any]
-    """The types in its union."""
     default: Any
-    """`msgspec.NODEFAULT` where it must be given."""
     words: str
     group: str
     first: bool
     flags: tuple[str, ...]
     metavar: str = ""
     usual: str = ""
-    """The default in words."""
     expects: str = ""
     choices: tuple[str, ...] = ()
     read: Callable[[Any], Any] | None = None
