@@ -45,8 +45,8 @@ from featviz.records import (
     Skip,
 )
 from featviz.records.commands import CamOptions
-from featviz.run.choose import ADDS_NOTHING
 from featviz.run.prepare import ModelInput, Prepared, Show, find_images, prepare, read_input
+from featviz.run.stages import ADDS_NOTHING
 from featviz.run.visit import Visit, visit
 from featviz.rundir.atomic import atomic, reported
 from featviz.text import listed, printable, quoted, safe_name

@@ -30,7 +30,8 @@ from featviz.models.load import LoadedModel, load_model
 from featviz.options import InputOptions, ModelOptions
 from featviz.records import Layer, TextTable
 from featviz.run import choose
-from featviz.run.choose import choose_layers, probe
+from featviz.run.choose import choose_layers
+from featviz.run.stages import probe
 from featviz.text import by, counted, listed
 
 log = logging.getLogger(__name__)
