@@ -29,12 +29,11 @@ log = logging.getLogger(__name__)
 def layers(given: Given) -> int:
     """List a model's modules: output shapes, parameters, multiply-accumulates.
 
-    Figures come from one forward pass on zeros, for one image. The figures of
-    a module include those of the modules inside it. A star marks what the
-    selectors take.
+    Figures come from one forward pass on zeros. Those of a module include the
+    modules inside it. A star marks what the selectors take.
 
     \b
-    parameters   a shared one counts once; so do modules that are used twice
+    parameters   each counts once, also where it is shared
     MACs         multiply-accumulates in convolutions, matrix products and
                  attention; 1 MAC = 2 FLOP; operators from outside torch are named
     activations  output bytes of leaf modules, each call counted
@@ -43,7 +42,6 @@ def layers(given: Given) -> int:
 
     \b
     Examples:
-      featviz layers resnet18 --weights none
       featviz layers model.pth --layers 'Conv2d@layer3.*' --size 512
       featviz layers inception_v3 --weights none --functions
       featviz layers weights.safetensors --json | jq .totals
@@ -67,9 +65,9 @@ def layers(given: Given) -> int:
 def kernels(given: Given) -> int:
     """Draw the kernels of a model's convolutions, one picture for each.
 
-    Tile i is output channel i, as in the grids of `featviz run`. Kernels of
-    three inputs are in colour, others are the mean over their inputs; zero is
-    mid-grey.
+    Tile i is output channel i. Kernels of three inputs are in colour, others
+    are the mean over their inputs; zero is mid-grey. 1-D kernels are strips;
+    the time steps of 3-D kernels stand side by side.
 
     {MODEL}
 
@@ -78,10 +76,6 @@ def kernels(given: Given) -> int:
       featviz kernels resnet18
       featviz kernels model.pth --layers 'Conv2d#0' --out first
       featviz kernels model.pth --layers 'layer4.*' --all-slices --max-maps 32
-      featviz kernels weights.safetensors --json | jq '.captures[].file'
-    \f
-    With --all-slices each input is drawn by itself. 1-D kernels are strips; the
-    time steps of 3-D kernels stand side by side.
     """
     from featviz.inspection.kernels import draw_kernels
 
@@ -143,8 +137,7 @@ def look(given: Given) -> int:
       featviz look vit_b_16 cat.jpg --out vit.png --open
     \f
     IMAGE is what `featviz run` takes; of several images, the first is shown.
-    Of maps that look alike one is shown; each runs from its least value (dark)
-    to its greatest (bright), and one that is constant is left out.
+    Each map runs from its least value (dark) to its greatest (bright).
 
     Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted.
     """
@@ -171,9 +164,8 @@ def look(given: Given) -> int:
 def cam(given: Given) -> int:
     """Show where in an image the evidence for a class lies.
 
-    A class activation map weighs what a layer gives by the gradient of the
-    class's score there, and lies over the image: bright places raise the score.
-    Each image gets one picture, which names the prediction and the target.
+    A class activation map weighs a layer's output by the gradient of the
+    class's score, and lies over the image: bright places raise the score.
 
     {MODEL}
 
@@ -184,12 +176,10 @@ def cam(given: Given) -> int:
       featviz cam model.pth photos/ --layers layer3,layer4 --out cams
     \f
     IMAGE is what `featviz run` takes. Without --layers the last layer is taken
-    whose output has places of the image that the target depends on; of a vision
-    transformer this is the norm before the last attention. The same maps come
-    into a run directory, with a report, by `featviz run --reduce gradcam`.
+    whose output has places of the image that the target depends on. `featviz
+    run --reduce gradcam` draws the same maps into a run directory.
 
-    Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130
-    interrupted.
+    Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed.
     """
     from featviz.inspection.cam import cam
 
@@ -225,7 +215,6 @@ them may live on others.
 
 \b
 Examples:
-  featviz audit resnet18 photos/
   featviz audit model.pth photos/ --fail-on 'dead>5%' --fail-on 'nonfinite>0'
   featviz audit model.pth photos/ --prune-out prune.json --prove
   featviz audit new.pth photos/ --baseline old/audit.json --out new
@@ -282,9 +271,8 @@ def audit(given: Given) -> int:
 def exemplars(given: Given) -> int:
     """Show the images, and the places in them, that excite each channel most.
 
-    For each channel the best images are kept, each cut to what the strongest
-    unit sees of the input, its receptive field. --out holds a sheet for each
-    layer, a picture for each channel, and exemplars.json.
+    Each image is cut to the receptive field of the strongest unit. --out holds
+    a sheet for each layer, a picture for each channel, and exemplars.json.
 
     {MODEL}
 
@@ -294,9 +282,6 @@ def exemplars(given: Given) -> int:
       featviz exemplars model.pth photos/ --layers 'Conv2d#:3' --batch-size 16
       featviz exemplars model.pth train/ --layers layer3 --per-class --top 4
     \f
-    Any number of images go through the model once. Values that are NaN or
-    infinite excite nothing; of equal values the earlier image comes first.
-
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed.
     """
     from featviz.cli.run import refuse_shares

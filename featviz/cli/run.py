@@ -69,9 +69,8 @@ def run(given: Given) -> int:
       featviz run net.py:Net scan.png --size 256
     \f
     An archive is a .zip, .tar or .tar.gz; photos.zip::a/b.jpg is one of its
-    images. Each may be a URL: s3://bucket/photos/, gs://, https://, hf://
-    (with s3fs, gcsfs, aiohttp or huggingface_hub). For a video model, the
-    stills of a folder are one clip, and so is an animation.
+    images. Each may be a URL: s3://bucket/photos/, gs://, https://, hf://. For
+    a video model, the stills of a folder are one clip, and so is an animation.
 
     \b
     More examples:
@@ -80,8 +79,6 @@ def run(given: Given) -> int:
       featviz run raft_small left.png right.png --layers 'Conv2d@*flow_head*'
       featviz run net.py:Generator --input z=randn:1,128
       featviz run resnet18 cat.jpg --capture output,grad --target class:tabby
-      featviz run resnet18 cat.jpg --layers layer4 --ablate 'layer4.1:5,17'
-      featviz run resnet18 photos.tar --resume --out maps
       find . -name '*.png' -print0 | featviz run resnet18 - -0 --json
       torchrun --nproc-per-node 4 -m featviz run resnet18 photos/
 
