@@ -65,8 +65,8 @@ class LayerCam:
     @property
     def name(self) -> str:
         """`layer4`, `relu call 1`."""
-        parts = [self.site.layer.label, f"call {self.site.call}" if self.site.call else ""]
-        return " ".join(part for part in (*parts, self.site.key) if part)
+        call = f"call {self.site.call}" if self.site.call else ""
+        return " ".join(part for part in (self.site.layer.label, call, self.site.key) if part)
 
     @property
     def layer(self) -> str:
@@ -82,12 +82,6 @@ class LayerCam:
     def tensor(self) -> Tensor:
         """The map's values, float32 [H, W] in the resolution of the layer; [T, H, W] of a clip."""
         return torch.from_numpy(self.values.copy())
-
-    def as_json(self) -> dict[str, Any]:
-        """For programs: all but the pixels."""
-        at = self.site
-        where = {"layer": at.layer.name, "type": at.layer.type, "call": at.call, "key": at.key}
-        return {**where, "shape": self.values.shape, "range": self.limits}
 
 
 @dataclass(frozen=True)
@@ -127,7 +121,17 @@ class ImageCam:
             "prediction": [asdict(guess) for guess in self.prediction],
             "method": self.method,
             "target": {"of": self.target, "value": self.outcome.target},
-            "maps": [one.as_json() for one in self.maps],
+            "maps": [
+                {
+                    "layer": one.layer,
+                    "type": one.site.layer.type,
+                    "call": one.site.call,
+                    "key": one.site.key,
+                    "shape": one.values.shape,
+                    "range": one.limits,
+                }
+                for one in self.maps
+            ],
             "skipped": [asdict(skip) for skip in self.skipped],
         }
 
@@ -144,36 +148,33 @@ def cam(
             cannot be written; nothing was written before.
     """
     out = options.out
-    draw = DrawOptions(
-        reduce=options.method,
-        scale=1,
-        overlay=options.overlay,
-        cmap=options.cmap,
-        tensor_layout=options.tensor_layout,
-    )
     run = RunOptions(
         layers=options.layers,
         nul_separated=options.nul_separated,
-        draw=draw,
+        draw=DrawOptions(
+            reduce=options.method,
+            scale=1,
+            overlay=options.overlay,
+            cmap=options.cmap,
+            tensor_layout=options.tensor_layout,
+        ),
         inputs=options.inputs,
         passes=PassOptions(PAIRED, options.target),
     )
     found = find_images(images, run)
     if out is not None:
-        files = _files(found, out)
-        if out.exists() and not out.is_dir() and out not in files.values():
+        paths = _files(found, out).values()
+        if out.exists() and not out.is_dir() and out not in paths:
             message = f"--out {quoted(str(out))} is no folder"
             raise UsageError(message, "name a folder, or a .png file")
-        check_files("cam", files.values(), model, found, options.overwrite)
+        check_files("cam", paths, model, found, options.overwrite)
     prepared = prepare(model, found, run)
-    files, taken = {} if out is None else _files(prepared.samples, out), dict[Path, str]()
-    for name, path in files.items():
-        if (other := taken.setdefault(path, name)) != name:
-            both = f"{quoted(other)} and {quoted(name)}"
-            raise UsageError(
-                f"--out {quoted(str(out))} would hold {both} in one picture",
-                "name a folder with --out" if path == out else "name one of them",
-            )
+    files = {} if out is None else _files(prepared.samples, out)
+    if len(set(files.values())) < len(files):
+        raise UsageError(
+            f"--out {quoted(str(out))} would hold several images in one picture",
+            "name a folder with --out, or one of the images",
+        )
     if options.layers is None:
         prepared = replace(prepared, layers=[last_map(prepared)])
     cmap = colormap.resolved(options.cmap, over=True, reduce=options.method)
@@ -181,12 +182,10 @@ def cam(
     with prepared.watched() as show:
         explain = partial(_explain, prepared, show, cmap)
         for seen in visit(prepared.samples, read, explain):
-            name = seen.sample.name
-            if seen.result is None:
-                yield ImageCam(name, options.method, error=seen.error)
-                continue
-            result, place = seen.result, files.get(name)
-            if place is not None:
+            result, place = seen.result, files.get(seen.sample.name)
+            if result is None:
+                result = ImageCam(seen.sample.name, options.method, error=seen.error)
+            elif place is not None:
                 assert result.shown is not None
                 panels = [
                     Panel(printable(f"{one.name} ({one.site.layer.type})"), one.picture, one.limits)
@@ -198,19 +197,19 @@ def cam(
                 with atomic(place) as file:
                     text = {"Software": "featviz cam", "Title": title}
                     write_figure(file, result.words, result.shown, panels, cmap, text)
-            yield replace(result, path=place)
+                result = replace(result, path=place)
+            yield result
 
 
 def _files(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
     """The picture's file of each image: its name without the ending, where no other has it."""
     if out.suffix.lower() in (".jpeg", *SUFFIXES) and not out.is_dir():
         return {sample.name: out for sample in samples}
-    flat = {sample.name: sample.name.replace("/", "__") for sample in samples}
-    stems = Counter(Path(name).stem for name in flat.values())
-    return {
-        name: out / safe_name(f"cam-{stem if stems[stem := Path(path).stem] == 1 else path}.png")
-        for name, path in flat.items()
-    }
+    flat = [sample.name.replace("/", "__") for sample in samples]
+    stems = Counter(Path(name).stem for name in flat)
+    names = [name if stems[Path(name).stem] > 1 else Path(name).stem for name in flat]
+    files = [out / safe_name(f"cam-{name}.png") for name in names]
+    return {sample.name: file for sample, file in zip(samples, files, strict=True)}
 
 
 def last_map(prepared: Prepared) -> Layer:
