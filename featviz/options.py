@@ -176,13 +176,8 @@ LISTS = (_size, _numbers, _captures, _selectors)
 def option(
     words: str, metavar: str = "", first: bool = False, *, group: str = OPTIONS, **extra: Any
 ) -> Meta:
-    """The annotation of a field, beside its type and bounds.
-
-    Args:
-        words: for help; what stands behind a form feed is for `--help-all` alone.
-        first: whether `--help` of a long command shows it.
-        extra: fields of Option.
-    """
+    """The annotation of a field, beside its type and bounds: its help (behind a form feed for
+    `--help-all` alone), whether `--help` of a long command shows it, and fields of Option."""
     extra |= {"metavar": metavar} if metavar else {}
     return Meta(description=words, extra={"group": group, "first": first, **extra})
 
@@ -578,10 +573,10 @@ def read(kind: type[T], given: Mapping[str, Any]) -> T:
 
 def read_from(kind: type[T], given: dict[str, Any], but: Collection[str] = (), **further: Any) -> T:
     """A record, and the records in it, of those keywords that are their options, which are removed;
-    `further` are values of fields as they stand.
-    """
+    `further` are values of fields as they stand."""
     defaults = {info.name: info.default for info in structs.fields(kind)}
-    for at, part in {**nested(kind), "": kind}.items():
+    parts: dict[str, type[Struct]] = {**nested(kind), "": kind}
+    for at, part in parts.items():
         if at in further:
             continue
         there = [one for name, one in declared(part).items() if name in given and name not in but]

@@ -1,8 +1,5 @@
 """What people type by mistake, and what helps: a hint, with the whole command where one word of it
-is to be replaced.
-
-What knows models and images is imported when a mistake is looked at, since --help waits for this.
-"""
+is to be replaced. What knows models and images is imported late, since --help waits for this."""
 
 from __future__ import annotations
 
@@ -18,9 +15,7 @@ import click
 from featviz.errors import FeatvizError, UsageError
 from featviz.text import quoted
 
-_LONGEST_COMMAND = 500
-"""Characters of a command that a hint shows: a glob that the shell has expanded may have more."""
-
+_LONGEST_COMMAND = 500  # characters that a hint shows: an expanded glob may have more
 _SYNONYMS = {
     "--gpu": "--device=cuda",
     "--cuda": "--device=cuda",
@@ -33,12 +28,8 @@ _SYNONYMS = {
 }
 """Options of other tools, which no likeness of letters leads to, and what they are called here."""
 
-_WEIGHTS = (".pth", ".ckpt", ".safetensors", ".bin")
-"""Suffixes of models; tensors that are images may have .pt."""
-
-_WORDS = 5
-"""Words before and behind a wrong one that may belong to the same path."""
-
+_WEIGHTS = (".pth", ".ckpt", ".safetensors", ".bin")  # tensors that are images may have .pt
+_WORDS = 5  # before and behind a wrong one that may belong to the same path
 _LISTS = ("--layers", "--capture", "--size", "--crop", "--mean", "--std")
 
 
@@ -77,9 +68,7 @@ def _cut(message: str, arguments: Sequence[str]) -> str | None:
 
 
 def of_click(error: click.ClickException, arguments: Sequence[str]) -> tuple[str, str | None]:
-    """The words of an error that click has found, and the hint: for an option that a command lacks,
-    the nearest one that it has; for a first word that is no command, where a model may stand, what
-    was meant."""
+    """The words and the hint of an error that click has found: the nearest option, or command."""
     ctx: click.Context | None = getattr(error, "ctx", None)
     words = error.format_message()
     if ctx is None:

@@ -48,14 +48,8 @@ _WHOLE = "featviz.help_all"
 
 
 class ClickOption(click.Option):
-    """An option with its place in help; a flag, unless it has a type.
-
-    Args:
-        words: its help.
-        group: the heading under which it stands, one of GROUPS.
-        first: whether `--help` of a long command shows it.
-        usual: the default in words.
-    """
+    """An option with its help, which of GROUPS it stands in, whether `--help` of a long command
+    shows it, and its default in words; a flag, unless it has a type."""
 
     def __init__(
         self,
@@ -72,10 +66,7 @@ class ClickOption(click.Option):
 
 
 class Command(click.Command):
-    """A command whose options stand in groups.
-
-    The part of its help behind a form feed is for `--help-all`.
-    """
+    """A command whose options stand in groups; help behind a form feed is for `--help-all`."""
 
     @property
     def is_long(self) -> bool:
@@ -83,8 +74,8 @@ class Command(click.Command):
         return len(self.params) > _MOST
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """What the command does, and the groups of its options. Of a long command only the first
-        options, and of texts what stands before a form feed, unless all is asked for."""
+        """What the command does, and the groups of its options; of a long command only the first
+        options, unless all is asked for."""
         whole = not self.is_long or _WHOLE in ctx.meta
         text, _, more = inspect.cleandoc(self.help or "").partition("\f")
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
@@ -127,8 +118,7 @@ def _file(text: str) -> Path:
 
 
 def _run(text: str) -> Path | Url:
-    """A run directory that is there, or the URL of one in an object store. A file is taken, too:
-    the reader of runs says what is wrong with it."""
+    """A run directory that is there, or the URL of one; the reader of runs refuses a file."""
     return Url.of_run(text) if is_url(text) else _there(text, "Directory")
 
 
@@ -147,10 +137,7 @@ _LARGEST_CONFIG = 2**13
 
 def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
     """Take values of options from a TOML file: top-level keys, or those in a table of the command.
-
-    A key is an option's long name without dashes in front; `model` and `images` stand for the
-    arguments. Values are what one would type, paths included; the command line wins over them.
-    """
+    Values are what one would type; the command line wins over them."""
     if path is None:
         return
     try:
@@ -228,11 +215,10 @@ def command(
     """Make a command of a function that takes what was given and returns an exit code.
 
     Args:
-        *records: its options are the fields of these records, and of those nested in them.
-        flags: options that only the command line has.
+        *records: its options are the fields of these records, and of those nested in them, `but`
+            for some; `flags` are options that only the command line has.
         json: what --json prints on stdout.
         help: by default the function's documentation.
-        but: fields that are no options of this command.
         first: fields whose options `--help` shows, beside those that it shows of each command.
         check: refuses options that cannot go together, before torch is imported.
         **defaults: of this command, where they are not those of the record.
@@ -249,8 +235,9 @@ def command(
         ClickOption(
             "Read values of options from this TOML file; the command line wins over it.",
             "--config",
-            **{**general, "callback": read_config, "is_eager": True},
-            **{"type": _file, "metavar": "FILE", "shell_complete": _paths},
+            **(general | {"callback": read_config, "is_eager": True, "type": _file}),
+            metavar="FILE",
+            shell_complete=_paths,
         ),
         ClickOption("Print only errors on stderr.", "-q", "--quiet", **general),
         ClickOption("Print more details, and tracebacks, on stderr.", "-v", "--verbose", **general),

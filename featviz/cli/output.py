@@ -27,11 +27,7 @@ def document(content: Mapping[str, Any], indent: int | None = 1) -> None:
 
 
 def text(words: str = "") -> None:
-    """Print our own words on stdout, with their line ends, and hand all to the system.
-
-    Raises:
-        StoreError: stdout cannot be written; BrokenPipeError where its reader has gone.
-    """
+    """Print our own words on stdout, with their line ends, and hand all to the system."""
     try:
         click.echo(words, nl=words[-1:] not in ("", "\n"))
     except BrokenPipeError:
@@ -68,15 +64,13 @@ def left_out(skipped: Iterable[Skip], never_ran: Sequence[str] = ()) -> None:
 
 
 def written(what: str, page: Path, show: bool) -> None:
-    """Say where a report or a picture is, and open it in the user's browser if that is asked
-    for."""
-    if not show:
-        log.info("%s in %s", what, page)
-        return
+    """Say where a report or a picture is, and open it in the user's browser if that is asked."""
     import webbrowser
 
-    address = page.absolute().as_uri()
-    if webbrowser.open(address):
+    address = page.absolute().as_uri() if show else ""
+    if not show:
+        log.info("%s in %s", what, page)
+    elif webbrowser.open(address):
         log.info("%s in %s, opened in the browser", what, page)
     else:
         log.warning("%s in %s; no browser could be started: open %s", what, page, address)
@@ -98,8 +92,7 @@ def progress_bar() -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def batch_progress() -> Iterator[Callable[[str, FeatvizError | None, int], None]]:
-    """Print on stderr what goes wrong with an image, and a bar on a terminal: a
-    `run.study.BatchProgress`."""
+    """Progress of a `run.study.Study`: what goes wrong with an image, and a bar on a terminal."""
     with progress_bar() as advance:
 
         def report(image: str, fault: FeatvizError | None, total: int) -> None:

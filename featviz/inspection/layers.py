@@ -37,7 +37,7 @@ from featviz.text import by, counted, listed
 log = logging.getLogger(__name__)
 
 FLOPS_PER_MAC = 2
-"""One multiplication and one addition; FlopCounterMode leaves the addition of a bias out."""
+"""One multiplication and one addition; the addition of a bias is left out."""
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -151,12 +151,8 @@ def list_model(
     functions: bool = False,
     tree: bool = False,
 ) -> Listing:
-    """List a model's modules, measured by one forward pass on zeros; a model that cannot be run on
-    zeros is listed without shapes.
-
-    Args:
-        functions: list the functions that modules call as well.
-    """
+    """List a model's modules, and if asked for functions that they call, measured by one forward pass
+    on zeros; a model that cannot be run on zeros is listed without shapes."""
     model = load_model(options, inputs)
     blank = model.preprocess.blank()
     functions |= selectors is not None and wants_functions(parse(selectors))

@@ -279,7 +279,7 @@ def _telling(site: Site, tensor: Tensor, picture: GridPicture, options: LookOpti
     numbers = picture.stats
     colors, side = colormap.table(picture.palette), picture.slices[0]
     order, levels = ranked(numbers, options.pick), picture.tiles[:]
-    limits = numbers[:, [values.MIN, values.MAX]]
+    limits: Any = numbers[:, [values.MIN, values.MAX]]
     if picture.strip:  # one for all numbers together
         channels, tiles = order[: options.maps], [colors[np.concatenate(list(levels), axis=1)]]
         known = limits[np.isfinite(limits).all(1)]

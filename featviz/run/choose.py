@@ -32,13 +32,8 @@ def functions(model: LoadedModel, blank: Sequence[Tensor]) -> dict[Layer, int]:
 def choose_layers(
     model: LoadedModel, text: str | None, blank: Sequence[Tensor], tensor_layout: Sequence[str] = ()
 ) -> list[Layer]:
-    """The layers that the selectors take; without any, one for each stage of the model.
-
-    A selector that matches nothing beside others that do is warned of.
-
-    Args:
-        tensor_layout: `--tensor-layout` values, which decide what is a map.
-    """
+    """The layers that the selectors take; without any, one for each stage of the model. A selector
+    that matches nothing beside others that do is warned of."""
     if text is None:
         from featviz.run.stages import first_look
 

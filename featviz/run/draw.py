@@ -157,12 +157,8 @@ class ImageWriter:
     def take(
         self, site: Site, tensor: Tensor, gradient: Tensor | None = None, hints: Hints | None = None
     ) -> None:
-        """Draw a tensor now, and leave the rest to the encoders.
-
-        Args:
-            gradient: of the target at the tensor, for class activation maps.
-            hints: those on its layout; None looks them up.
-        """
+        """Draw a tensor now, and leave the rest to the encoders. The gradient at the tensor is for
+        class activation maps."""
         hints = hints or self.hints.at(site, tensor)
         if tensor.is_complex() and gradient is None:
             for place, numbers, facts in magnitude_and_phase(site, tensor, hints, self.options):

@@ -105,16 +105,9 @@ class Prepared:
 
     @contextmanager
     def watched(self, layers: Sequence[Layer] | None = None) -> Iterator[Show]:
-        """Put the model into eval mode and its hooks in place, for any number of images.
-
-        Args:
-            layers: those to capture; None takes those of the run.
-
-        Yields:
-            What shows an image to the model, and goes back from the target where gradients are
-            wanted. Its sink takes the site and the tensor of each capture, and the gradient at the
-            tensor where class activation maps are drawn.
-        """
+        """Put the model into eval mode and its hooks in place, on these layers or those of the run,
+        for any number of images. The sink takes the site and the tensor of each capture, and the
+        gradient at the tensor where class activation maps are drawn."""
         layers = self.layers if layers is None else layers
         with (
             in_eval_mode(self.model.module, self.plan.options.gradients),
@@ -250,11 +243,8 @@ def check_options(options: RunOptions) -> None:
 
 
 def check_drawing(draw: DrawOptions, board: Path | None = None) -> None:
-    """Refuse bad drawing options, those of `grid` and `kernels` as well.
-
-    Args:
-        board: the folder for TensorBoard's events, if there are to be any.
-    """
+    """Refuse bad drawing options, those of `grid` and `kernels` as well; and a folder for events
+    where TensorBoard is not installed."""
     draw.check()
     for text in draw.tensor_layout:
         parse_override(text)

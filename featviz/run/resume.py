@@ -85,10 +85,8 @@ class RunDocument:
         """How many images have failed by now, those of other shards included."""
 
     def write(self, run: RunDirectory) -> list[str]:
-        """Write run.json, the images in their order, and return those that are missing.
-
-        An earlier run or another shard may have left the manifests of other images, or their
-        failures in run.json."""
+        """Write run.json, the images in their order, and return those that are missing. An earlier
+        run or another shard may have left manifests of other images, or failures in run.json."""
         others = set(self.names) - self.errors.keys()
         errors: dict[str, str | None] = {}
         with suppress(StoreError, ValueError):
@@ -107,8 +105,7 @@ class RunDocument:
 
 
 def run_record(prepared: Prepared) -> dict[str, Any]:
-    """All that decides what is drawn, and nothing else: no time, no place, no number of
-    threads."""
+    """All that decides what is drawn, and nothing else: no time, place or number of threads."""
     model = prepared.model
     return {
         **versions(),
@@ -138,13 +135,8 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
 def open_run(
     folder: Path, prepared: Prepared, document: RunDocument, samples: Sequence[Sample]
 ) -> RunDirectory:
-    """The run directory: a new one, the one that is there with `resume`, or the one that other
-    shards write.
-
-    Args:
-        folder: from `held`.
-        samples: the images of this shard, or of the whole run.
-    """
+    """The run directory in a folder that is `held`: a new one, the one that is there with `resume`,
+    or the one that other shards write; `samples` are the images of this shard."""
     options = prepared.options
     with together(options):
         out = options.out

@@ -54,12 +54,11 @@ def run(
     """Draw the feature maps of images into a run directory.
 
     Args:
-        progress: called with all there is to know of each image, in their order. The result has
-            only their names and errors, so that it does not grow with every picture.
+        progress: called with all there is to know of each image. The result has only names and
+            errors, so that it does not grow with every picture.
 
     Raises:
-        FeatvizError: nothing could be begun, or the run directory could not be written. What goes
-            wrong with one image is in its result instead.
+        FeatvizError: nothing could be begun, or the run directory could not be written.
     """
     found = find_images(arguments, options)
     below = options.out if isinstance(options.out, Path) else None
@@ -132,12 +131,9 @@ def draw_into(folder: Path, prepared: Prepared, board: Board | None) -> list[Ima
 
 @contextmanager
 def stop_requests() -> Iterator[Event]:
-    """An event that the first SIGINT, SIGTERM or SIGHUP sets, while the block runs.
-
-    The same signal once more raises KeyboardInterrupt (torchrun and schedulers follow one signal
-    with another). Only the main thread can take signals; in any other the event is never set. What
-    whoever started this process has ignored (`nohup`, or a shell's `&`) stays so.
-    """
+    """An event that the first SIGINT, SIGTERM or SIGHUP sets, in the main thread; the same signal
+    once more raises KeyboardInterrupt (torchrun and schedulers send several). What whoever started
+    this process has ignored (`nohup`, or a shell's `&`) stays so."""
     event = Event()
     seen: set[int] = set()
 

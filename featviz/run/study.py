@@ -51,11 +51,8 @@ def begun(
     files: Collection[tuple[str, Path, FileKind]] = (),
 ) -> Iterator[tuple[Path, LoadedModel, list[Sample]]]:
     """A folder to write into, which takes the place of `--out` if the block succeeds; the model and
-    the images. Whatever would be written over is looked at before the model is loaded.
-
-    Args:
-        files: option, place and kind of what is written outside of the folder.
-    """
+    the images. Whatever would be written over, `files` outside of the folder (option, place, kind)
+    among it, is looked at before the model is loaded."""
     samples = find_images(arguments, options)
     inputs = files_read(model, samples)
     check_apart(options.out, "--out", inputs)
@@ -80,13 +77,9 @@ class Study:
     errors: dict[int, FeatvizError] = field(default_factory=dict)
 
     def show(self, collector: Any) -> None:
-        """Show all images to the model. That not one goes through is an error.
-
-        Args:
-            collector: what hooks fill: `begin(batch)` says whose tensors come next, and forgets
-                what was not committed; `commit()` that the model is through with them; `fault` is
-                a bug of ours, to tell it from one of the model.
-        """
+        """Show all images to the model, whose hooks fill a collector: `begin(batch)` says whose
+        tensors come next, and forgets what was not committed; `commit()` that the model is through
+        with them; `fault` is a bug of ours, to tell it from one of the model."""
 
         def show(images: Sequence[Visit[ModelInput, None]]) -> None:
             batch = Batch.of(images)
@@ -147,11 +140,8 @@ def batches(
     failed: Callable[[int, FeatvizError], None],
     numbers: Iterable[int] | None = None,
 ) -> Iterator[Batch]:
-    """All images, or those of these numbers, as the model takes them, `size` of them together.
-
-    Args:
-        failed: called with the number and the error of each that cannot be read.
-    """
+    """All images, or those of these numbers, as the model takes them, `size` of them together;
+    `failed` is called with the number and the error of each that cannot be read."""
 
     def read(sample: Sample) -> ModelInput:
         return read_input(sample, model.preprocess, inputs)

@@ -53,13 +53,9 @@ def visit(
 
     Args:
         read: decodes and prepares a sample, in a thread that is ahead of the model.
-        show: runs the model on an image, or on neighbours whose inputs have the same shapes.
-        batch_size: how many images go through the model together at most.
+        show: runs the model on an image, or on neighbours whose inputs have the same shapes. Its
+            ForwardError or UsageError is the image's own: of several, each is shown again alone.
         stop: ends the loop before the next image.
-
-    Raises:
-        FeatvizError: what `show` raises, but for a ForwardError or a UsageError, which is the
-            image's own: where several were shown together, each is shown again alone.
     """
     for batch in neighbours(samples, read, batch_size, stop=stop):
         waiting = [batch]
