@@ -105,11 +105,15 @@ class Command(click.Command):
             )
 
 
-def _show_all(ctx: click.Context, param: click.Parameter, given: bool) -> None:
-    if given and not ctx.resilient_parsing:
+def _general(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+    """--quiet, --verbose and --help-all."""
+    if given and param.name == "help_all" and not ctx.resilient_parsing:
         ctx.meta[_WHOLE] = True
         click.echo(ctx.get_help(), color=ctx.color)
         ctx.exit()
+    if given:
+        level = logging.ERROR if param.name == "quiet" else logging.DEBUG
+        logging.getLogger("featviz").setLevel(level)
 
 
 def _file(text: str) -> Path:
@@ -226,7 +230,7 @@ def command(
     options = every_option(*records)
     options |= {name: replace(options[name], default=value) for name, value in defaults.items()}
     options |= {name: replace(options[name], first=True) for name in first}
-    general: dict[str, Any] = {"group": GENERAL, "expose_value": False, "callback": _set_level}
+    general: dict[str, Any] = {"group": GENERAL, "expose_value": False, "callback": _general}
     params = [
         *arguments,
         *(click_option(one) for name, one in options.items() if name not in but),
@@ -243,8 +247,8 @@ def command(
         ClickOption("Print more details, and tracebacks, on stderr.", "-v", "--verbose", **general),
     ]
     if len(params) > _MOST:
-        general |= {"is_eager": True, "callback": _show_all}
-        params.append(ClickOption("Show all options in groups and exit.", "--help-all", **general))
+        words = "Show all options in groups and exit."
+        params.append(ClickOption(words, "--help-all", is_eager=True, **general))
 
     def decorate(function: Callable[[Given], int]) -> Command:
         words = (help or str(function.__doc__)).replace("{MODEL}", MODEL_HELP)
@@ -311,12 +315,6 @@ def click_option(option: Option) -> ClickOption:
         flags[-1] += f"/--no-{option.name}"
         settings["default"] = option.default
     return ClickOption(in_full(option.words), *flags, option.name, **settings)
-
-
-def _set_level(ctx: click.Context, param: click.Parameter, given: bool) -> None:
-    if given:
-        level = logging.ERROR if param.name == "quiet" else logging.DEBUG
-        logging.getLogger("featviz").setLevel(level)
 
 
 def _paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -21,6 +21,7 @@ from featviz.drawing import class_maps, colormap, normalize
 from featviz.drawing.drawer import draw_maps
 from featviz.drawing.page import Panel, write_figure
 from featviz.drawing.picture import lay_over, to_image
+from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError, UsageError
 from featviz.gradients import passes
 from featviz.gradients.targets import PAIRED
@@ -28,6 +29,7 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
 from featviz.inspection.look import check_files
 from featviz.layout import Maps
+from featviz.layout.hints import HintBook
 from featviz.layout.layouts import LAYOUTS
 from featviz.models.load import LoadedModel
 from featviz.options import DrawOptions, ModelOptions, PassOptions, RunOptions
@@ -220,7 +222,8 @@ def last_map(prepared: Prepared) -> Layer:
     target depends on no other token, so its last layer is one before that attention. Poolings and
     the like add nothing to the layer before them; a layer inside an attention, or one that runs
     several times, is taken only where there is no other."""
-    model, book = prepared.model, prepared.hint_book(prepared.blank)
+    model, draw = prepared.model, prepared.options.draw
+    book = HintBook(model.module, prepared.blank[0].shape, draw.tensor_layout)
     order: list[Layer] = []  # of the outputs that are maps with several places
     reached: set[Layer] = set()  # those whose gradient is not zero at every place
 
@@ -268,7 +271,8 @@ def _explain(
     # of the one channel that a class activation map has
     draw = structs.replace(prepared.options.draw, cmap=cmap, reduce="max")
     maps: list[LayerCam] = []
-    hints, background, shown = prepared.hints(image), image.background(), image.shown()
+    hints, background = prepared.hints(image.args), image.background()
+    shown = to_pixels(image.preprocess.shown(image.args)[0])
 
     def take(site: Site, tensor: Tensor, gradient: Tensor) -> None:
         """The sink of the hooks; LayoutError where there are no places, or no gradient."""

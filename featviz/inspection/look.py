@@ -174,7 +174,7 @@ def _see(
         left_out = [layer for place, layer in enumerate(chosen) if place not in kept]
         chosen = [layer for place, layer in enumerate(chosen) if place in kept]
     image = read_input(prepared.samples[0], prepared.model.preprocess, prepared.options.inputs)
-    hints, drawer = prepared.hints(image), Drawer(prepared.options.draw)
+    hints, drawer = prepared.hints(image.args), Drawer(prepared.options.draw)
     wanted = {layer.name for layer in chosen}
     rows: dict[str, ShownLayer] = {}
     shapes: list[str] = []

@@ -27,6 +27,7 @@ from featviz.drawing.picture import (
     write_png,
 )
 from featviz.drawing.tensorboard import Board, as_make_grid, histogram
+from featviz.drawing.values import to_pixels
 from featviz.errors import LayoutError, UploadError
 from featviz.records import Floats, Hints, ImageResult, Sample, Site, finite
 from featviz.run.encoders import Background, shared_cores
@@ -139,7 +140,7 @@ class ImageWriter:
         """Make the folder."""
         self.run, self.sample, self.image = run, sample, image
         self.options = run.prepared.options.draw
-        self.hints = run.prepared.hints(image)
+        self.hints = run.prepared.hints(image.args)
         self.tasks: list[Future[Any]] = []
         """What encoders do for this image before they write its manifest."""
         self.posts: list[Iterator[dict[str, Any]]] = []
@@ -147,7 +148,8 @@ class ImageWriter:
         """The same for the pictures, which are rows of it."""
         self._stats: dict[str, Floats] = {}
         self._sites: set[Site] = set()
-        self._shown = image.shown()  # before the model may change it in place
+        # before the model may change it in place: frames and several images side by side
+        self._shown = to_pixels(image.preprocess.shown(image.args)[0])
         background = [] if self.options.overlay is None else image.background()
         self._drawn_over = background, image.window, [arg.shape for arg in image.args]
         self.folder = run.store.new_image(sample.name)

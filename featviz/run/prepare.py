@@ -59,10 +59,6 @@ class ModelInput:
     window: Window | None
     """Where the image lies in an input that was padded; None where nothing is padded."""
 
-    def shown(self) -> Bytes:
-        """What the model saw, uint8 [H, W, C]: frames and several images side by side."""
-        return values.to_pixels(self.preprocess.shown(self.args)[0])
-
     def background(self) -> list[Bytes]:
         """What maps may lie over, uint8 [H, W, 3] each: the first picture that the model saw, or
         the frames of a clip."""
@@ -89,15 +85,11 @@ class Prepared:
     books: dict[tuple[int, ...], HintBook] = field(default_factory=dict)
     """Hints on layouts, by shape of the input; a series has the same for all of its steps."""
 
-    def hint_book(self, args: Sequence[Tensor]) -> HintBook:
-        """Hints on the layout of each layer's tensors for these inputs."""
-        return HintBook(self.model.module, args[0].shape, self.options.draw.tensor_layout)
-
-    def hints(self, image: ModelInput) -> HintBook:
-        """The hints for images of this shape."""
-        shape = tuple(image.args[0].shape)
+    def hints(self, args: Sequence[Tensor]) -> HintBook:
+        """Hints on the layout of each layer's tensors, for inputs of this shape."""
+        shape = tuple(args[0].shape)
         if shape not in self.books:
-            book = self.hint_book(image.args)
+            book = HintBook(self.model.module, shape, self.options.draw.tensor_layout)
             if self.books:
                 book.settle_as(next(iter(self.books.values())))
             self.books[shape] = book
@@ -137,7 +129,9 @@ def prepare(
     layers = choose_layers(loaded, options.layers, blank, options.draw.tensor_layout)
     plan = passes.plan(loaded, options.passes)
     prepared = Prepared(options, loaded, tuple(samples), blank, shown, layers, plan)
-    passes.try_out(loaded, plan, blank, prepared.hint_book(blank))
+    passes.try_out(
+        loaded, plan, blank, HintBook(loaded.module, blank[0].shape, options.draw.tensor_layout)
+    )
     return prepared
 
 

@@ -106,29 +106,24 @@ class RunDocument:
 
 def run_record(prepared: Prepared) -> dict[str, Any]:
     """All that decides what is drawn, and nothing else: no time, place or number of threads."""
-    model = prepared.model
+    model, options = prepared.model, prepared.options
+    inputs = structs.asdict(options.inputs)
+    for name in ("transform", "forward_args", "input"):  # which the preprocessing names
+        del inputs[name]
     return {
         **versions(),
         "device": model.device.type,
         "model": model.source,
         "preprocessing": model.preprocess.words_for(),
         "layers": [layer.name for layer in prepared.layers],
-        "options": recorded_options(prepared.options),
-    }
-
-
-def recorded_options(options: RunOptions) -> dict[str, Any]:
-    """The options that decide what is drawn, as run.json has them."""
-    inputs = structs.asdict(options.inputs)
-    for name in ("transform", "forward_args", "input"):  # which the preprocessing names
-        del inputs[name]
-    return {
-        "layers": options.layers,
-        **structs.asdict(options.draw),
-        "padding": options.draw.gap,
-        "pad_value": options.draw.gap_grey,
-        **inputs,
-        **structs.asdict(options.passes),
+        "options": {
+            "layers": options.layers,
+            **structs.asdict(options.draw),
+            "padding": options.draw.gap,
+            "pad_value": options.draw.gap_grey,
+            **inputs,
+            **structs.asdict(options.passes),
+        },
     }
 
 
