@@ -110,17 +110,6 @@ def test_folders_of_others_that_look_hidden(
     refused(done, 1, "featviz did not write: ")
 
 
-def test_a_link_that_is_called_as_a_hidden_folder(draw: Run, whole: Path, tmp_path: Path) -> None:
-    """It goes, and what it leads to is not touched."""
-    away = tmp_path / "away"
-    (away / "empty").mkdir(parents=True)
-    (away / "input.png").write_text("mine")
-    before = snapshot(tmp_path / "away")
-    (whole / f".01.png.{HEX}.part").symlink_to(away)
-    assert draw(whole, "--resume").code == 0
-    assert snapshot(away) == before and hidden(whole) == []
-
-
 def test_a_file_in_the_place_of_a_folder_of_images(draw: Run, whole: Path) -> None:
     """The images whose folders would be in it fail, and the file stays."""
     shutil.rmtree(whole / "a")
@@ -221,7 +210,7 @@ def test_an_image_that_ends_before_its_first_layer(
             raise KeyboardInterrupt
         return real(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("featviz.drawing.values.to_pixels", pixels)
+    monkeypatch.setattr("featviz.run.draw.to_pixels", pixels)
     with pytest.raises(KeyboardInterrupt):
         fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16)
     assert hidden(tmp_path / "out") == [] and len(complete(tmp_path / "out")) == 3
@@ -242,15 +231,3 @@ def test_two_parts_of_an_output_with_one_name(photos: Path, tmp_path: Path) -> N
 
 
 # Kernels
-
-
-def test_kernels_without_a_manifest_are_not_replaced(
-    featviz: Run, tiny_file: Path, tmp_path: Path
-) -> None:
-    """Nothing says any more that their files are featviz's."""
-    out = tmp_path / "kernels"
-    assert featviz("kernels", tiny_file, "--out", out).code == 0
-    (out / "manifest.json").unlink()
-    before = snapshot(out)
-    refused(featviz("kernels", tiny_file, "--out", out, "--overwrite"), 1, "did not write: ")
-    assert snapshot(out) == before

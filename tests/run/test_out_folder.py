@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import Outcome
 from foreign_records import RUN_RECORD
-from runs import SMALL, complete, refused, run_json, snapshot
+from runs import SMALL, complete, refused, snapshot
 
 Run = Callable[..., Outcome]
 
@@ -102,24 +102,6 @@ def test_out_below_the_images_works_again_and_again(
     assert json.loads(Path("featviz-audit/audit.json").read_text())["images"]["total"] == 2
     shutil.rmtree("featviz-audit")
     assert snapshot(photos) == before
-
-
-def test_a_first_attempt_that_failed_does_not_block_the_second(
-    draw: Run, featviz: Run, photos: Path, tmp_path: Path
-) -> None:
-    """Where no image is complete the same command works once its cause is mended."""
-    out = tmp_path / "out"
-    good = (photos / "00.png").read_bytes()
-    (photos / "01.png").unlink()
-    (photos / "00.png").write_bytes(b"no picture")
-    assert draw(out).code == 3 or run_json(out)["failures"]
-    (photos / "00.png").write_bytes(good)
-    (out / "00.png" / "001_0").mkdir(parents=True)
-    (out / "00.png" / "001_0" / ".output.png.0123456789abcdef.part").write_text("left")
-    assert draw(out).code == 0 and complete(out) == ["00.png"]
-    (out / "00.png" / "manifest.json").unlink()
-    (out / "notes.txt").write_text("mine")
-    refused(draw(out), 1, "files that featviz did not write: 00.png/, notes.txt")
 
 
 @pytest.mark.parametrize(("command", "out"), [("run", "ran"), ("kernels", "ker")])

@@ -160,14 +160,6 @@ def test_failures_are_tried_again_and_keep_the_exit_code(
     assert run_json(tmp_path / "out")["failures"] == []
 
 
-def test_overwrite_does_not_go_with_resume(featviz: Run, tiny_file: Path, photos: Path) -> None:
-    """A usage error that names them; nothing is made."""
-    out = photos.parent / "out"
-    done = featviz("run", tiny_file, photos, "--resume", "--overwrite", "--out", out)
-    assert done.code == 2 and "resume and overwrite exclude each other" in done.err
-    assert not out.exists()
-
-
 def test_an_interrupted_resume_does_not_forget_what_was_complete(
     draw: Run, whole: Path, tmp_path: Path, at_image: Callable[..., None]
 ) -> None:
