@@ -177,8 +177,8 @@ main()
     ("what", "last", "option", "code"),
     [
         ("", "called", "--version", 0),
-        ("traced", "taken down", "--version", 0),
-        ("thread", "taken down", "--nonsense", 2),
+        pytest.param("traced", "taken down", "--version", 0, marks=pytest.mark.slow),
+        pytest.param("thread", "taken down", "--nonsense", 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_command_is_over_when_its_work_is(what: str, last: str, option: str, code: int) -> None:

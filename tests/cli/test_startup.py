@@ -46,8 +46,6 @@ BAD = {
     "run net.pth cat.png --max-maps 0": "max_maps=0: expected an integer ≥ 1",
     "run net.pth cat.png --normalize zzz": "--normalize 'zzz' is no normalization mode",
     "audit net.pth cat.png --fail-on dead>0 --fail-on ded>5%": "there is no finding 'ded'",
-    "run net.pth cat.png --device gpu": "--device 'gpu' is no device",
-    "exemplars net.pth cat.png --top 0": "top=0: expected an integer from 1 to 1000",
 }
 
 

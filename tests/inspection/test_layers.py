@@ -165,6 +165,7 @@ def test_operators_without_a_formula_are_named(featviz: Run, nets: Any) -> None:
     assert found["totals"]["macs"] == 0
 
 
+@pytest.mark.slow
 def test_the_footer_has_every_total_with_units(featviz: Run) -> None:
     """resnet18 as torchvision publishes it; every operator of it is torch's own."""
     out = featviz("layers", "resnet18", "--weights", "none").out
@@ -189,6 +190,7 @@ def test_the_model_is_as_before() -> None:
     assert_same(before, state_of(model))
 
 
+@pytest.mark.slow
 def test_a_guess_of_the_size_is_warned_of(featviz: Run) -> None:
     """Where no option, model or weights say it; a tenth of the figures would be as credible."""
     done = featviz("layers", DIGITS_MODEL)

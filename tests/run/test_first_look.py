@@ -58,6 +58,7 @@ def test_models_of_torchvision(name: str, names: str) -> None:
     assert [layer.removeprefix("features.") for layer in found] == names.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "names"), cases(TIMM))
 def test_models_of_timm(name: str, names: str) -> None:
     """Stages whole, and no Identity, Dropout or norm behind them."""
@@ -86,6 +87,7 @@ SWIN = {
 SEGFORMER = {"hidden_sizes": [8, 16, 24, 32], "decoder_hidden_size": 16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "kind", "told", "size", "prefix", "names"),
     [

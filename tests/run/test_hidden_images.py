@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import featviz as fv
 from featviz.drawing import values
+from featviz.run import draw as drawing
 from featviz.rundir.read import read_run
 from featviz.rundir.write import ImageFolder
 
@@ -66,7 +67,11 @@ def note_missing(out: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "state"),
-    [("01.png", "no manifest"), ("a/b/01.png", "empty"), ("a/b/01.png", "complete beside")],
+    [
+        ("01.png", "no manifest"),
+        pytest.param("a/b/01.png", "empty", marks=pytest.mark.slow),
+        pytest.param("a/b/01.png", "complete beside", marks=pytest.mark.slow),
+    ],
 )
 def test_what_a_killed_run_left_is_cleared(
     name: str,
@@ -134,6 +139,7 @@ def test_a_shard_leaves_what_another_may_be_writing(draw: Run, whole: Path) -> N
 # Readers
 
 
+@pytest.mark.slow
 def test_no_reader_sees_a_hidden_folder(
     featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
 ) -> None:
@@ -176,6 +182,7 @@ def test_a_reader_beside_a_run_that_is_going_on(
 # Images that fail
 
 
+@pytest.mark.slow
 def test_a_failed_image_leaves_nothing(tmp_path: Path) -> None:
     """Neither a hidden folder nor folders above it, in a folder of its own as beside others, where
     two layers of pictures that are mostly bright are drawn before the model raises."""
@@ -210,7 +217,7 @@ def test_an_image_that_ends_before_its_first_layer(
             raise KeyboardInterrupt
         return real(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("featviz.run.draw.to_pixels", pixels)
+    monkeypatch.setattr(drawing, "to_pixels", pixels)
     with pytest.raises(KeyboardInterrupt):
         fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16)
     assert hidden(tmp_path / "out") == [] and len(complete(tmp_path / "out")) == 3

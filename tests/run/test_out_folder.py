@@ -74,7 +74,10 @@ def test_a_file_that_is_written_is_no_input(
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize(("where", "command"), [("itself", "diff"), ("above", "merge")])
+@pytest.mark.parametrize(
+    ("where", "command"),
+    [("above", "merge"), pytest.param("itself", "diff", marks=pytest.mark.slow)],
+)
 def test_out_may_not_be_or_hold_a_run_that_is_read(
     where: str, command: str, featviz: Run, ran: Path, tmp_path: Path
 ) -> None:
@@ -87,6 +90,7 @@ def test_out_may_not_be_or_hold_a_run_that_is_read(
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_out_below_the_images_works_again_and_again(
     featviz: Run, tiny_file: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +108,9 @@ def test_out_below_the_images_works_again_and_again(
     assert snapshot(photos) == before
 
 
-@pytest.mark.parametrize(("command", "out"), [("run", "ran"), ("kernels", "ker")])
+@pytest.mark.parametrize(
+    ("command", "out"), [pytest.param("run", "ran", marks=pytest.mark.slow), ("kernels", "ker")]
+)
 def test_what_is_wrong_with_the_model_is_said_before_the_place_is_refused(
     command: str, out: str, featviz: Run, photos: Path, tmp_path: Path
 ) -> None:
@@ -131,6 +137,7 @@ def test_what_is_wrong_with_the_model_is_said_before_the_place_is_refused(
     assert snapshot(tmp_path / out) == before
 
 
+@pytest.mark.slow
 def test_a_run_is_in_the_way(featviz: Run, tiny_file: Path, photos: Path, ran: Path) -> None:
     """The refusal names the way out."""
     base, before = ["run", tiny_file, photos, "--out", ran], snapshot(ran)

@@ -160,6 +160,7 @@ def test_the_last_of_several_processes_says_that_images_failed(
 # Shards of one folder, and of several
 
 
+@pytest.mark.slow
 def test_shards_merged_are_one_run(featviz: Run, tiny_file: Path, tmp_path: Path) -> None:
     """`featviz merge` of the folders of all shards gives the tree of a single run, with a failed
     image; and so do shards that write into one folder, one after the other. An empty shard is no
