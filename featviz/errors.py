@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+NOTHING_DRAWN = "--layers takes others; `featviz layers MODEL` lists them, with shapes and calls"
+"""The hint where no layer gave a picture."""
+
 CHECK_FAILED = 4
 """Exit code where a check that was asked for did not hold: no error, the command did its work."""
 

@@ -32,29 +32,19 @@ from featviz.text import quoted
 T = TypeVar("T", bound=Struct)
 
 GROUPS = (
-    *("Options", "Which layers", "What is read", "The model", "How maps are drawn", "Other views"),
-    *("Gradients", "Changes inside the model", "Findings and gates", "What is written", "Limits"),
-    *("Several machines", "General"),
+    *("Options", "Which layers", "What is read", "The model", "How maps are drawn"),
+    *("Gradients and changes", "Findings and gates", "What is written", "Limits", "General"),
 )
-"""Headings of groups of options, in the order in which help shows them. The first is for the few
-that a short command alone has."""
-
-OPTIONS, LAYERS, READ, MODEL, DRAWING, VIEWS, GRADIENTS, INTERVENTIONS, FINDINGS = GROUPS[:9]
-OUTPUT, LIMITS, MACHINES, GENERAL = GROUPS[9:]
+"""Headings in the order of help. The first is for the few that a short command alone has."""
+OPTIONS, LAYERS, READ, MODEL, DRAWING, GRADIENTS, FINDINGS, OUTPUT, LIMITS, GENERAL = GROUPS
 
 LONGEST_SIDE = 2**16
 """Pixels; no image is larger, and its tensor would not fit into memory."""
-
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "lanczos")
-"""How pixels are computed when an image is resized: values of torchvision's InterpolationMode that
-both pictures of Pillow and tensors take."""
-
+"""How images are resized: what torchvision takes for pictures of Pillow and for tensors alike."""
 PAD_GREY = 0.4
 """Between tiles unless the user says otherwise: neither the black in which maps begin, nor the grey
 (0.5) of a constant map."""
-
-MOST_TOP = 1000
-
 HPARAMS = "@hparams"
 """An argument of a model: all those that a Lightning checkpoint holds."""
 
@@ -93,7 +83,6 @@ def _size(given: Any) -> int | tuple[int, int]:
 
 
 def _numbers(given: Any) -> tuple[float, ...]:
-    """`0.5`, a sequence, `".5,.5,.5"`."""
     return tuple(_as(float, part) for part in _parts(given))
 
 
@@ -108,8 +97,10 @@ def _auto(given: Any) -> int | None:
     return None if str(given).lower() == "auto" else _as(Count, given)
 
 
-def _path(given: Any, is_dir: bool | None = None) -> Path:
-    """A path, of a folder or a file if anything is there."""
+def _path(given: Any, is_dir: bool | None = None, of_run: bool = False) -> Any:
+    """A path, of a folder or a file if anything is there; of a run also a URL."""
+    if of_run and (isinstance(given, Url) or (isinstance(given, str) and is_url(given))):
+        return Url.of_run(given) if isinstance(given, str) else given
     if not isinstance(given, (str, PathLike)) or "\0" in str(given):
         raise ValueError(given)
     refuse_url(fspath(given))
@@ -123,21 +114,11 @@ def _path(given: Any, is_dir: bool | None = None) -> Path:
     return path
 
 
-def _place(given: Any) -> Any:
-    if isinstance(given, Url):
-        return given
-    return Url.of_run(given) if isinstance(given, str) and is_url(given) else _path(given)
-
-
 def _shard(given: Any) -> Shard:
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(given))
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ValueError(given)
     return Shard(int(match[1]) - 1, int(match[2]))
-
-
-def _tensors(given: Any) -> str | None:
-    return ("npy" if given else None) if isinstance(given, bool) else _known_word(given, ["npy"])
 
 
 _INDEXED = re.compile(r"(?<![^,!\s])([A-Z]\w*|fn:\w+)\[(-?\d{1,9}|[-\d]*:[-:\d]*)\](?=\s*(?:,|$))")
@@ -146,10 +127,6 @@ _INDEXED = re.compile(r"(?<![^,!\s])([A-Z]\w*|fn:\w+)\[(-?\d{1,9}|[-\d]*:[-:\d]*
 
 def _selectors(given: Any) -> str:
     return _INDEXED.sub(r"\1#\2", given if isinstance(given, str) else ",".join(given))
-
-
-def _format(given: Any) -> str:
-    return _known_word("jpg" if str(given).lower() == "jpeg" else given, FORMATS)
 
 
 def _target(given: Any) -> str:
@@ -182,10 +159,12 @@ def _arguments(given: Any) -> Mapping[str, Any]:
 
 def _known_word(given: Any, choices: Collection[str]) -> str:
     """The choice that is meant, without regard to case."""
-    found = [choice for choice in choices if choice.lower() == str(given).strip().lower()]
-    if len(found) != 1 or not isinstance(given, str):
-        raise ValueError(given)
-    return found[0]
+    word = "jpg" if given == "jpeg" else given.strip().lower()
+    return next(choice for choice in choices if choice.lower() == word)
+
+
+def _tensors(given: Any) -> str | None:
+    return ("npy" if given else None) if isinstance(given, bool) else _known_word(given, ["npy"])
 
 
 LISTS = (_size, _numbers, _captures, _selectors)
@@ -194,35 +173,29 @@ LISTS = (_size, _numbers, _captures, _selectors)
 # What a field takes
 
 
-def _takes(metavar: str, expects: str, read: Callable[[Any], Any]) -> Meta:
-    """The annotation of a type: what its values are called in help and in errors, and what makes
-    them of what was given."""
-    return Meta(extra={"metavar": metavar, "expects": expects, "read": read})
-
-
-def _option(
+def option(
     words: str, metavar: str = "", first: bool = False, *, group: str = OPTIONS, **extra: Any
 ) -> Meta:
-    """The annotation of a field, beside its type and bounds.
-
-    Args:
-        words: for help; what stands behind a form feed is for `--help-all` alone.
-        first: whether `--help` of a long command shows it.
-        extra: fields of Option: `flags` on the command line, where they are not the name;
-            `usual`, the default in words; `choices`; `expects`.
-    """
+    """The annotation of a field, beside its type and bounds: its help (behind a form feed for
+    `--help-all` alone), whether `--help` of a long command shows it, and fields of Option."""
     extra |= {"metavar": metavar} if metavar else {}
     return Meta(description=words, extra={"group": group, "first": first, **extra})
+
+
+def _takes(metavar: str, expects: str, read: Callable[[Any], Any]) -> Meta:
+    """The annotation of a type: what help and errors call its values, and what reads them."""
+    return Meta(extra={"metavar": metavar, "expects": expects, "read": read})
 
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _PIXELS = f"pixels from 1 to {LONGEST_SIDE}, such as 224 or 224x320"
+_RUN = partial(_path, of_run=True)
 Size = Annotated[int | tuple[int, int], _takes("PIXELS", _PIXELS, _size)]
 Numbers = Annotated[tuple[float, ...], _takes("N,N,N", "numbers, such as 0.5,0.5,0.5", _numbers)]
 Auto = Annotated[int | None, _takes("N", "an integer ≥ 1, or auto", _auto)]
-Place = Annotated[Any, _takes("PATH", "a path, or a URL of a store", _place)]
+Place = Annotated[Any, _takes("PATH", "a path, or a URL of a store", _RUN)]
 AnyPath = Annotated[Path, _takes("PATH", "a path", _path)]
 File = Annotated[Path, _takes("FILE", "a file, not a folder", partial(_path, is_dir=False))]
 Folder = Annotated[Path, _takes("FOLDER", "a folder, not a file", partial(_path, is_dir=True))]
@@ -230,48 +203,37 @@ Selectors = Annotated[str, _takes("SELECTORS", "selectors, such as Conv2d,layer1
 Target = Annotated[str, _takes("TARGET", "a target, such as class:281 or mean", _target)]
 Texts = tuple[str, ...]
 
-_model, _input = partial(_option, group=MODEL), partial(_option, group=READ)
-_draw, _view = partial(_option, group=DRAWING), partial(_option, group=VIEWS)
-_grad, _change = partial(_option, group=GRADIENTS), partial(_option, group=INTERVENTIONS)
-_find, _write = partial(_option, group=FINDINGS), partial(_option, group=OUTPUT)
-_limit = partial(_option, group=LIMITS)
-_layers = partial(
-    _option,
+of_model, of_input = partial(option, group=MODEL), partial(option, group=READ)
+of_maps, of_grads = partial(option, group=DRAWING), partial(option, group=GRADIENTS)
+of_files, of_limits = partial(option, group=OUTPUT), partial(option, group=LIMITS)
+the_layers = partial(
+    option,
     "Take layers by class or name, such as Conv2d,ReLU or 'layer1.*'.\f Selectors are class names, "
     "globs, re:REGEX, CLASS@GLOB, fn:FUNCTION, SELECTOR#INDEX, !NOT; commas separate them.",
     first=True,
     group=LAYERS,
 )
-_out = partial(_option, group=OUTPUT, first=True, flags=("-o", "--out"))
-_replace = partial(_write, first=True)
-
-
-def _named(records: Mapping[str, Any], words: str, mark: str = ": ") -> str:
-    """A table in a help text: `mean: their mean; max: their maximum`."""
-    return "; ".join(f"{name}{mark}{getattr(one, words)}" for name, one in records.items())
-
-
-_nul = _input(
+the_out = partial(option, group=OUTPUT, first=True, flags=("-o", "--out"))
+may_replace = partial(of_files, first=True)
+the_nul = of_input(
     "Read paths that end with NUL, as `find -print0` writes them, where IMAGE is -.",
     flags=("-0", "--null"),
 )
-_junit = _write("Write the verdicts as JUnit XML into this file.")
-_layout = _draw(
+the_layout = of_maps(
     "Read tensors in this layout instead of the guessed one: {LAYOUTS}. tokens:14x20+1 names the "
     "grid of the tokens, behind one other token; tokens:14x20+1,10 has ten behind it, too. "
     "Repeatable.",
     "[SELECTORS=]LAYOUT",
 )
-_batch = _limit("Pass up to N images of one shape through the model together.")
-_board = _write(
+the_board = of_files(
     "Also write grids and histograms for TensorBoard into a folder of this one, named like --out.",
     "LOGDIR",
 )
-_targets = (
+TARGETS = (
     "top1, class:N, class:NAME, sum, mean, norm, output[KEY]:sum|mean|norm, layer:NAME or "
     "layer:NAME:CHANNEL."
 )
-_overlay = "Blend each map with the input: 0 shows the input alone, 1 the map alone."
+OVERLAY = "Blend each map with the input: 0 shows the input alone, 1 the map alone."
 
 
 # fmt: off
@@ -282,30 +244,30 @@ class ModelOptions(Struct, frozen=True):
     """The model, and how it is loaded."""
 
     spec: str
-    arch: Annotated[str | None, _model("Build this architecture, such as resnet50 or net.py:Net, "
+    arch: Annotated[str | None, of_model("Build this architecture, such as resnet50 or net.py:Net, "
         "for a file of weights.\f A LoRA adapter needs it, too.", "MODEL", True)] = None
-    weights: Annotated[str | None, _model(
+    weights: Annotated[str | None, of_model(
         "Load weights: default, none (random) or a file.\f {WEIGHTS}.", "WEIGHTS", True,
         read=_weights, expects="default, none, a weights entry or a file")] = None
-    seed: Annotated[Seed, _model("Seed the random numbers of random weights and of noise.")] = 0
-    model_args: Annotated[Mapping[str, Any], _model(
+    seed: Annotated[Seed, of_model("Seed the random numbers of random weights and of noise.")] = 0
+    model_args: Annotated[Mapping[str, Any], of_model(
         "Pass this to the factory of the model; repeatable.\f Builders take it, too. "
         "@hparams passes the hyper_parameters of a Lightning checkpoint.", "KEY=VALUE",
         flags=("--model-arg",), read=_arguments, many=True, expects="KEY=VALUE, or a mapping",
     )] = field(default_factory=dict)
     hparams: bool = False
     """Pass a Lightning checkpoint's hyper_parameters to the factory, too; `model_args` win."""
-    trust: Annotated[bool, _model("Trust MODEL: let a pickled model run any code.\f Classes "
+    trust: Annotated[bool, of_model("Trust MODEL: let a pickled model run any code.\f Classes "
         "may be in the current folder and the folder of the file.")] = False
-    key: Annotated[str | None, _model("Take the weights at this key of a checkpoint.", "KEY")] = (
+    key: Annotated[str | None, of_model("Take the weights at this key of a checkpoint.", "KEY")] = (
         None)
     strip_prefix: Annotated[
-        str | None, _model("Remove this prefix from the names of weights.", "PREFIX")] = None
-    ema: Annotated[bool | None, _model("Take the averaged (EMA) weights of a checkpoint, or the "
-        "plain ones.", usual="no-ema")] = None
-    partial: Annotated[bool, _model("Load the weights that fit, and leave the others out.")] = False
+        str | None, of_model("Remove this prefix from the names of weights.", "PREFIX")] = None
+    ema: Annotated[bool | None, of_model("Take a checkpoint's averaged (EMA) weights, or the plain "
+        "ones.", usual="no-ema")] = None
+    partial: Annotated[bool, of_model("Load the weights that fit; leave the others out.")] = False
     device: Annotated[
-        str, _model("Run the model on auto, cpu, cuda, cuda:N or mps.", "DEVICE")] = "auto"
+        str, of_model("Run the model on auto, cpu, cuda, cuda:N or mps.", "DEVICE")] = "auto"
 
     def __post_init__(self) -> None:
         """`@hparams` among the arguments is an argument of its own."""
@@ -318,33 +280,33 @@ class ModelOptions(Struct, frozen=True):
 class InputOptions(Struct, frozen=True):
     """The user's choices for the model's input; None leaves a choice to the model."""
 
-    preset: Annotated[str | None, _input(f"Prepare images as these models want them. "
-        f"{_named(PRESETS, 'words')}.", choices=tuple(PRESETS),
-        usual="as the model says, else imagenet")] = None
-    size: Annotated[Size | None, _input("Resize the shorter side of images to N pixels, or images "
-        "to HxW.\f A YOLO's longer side becomes N.", first=True)] = None
-    crop: Annotated[Size | None, _input("Then crop the centre to NxN or HxW pixels.")] = None
+    preset: Annotated[str | None, of_input("Prepare images as these models want them. "
+        + "; ".join(f"{name}: {one.words}" for name, one in PRESETS.items()) + ".",
+        choices=tuple(PRESETS), usual="as the model says, else imagenet")] = None
+    size: Annotated[Size | None, of_input("Resize the shorter side of images to N pixels, or "
+        "images to HxW.\f A YOLO's longer side becomes N.", first=True)] = None
+    crop: Annotated[Size | None, of_input("Then crop the centre to NxN or HxW pixels.")] = None
     interpolation: Annotated[
-        str | None, _input("Resize images in this way.", choices=INTERPOLATIONS)] = None
-    mean: Annotated[Numbers | None, _input("Subtract these means from the channels (0..1).")] = None
-    std: Annotated[Numbers | None, _input("Then divide by these standard deviations.")] = None
-    channels: Annotated[Annotated[int, Meta(ge=1, le=4096)] | None, _input(
+        str | None, of_input("Resize images in this way.", choices=INTERPOLATIONS)] = None
+    mean: Annotated[Numbers | None, of_input("Subtract these means from channels (0..1).")] = None
+    std: Annotated[Numbers | None, of_input("Then divide by these standard deviations.")] = None
+    channels: Annotated[Annotated[int, Meta(ge=1, le=4096)] | None, of_input(
         "Read images as greyscale (1) or RGB (3), or files of N channels (.npy, .npz, .pt, .tif, "
         "or pictures with alpha).", usual="as the first convolution says")] = None
-    background: Annotated[str, _input("Put this below transparent images.", "COLOUR")] = "white"
-    frames: Annotated[Count | None, _input("Take N frames of each clip, for video models; of a "
+    background: Annotated[str, of_input("Put this below transparent images.", "COLOUR")] = "white"
+    frames: Annotated[Count | None, of_input("Take N frames of each clip, for video models; of a "
         "video file also for others, as N images.", usual="16, else the first")] = None
-    input: Annotated[Texts, _input(
+    input: Annotated[Texts, of_input(
         "Give the model this tensor in place of an image: randn:1,128 (random numbers of --seed), "
         "zeros:1,128, or a file (.npy, .npz, .pt). NAME is a parameter of its forward; repeatable.",
         "NAME=VALUE")] = ()
     inputs: Annotated[
-        Count | None, _input("Pass N images to a forward.", usual="as its arguments say")] = None
-    forward_args: Annotated[Texts, _input(
+        Count | None, of_input("Pass N images to a forward.", usual="as its arguments say")] = None
+    forward_args: Annotated[Texts, of_input(
         "Pass this to the model's forward, too: a number, true, false, none, zeros:1,77, "
         "ones:1,77:int64, randn:1,9, a file (.npy, .npz, .pt), or image; NAME.KEY=VALUE fills a "
         "dict; repeatable.", "NAME=VALUE", flags=("--forward-arg",))] = ()
-    transform: Annotated[str | None, _input(
+    transform: Annotated[str | None, of_input(
         "Prepare images with this function (file.py:fn or pkg.mod:fn): from a PIL image or an "
         "array to a tensor [C, H, W], or to a dict of arguments of the model.", "FUNCTION")] = None
 
@@ -355,44 +317,46 @@ class InputOptions(Struct, frozen=True):
 class DrawOptions(Struct, frozen=True):
     """How maps become a picture; names and meanings are torchvision's where it has the option."""
 
-    normalize: Annotated[str, _draw(
+    normalize: Annotated[str, of_maps(
         "Scale values to brightness: map, layer, symmetric, range:LO,HI, percentile:LO,HI, none.\f "
         "Modes are {MODES}; auto: map, for gradients symmetric-percentile:99.", "MODE", True,
     )] = "auto"
-    cmap: Annotated[str, _draw("Colour maps with grey, viridis, coolwarm or another colormap of "
+    cmap: Annotated[str, of_maps("Colour maps with grey, viridis, coolwarm or another colormap of "
         "matplotlib.\f Auto means grey, for gradients coolwarm.", "CMAP", True)] = "auto"
-    nrow: Annotated[Auto, _draw("Put N maps in a row; auto makes a square.", usual="auto")] = None
+    nrow: Annotated[Auto, of_maps("Put N maps in a row; auto makes a square.", usual="auto")] = None
     padding: Annotated[
-        Annotated[int, Meta(ge=0)] | None, _draw("Leave N pixels around maps.", usual="2")] = None
-    pad_value: Annotated[Share | None, _draw("Fill the pixels around maps with this grey, from 0 "
+        Annotated[int, Meta(ge=0)] | None, of_maps("Leave N pixels around maps.", usual="2")] = None
+    pad_value: Annotated[Share | None, of_maps("Fill the pixels around maps with this grey, from 0 "
         "(black) to 1 (white).", "GREY", usual=f"{PAD_GREY}, with padding 0")] = None
     scale: Annotated[
-        Auto, _draw("Enlarge maps N times; auto those below 32 pixels.", usual="auto")] = None
+        Auto, of_maps("Enlarge maps N times; auto those below 32 pixels.", usual="auto")] = None
     min_tile: int = 32
     """Pixels that the longer side of a tile should have, for `scale=None`."""
-    max_maps: Annotated[Count | None, _draw("Draw at most N maps of each layer.", first=True)] = (
+    max_maps: Annotated[Count | None, of_maps("Draw at most N maps of each layer.", first=True)] = (
         None)
-    max_slices: Annotated[Count, _draw("Draw at most N slices of each map of a clip, volume or "
+    max_slices: Annotated[Count, of_maps("Draw at most N slices of each map of a clip, volume or "
         "batch: evenly spread ones, of a batch the first.")] = 16
-    tensor_layout: Annotated[Texts, _layout] = ()
-    pick: Annotated[Literal["first", "top", "spread"], _draw("With max_maps, draw the first maps, "
+    tensor_layout: Annotated[Texts, the_layout] = ()
+    pick: Annotated[Literal["first", "top", "spread"], of_maps("With max_maps, draw the first, "
         "those of highest mean, or evenly spread ones.")] = "first"
-    order: Annotated[Literal["index", "mean", "similarity"], _draw(
+    order: Annotated[Literal["index", "mean", "similarity"], of_maps(
         "Sort tiles by channel, by mean (largest first), or by similarity.")] = "index"
-    collapse: Annotated[Annotated[float, Meta(gt=0, le=1)] | None, _draw(
+    collapse: Annotated[Annotated[float, Meta(gt=0, le=1)] | None, of_maps(
         "Draw maps that correlate by R or more, such as 0.98, as one tile, marked ×N.", "R")] = None
-    labels: Annotated[bool, _draw("Write the channel on each tile.")] = False
-    marks: Annotated[bool, _draw("Cross out maps of zeros, strike through other constant ones, "
+    labels: Annotated[bool, of_maps("Write the channel on each tile.")] = False
+    marks: Annotated[bool, of_maps("Cross out maps of zeros, strike through other constant ones, "
         "and draw a strip of values where all are constant; or draw only the maps.")] = True
-    overlay: Annotated[Share | None, _view(_overlay, "ALPHA")] = None
-    reduce: Annotated[str | None, _view(f"Draw one picture of all channels. "
-        f"{_named(REDUCTIONS, 'help')}.", "REDUCTION", choices=tuple(REDUCTIONS))] = None
-    figure: Annotated[bool, _view("Also draw a figure with title, input and colour bar.")] = False
-    format: Annotated[str, _write(f"Write pictures in this format: "
-        f"{_named(FORMATS, 'words', ', ')}.", choices=tuple(FORMATS), read=_format)] = "png"
-    flat: Annotated[bool, _write(
+    overlay: Annotated[Share | None, of_maps(OVERLAY, "ALPHA")] = None
+    reduce: Annotated[str | None, of_maps("Draw one picture of all channels. "
+        + "; ".join(f"{name}: {one.help}" for name, one in REDUCTIONS.items()) + ".",
+        "REDUCTION", choices=tuple(REDUCTIONS))] = None
+    figure: Annotated[bool, of_maps("Also draw a figure: title, input, colour bar.")] = False
+    format: Annotated[str, of_files("Write pictures in this format: "
+        + "; ".join(f"{name}, {one.words}" for name, one in FORMATS.items()) + ".",
+        choices=tuple(FORMATS))] = "png"
+    flat: Annotated[bool, of_files(
         "Write an image's pictures into one folder: cat__004_layer1.0.conv1.png.")] = False
-    tensors: Annotated[str | None, _write(
+    tensors: Annotated[str | None, of_files(
         "Also keep the raw tensors, in this format.", choices=("npy",), read=_tensors)] = None
 
     @property
@@ -431,17 +395,17 @@ class DrawOptions(Struct, frozen=True):
 class PassOptions(Struct, frozen=True):
     """What happens while an image goes through the model, and back."""
 
-    capture: Annotated[Texts, _grad(
+    capture: Annotated[Texts, of_grads(
         f"Draw these tensors of each layer: {', '.join(kind.help for kind in KINDS.values())}.",
         "KINDS", usual="output", read=_captures, expects=f"some of {', '.join(KINDS)}",
     )] = ("output",)
     target: Annotated[
-        Target | None, _grad(f"Take gradients of this value: {_targets}", usual="top1")] = None
-    grad_rule: Annotated[Literal["plain", "guided", "deconv"], _grad(
+        Target | None, of_grads(f"Take gradients of this value: {TARGETS}", usual="top1")] = None
+    grad_rule: Annotated[Literal["plain", "guided", "deconv"], of_grads(
         "Pass gradients through ReLUs by this rule.")] = "plain"
-    ablate: Annotated[Texts, _change(
+    ablate: Annotated[Texts, of_grads(
         "Set these channels of the outputs of layers to zero; repeatable.", "SELECTORS:C,C")] = ()
-    edit: Annotated[Texts, _change(
+    edit: Annotated[Texts, of_grads(
         "Then change outputs: 'conv1:channel 3,5-7*2' multiplies channels, 'relu:clamp=0,6' "
         "limits values, 'conv1:noise=0.1' adds Gaussian noise, 'layer4:grad*0.5' multiplies "
         "gradients; repeatable.", "SELECTORS:WHAT")] = ()
@@ -464,205 +428,24 @@ class PassOptions(Struct, frozen=True):
 class RunOptions(Struct, frozen=True):
     """All options of `run` beside the model and the images."""
 
-    layers: Annotated[Selectors | None, _layers(usual="one layer for each stage")] = None
-    out: Annotated[Place, _out("Write the run into this folder.\f A URL is a place in an object "
+    layers: Annotated[Selectors | None, the_layers(usual="one layer for each stage")] = None
+    out: Annotated[Place, the_out("Write the run into this folder.\f A URL is a place in an object "
         "store (s3://bucket/maps).", "DIRECTORY")] = Path("featviz-out")
     """A path, or the `files.urls.Url` below which a run is written in an object store."""
-    overwrite: Annotated[bool, _replace("Replace the run in --out.")] = False
-    resume: Annotated[bool, _write("Continue the run in --out where it stopped.")] = False
-    nul_separated: Annotated[bool, _nul] = False
-    jobs: Annotated[Count | None, _limit(
+    overwrite: Annotated[bool, may_replace("Replace the run in --out.")] = False
+    resume: Annotated[bool, of_files("Continue the run in --out where it stopped.")] = False
+    nul_separated: Annotated[bool, the_nul] = False
+    jobs: Annotated[Count | None, of_limits(
         "Encode pictures in N threads.", usual="a quarter of the cores, at least 2")] = None
-    tensorboard: Annotated[Folder | None, _board] = None
-    shard: Annotated[Shard | None, _option(
+    tensorboard: Annotated[Folder | None, the_board] = None
+    shard: Annotated[Shard | None, option(
         "Draw only part I of N parts of the images; all parts may write into one --out.", "I/N",
-        usual="that of torchrun or srun", group=MACHINES, read=_shard,
+        usual="that of torchrun or srun", group=LIMITS, read=_shard,
         expects="I/N with I from 1 to N, such as 2/8",
     )] = None
     draw: DrawOptions = DrawOptions()
     inputs: InputOptions = InputOptions()
     passes: PassOptions = PassOptions()
-
-
-class LookOptions(Struct, frozen=True):
-    """All options of `look` beside the model and the image."""
-
-    layers: Annotated[Selectors | None, _layers(usual="one layer for each stage, at most 10")] = (
-        None)
-    out: Annotated[File | None, _out("Write the picture into this PNG file, in place of an "
-        "earlier picture of look.", usual="look-MODEL-IMAGE.png")] = None
-    overwrite: Annotated[bool, _replace("Replace any file in --out.")] = False
-    nul_separated: Annotated[bool, _nul] = False
-    maps: Annotated[Count, _option("Show N maps of each layer.", group=LAYERS, first=True)] = 8
-    pick: Annotated[Literal["deviation", "value"], _option(
-        "Show the maps whose values vary most from place to place, or those of highest mean.",
-        group=LAYERS, first=True)] = "deviation"
-    cmap: Annotated[
-        str, _draw("Colour maps with grey, or a colormap of matplotlib.", "CMAP", True)] = "viridis"
-    inputs: InputOptions = InputOptions()
-
-
-class CamOptions(Struct, frozen=True):
-    """All options of `cam` beside the model and the images."""
-
-    layers: Annotated[Selectors | None, _layers(usual="the last layer that gives maps")] = None
-    out: Annotated[AnyPath | None, _out("Write cam-IMAGE.png of each image into this folder; or "
-        "the picture of one image into this PNG file.", usual=".")] = None
-    """In Python, None writes nothing."""
-    overwrite: Annotated[bool, _replace("Replace any file in --out.")] = False
-    nul_separated: Annotated[bool, _nul] = False
-    target: Annotated[Target | None, _grad(
-        f"Show the evidence for this class, such as class:281 or class:tabby.\f Or for {_targets}",
-        first=True, usual="the predicted class")] = None
-    method: Annotated[str, _grad("Make the map in this way; xgradcam and gradxact also show what "
-        "speaks against the target.", first=True, choices=tuple(CLASS_MAPS))] = "gradcam"
-    overlay: Annotated[Share, _draw(_overlay, "ALPHA")] = 0.5
-    cmap: Annotated[str, _draw("Colour maps with auto (turbo; coolwarm for maps with a sign), "
-        "grey, or a colormap of matplotlib.", "CMAP")] = "auto"
-    tensor_layout: Annotated[Texts, _layout] = ()
-    inputs: InputOptions = InputOptions()
-
-
-class ListOptions(Struct, frozen=True):
-    """The options of `layers` beside the model and its input."""
-
-    layers: Annotated[Selectors | None, _option(
-        "Mark the layers that these selectors match, as in `featviz run`.",
-        first=True, group=LAYERS, usual="one layer for each stage")] = None
-    functions: Annotated[bool, _option(
-        "Also list the functions that modules call.", group=LAYERS, first=True)] = False
-    tree: Annotated[bool, _write("Indent modules below those that hold them.", first=True)] = False
-    inputs: InputOptions = InputOptions()
-
-
-class KernelOptions(Struct, frozen=True):
-    """Everything that `kernels` can be told beside the model."""
-
-    layers: Annotated[Selectors | None, _option(
-        "Draw the convolutions that these selectors match, as in `featviz run`.",
-        first=True, group=LAYERS, usual="all convolutions")] = None
-    out: Annotated[AnyPath, _out("Write the pictures into this folder.")] = Path("featviz-kernels")
-    overwrite: Annotated[bool, _replace("Replace the kernels in --out.")] = False
-    all_slices: Annotated[bool, _draw(
-        "Draw a tile for each input channel, in rows of output channels.", first=True)] = False
-    tensorboard: Annotated[Folder | None, _board] = None
-    draw: DrawOptions = DrawOptions(normalize="symmetric")
-
-
-class Thresholds(Struct, frozen=True):
-    """Limits beyond which a channel has a finding."""
-
-    eps: Annotated[Annotated[float, Meta(ge=0)], _find("Take values of at most E for zero, and "
-        "values no further apart than E for equal.", "E")] = 0.0
-    saturated_at: Annotated[Annotated[float, Meta(gt=0, lt=1)], _find("Call a channel saturated "
-        "where more than this share of its values is at a bound.", "SHARE")] = 0.99
-    redundant_at: Annotated[Annotated[float, Meta(gt=0, lt=1)] | None, _find(
-        "Look for redundant channels, whose correlation with another is above R.", "R")] = None
-
-
-class AuditOptions(Struct, frozen=True):
-    """The options of `audit`, beside the model and the images."""
-
-    layers: Annotated[Selectors | None, _layers(usual="all activations, functions included")] = None
-    inputs: InputOptions = InputOptions()
-    batch_size: Annotated[Count, _batch] = 1
-    thresholds: Thresholds = Thresholds()
-    prove: Annotated[bool, _find("Run the images again without the channels that can be cut out, "
-        "and print by how much the output changes.", first=True)] = False
-    max_suspects: Annotated[Annotated[int, Meta(ge=0)], _write(
-        "Draw at most N of the channels that have a finding.")] = 48
-    out: Annotated[AnyPath, _out("Write the results into this folder.")] = Path("featviz-audit")
-    overwrite: Annotated[bool, _replace(
-        "Replace the audit in --out, and any file at --junit and --prune-out.")] = False
-    nul_separated: Annotated[bool, _nul] = False
-    fail_on: Annotated[Texts, _find("End with exit code 4 where this gate is broken: dead>5%, "
-        "nonfinite>0, 'layer3.*:constant>2'; repeatable.", "GATE", True)] = ()
-    baseline: Annotated[File | None, _find("End with exit code 4 where findings are worse than in "
-        "this earlier audit.json.", first=True)] = None
-    junit: Annotated[File | None, _junit] = None
-    prune_out: Annotated[File | None, _write("Write the channels that can be cut out into this "
-        "JSON file: {layer: [channels]}.", first=True)] = None
-
-
-class ExemplarOptions(Struct, frozen=True):
-    """The options of `exemplars` beside the model and the images."""
-
-    layers: Annotated[Selectors | None, _layers(usual="one layer for each stage")] = None
-    top: Annotated[Annotated[int, Meta(ge=1, le=MOST_TOP)], _draw(
-        "Show N images of each channel.", first=True)] = 9
-    pick: Annotated[Literal["max", "mean"], _draw("Rank images by the largest value, or by the "
-        "mean of the map.\f The picture shows what the unit with the largest value sees, or with "
-        "mean the whole image.", first=True)] = "max"
-    per_class: Annotated[bool, _draw("Choose the images of each class apart; the class of an "
-        "image is the name of its folder.", first=True)] = False
-    inputs: InputOptions = InputOptions()
-    batch_size: Annotated[Count, _batch] = 1
-    out: Annotated[AnyPath, _out("Write the pictures and exemplars.json into this folder.")] = (
-        Path("featviz-exemplars"))
-    overwrite: Annotated[bool, _replace("Replace the exemplars in --out.")] = False
-    nul_separated: Annotated[bool, _nul] = False
-
-
-class DiffThresholds(Struct, frozen=True):
-    """What counts as a difference."""
-
-    tolerance: Annotated[
-        Share, _option("Accept relative differences up to this.", "RELATIVE")] = 1e-4
-    """How far a value may change, in the terms of `diff.compare.compare`. Threads and oneDNN moved
-    values by up to 3e-6 (ten of torchvision's models on two cores)."""
-    max_diff_ratio: Annotated[Share, _option("Accept that up to this share of all channels, each "
-        "counted in each image, differs, 0..1.", "SHARE")] = 0.0
-    ignore_added: Annotated[bool, _option("Accept layers and images that only NEW has.")] = False
-
-
-class DiffFiles(Struct, frozen=True):
-    """What `diff` writes."""
-
-    out: Annotated[Folder | None, _out("Write the difference maps and diff.json into this folder.",
-        usual="with --html, PAGE-maps beside the page")] = None
-    html: Annotated[File | None, _write("Write an HTML page into this file.")] = None
-    junit: Annotated[File | None, _junit] = None
-    overwrite: Annotated[bool, _replace(
-        "Replace any file at --html and --junit, not only those of an earlier diff.")] = False
-
-
-class ReportOptions(Struct, frozen=True):
-    """The options of `report`."""
-
-    out: Annotated[AnyPath | None, _out(
-        "Write the report into this folder, or with --single-file or --zip into this file.",
-        usual="RUN/report, RUN/report.html or RUN/report.zip")] = None
-    overwrite: Annotated[bool, _replace("Replace any file that is in --out.")] = False
-    single_file: Annotated[bool, _option("Write one HTML file that holds everything; of a large "
-        "run it has fewer tiles a layer.")] = False
-    zip: Annotated[bool, _option("Write one zip file of the report and its pictures.")] = False
-    compare: Annotated[Place | None, _option(
-        "Show the pictures of this other run beside those of RUN.", "RUN")] = None
-    kernels: Annotated[AnyPath | None, _option("Show the kernels in this folder, which featviz "
-        "kernels wrote, with their channels.", "DIR")] = None
-    exemplars: Annotated[AnyPath | None, _option("Show the pictures in this folder, which featviz "
-        "exemplars wrote, with their channels.", "DIR")] = None
-    audit: Annotated[AnyPath | None, _option("Show the findings of this audit.json, or of the one "
-        "in this folder with the pictures of its suspects.", usual="RUN/audit.json")] = None
-
-
-class SheetOptions(Struct, frozen=True):
-    """The options of `sheet`."""
-
-    layer: Annotated[str, _option("Draw the layer of this qualified name.", "NAME")]
-    stem: Annotated[str, _option("Cut the tiles from this picture of the layer: its file name "
-        "without the ending, such as output.call1 or output.boxes.", "FILE", flags=("--tensor",),
-    )] = "output"
-    pick: Annotated[str | None, _option(
-        "Show these channels, such as 0-31 or 3,7,12-15.", "LIST", usual="all that the run drew"),
-    ] = None
-    order: Annotated[Literal["index", "mean", "max", "variance", "zeros"], _option("Sort channels "
-        "by number, or by a statistic averaged over the images, largest first.")] = "index"
-    transpose: Annotated[
-        bool, _option("Draw a row for each image and a column for each channel.")] = False
-    out: Annotated[
-        File | None, _out("Write the sheet into this PNG file.", usual="sheet-NAME.png")] = None
-    overwrite: Annotated[bool, _replace("Replace any file in --out.")] = False
 
 
 # fmt: on
@@ -672,14 +455,14 @@ class SheetOptions(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Option:
-    """A field as the command line, the Python API and documentation see it."""
+    """A field as the command line, the Python API and documentation see it: its name in Python, the
+    types in its union, its default (`msgspec.NODEFAULT` where it must be given, `usual` in words).
+    """
 
     name: str
-    """The keyword in Python; with dashes, the flag and the key in TOML."""
     hint: Any
     kinds: frozenset[Any]
     default: Any
-    """`msgspec.NODEFAULT` where it must be given."""
     words: str
     group: str
     first: bool
@@ -705,7 +488,7 @@ class Option:
             if str in self.kinds:
                 return msgspec.convert(fspath(given), str)
             return _as(self.hint, given)
-        except (msgspec.ValidationError, ValueError, TypeError, KeyError):
+        except (msgspec.ValidationError, ValueError, TypeError, AttributeError, StopIteration):
             shown = quoted(str(given[0] if type(given) is list and len(given) == 1 else given))
             hint = re.split(r"\.[ \f]|: {", self.words)[0].rstrip(".")
             if close := difflib.get_close_matches(shown.lower(), self.choices, 1, 0.65):
@@ -715,18 +498,6 @@ class Option:
             raise UsageError(f"{self.name}: {error.message}", error.hint) from None
 
 
-def _taken_apart(hint: Any) -> tuple[list[Meta], set[Any]]:
-    """What the annotations in a type say, the outer ones last, and the types in its union."""
-    origin = get_origin(hint)
-    if origin is Annotated:
-        metas, kinds = _taken_apart(hint.__origin__)
-        return [*metas, *hint.__metadata__], kinds
-    if origin in (Literal, tuple, abc.Mapping) or not get_args(hint):
-        return [], {str if origin is Literal else origin or hint}
-    parts = [_taken_apart(part) for part in get_args(hint)]
-    return [meta for metas, _ in parts for meta in metas], {k for _, kinds in parts for k in kinds}
-
-
 @cache
 def declared(kind: type[Struct]) -> dict[str, Option]:
     """The options of a record by name, in the order of help; not those of the records in it."""
@@ -734,7 +505,17 @@ def declared(kind: type[Struct]) -> dict[str, Option]:
     found = {}
     for info in structs.fields(kind):
         hint, name, bounds = hints[info.name], info.name, ""
-        metas, kinds = _taken_apart(hint)
+        parts, kinds, metas = [hint], set(), list[Meta]()  # what annotations say, the inner first
+        while parts:
+            part = parts.pop()
+            origin = get_origin(part)
+            if origin is Annotated:
+                metas[:0] = part.__metadata__
+                parts.append(part.__origin__)
+            elif origin in (Literal, tuple, abc.Mapping) or not get_args(part):
+                kinds.add(str if origin is Literal else origin or part)
+            else:
+                parts += get_args(part)
         words = next((meta.description for meta in metas if meta.description), None)
         if words is None:
             continue
@@ -792,17 +573,16 @@ def read(kind: type[T], given: Mapping[str, Any]) -> T:
 
 def read_from(kind: type[T], given: dict[str, Any], but: Collection[str] = (), **further: Any) -> T:
     """A record, and the records in it, of those keywords that are their options, which are removed;
-    `further` are values of fields as they stand.
-    """
-
-    def values(kind: type[Struct]) -> dict[str, Any]:
-        there = [one for n, one in declared(kind).items() if n in given and n not in but]
-        return {one.name: one.value(given.pop(one.name)) for one in there}
-
-    for info in structs.fields(kind):
-        if info.name in nested(kind) and info.name not in further:
-            further[info.name] = structs.replace(info.default, **values(info.type))
-    return kind(**values(kind), **further)
+    `further` are values of fields as they stand."""
+    defaults = {info.name: info.default for info in structs.fields(kind)}
+    parts: dict[str, type[Struct]] = {**nested(kind), "": kind}
+    for at, part in parts.items():
+        if at in further:
+            continue
+        there = [one for name, one in declared(part).items() if name in given and name not in but]
+        values = {one.name: one.value(given.pop(one.name)) for one in there}
+        further |= {at: structs.replace(defaults[at], **values)} if at else values
+    return kind(**further)
 
 
 def no_option(wrong: Iterable[str], known: Iterable[str]) -> UsageError:

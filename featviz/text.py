@@ -13,15 +13,8 @@ from typing import Any
 
 
 def printable(words: str) -> str:
-    r"""The same text with every control character, line break and lone surrogate escaped.
-
-    A name from a model, an image or a run directory could else set a terminal's title, colour the
-    screen or forge lines of output.
-
-    Example:
-        >>> printable("a\x1b]0;title\x07b")
-        'a\\x1b]0;title\\x07b'
-    """
+    r"""The same text with every control character, line break and lone surrogate escaped: a name
+    from outside could else set a terminal's title, colour the screen or forge lines of output."""
     if words.isprintable():
         return words
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
@@ -36,12 +29,7 @@ def printable_json(content: Any, indent: int | None = None) -> str:
 
 
 def percent(share: float, space: str = " ") -> str:
-    """A share 0..1 with one decimal; neither 0 nor 100 unless it is exact.
-
-    Example:
-        >>> percent(0.431), percent(1e-5), percent(0.99999)
-        ('43.1 %', '< 0.1 %', '> 99.9 %')
-    """
+    """A share 0..1 with one decimal; `< 0.1 %` and `> 99.9 %` unless 0 and 100 are exact."""
     if 0 < share < 0.0005:
         return f"<{space}0.1{space}%"
     if 0.9995 <= share < 1:
@@ -79,15 +67,8 @@ def by(sizes: Iterable[object]) -> str:
 
 
 def read_ranges(text: str) -> list[int]:
-    """Numbers and ranges, separated by commas, in their order and each once.
-
-    Raises:
-        ValueError: with the part that is neither, runs backwards, or is longer than a million.
-
-    Example:
-        >>> read_ranges("0-2,5")
-        [0, 1, 2, 5]
-    """
+    """Numbers and ranges (`0-2,5`), in their order and each once; ValueError with a part that is
+    neither, runs backwards, or is longer than a million."""
     numbers: dict[int, None] = {}
     for part in text.split(","):
         ends = re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part, re.ASCII)
@@ -101,15 +82,8 @@ def read_ranges(text: str) -> list[int]:
 def ranges(
     numbers: Iterable[int], most: int | None = None, *, comma: str = ",", dash: str = "-"
 ) -> str:
-    """Numbers with those that follow one another as ranges; `read_ranges` reads them back.
-
-    Args:
-        most: ranges that are written out; of the rest it says how many numbers they hold.
-
-    Example:
-        >>> ranges([0, 1, 2, 5])
-        '0-2,5'
-    """
+    """Numbers with those that follow one another as ranges (`0-2,5`), which `read_ranges` reads
+    back; behind `most` ranges it says how many numbers there are more."""
     runs: list[range] = []
     if isinstance(numbers, range) and numbers.step == 1 and numbers:
         runs, numbers = [numbers], ()
@@ -123,10 +97,8 @@ def ranges(
     return listed(words, most, comma, sum(map(len, runs[most:])))
 
 
-_LONGEST_NAME = 100
-"""Characters of one file or folder name; the rest is cut and a hash put in its place."""
-_LONGEST_WAY, _DEEPEST = 1000, 32
-"""Bytes and folders of an image's path within a run; a longer one becomes one name."""
+_LONGEST_NAME = 100  # characters of one name; the rest is cut and a hash put in its place
+_LONGEST_WAY, _DEEPEST = 1000, 32  # bytes and folders of an image's path within a run
 _UNPORTABLE = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f\ud800-\udfff]|[. ]$')
 _RESERVED = re.compile(
     r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?"  # on Windows

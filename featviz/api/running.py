@@ -25,10 +25,7 @@ from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url, is_url
 from featviz.gradients.targets import for_drawing
 from featviz.options import (
-    DiffFiles,
-    DiffThresholds,
     ModelOptions,
-    ReportOptions,
     RunOptions,
     declared,
     every_option,
@@ -37,6 +34,7 @@ from featviz.options import (
     read_from,
 )
 from featviz.records import STAT_COLUMNS, Floats, Guess, ImageResult, RunResult
+from featviz.records.commands import DiffFiles, DiffThresholds, ReportOptions
 from featviz.records.findings import Comparison, TextTable
 from featviz.report import ReportResult, build_report
 from featviz.report.pages import render_comparison, render_notebook

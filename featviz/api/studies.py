@@ -34,16 +34,16 @@ from featviz.inspection.kernels import NO_IMAGE, draw_kernels
 from featviz.inspection.layers import Listing, list_model
 from featviz.inspection.look import LookResult
 from featviz.inspection.look import look as look_at
-from featviz.options import (
+from featviz.options import ModelOptions
+from featviz.records import REDUCTIONS
+from featviz.records.commands import (
     AuditOptions,
     CamOptions,
     ExemplarOptions,
     KernelOptions,
     ListOptions,
     LookOptions,
-    ModelOptions,
 )
-from featviz.records import REDUCTIONS
 from featviz.records.findings import TextTable, Verdict
 from featviz.rundir.image import BROKEN, format_of
 from featviz.text import by, counted, quoted

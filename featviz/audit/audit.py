@@ -23,11 +23,12 @@ from featviz.gradients.passes import largest_change
 from featviz.hooks.capture import forward, tensors
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
-from featviz.options import AuditOptions, InputOptions, ModelOptions
+from featviz.options import InputOptions, ModelOptions
 from featviz.records import Layer, Sample
+from featviz.records.commands import AuditOptions
 from featviz.records.findings import Call, Verdict, parse_gate
 from featviz.run.prepare import blank_input
-from featviz.run.visit import Batch, BatchProgress, Study, begun
+from featviz.run.study import Batch, BatchProgress, Study, begun
 from featviz.rundir import write
 from featviz.rundir.place import AUDIT, JUNIT, PRUNING, check_file, writing
 from featviz.rundir.studies import junit, read_audit

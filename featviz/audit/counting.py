@@ -21,7 +21,7 @@ from featviz.drawing import values
 from featviz.errors import LayoutError
 from featviz.records import Floats, Integers
 from featviz.records.findings import Activation, Call, Doubles
-from featviz.run.visit import Batch
+from featviz.run.study import Batch
 
 TOP = 4
 """Images kept for each channel: those that excite it most."""

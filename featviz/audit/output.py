@@ -22,10 +22,11 @@ from featviz.drawing.values import ValueLimits, to_levels, to_pixels
 from featviz.hooks.capture import forward
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
-from featviz.options import AuditOptions, InputOptions
+from featviz.options import InputOptions
 from featviz.records import Bytes, Sample
+from featviz.records.commands import AuditOptions
 from featviz.records.findings import FINDINGS, Call, TextTable
-from featviz.run.visit import batches
+from featviz.run.study import batches
 from featviz.rundir import AUDIT_FILE, write
 from featviz.text import printable, quoted, safe_name
 

@@ -14,7 +14,7 @@ import traceback
 from contextlib import suppress
 from threading import current_thread
 from threading import enumerate as enumerate_threads
-from typing import Any, NoReturn, cast
+from typing import cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -56,12 +56,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are used."""
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find the command of the first word."""
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise mistakes.unknown_command(args, list(COMMANDS))
-        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names, in the order of COMMANDS."""
@@ -120,17 +114,12 @@ def main() -> None:
         which = getattr(signal, name, None)
         if which is not None and signal.getsignal(which) is not signal.SIG_IGN:
             signal.signal(which, signal.default_int_handler)
-    _leave(guarded(sys.argv[1:]))
-
-
-def _leave(code: int) -> NoReturn:
-    """End the process at once, after what asked to be called at the end: with torch and numba
-    Python's own end takes 0.8 s. A tracer or a thread that is still at work gets that; a thread of
-    ours that still loads in C++ would abort the process while something is called or taken down.
-    """
+    code = guarded(sys.argv[1:])
+    # End at once, after what asked to be called at the end: with torch and numba Python's own end
+    # takes 0.8 s. A tracer or a thread that is still at work gets that; a thread of ours that still
+    # loads in C++ would abort the process while something is called or taken down.
     others = [thread for thread in enumerate_threads() if thread is not current_thread()]
-    ours = any(thread.daemon and thread.name.startswith("featviz-") for thread in others)
-    if not ours:
+    if not any(thread.daemon and thread.name.startswith("featviz-") for thread in others):
         if sys.gettrace() or sys.getprofile() or not all(thread.daemon for thread in others):
             sys.exit(code)
         atexit._run_exitfuncs()
@@ -148,7 +137,7 @@ def guarded(arguments: list[str]) -> int:
     logger.setLevel(logging.INFO)  # which -q and -v change
     try:
         result = group.main(arguments, prog_name="featviz", standalone_mode=False)
-        output.flush()
+        output.text()  # or what was printed would fail at the very end
         return result if isinstance(result, int) else 0
     except FeatvizError as error:
         return _say(error.message, mistakes.hint_of(error, arguments), error.exit_code, error)
@@ -156,9 +145,8 @@ def guarded(arguments: list[str]) -> int:
         error.show()
         return int(error.exit_code)
     except click.ClickException as error:
-        return _say(
-            error.format_message(), mistakes.hint_of_click(error, arguments), error.exit_code, error
-        )
+        words, hint = mistakes.of_click(error, arguments)
+        return _say(words, hint, error.exit_code, error)
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted", None, INTERRUPTED, None)
     except BrokenPipeError:  # the reader of stdout has gone (`| head -1`): nothing is to be said

@@ -8,18 +8,17 @@ import textwrap
 from pathlib import Path
 
 from featviz.cli import output
-from featviz.cli.options import FILE, IMAGES, MODEL, Given, click_option, command, open_flag
-from featviz.options import (
+from featviz.cli.options import FILE, IMAGES, MODEL, ClickOption, Given, click_option, command
+from featviz.options import OUTPUT, ModelOptions, declared, read_from
+from featviz.records import UNLIKE_OUTPUTS
+from featviz.records.commands import (
     AuditOptions,
     CamOptions,
     ExemplarOptions,
     KernelOptions,
     ListOptions,
     LookOptions,
-    ModelOptions,
-    declared,
 )
-from featviz.records import UNLIKE_OUTPUTS
 from featviz.records.findings import FINDINGS
 from featviz.text import counted, listed, printable
 
@@ -30,12 +29,11 @@ log = logging.getLogger(__name__)
 def layers(given: Given) -> int:
     """List a model's modules: output shapes, parameters, multiply-accumulates.
 
-    Figures come from one forward pass on zeros, for one image. The figures of
-    a module include those of the modules inside it. A star marks what the
-    selectors take.
+    Figures come from one forward pass on zeros. Those of a module include the
+    modules inside it. A star marks what the selectors take.
 
     \b
-    parameters   a shared one counts once; so do modules that are used twice
+    parameters   each counts once, also where it is shared
     MACs         multiply-accumulates in convolutions, matrix products and
                  attention; 1 MAC = 2 FLOP; operators from outside torch are named
     activations  output bytes of leaf modules, each call counted
@@ -44,15 +42,14 @@ def layers(given: Given) -> int:
 
     \b
     Examples:
-      featviz layers resnet18 --weights none
       featviz layers model.pth --layers 'Conv2d@layer3.*' --size 512
       featviz layers inception_v3 --weights none --functions
       featviz layers weights.safetensors --json | jq .totals
     """
     from featviz.inspection.layers import list_model
 
-    asked = given.record(ListOptions)
-    listing = list_model(given.source, asked.inputs, asked.layers, asked.functions, asked.tree)
+    asked = read_from(ListOptions, {**given})
+    listing = list_model(given["source"], asked.inputs, asked.layers, asked.functions, asked.tree)
     if given["json"]:
         output.document(listing.as_json())
     else:
@@ -68,9 +65,9 @@ def layers(given: Given) -> int:
 def kernels(given: Given) -> int:
     """Draw the kernels of a model's convolutions, one picture for each.
 
-    Tile i is output channel i, as in the grids of `featviz run`. Kernels of
-    three inputs are in colour, others are the mean over their inputs; zero is
-    mid-grey.
+    Tile i is output channel i. Kernels of three inputs are in colour, others
+    are the mean over their inputs; zero is mid-grey. 1-D kernels are strips;
+    the time steps of 3-D kernels stand side by side.
 
     {MODEL}
 
@@ -79,14 +76,10 @@ def kernels(given: Given) -> int:
       featviz kernels resnet18
       featviz kernels model.pth --layers 'Conv2d#0' --out first
       featviz kernels model.pth --layers 'layer4.*' --all-slices --max-maps 32
-      featviz kernels weights.safetensors --json | jq '.captures[].file'
-    \f
-    With --all-slices each input is drawn by itself. 1-D kernels are strips; the
-    time steps of 3-D kernels stand side by side.
     """
     from featviz.inspection.kernels import draw_kernels
 
-    document, skipped = draw_kernels(given.source, given.record(KernelOptions))
+    document, skipped = draw_kernels(given["source"], read_from(KernelOptions, {**given}))
     output.left_out(skipped)
     log.info("kernels of %s in %s", counted(len(document["captures"]), "layer"), document["out"])
     if given["json"]:
@@ -127,7 +120,7 @@ def identify(given: Given) -> int:
 @command(
     *(LookOptions, ModelOptions),
     arguments=[MODEL, IMAGES],
-    flags=[open_flag("Open the picture.")],
+    flags=[ClickOption("Open the picture.", "--open", group=OUTPUT, first=True)],
 )
 def look(given: Given) -> int:
     """Draw one quick picture of what a model makes of an image.
@@ -144,14 +137,13 @@ def look(given: Given) -> int:
       featviz look vit_b_16 cat.jpg --out vit.png --open
     \f
     IMAGE is what `featviz run` takes; of several images, the first is shown.
-    Of maps that look alike one is shown; each runs from its least value (dark)
-    to its greatest (bright), and one that is constant is left out.
+    Each map runs from its least value (dark) to its greatest (bright).
 
     Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted.
     """
     from featviz.inspection.look import look
 
-    result = look(given.source, given.images, given.record(LookOptions))
+    result = look(given["source"], given["images"], read_from(LookOptions, {**given}))
     if given["json"]:
         output.document(result.as_json())
     output.left_out(result.skipped, result.never_ran)
@@ -165,16 +157,15 @@ def look(given: Given) -> int:
 @command(
     *(CamOptions, ModelOptions),
     arguments=[MODEL, IMAGES],
-    flags=[open_flag("Open the first picture.")],
+    flags=[ClickOption("Open the first picture.", "--open", group=OUTPUT, first=True)],
     json="one JSON line for each image",
     out=Path(),
 )
 def cam(given: Given) -> int:
     """Show where in an image the evidence for a class lies.
 
-    A class activation map weighs what a layer gives by the gradient of the
-    class's score there, and lies over the image: bright places raise the score.
-    Each image gets one picture, which names the prediction and the target.
+    A class activation map weighs a layer's output by the gradient of the
+    class's score, and lies over the image: bright places raise the score.
 
     {MODEL}
 
@@ -185,17 +176,15 @@ def cam(given: Given) -> int:
       featviz cam model.pth photos/ --layers layer3,layer4 --out cams
     \f
     IMAGE is what `featviz run` takes. Without --layers the last layer is taken
-    whose output has places of the image that the target depends on; of a vision
-    transformer this is the norm before the last attention. The same maps come
-    into a run directory, with a report, by `featviz run --reduce gradcam`.
+    whose output has places of the image that the target depends on. `featviz
+    run --reduce gradcam` draws the same maps into a run directory.
 
-    Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130
-    interrupted.
+    Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed.
     """
     from featviz.inspection.cam import cam
 
     pictures, failed = [], 0
-    for result in cam(given.source, given.images, given.record(CamOptions)):
+    for result in cam(given["source"], given["images"], read_from(CamOptions, {**given})):
         if given["json"]:
             output.document(result.as_json(), indent=None)
         if result.error is not None:
@@ -226,7 +215,6 @@ them may live on others.
 
 \b
 Examples:
-  featviz audit resnet18 photos/
   featviz audit model.pth photos/ --fail-on 'dead>5%' --fail-on 'nonfinite>0'
   featviz audit model.pth photos/ --prune-out prune.json --prove
   featviz audit new.pth photos/ --baseline old/audit.json --out new
@@ -251,7 +239,9 @@ def audit(given: Given) -> int:
 
     refuse_shares("audit", "its findings hold for all images together")
     with output.batch_progress() as progress:
-        result = audit(given.source, given.images, given.record(AuditOptions), progress)
+        result = audit(
+            given["source"], given["images"], read_from(AuditOptions, {**given}), progress
+        )
     if given["json"]:
         output.document(result.as_json())
     else:
@@ -281,9 +271,8 @@ def audit(given: Given) -> int:
 def exemplars(given: Given) -> int:
     """Show the images, and the places in them, that excite each channel most.
 
-    For each channel the best images are kept, each cut to what the strongest
-    unit sees of the input, its receptive field. --out holds a sheet for each
-    layer, a picture for each channel, and exemplars.json.
+    Each image is cut to the receptive field of the strongest unit. --out holds
+    a sheet for each layer, a picture for each channel, and exemplars.json.
 
     {MODEL}
 
@@ -293,9 +282,6 @@ def exemplars(given: Given) -> int:
       featviz exemplars model.pth photos/ --layers 'Conv2d#:3' --batch-size 16
       featviz exemplars model.pth train/ --layers layer3 --per-class --top 4
     \f
-    Any number of images go through the model once. Values that are NaN or
-    infinite excite nothing; of equal values the earlier image comes first.
-
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed.
     """
     from featviz.cli.run import refuse_shares
@@ -303,8 +289,8 @@ def exemplars(given: Given) -> int:
 
     refuse_shares("exemplars", "it ranks all images against each other")
     with output.batch_progress() as progress:
-        options = given.record(ExemplarOptions)
-        result = find_exemplars(given.source, given.images, options, progress)
+        options = read_from(ExemplarOptions, {**given})
+        result = find_exemplars(given["source"], given["images"], options, progress)
     record = result.record
     if given["json"]:
         output.document(record.as_json())

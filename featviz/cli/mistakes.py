@@ -1,8 +1,5 @@
 """What people type by mistake, and what helps: a hint, with the whole command where one word of it
-is to be replaced.
-
-What knows models and images is imported when a mistake is looked at, since --help waits for this.
-"""
+is to be replaced. What knows models and images is imported late, since --help waits for this."""
 
 from __future__ import annotations
 
@@ -18,9 +15,7 @@ import click
 from featviz.errors import FeatvizError, UsageError
 from featviz.text import quoted
 
-_LONGEST_COMMAND = 500
-"""Characters of a command that a hint shows: a glob that the shell has expanded may have more."""
-
+_LONGEST_COMMAND = 500  # characters that a hint shows: an expanded glob may have more
 _SYNONYMS = {
     "--gpu": "--device=cuda",
     "--cuda": "--device=cuda",
@@ -33,12 +28,8 @@ _SYNONYMS = {
 }
 """Options of other tools, which no likeness of letters leads to, and what they are called here."""
 
-_WEIGHTS = (".pth", ".ckpt", ".safetensors", ".bin")
-"""Suffixes of models; tensors that are images may have .pt."""
-
-_WORDS = 5
-"""Words before and behind a wrong one that may belong to the same path."""
-
+_WEIGHTS = (".pth", ".ckpt", ".safetensors", ".bin")  # tensors that are images may have .pt
+_WORDS = 5  # before and behind a wrong one that may belong to the same path
 _LISTS = ("--layers", "--capture", "--size", "--crop", "--mean", "--std")
 
 
@@ -76,12 +67,15 @@ def _cut(message: str, arguments: Sequence[str]) -> str | None:
     return None
 
 
-def hint_of_click(error: click.ClickException, arguments: Sequence[str]) -> str | None:
-    """The hint of an error that click has found: for an option that a command lacks, the nearest
-    one that it has."""
+def of_click(error: click.ClickException, arguments: Sequence[str]) -> tuple[str, str | None]:
+    """The words and the hint of an error that click has found: the nearest option, or command."""
     ctx: click.Context | None = getattr(error, "ctx", None)
+    words = error.format_message()
     if ctx is None:
-        return None
+        return words, None
+    if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Argument):
+        lacks = missing(str(error.param.name), ctx)
+        return lacks.message, lacks.hint
     if isinstance(error, click.NoSuchOption):
         names = [name for p in ctx.command.params for name in (*p.opts, *p.secondary_opts)]
         option, known = error.option_name, [*(n for n in names if n.startswith("--")), "--help"]
@@ -94,9 +88,19 @@ def hint_of_click(error: click.ClickException, arguments: Sequence[str]) -> str 
                 meant[0] + word[len(option) :] if word.partition("=")[0] == option else word
                 for word in arguments
             ]
-            return _with_command(f"did you mean {meant[0]}?", again)
+            return words, _with_command(f"did you mean {meant[0]}?", again)
+    elif isinstance(ctx.command, click.Group) and words.startswith("No such command"):
+        name, *rest = arguments
+        commands = ctx.command.list_commands(ctx)
+        if name in ("version", "help"):
+            return words, _with_command(f"did you mean --{name}?", [f"--{name}"])
+        if close := close_to(name, commands if name.isalpha() else []):
+            return words, _with_command(f"did you mean {close[0]}?", [close[0], *rest])
+        if any(map(looks_like_image, rest)):
+            return words, _with_command("did you mean run?", ["run", *arguments])
+        return words, "featviz --help describes them: " + ", ".join(commands)
     option = "--help-all" if getattr(ctx.command, "is_long", False) else "--help"
-    return f"{ctx.command_path} {option} lists all options"
+    return words, f"{ctx.command_path} {option} lists all options"
 
 
 def close_to(name: str, names: Iterable[str], least: float = 0.6) -> list[str]:
@@ -110,20 +114,6 @@ def _with_command(words: str, arguments: Sequence[str]) -> str:
     if len(command) > _LONGEST_COMMAND:
         return words
     return f"{words}{' ' if words.endswith('?') else ': '}{command}" if words else command
-
-
-def unknown_command(words: Sequence[str], commands: Sequence[str]) -> UsageError:
-    """The error for a first word that is no command; a model may stand there."""
-    name, *rest = words
-    if name in ("version", "help"):
-        hint = _with_command(f"did you mean --{name}?", [f"--{name}"])
-    elif close := close_to(name, commands if name.isalpha() else []):
-        hint = _with_command(f"did you mean {close[0]}?", [close[0], *rest])
-    elif any(map(looks_like_image, rest)):
-        hint = _with_command("did you mean run?", ["run", *words])
-    else:
-        hint = "featviz --help describes them: " + ", ".join(commands)
-    return UsageError(f"No such command {quoted(name)!r}.", hint)
 
 
 def missing(argument: str, ctx: click.Context) -> UsageError:
@@ -140,8 +130,10 @@ def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> Non
         again = [*ctx.command_path.split()[1:], model, *rest, "--weights", weights]
         words = f"{quoted(weights)!r} is a file of a model, where an image stands"
         raise UsageError(words, _with_command("its weights are an option", again))
+    if not looks_like_image(model):
+        return
     others = [image for image in images if not looks_like_image(image)]
-    if looks_like_image(model) and (others or Path(model).is_file() or not images):
+    if others or Path(model).is_file() or not images:
         what = "a folder of images" if Path(model).is_dir() else "an image"
         again = [*ctx.command_path.split()[1:], *(others or ["resnet18"])[:1], model]
         hint = _with_command("MODEL comes first", again)

@@ -1,8 +1,7 @@
 """Commands of the command line, and their options: made of the records of `featviz.options`, beside
 the few that only the command line has.
 
-The declaration of an option says in which group of --help it stands and whether a newcomer needs
-it: `--help` of a long command shows the first ones, `--help-all` all.
+`--help` of a long command shows the options that a newcomer needs, `--help-all` all in groups.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ import logging
 import os
 import tomllib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -41,9 +41,6 @@ from featviz.options import (
 )
 from featviz.text import quoted
 
-R = TypeVar("R", bound=Struct)
-
-
 _MOST = 15
 """Options that a command shows all at once; one that has more is long."""
 
@@ -51,49 +48,34 @@ _WHOLE = "featviz.help_all"
 
 
 class ClickOption(click.Option):
-    """An option with its place in help.
-
-    Args:
-        group: the heading under which it stands, one of GROUPS.
-        first: whether `--help` of a long command shows it.
-        usual: the default in words.
-    """
+    """An option with its help, which of GROUPS it stands in, whether `--help` of a long command
+    shows it, and its default in words; a flag, unless it has a type."""
 
     def __init__(
         self,
+        words: str,
         *names: str,
         group: str = OPTIONS,
         first: bool = False,
         usual: str = "",
         **settings: Any,
     ) -> None:
-        super().__init__(names, **settings)
+        settings |= {} if "type" in settings else {"is_flag": True}
+        super().__init__(names, help=words, **settings)
         self.group, self.first, self.usual = group, first, f"  [default: {usual}]" * bool(usual)
 
 
 class Command(click.Command):
-    """A command whose options stand in groups.
-
-    The part of its help behind a form feed is for `--help-all`.
-    """
+    """A command whose options stand in groups; help behind a form feed is for `--help-all`."""
 
     @property
     def is_long(self) -> bool:
         """Whether `--help` leaves options to `--help-all`."""
         return len(self.params) > _MOST
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read a command line."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.MissingParameter as error:
-            if not isinstance(error.param, click.Argument):
-                raise
-            raise mistakes.missing(str(error.param.name), ctx) from None
-
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """What the command does, and the groups of its options. Of a long command only the first
-        options, and of texts what stands before a form feed, unless all is asked for."""
+        """What the command does, and the groups of its options; of a long command only the first
+        options, unless all is asked for."""
         whole = not self.is_long or _WHOLE in ctx.meta
         text, _, more = inspect.cleandoc(self.help or "").partition("\f")
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
@@ -123,11 +105,15 @@ class Command(click.Command):
             )
 
 
-def _show_all(ctx: click.Context, param: click.Parameter, given: bool) -> None:
-    if given and not ctx.resilient_parsing:
+def _general(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+    """--quiet, --verbose and --help-all."""
+    if given and param.name == "help_all" and not ctx.resilient_parsing:
         ctx.meta[_WHOLE] = True
         click.echo(ctx.get_help(), color=ctx.color)
         ctx.exit()
+    if given:
+        level = logging.ERROR if param.name == "quiet" else logging.DEBUG
+        logging.getLogger("featviz").setLevel(level)
 
 
 def _file(text: str) -> Path:
@@ -136,8 +122,7 @@ def _file(text: str) -> Path:
 
 
 def _run(text: str) -> Path | Url:
-    """A run directory that is there, or the URL of one in an object store. A file is taken, too:
-    the reader of runs says what is wrong with it."""
+    """A run directory that is there, or the URL of one; the reader of runs refuses a file."""
     return Url.of_run(text) if is_url(text) else _there(text, "Directory")
 
 
@@ -156,10 +141,7 @@ _LARGEST_CONFIG = 2**13
 
 def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
     """Take values of options from a TOML file: top-level keys, or those in a table of the command.
-
-    A key is an option's long name without dashes in front; `model` and `images` stand for the
-    arguments. Values are what one would type, paths included; the command line wins over them.
-    """
+    Values are what one would type; the command line wins over them."""
     if path is None:
         return
     try:
@@ -168,41 +150,37 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
         words = "too many levels" if isinstance(error, RecursionError) else quoted(str(error))
         hint = 'lines of TOML say OPTION = VALUE, such as layers = "ReLU", below [COMMAND] or alone'
         raise UsageError(f"{quoted(str(path))} cannot be read: {words}", hint) from error
-    group, own = ctx.parent.command if ctx.parent else None, str(ctx.info_name)
+    own, group = str(ctx.info_name), ctx.parent.command if ctx.parent else None
     commands = group.list_commands(ctx) if isinstance(group, click.Group) else [own]
-    tables = {key: value for key, value in content.items() if isinstance(value, dict)}
     params: dict[str, click.Parameter] = {}
     for one in ctx.command.params:
         names = [name.removeprefix("--") for name in one.opts if name.startswith("--")]
-        is_argument = isinstance(one, click.Argument)
-        params |= dict.fromkeys([str(one.name)] if is_argument else names, one)
+        params |= dict.fromkeys(names or [str(one.name)], one)
+    tables = {key: value for key, value in content.items() if isinstance(value, dict)}
+    given = {key: value for key, value in content.items() if key not in tables}
+    given |= tables.get(own, {})
+    for key in [*tables, *given]:
+        known = commands if key in tables else list(params)
+        name = key if key in tables else key.replace("_", "-")
+        if name not in known:
+            what = "no command has" if key in tables else f"{ctx.command_path} lacks"
+            close = mistakes.close_to(name, known)
+            meant = f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(known))}"
+            raise UsageError(
+                f"{path} has {quoted(repr(key))}, which {what}; {meant}",
+                "a key is an option's long name without dashes, or model or images; "
+                "a table is named as a command is",
+            )
     defaults: dict[str, Any] = {}
-    plain = {key: value for key, value in content.items() if key not in tables}
-    for key in [*tables, *plain, *tables.get(own, {})]:
-        name, known = key.replace("_", "-"), commands if key in tables else list(params)
-        if (key if key in tables else name) in known:
-            continue
-        what = "no command has" if key in tables else f"{ctx.command_path} lacks"
-        close = mistakes.close_to(name, known)
-        meant = f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(known))}"
-        raise UsageError(
-            f"{path} has {quoted(repr(key))}, which {what}; {meant}",
-            "a key is an option's long name without dashes, or model or images; "
-            "a table is named as a command is",
-        )
-    for key, value in {**plain, **tables.get(own, {})}.items():
+    for key, value in given.items():
         option = params[key.replace("_", "-")]
-        if isinstance(value, dict):
-            raise UsageError(f"{path} has a table {quoted(repr(key))}, expected a value")
         # a list is a list for repeatable options, and one comma-separated value for others
         many = option.multiple if isinstance(option, click.Option) else option.nargs == -1
         if isinstance(value, list) and not many:
             value = ",".join(map(str, value))
         elif isinstance(option, click.Option) and option.is_flag and not isinstance(value, bool):
             value = str(value)  # click reads words
-        elif many and not isinstance(value, list):
-            value = [value]
-        defaults[str(option.name)] = value
+        defaults[str(option.name)] = [value] if many and not isinstance(value, list) else value
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
 
 
@@ -222,20 +200,9 @@ _CHECKS = {
 is imported, which takes seconds; and imported only for a value, since --help waits for no numpy."""
 
 
-@dataclass(frozen=True)
-class Given:
-    """What a command line gave."""
-
-    values: dict[str, Any]
-    source: Any = None
-    images: Sequence[str] = ()
-
-    def __getitem__(self, name: str) -> Any:
-        return self.values[name]
-
-    def record(self, kind: type[R], **further: Any) -> R:
-        """A record of options, with the records that are nested in it."""
-        return read_from(kind, dict(self.values), **further)
+Given = dict[str, Any]
+"""What a command line gave: values of options and arguments by name, and `source`, the options of
+the model."""
 
 
 def command(
@@ -252,11 +219,10 @@ def command(
     """Make a command of a function that takes what was given and returns an exit code.
 
     Args:
-        *records: its options are the fields of these records, and of those nested in them.
-        flags: options that only the command line has.
+        *records: its options are the fields of these records, and of those nested in them, `but`
+            for some; `flags` are options that only the command line has.
         json: what --json prints on stdout.
         help: by default the function's documentation.
-        but: fields that are no options of this command.
         first: fields whose options `--help` shows, beside those that it shows of each command.
         check: refuses options that cannot go together, before torch is imported.
         **defaults: of this command, where they are not those of the record.
@@ -264,34 +230,57 @@ def command(
     options = every_option(*records)
     options |= {name: replace(options[name], default=value) for name, value in defaults.items()}
     options |= {name: replace(options[name], first=True) for name in first}
+    general: dict[str, Any] = {"group": GENERAL, "expose_value": False, "callback": _general}
     params = [
         *arguments,
         *(click_option(one) for name, one in options.items() if name not in but),
         *flags,
-        flag(f"Print {json} on stdout.", "--json", group=OUTPUT),
-        flag(
+        ClickOption(f"Print {json} on stdout.", "--json", group=OUTPUT),
+        ClickOption(
             "Read values of options from this TOML file; the command line wins over it.",
             "--config",
-            **{"type": _file, "callback": read_config, "is_eager": True, "expose_value": False},
-            **{"metavar": "FILE", "shell_complete": _paths, "group": GENERAL},
+            **(general | {"callback": read_config, "is_eager": True, "type": _file}),
+            metavar="FILE",
+            shell_complete=_paths,
         ),
-        _level(logging.ERROR, "Print only errors on stderr.", "-q", "--quiet"),
-        _level(logging.DEBUG, "Print more details, and tracebacks, on stderr.", "-v", "--verbose"),
+        ClickOption("Print only errors on stderr.", "-q", "--quiet", **general),
+        ClickOption("Print more details, and tracebacks, on stderr.", "-v", "--verbose", **general),
     ]
     if len(params) > _MOST:
-        eager: dict[str, Any] = {"is_eager": True, "expose_value": False, "callback": _show_all}
-        params.append(
-            flag("Show all options in groups and exit.", "--help-all", group=GENERAL, **eager)
-        )
+        words = "Show all options in groups and exit."
+        params.append(ClickOption(words, "--help-all", is_eager=True, **general))
 
     def decorate(function: Callable[[Given], int]) -> Command:
-        def run(**values: Any) -> int:
-            return function(_given(click.get_current_context(), values, check))
-
         words = (help or str(function.__doc__)).replace("{MODEL}", MODEL_HELP)
-        return Command(function.__name__, params=params, callback=run, help=words)
+        call = partial(_call, function, check)
+        return Command(function.__name__, params=params, callback=call, help=words)
 
     return decorate
+
+
+def _call(
+    function: Callable[[Given], int], check: Callable[[Given], object] | None, **given: Any
+) -> int:
+    """Call a command; a MODEL or IMAGE that is not there is refused before torch is imported."""
+    if "model" not in given:
+        return function(given)
+    from featviz.images.find import check_arguments
+    from featviz.models.requirements import require_torch
+    from featviz.models.sources import check_words
+
+    ctx, model = click.get_current_context(), given["model"]
+    images = given.get("images") or (ctx.default_map or {}).get("images", ())
+    if model and "images" in given:
+        mistakes.refuse_swapped(ctx, model, images)
+    if not model or ("images" in given and not images and not given["input"]):
+        raise mistakes.missing("images" if model else "model", ctx)
+    given |= {"source": read_from(ModelOptions, {**given}, spec=model), "images": images}
+    check_words(given["source"])
+    check_arguments(images)
+    if check is not None:
+        check(given)
+    require_torch(alone=True)
+    return function(given)
 
 
 def click_option(option: Option) -> ClickOption:
@@ -309,6 +298,9 @@ def click_option(option: Option) -> ClickOption:
                 check(one)
         return value
 
+    def offered(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+        return [CompletionItem(word) for word in option.choices if word.startswith(begun)]
+
     usual, flags = option.usual or option.default, list(option.flags)
     settings: dict[str, Any] = {"group": option.group, "first": option.first, "callback": read}
     if isinstance(usual, (str, int, float, Path)) and not isinstance(usual, bool):
@@ -318,39 +310,15 @@ def click_option(option: Option) -> ClickOption:
         settings |= {"type": str, "multiple": option.many or option.read in LISTS}
         settings |= {"metavar": metavar, "required": option.default is NODEFAULT}
         is_path = Path in option.kinds or option.name in ("arch", "weights", "transform")
-        offered = (lambda *given: _words(option.choices, given[-1])) if option.choices else None
-        settings["shell_complete"] = _paths if is_path else offered
+        settings["shell_complete"] = _paths if is_path else offered if option.choices else None
     elif option.default is not False:
         flags[-1] += f"/--no-{option.name}"
         settings["default"] = option.default
-    return flag(in_full(option.words), *flags, option.name, **settings)
-
-
-def flag(words: str, *names: str, **settings: Any) -> ClickOption:
-    """A flag with its help; with a type, an option that takes a value."""
-    settings |= {} if "type" in settings else {"is_flag": True}
-    return ClickOption(*names, help=words, **settings)
-
-
-def open_flag(words: str) -> ClickOption:
-    """`--open`, which shows a page in the user's browser."""
-    return flag(words, "--open", group=OUTPUT, first=True)
-
-
-def _level(level: int, words: str, *names: str) -> ClickOption:
-    def set_level(ctx: click.Context, param: click.Parameter, given: bool) -> None:
-        if given:
-            logging.getLogger("featviz").setLevel(level)
-
-    return flag(words, *names, group=GENERAL, callback=set_level, expose_value=False)
+    return ClickOption(in_full(option.words), *flags, option.name, **settings)
 
 
 def _paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(incomplete, type="file")]
-
-
-def _words(words: Sequence[str], incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
 
 
 MODEL = click.Argument(["model"], required=False, metavar="MODEL", shell_complete=_paths)
@@ -365,31 +333,3 @@ def run_argument(name: str, metavar: str | None = None) -> click.Argument:
         {"nargs": -1, "required": True, "metavar": metavar} if metavar else {}
     )
     return click.Argument([name], type=_run, shell_complete=_paths, **settings)
-
-
-def _given(
-    ctx: click.Context, values: dict[str, Any], check: Callable[[Given], object] | None
-) -> Given:
-    """What a command line gave; a MODEL or IMAGE that is not there is refused before torch is
-    imported.
-    """
-    if "model" not in values:
-        return Given(values)
-    from featviz.images.find import check_arguments
-    from featviz.models.requirements import require_torch
-    from featviz.models.sources import check_words
-
-    model, config = values["model"], ctx.default_map or {}
-    images = values.get("images") or config.get("images", ())
-    if model and "images" in values:
-        mistakes.refuse_swapped(ctx, model, images)
-    if not model or ("images" in values and not images and not values["input"]):
-        raise mistakes.missing("images" if model else "model", ctx)
-    source = Given(values).record(ModelOptions, spec=model)
-    check_words(source)
-    check_arguments(images)
-    given = Given(values, source, images)
-    if check is not None:
-        check(given)
-    require_torch(alone=True)
-    return given

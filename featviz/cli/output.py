@@ -26,23 +26,10 @@ def document(content: Mapping[str, Any], indent: int | None = 1) -> None:
     text(printable_json(content, indent))
 
 
-def text(words: str) -> None:
-    """Print our own words on stdout, with their line ends."""
-    with _written():
-        click.echo(words, nl=not words.endswith("\n"))
-
-
-def flush() -> None:
-    """Hand to the system what was printed on stdout."""
-    with _written():
-        sys.stdout.flush()
-
-
-@contextmanager
-def _written() -> Iterator[None]:
-    """Raise StoreError for a stdout that cannot be written, not for one whose reader has gone."""
+def text(words: str = "") -> None:
+    """Print our own words on stdout, with their line ends, and hand all to the system."""
     try:
-        yield
+        click.echo(words, nl=words[-1:] not in ("", "\n"))
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -77,15 +64,13 @@ def left_out(skipped: Iterable[Skip], never_ran: Sequence[str] = ()) -> None:
 
 
 def written(what: str, page: Path, show: bool) -> None:
-    """Say where a report or a picture is, and open it in the user's browser if that is asked
-    for."""
-    if not show:
-        log.info("%s in %s", what, page)
-        return
+    """Say where a report or a picture is, and open it in the user's browser if that is asked."""
     import webbrowser
 
-    address = page.absolute().as_uri()
-    if webbrowser.open(address):
+    address = page.absolute().as_uri() if show else ""
+    if not show:
+        log.info("%s in %s", what, page)
+    elif webbrowser.open(address):
         log.info("%s in %s, opened in the browser", what, page)
     else:
         log.warning("%s in %s; no browser could be started: open %s", what, page, address)
@@ -107,8 +92,7 @@ def progress_bar() -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def batch_progress() -> Iterator[Callable[[str, FeatvizError | None, int], None]]:
-    """Print on stderr what goes wrong with an image, and a bar on a terminal: a
-    `run.visit.BatchProgress`."""
+    """Progress of a `run.study.Study`: what goes wrong with an image, and a bar on a terminal."""
     with progress_bar() as advance:
 
         def report(image: str, fault: FeatvizError | None, total: int) -> None:

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from featviz.cli import output
-from featviz.cli.options import Given, click_option, command, open_flag, run_argument
+from featviz.cli.options import ClickOption, Given, click_option, command, run_argument
 from featviz.errors import CHECK_FAILED
-from featviz.options import (
+from featviz.options import OUTPUT, RunOptions, declared, read_from
+from featviz.records.commands import (
     DiffFiles,
     DiffThresholds,
     KernelOptions,
     ReportOptions,
-    RunOptions,
     SheetOptions,
-    declared,
 )
 from featviz.text import counted, listed, quoted
 
@@ -32,35 +31,30 @@ _JOINED, _OUT = "Write the joined run into this folder.", Path("featviz-out")
 @command(
     ReportOptions,
     arguments=[run_argument("run")],
-    flags=[open_flag("Open the report in the browser.")],
+    flags=[ClickOption("Open the report in the browser.", "--open", group=OUTPUT, first=True)],
 )
 def report(given: Given) -> int:
     """Build an HTML report of a run, an audit or kernels: pictures, numbers and findings.
 
-    RUN is a folder that `featviz run` wrote, or `featviz audit` or `featviz
-    kernels`: these become one page. Of a run there is a page for the run, for
+    RUN is a folder that `featviz run`, `featviz audit` or `featviz kernels`
+    wrote, or a series of featviz.Watcher. A run gets a page for itself, for
     each image and for each layer, whose channels have addresses of their own
     (layer-003.html#c17). The pages show the pictures where they are, so keep
     the report with its run, or move one file: --single-file writes one of
-    about 25 MB, with fewer tiles where need be, --zip all pages and pictures,
-    to be unpacked. An earlier report is replaced.
-
-    Where RUN is a series, which featviz.Watcher writes as a model is trained,
-    one page has a slider over its steps.
+    about 25 MB, --zip all pages and pictures. An earlier report is replaced.
 
     \b
     Examples:
       featviz report featviz-out --open
       featviz report new --compare old
       featviz report featviz-out --kernels kernels --audit featviz-audit
-      featviz report featviz-audit
       featviz report featviz-out --single-file --out maps.html
     """
     from featviz.diff import compare_runs
     from featviz.report import build_report
     from featviz.rundir.read import warn_of
 
-    result = build_report(given["run"], given.record(ReportOptions), compare_runs)
+    result = build_report(given["run"], read_from(ReportOptions, {**given}), compare_runs)
     warn_of(result.incomplete, behind="; the report names it but does not show it")
     if result.tiles is not None:
         log.warning(
@@ -79,18 +73,17 @@ def report(given: Given) -> int:
 def sheet(given: Given) -> int:
     """Draw one picture of a layer: a column for each image of a run, a row for each channel.
 
-    The tiles are cut from the pictures of the run, and keep the scale with which they were drawn.
+    The tiles are cut from the pictures of the run, and keep their scale.
 
     \b
     Examples:
-      featviz sheet featviz-out --layer layer4 --pick 0-31
       featviz sheet featviz-out --layer conv1 --order zeros --out conv1.png
       featviz sheet featviz-out --layer relu --tensor output.call1 --transpose
     """
     from featviz.report.sheet import make_sheet
     from featviz.rundir.read import warn_of
 
-    path, images, channels, left_out = make_sheet(given["run"], given.record(SheetOptions))
+    path, images, channels, left_out = make_sheet(given["run"], read_from(SheetOptions, {**given}))
     warn_of(left_out, behind=", and left out")
     if given["json"]:
         output.document({"file": str(path), "images": images, "channels": channels})
@@ -123,9 +116,8 @@ def diff(given: Given) -> int:
     changes; a CPU beside a GPU may need 1e-3. NaN equals NaN.
 
     Where both runs kept tensors (`featviz run --tensors npy`), these are
-    compared. Else the statistics are, and the pixels of PNGs, which show
-    differences down to about 1/250 of a map's range. Runs of different images,
-    preprocessing or scale modes are refused.
+    compared, else the statistics, and the pixels of PNGs. Runs of different
+    images, preprocessing or scale modes are refused.
 
     Exit codes: 0 equal, 1 failed or refused, 2 usage, 4 different.
     """
@@ -133,7 +125,7 @@ def diff(given: Given) -> int:
     from featviz.diff.diff import as_json, diff_table
     from featviz.report.pages import render_comparison
 
-    thresholds, files = given.record(DiffThresholds), given.record(DiffFiles)
+    thresholds, files = read_from(DiffThresholds, {**given}), read_from(DiffFiles, {**given})
     result = diff(given["base"], given["new"], thresholds, files, render_comparison)
     if given["json"]:
         output.document(as_json(result))
@@ -152,13 +144,11 @@ def diff(given: Given) -> int:
 def merge(given: Given) -> int:
     """Join parts of a run into one run directory.
 
-    The parts must have the same model, layers and options; an image that several parts have
-    must be the same in all of them. The parts stay as they are; on one disk, a joined run takes no
-    further room.
+    The parts must have the same model, layers and options, and stay as they are. On one disk, a
+    joined run takes no further room.
 
     \b
     Examples:
-      featviz merge part1 part2 part3 --out whole
       featviz merge shards/* --out whole --overwrite
 
     Exit codes: 0 done, 1 failed or refused, 2 usage, 3 some images are failed or missing.
@@ -179,18 +169,14 @@ def merge(given: Given) -> int:
 def verify(given: Given) -> int:
     """Check that every file of a run is as it was written.
 
-    Each file of each image is read and held against the size and the SHA-256 in the image's
-    manifest, and the manifest against its own. Nothing is changed: remove the folder of an image
-    that does not fit, and `featviz run ... --resume` draws it again. The settings in run.json are
-    held against those in the manifests. Files that nothing lists are named, and are no fault.
-
-    The folder of a series, which featviz.Watcher writes as a model is trained,
-    stands for the run of each of its steps.
+    Each file is held against the size and the SHA-256 in its image's manifest, and the settings in
+    run.json against those in the manifests. Nothing is changed: remove the folder of an image that
+    does not fit, and `featviz run ... --resume` draws it again. Files that nothing lists are named,
+    and are no fault. A series of featviz.Watcher stands for the run of each of its steps.
 
     \b
     Examples:
       featviz verify featviz-out
-      featviz verify featviz-series
       featviz verify shards/* --json | jq '.runs[].faults'
 
     Exit codes: 0 all is whole, 1 no run, 2 usage, 4 something does not fit.

@@ -8,23 +8,15 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from msgspec import structs
 
 from featviz.cli import output
-from featviz.cli.options import IMAGES, MODEL, Given, command, flag, open_flag
-from featviz.errors import UsageError
+from featviz.cli.options import IMAGES, MODEL, ClickOption, Given, command
+from featviz.errors import NOTHING_DRAWN, UsageError
 from featviz.files.urls import Url
 from featviz.gradients.targets import check_options, for_drawing
-from featviz.options import (
-    OUTPUT,
-    DrawOptions,
-    ModelOptions,
-    PassOptions,
-    ReportOptions,
-    RunOptions,
-)
+from featviz.options import OUTPUT, DrawOptions, ModelOptions, PassOptions, RunOptions, read_from
 from featviz.records import UNLIKE_OUTPUTS, ImageResult, Outcome, RunResult, Shard
 from featviz.text import counted, listed, quoted
 
@@ -36,8 +28,8 @@ _TORCHRUN, _SLURM = ("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")
 
 def _passes(given: Given) -> PassOptions:
     """What is captured and changed, checked beside what is drawn of it."""
-    draw = given.record(DrawOptions)
-    passes = for_drawing(given.record(PassOptions), draw, given["seed"])
+    draw = read_from(DrawOptions, {**given})
+    passes = for_drawing(read_from(PassOptions, {**given}), draw, given["seed"])
     draw.check()
     check_options(passes, draw)
     return passes
@@ -48,9 +40,14 @@ def _passes(given: Given) -> PassOptions:
     arguments=[MODEL, IMAGES],
     check=_passes,
     flags=[
-        open_flag("Build the HTML gallery of --report, and open it in the browser."),
-        flag("Build an HTML report of the run at its end.", "--report", group=OUTPUT),
-        flag("Print what would be written, and write nothing.", "--dry-run", group=OUTPUT),
+        ClickOption(
+            "Build the HTML gallery of --report, and open it in the browser.",
+            "--open",
+            group=OUTPUT,
+            first=True,
+        ),
+        ClickOption("Build an HTML report of the run at its end.", "--report", group=OUTPUT),
+        ClickOption("Print what would be written, and write nothing.", "--dry-run", group=OUTPUT),
     ],
     json="one JSON line for each image",
     first=("model_args", "trust"),
@@ -72,9 +69,8 @@ def run(given: Given) -> int:
       featviz run net.py:Net scan.png --size 256
     \f
     An archive is a .zip, .tar or .tar.gz; photos.zip::a/b.jpg is one of its
-    images. Each may be a URL: s3://bucket/photos/, gs://, https://, hf://
-    (with s3fs, gcsfs, aiohttp or huggingface_hub). For a video model, the
-    stills of a folder are one clip, and so is an animation.
+    images. Each may be a URL: s3://bucket/photos/, gs://, https://, hf://. For
+    a video model, the stills of a folder are one clip, and so is an animation.
 
     \b
     More examples:
@@ -83,32 +79,32 @@ def run(given: Given) -> int:
       featviz run raft_small left.png right.png --layers 'Conv2d@*flow_head*'
       featviz run net.py:Generator --input z=randn:1,128
       featviz run resnet18 cat.jpg --capture output,grad --target class:tabby
-      featviz run resnet18 cat.jpg --layers layer4 --ablate 'layer4.1:5,17'
-      featviz run resnet18 photos.tar --resume --out maps
       find . -name '*.png' -print0 | featviz run resnet18 - -0 --json
       torchrun --nproc-per-node 4 -m featviz run resnet18 photos/
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 130
     interrupted, 141 stdout closed.
     """
-    from featviz.run import dry_run
     from featviz.run import run as pipeline
 
-    options = given.record(RunOptions, passes=_passes(given))
+    options = read_from(RunOptions, {**given}, passes=_passes(given))
+    source, images = given["source"], given["images"]
     wanted = next((f"--{name}" for name in ("report", "open") if given[name]), None)
     if wanted and isinstance(options.out, Url):
         raise UsageError(f"{wanted} needs a folder, and --out URL leaves none", "leave it out")
     shard = shard_of_process() if options.shard is None else None
     if given["dry_run"]:
+        from featviz.run import dry_run
+
         if shard is None or not shard.index:
-            plan = dry_run.dry_run(given.source, given.images, options)
+            plan = dry_run.dry_run(source, images, options)
             if given["json"]:
                 output.document(plan)
             else:
                 output.text(dry_run.render(plan))
         return 0
     if shard is not None:
-        if "-" in given.images and _runs_in_torchrun():
+        if "-" in images and _runs_in_torchrun():
             words = "- lists images on stdin, which the processes of torchrun cannot divide"
             raise UsageError(words, "give a folder, or start each process with its own list")
         log.info("this process draws shard %s of the images", shard)
@@ -124,12 +120,24 @@ def run(given: Given) -> int:
                 output.image_error(image.name, image.error, image.hint)
             elif not image.kept and (total == 1 or log.isEnabledFor(logging.DEBUG)):
                 _say_outcome(image.name, image.outcome)
-            if given["json"]:
-                output.document(_line(image), indent=None)
+            if given["json"] and image.error is not None:
+                output.document({"image": image.name, "error": image.error}, indent=None)
+            elif given["json"]:
+                line = {
+                    "image": image.name,
+                    "folder": image.folder,
+                    "files": [capture.file for capture in image.rows],
+                    "skipped": len(image.skipped),
+                    "never_ran": list(image.never_ran),
+                    "prediction": [asdict(guess) for guess in image.outcome.prediction],
+                }
+                line |= {"effect": image.outcome.effect} if image.outcome.intervened else {}
+                output.document(line | ({"kept": True} if image.kept else {}), indent=None)
 
-        result = pipeline.run(given.source, given.images, options, report)
+        result = pipeline.run(source, images, options, report)
     _conclude(result, unseen, to_look=not wanted)
     if wanted and (result.whole or options.shard is None):
+        from featviz.records.commands import ReportOptions
         from featviz.report import build_report
 
         output.written("report", build_report(options.out, ReportOptions()).page, given["open"])
@@ -140,22 +148,6 @@ def run(given: Given) -> int:
     if only_failed and not result.whole and _runs_in_torchrun():
         return 0
     return result.exit_code or (3 if result.whole and result.all_failures else 0)
-
-
-def _line(result: ImageResult) -> dict[str, Any]:
-    outcome = result.outcome
-    if result.error is not None:
-        return {"image": result.name, "error": result.error}
-    return {
-        "image": result.name,
-        "folder": result.folder,
-        "files": [capture.file for capture in result.rows],
-        "skipped": len(result.skipped),
-        "never_ran": list(result.never_ran),
-        "prediction": [asdict(guess) for guess in outcome.prediction],
-        **({"effect": outcome.effect} if outcome.intervened else {}),
-        **({"kept": True} if result.kept else {}),
-    }
 
 
 def _say_outcome(name: str, outcome: Outcome) -> None:
@@ -183,10 +175,8 @@ def _conclude(result: RunResult, unseen: Mapping[str, Mapping[str, str]], to_loo
         named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
         words += [f"{what}: {listed(named, _NAMED)}"] if named else []
     if result.drew_nothing:
-        output.error(
-            f"no picture was drawn; {'; '.join(words) or 'no layer was taken'}",
-            "--layers takes others; `featviz layers MODEL` lists them, with shapes and calls",
-        )
+        reasons = "; ".join(words) or "no layer was taken"
+        output.error(f"no picture was drawn; {reasons}", NOTHING_DRAWN)
     else:
         for line in words:
             log.warning("%s", line)

@@ -28,8 +28,9 @@ from featviz.drawing.values import ValueLimits, to_levels
 from featviz.errors import CompareError, UsageError
 from featviz.files.urls import Url
 from featviz.layout.layouts import LAYOUTS
-from featviz.options import DiffFiles, DiffThresholds, DrawOptions
+from featviz.options import DrawOptions
 from featviz.records import Place, finite
+from featviz.records.commands import DiffFiles, DiffThresholds
 from featviz.records.findings import (
     ComparedLayer,
     Comparison,

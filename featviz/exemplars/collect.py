@@ -19,7 +19,7 @@ from featviz.layout.layouts import LAYOUTS
 from featviz.layout.views import to_box
 from featviz.models.load import LoadedModel
 from featviz.records import Floats, Integers, Layer, Site, Skip
-from featviz.run.visit import Batch
+from featviz.run.study import Batch
 
 By = Literal["max", "mean"]
 

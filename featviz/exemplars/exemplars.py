@@ -32,12 +32,13 @@ from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout.views import to_box
 from featviz.models.load import LoadedModel
-from featviz.options import ExemplarOptions, ModelOptions
+from featviz.options import ModelOptions
 from featviz.records import Site
+from featviz.records.commands import ExemplarOptions
 from featviz.records.findings import TextTable
 from featviz.run.choose import choose_layers
 from featviz.run.prepare import blank_input
-from featviz.run.visit import BatchProgress, Study, batches, begun
+from featviz.run.study import BatchProgress, Study, batches, begun
 from featviz.rundir import EXEMPLARS_FILE, studies, write
 from featviz.rundir.place import EXEMPLARS
 from featviz.rundir.read import Failure

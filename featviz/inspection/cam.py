@@ -21,14 +21,34 @@ from featviz.drawing import colormap, normalize
 from featviz.drawing.drawer import class_map, draw_maps
 from featviz.drawing.page import Panel, write_figure
 from featviz.drawing.picture import lay_over, to_image
+from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError, UsageError
+from featviz.gradients import passes
 from featviz.gradients.targets import PAIRED
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.hooks.layers import list_layers
 from featviz.inspection.look import check_files
 from featviz.layout import Maps
+from featviz.layout.hints import HintBook
+from featviz.layout.layouts import LAYOUTS
 from featviz.models.load import LoadedModel
-from featviz.options import CamOptions, DrawOptions, ModelOptions, PassOptions, RunOptions
-from featviz.records import REDUCTIONS, SUFFIXES, Bytes, Floats, Guess, Outcome, Sample, Site, Skip
-from featviz.run.prepare import ModelInput, Prepared, Show, find_images, last_map, prepare
+from featviz.options import DrawOptions, ModelOptions, PassOptions, RunOptions
+from featviz.records import (
+    KINDS,
+    REDUCTIONS,
+    SUFFIXES,
+    Bytes,
+    Floats,
+    Guess,
+    Layer,
+    Outcome,
+    Sample,
+    Site,
+    Skip,
+)
+from featviz.records.commands import CamOptions
+from featviz.run.prepare import ModelInput, Prepared, Show, find_images, prepare, read_input
+from featviz.run.stages import ADDS_NOTHING
 from featviz.run.visit import Visit, visit
 from featviz.rundir.atomic import atomic, reported
 from featviz.text import listed, printable, quoted, safe_name
@@ -47,8 +67,8 @@ class LayerCam:
     @property
     def name(self) -> str:
         """`layer4`, `relu call 1`."""
-        parts = [self.site.layer.label, f"call {self.site.call}" if self.site.call else ""]
-        return " ".join(part for part in (*parts, self.site.key) if part)
+        call = f"call {self.site.call}" if self.site.call else ""
+        return " ".join(part for part in (self.site.layer.label, call, self.site.key) if part)
 
     @property
     def layer(self) -> str:
@@ -64,12 +84,6 @@ class LayerCam:
     def tensor(self) -> Tensor:
         """The map's values, float32 [H, W] in the resolution of the layer; [T, H, W] of a clip."""
         return torch.from_numpy(self.values.copy())
-
-    def as_json(self) -> dict[str, Any]:
-        """For programs: all but the pixels."""
-        at = self.site
-        where = {"layer": at.layer.name, "type": at.layer.type, "call": at.call, "key": at.key}
-        return {**where, "shape": self.values.shape, "range": self.limits}
 
 
 @dataclass(frozen=True)
@@ -109,7 +123,17 @@ class ImageCam:
             "prediction": [asdict(guess) for guess in self.prediction],
             "method": self.method,
             "target": {"of": self.target, "value": self.outcome.target},
-            "maps": [one.as_json() for one in self.maps],
+            "maps": [
+                {
+                    "layer": one.layer,
+                    "type": one.site.layer.type,
+                    "call": one.site.call,
+                    "key": one.site.key,
+                    "shape": one.values.shape,
+                    "range": one.limits,
+                }
+                for one in self.maps
+            ],
             "skipped": [asdict(skip) for skip in self.skipped],
         }
 
@@ -126,48 +150,44 @@ def cam(
             cannot be written; nothing was written before.
     """
     out = options.out
-    draw = DrawOptions(
-        reduce=options.method,
-        scale=1,
-        overlay=options.overlay,
-        cmap=options.cmap,
-        tensor_layout=options.tensor_layout,
-    )
     run = RunOptions(
         layers=options.layers,
         nul_separated=options.nul_separated,
-        draw=draw,
+        draw=DrawOptions(
+            reduce=options.method,
+            scale=1,
+            overlay=options.overlay,
+            cmap=options.cmap,
+            tensor_layout=options.tensor_layout,
+        ),
         inputs=options.inputs,
         passes=PassOptions(PAIRED, options.target),
     )
     found = find_images(images, run)
     if out is not None:
-        files = _files(found, out)
-        if out.exists() and not out.is_dir() and out not in files.values():
+        paths = _files(found, out).values()
+        if out.exists() and not out.is_dir() and out not in paths:
             message = f"--out {quoted(str(out))} is no folder"
             raise UsageError(message, "name a folder, or a .png file")
-        check_files("cam", files.values(), model, found, options.overwrite)
+        check_files("cam", paths, model, found, options.overwrite)
     prepared = prepare(model, found, run)
-    files, taken = {} if out is None else _files(prepared.samples, out), dict[Path, str]()
-    for name, path in files.items():
-        if (other := taken.setdefault(path, name)) != name:
-            both = f"{quoted(other)} and {quoted(name)}"
-            raise UsageError(
-                f"--out {quoted(str(out))} would hold {both} in one picture",
-                "name a folder with --out" if path == out else "name one of them",
-            )
+    files = {} if out is None else _files(prepared.samples, out)
+    if len(set(files.values())) < len(files):
+        raise UsageError(
+            f"--out {quoted(str(out))} would hold several images in one picture",
+            "name a folder with --out, or one of the images",
+        )
     if options.layers is None:
         prepared = replace(prepared, layers=[last_map(prepared)])
     cmap = colormap.resolved(options.cmap, over=True, reduce=options.method)
+    read = partial(read_input, preprocess=prepared.model.preprocess, inputs=options.inputs)
     with prepared.watched() as show:
         explain = partial(_explain, prepared, show, cmap)
-        for seen in visit(prepared.samples, prepared.read, explain):
-            name = seen.sample.name
-            if seen.result is None:
-                yield ImageCam(name, options.method, error=seen.error)
-                continue
-            result, place = seen.result, files.get(name)
-            if place is not None:
+        for seen in visit(prepared.samples, read, explain):
+            result, place = seen.result, files.get(seen.sample.name)
+            if result is None:
+                result = ImageCam(seen.sample.name, options.method, error=seen.error)
+            elif place is not None:
                 assert result.shown is not None
                 panels = [
                     Panel(printable(f"{one.name} ({one.site.layer.type})"), one.picture, one.limits)
@@ -179,19 +199,65 @@ def cam(
                 with atomic(place) as file:
                     text = {"Software": "featviz cam", "Title": title}
                     write_figure(file, result.words, result.shown, panels, cmap, text)
-            yield replace(result, path=place)
+                result = replace(result, path=place)
+            yield result
 
 
 def _files(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
     """The picture's file of each image: its name without the ending, where no other has it."""
     if out.suffix.lower() in (".jpeg", *SUFFIXES) and not out.is_dir():
         return {sample.name: out for sample in samples}
-    flat = {sample.name: sample.name.replace("/", "__") for sample in samples}
-    stems = Counter(Path(name).stem for name in flat.values())
-    return {
-        name: out / safe_name(f"cam-{stem if stems[stem := Path(path).stem] == 1 else path}.png")
-        for name, path in flat.items()
-    }
+    flat = [sample.name.replace("/", "__") for sample in samples]
+    stems = Counter(Path(name).stem for name in flat)
+    names = [name if stems[Path(name).stem] > 1 else Path(name).stem for name in flat]
+    files = [out / safe_name(f"cam-{name}.png") for name in names]
+    return {sample.name: file for sample, file in zip(samples, files, strict=True)}
+
+
+def last_map(prepared: Prepared) -> Layer:
+    """The last layer whose output has places of the image on which the target depends.
+
+    It is found by shapes and gradients of a pass on zeros, whose plan captures outputs and
+    gradients. Behind the last attention of a vision transformer that reads its class token, the
+    target depends on no other token, so its last layer is one before that attention. Poolings and
+    the like add nothing to the layer before them; a layer inside an attention, or one that runs
+    several times, is taken only where there is no other."""
+    model, draw = prepared.model, prepared.options.draw
+    book = HintBook(model.module, prepared.blank[0].shape, draw.tensor_layout)
+    order: list[Layer] = []  # of the outputs that are maps with several places
+    reached: set[Layer] = set()  # those whose gradient is not zero at every place
+
+    def take(site: Site, tensor: Tensor) -> None:
+        hints = book.at(site, tensor)
+        size = layout.map_size(list(tensor.shape), hints)
+        if size is None or not LAYOUTS[size[0]].aligned or size[1:] == (1, 1):
+            return
+        if not KINDS[site.kind].backward:
+            order.append(site.layer)
+        elif layout.to_maps(tensor, hints)[""].data.any():
+            reached.add(site.layer)
+
+    layers = [
+        layer
+        for layer in list_layers(model.module)
+        if layer.index and not ADDS_NOTHING.intersection(layer.classes)
+    ]
+    with (
+        in_eval_mode(model.module, gradients=True),
+        passes.watched(model, prepared.plan, layers) as hooks,
+    ):
+        hooks.show(prepared.blank, book, take)
+    plain = [layer for layer in order if not book.of(layer).attention]
+    choices = [layer for layer in plain if order.count(layer) == 1], plain, order
+    depended_on = [[layer for layer in some if layer in reached] for some in choices]
+    for some in (*depended_on, *choices):
+        if some:
+            return some[-1]
+    raise UsageError(
+        "no layer gives maps of the image, which a class activation map lies on",
+        "--layers names one, and --tensor-layout says how to read it; "
+        "`featviz layers MODEL` lists them, with shapes",
+    )
 
 
 def _explain(
@@ -205,7 +271,8 @@ def _explain(
     # of the one channel that a class activation map has
     draw = structs.replace(prepared.options.draw, cmap=cmap, reduce="max")
     maps: list[LayerCam] = []
-    hints, background, shown = prepared.hints(image), image.background(), image.shown()
+    hints, background = prepared.hints(image.args), image.background()
+    shown = to_pixels(image.preprocess.shown(image.args)[0])
 
     def take(site: Site, tensor: Tensor, gradient: Tensor) -> None:
         """The sink of the hooks; LayoutError where there are no places, or no gradient."""

@@ -25,8 +25,9 @@ from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.hooks.selectors import types_present
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.requirements import versions
-from featviz.options import InputOptions, KernelOptions, ModelOptions
+from featviz.options import InputOptions, ModelOptions
 from featviz.records import Floats, Layer, Site, Skip
+from featviz.records.commands import KernelOptions
 from featviz.run.choose import choose_layers
 from featviz.run.prepare import check_drawing, files_read
 from featviz.rundir.place import RUN, check_apart, check_free, replacing
@@ -36,9 +37,7 @@ log = logging.getLogger(__name__)
 
 NO_IMAGE = InputOptions(channels=1)
 """Kernels need no input; with this, none is guessed from the first convolution."""
-
 _FOR_MAPS = ("tensors", "flat", "overlay", "reduce", "figure")
-"""Fields of DrawOptions that kernels have no use for."""
 
 
 def draw_kernels(
@@ -48,9 +47,6 @@ def draw_kernels(
 
     Returns:
         What `--json` prints, and what could not be drawn.
-
-    Raises:
-        FeatvizError: a bad option, no such model, nothing to draw, or the folder failed.
     """
     check_drawing(options.draw, options.tensorboard)
     check_apart(options.out, "--out", files_read(model))
@@ -87,11 +83,7 @@ def _read(
     loaded: LoadedModel, selectors: str | None
 ) -> tuple[list[tuple[Layer, Filters]], list[Skip]]:
     """The kernels of the chosen layers, and which of these have none. A shared module's are drawn
-    once, under the first chosen name.
-
-    Raises:
-        UsageError: none has.
-    """
+    once, under the first chosen name."""
     modules, every = modules_by_name(loaded.module), list_layers(loaded.module)
     layers = [layer for layer in every if is_convolution(modules[layer.name])]
     if selectors is not None:

@@ -2,8 +2,7 @@
 calls, and the totals of the model.
 
 torch's FlopCounterMode counts operators; what it has counted when a module is entered and when it
-is left tells the module's share, whatever the module does in place. It does not see inside
-nn.MultiheadAttention's fast path, which must be off.
+is left tells the module's share. nn.MultiheadAttention's fast path, which it cannot see, is off.
 """
 
 from __future__ import annotations
@@ -32,13 +31,14 @@ from featviz.options import InputOptions, ModelOptions
 from featviz.records import Layer
 from featviz.records.findings import TextTable
 from featviz.run import choose
-from featviz.run.choose import choose_layers, probe
+from featviz.run.choose import choose_layers
+from featviz.run.stages import probe
 from featviz.text import by, counted, listed
 
 log = logging.getLogger(__name__)
 
 FLOPS_PER_MAC = 2
-"""One multiplication and one addition; FlopCounterMode leaves the addition of a bias out."""
+"""One multiplication and one addition; the addition of a bias is left out."""
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -55,14 +55,14 @@ _COUNTED = ("calls", "macs", "own_macs", "flops", "activation_bytes")
 @dataclass(frozen=True)
 class LayerRow:
     """One module in one place, the modules inside it included; or a function that it calls, which
-    has no multiply-accumulates and bytes. The usage is None where the model could not be run."""
+    has parameters 0 and no MACs. The usage is None where the model could not be run."""
 
     index: int
     name: str
     type: str
     aliases: tuple[str, ...]
     parameters: int
-    """Each shared one once; 0 for a function."""
+    """Each shared one once."""
     trainable: int
     selected: bool
     input_shape: list[int] | None = None
@@ -112,15 +112,15 @@ class Listing:
                 name = "  " * (len(above) + 1) + last
             name += f" (also {', '.join(row.aliases)})" if row.aliases else ""
             macs = "" if row.macs is None else _scaled(row.macs)
-            calls = "" if row.calls is None else str(row.calls)
-            shape, parameters = by(row.output_shape or ()), f"{row.parameters:,}"
+            counts = macs, "" if row.calls is None else str(row.calls)
+            shape = by(row.output_shape or ())
             chosen = "*" if row.selected else ""
-            rows.append((chosen, name, row.type, shape, parameters, macs, calls))
+            rows.append((chosen, name, row.type, shape, f"{row.parameters:,}", *counts))
+        size, trainable = _scaled(total.parameter_bytes, "B"), f"{total.trainable:,} trainable"
         footer = [
             "",
             f"input        {by(self.input_shape)}",
-            f"parameters   {total.parameters:,} ({total.trainable:,} trainable), "
-            f"{_scaled(total.parameter_bytes, 'B')}",
+            f"parameters   {total.parameters:,} ({trainable}), {size}",
         ]
         if total.macs is not None and total.flops is not None:
             footer.append(f"MACs         {_scaled(total.macs)} = {_scaled(total.flops)} FLOPs")
@@ -152,12 +152,8 @@ def list_model(
     functions: bool = False,
     tree: bool = False,
 ) -> Listing:
-    """List a model's modules, measured by one forward pass on zeros; a model that cannot be run on
-    zeros is listed without shapes.
-
-    Args:
-        functions: list the functions that modules call as well.
-    """
+    """List a model's modules (and functions that they call), as one forward pass on zeros shows
+    them; a model that cannot be run on zeros is listed without shapes."""
     model = load_model(options, inputs)
     blank = model.preprocess.blank()
     functions |= selectors is not None and bool(of_functions(parse(selectors)))
@@ -207,10 +203,8 @@ def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
         for module in model.module.modules():
             now = partial(running.now, running.of_module[id(module)])
             enter = module.register_forward_pre_hook(meter.enter, prepend=True, with_kwargs=True)
-            leave = module.register_forward_hook(partial(meter.leave, now))
-            end = module.register_forward_hook(meter.end, always_call=True)
-            for hook in (enter, leave, end):
-                stack.callback(hook.remove)
+            stack.callback(enter.remove)
+            stack.callback(module.register_forward_hook(partial(meter.leave, now)).remove)
         stack.enter_context(running.followed({layer.name for layer in layers}))
         # the inner one decomposes what the outer one sees
         with meter, meter.flops:
@@ -248,41 +242,32 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """For each module that is running: the counts when it was entered, the multiply-accumulates
         in the usage of modules inside it, whether it is a leaf, the shape of its input."""
 
-    @property
-    def macs(self) -> int:
-        """Multiply-accumulates so far."""
-        total: int = self.flops.get_total_flops()
-        return total // FLOPS_PER_MAC
-
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A forward pre-hook."""
         if self._running:
             self._running[-1]["leaf"] = False
-        shape = _shape_of_first(tensors([args, kwargs]))
-        counts = {"macs": self.macs, "memory": self.memory, "inside": 0}
-        self._running.append({**counts, "leaf": True, "input_shape": shape})
+        frame = {"module": module, "macs": self.flops.get_total_flops() // FLOPS_PER_MAC}
+        frame |= {"memory": self.memory, "inside": 0, "leaf": True}
+        self._running.append({**frame, "input_shape": _shape_of_first(tensors([args, kwargs]))})
 
     def leave(self, now: Callable[[], Layer], module: nn.Module, args: Any, output: Any) -> None:
         """A forward hook; `now` tells the layer to which the call belongs."""
-        index = now().index
-        frame, given = self._running[-1], tensors(output)
+        frame, given = self._running.pop(), tensors(output)
+        while frame["module"] is not module:  # raised, and was caught: its own work is its caller's
+            self._running[-1]["inside"] += frame["inside"]
+            frame = self._running.pop()
         if frame["leaf"]:
             parts = (p for t in given for p in (t.unbind() if t.is_nested else [t]))
             self.memory += sum(part.numel() * part.element_size() for part in parts)
-        macs = self.macs - frame["macs"]
-        inside, frame["inside"] = frame["inside"], macs
-        first = {"input_shape": frame["input_shape"], "output_shape": _shape_of_first(given)}
-        usage = self.usage.setdefault(index, {**first, **dict.fromkeys(_COUNTED, 0)})
-        own = (1, macs, macs - inside, FLOPS_PER_MAC * macs, self.memory - frame["memory"])
-        for name, count in zip(_COUNTED, own, strict=True):
-            usage[name] += count
-
-    def end(self, module: nn.Module, args: Any, output: Any) -> None:
-        """A forward hook behind `leave` that is always called: a call in which an exception was
-        raised is none of the module's, and its own work counts as its caller's."""
-        frame = self._running.pop()
+        macs = self.flops.get_total_flops() // FLOPS_PER_MAC - frame["macs"]
         if self._running:
-            self._running[-1]["inside"] += frame["inside"]
+            self._running[-1]["inside"] += macs
+        first = {"input_shape": frame["input_shape"], "output_shape": _shape_of_first(given)}
+        usage = self.usage.setdefault(now().index, {**first, **dict.fromkeys(_COUNTED, 0)})
+        own = macs - frame["inside"]
+        counts = (1, macs, own, FLOPS_PER_MAC * macs, self.memory - frame["memory"])
+        for name, count in zip(_COUNTED, counts, strict=True):
+            usage[name] += count
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None

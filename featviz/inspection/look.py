@@ -17,13 +17,14 @@ from featviz.drawing.drawer import draw, magnitude_and_phase
 from featviz.drawing.page import Panel, Row, draw_page
 from featviz.drawing.picture import GridPicture, write_png
 from featviz.drawing.values import to_pixels
-from featviz.errors import FeatvizError, LayoutError, UsageError
+from featviz.errors import NOTHING_DRAWN, FeatvizError, LayoutError, UsageError
 from featviz.hooks.layers import list_layers
 from featviz.layout import to_floats
 from featviz.models.load import LoadedModel
-from featviz.options import DrawOptions, LookOptions, ModelOptions, RunOptions
+from featviz.options import DrawOptions, ModelOptions, RunOptions
 from featviz.records import Bytes, Floats, Guess, Layer, Sample, Site, Skip, finite
-from featviz.run.prepare import ModelInput, Prepared, files_read, find_images, prepare
+from featviz.records.commands import LookOptions
+from featviz.run.prepare import Prepared, files_read, find_images, prepare, read_input
 from featviz.rundir.atomic import atomic
 from featviz.rundir.place import check_apart, check_file, picture_of
 from featviz.text import by, counted, listed, quoted, safe_name
@@ -161,19 +162,24 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
         kept = {round(place) for place in np.linspace(0, len(chosen) - 1, MOST_STAGES)}
         left_out = [layer for place, layer in enumerate(chosen) if place not in kept]
         chosen = [layer for place, layer in enumerate(chosen) if place in kept]
-    image = prepared.read(prepared.samples[0])
-    hints, wanted = prepared.hints(image), {layer.name for layer in chosen}
+    image = read_input(prepared.samples[0], prepared.model.preprocess, prepared.options.inputs)
+    hints = prepared.hints(image.args)
+    wanted = {layer.name for layer in chosen}
     rows: dict[str, ShownLayer] = {}
-    outputs: list[tuple[int, ...]] = []
-    pictures = [("input", _seen(image))]
+    shapes: list[str] = []
+    shown = image.preprocess.shown(image.args)[0]
+    if image.args[0].ndim == 5:  # of a clip or a volume the slice in the middle
+        slices = image.preprocess.pictures(image.args[:1])
+        shown = slices[len(slices) // 2][0]
+    pictures = [("input", _rgb(to_pixels(shown)))]
 
     def take(site: Site, tensor: Tensor) -> None:
         """The sink of the hooks: the first maps that a layer gives; numbers only where it gives no
         maps."""
         if not site.layer.name and not tensor.is_nested:
-            outputs.append(tuple(tensor.shape))
-            if len(outputs) == 1:
+            if not shapes:
                 pictures.extend(_output_picture(site.key, tensor, hints.input_shape[-2:]))
+            shapes.append(by(tensor.shape))
         before = rows.get(site.layer.name)
         if site.layer.name in wanted and (before is None or before.strip):
             known = hints.at(site, tensor)
@@ -192,13 +198,10 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
         if recorder.skipped:
             words = [f"{skip.layer or skip.type} ({skip.reason})" for skip in recorder.skipped]
             why.append(f"skipped: {listed(words, 3)}")
-        raise FeatvizError(
-            f"no picture was drawn; {'; '.join(why) or 'no layer was taken'}",
-            "--layers takes others; `featviz layers MODEL` lists them, with shapes and calls",
-        )
-    for name_of, row in rows.items():
+        raise FeatvizError(f"no picture was drawn; {'; '.join(why)}", NOTHING_DRAWN)
+    for row in rows.values():
         if row.nonfinite:
-            many = f"{name_of or row.type} holds {row.nonfinite} NaN or infinite values"
+            many = f"{row.layer or row.type} holds {row.nonfinite} NaN or infinite values"
             log.warning("%s, shown in magenta", many)
     if left_out:
         log.info("%d of %d stages; --layers takes others", len(rows), len(rows) + len(left_out))
@@ -216,38 +219,19 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
         shown=pictures[0][1],
     )
     pictures = pictures[:1] if result.prediction else pictures
-    page = _page(result, pictures, [] if pictures[1:] else outputs, options)
-    return replace(result, picture=page)
-
-
-def _page(
-    result: LookResult,
-    pictures: Sequence[tuple[str, Bytes]],
-    outputs: Sequence[tuple[int, ...]],
-    options: LookOptions,
-) -> Bytes:
-    """The page of a result; `outputs` are the shapes of those that are no pictures."""
-    shapes = [f"output {listed(list(map(by, outputs)), 3)}", ""] if outputs else []
+    remarks = [f"output {listed(shapes, 3)}", ""] if shapes and not pictures[1:] else []
     which = "vary most" if options.pick == "deviation" else "have the highest mean"
-    return draw_page(
-        title=result.model,
+    page = draw_page(
+        title=name,
         subtitle=f"{result.name}   input {by(result.input_shape)}",
         pictures=pictures,
         bars=[(guess.title, guess.probability) for guess in result.prediction],
-        remarks=[*shapes, "preprocessing", *re.split(r", (?![^\[(]*[\])])", result.preprocessing)],
+        remarks=[*remarks, "preprocessing", *re.split(r", (?![^\[(]*[\])])", image.words)],
         rows=[words_on(row) for row in result.layers],
         key=f"the maps of each layer that {which}; near-duplicates are shown once",
         cmap=options.cmap,
     )
-
-
-def _seen(image: ModelInput) -> Bytes:
-    """What the model saw; of a clip or a volume the slice in the middle."""
-    seen = image.preprocess.shown(image.args)[0]
-    if image.args[0].ndim == 5:
-        slices = image.preprocess.pictures(image.args[:1])
-        seen = slices[len(slices) // 2][0]
-    return _rgb(to_pixels(seen))
+    return replace(result, picture=page)
 
 
 def _rgb(pixels: Bytes) -> Bytes:
@@ -269,18 +253,15 @@ def _output_picture(key: str, output: Tensor, size: Sequence[int]) -> list[tuple
         numbers = to_floats(output.detach())[0]
     except LayoutError:
         return []
-    low, high = float(numbers.min()), float(numbers.max())
-    if not np.isfinite([low, high]).all():
+    if not numbers.isfinite().all():
         return []
     if classes:
         colors, likeliest = colormap.ramp("turbo"), numbers.argmax(0).cpu().numpy()
         return [(f"classes {by(shape)}", colors[likeliest * 97 % len(colors)])]
+    low, high = float(numbers.min()), float(numbers.max())
     if low < -0.05 or high > 1.05:
         numbers = (numbers - low) / max(high - low, 1e-30)
     return [(f"output {by(shape)}", _rgb(to_pixels(numbers.clamp(0, 1))))]
-
-
-# Which maps tell most
 
 
 def _telling(site: Site, tensor: Tensor, picture: GridPicture, options: LookOptions) -> ShownLayer:
@@ -288,17 +269,16 @@ def _telling(site: Site, tensor: Tensor, picture: GridPicture, options: LookOpti
     numbers = picture.stats
     colors, side = colormap.table(picture.palette), picture.slices[0]
     order, levels = ranked(numbers, options.pick), picture.tiles[:]
-    least, most = ([finite(float(x)) for x in numbers[:, at]] for at in (values.MIN, values.MAX))
-    ranges: tuple[Span, ...]
+    limits: Any = numbers[:, [values.MIN, values.MAX]]
     if picture.strip:  # one for all numbers together
         channels, tiles = order[: options.maps], [colors[np.concatenate(list(levels), axis=1)]]
-        low, high = ([end for end in ends if end is not None] for ends in (least, most))
-        ranges = ((min(low, default=None), max(high, default=None)),)
+        known = limits[np.isfinite(limits).all(1)]
+        limits = [(known[:, 0].min(), known[:, 1].max()) if len(known) else (np.nan, np.nan)]
     else:
         middles = levels[side // 2 :: side]
         channels = unlike(middles, order, options.maps)
         tiles = [colors[middles[channel]] for channel in channels]
-        ranges = tuple((least[channel], most[channel]) for channel in channels)
+        limits = limits[channels]
     return ShownLayer(
         layer=site.layer.name,
         type=site.layer.type,
@@ -312,7 +292,7 @@ def _telling(site: Site, tensor: Tensor, picture: GridPicture, options: LookOpti
         nonfinite=int(numbers[:, values.NONFINITE].sum()),
         slice=(side // 2, side) if side > 1 else None,
         channels=tuple(channels),
-        ranges=ranges,
+        ranges=tuple((finite(float(low)), finite(float(high))) for low, high in limits),
         strip=picture.strip,
         tiles=tiles,
     )
@@ -378,17 +358,13 @@ def _span(ends: Span) -> str:
     if low is None or high is None:
         return ""
     first, last = _brief(low), _brief(high)
-    if first == last:
-        return "≈" * (low != high) + first
-    return f"{first} … {last}"
+    return f"{first} … {last}" if first != last else "≈" * (low != high) + first
 
 
 def _brief(value: float) -> str:
     """A number in a few letters, as 0.013, 1.2, 350, 2e-6: with a power of ten below 0.01 and from
     100000 on."""
-    if 10 <= abs(value) < 1e5:
-        return f"{value:.0f}"
-    if value == 0 or 0.01 <= abs(value) < 10:
-        return f"{value:.2g}"
+    if value == 0 or 0.01 <= abs(value) < 1e5:
+        return f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}"
     base, _, power = f"{value:.1e}".partition("e")
     return f"{float(base):g}e{int(power)}"

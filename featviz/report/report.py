@@ -17,8 +17,8 @@ from PIL import Image
 from featviz.errors import CompareError, UsageError
 from featviz.files import real
 from featviz.files.urls import Url
-from featviz.options import ReportOptions
 from featviz.records import Place
+from featviz.records.commands import ReportOptions
 from featviz.records.findings import Comparison
 from featviz.report import beside, pages, words
 from featviz.report.network import is_numbers, most_varied

@@ -3,14 +3,14 @@ files of the one before."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from threading import Event
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -27,17 +27,17 @@ from featviz.drawing.picture import (
     write_png,
 )
 from featviz.drawing.tensorboard import Board, as_make_grid, histogram
+from featviz.drawing.values import to_pixels
 from featviz.errors import LayoutError, UploadError
 from featviz.records import Floats, Hints, ImageResult, Sample, Site, finite
 from featviz.run.encoders import Background, shared_cores
-from featviz.run.prepare import ModelInput, Prepared, Show
+from featviz.run.prepare import ModelInput, Prepared, Show, read_input
 from featviz.run.resume import kept
 from featviz.run.visit import Visit, visit
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.schema import Capture
 from featviz.rundir.write import RunDirectory, manifest_rows
 
-T = TypeVar("T")
 Drawn = Visit["ImageResult | ModelInput", "ImageResult | ImageWriter"]
 """An image of a run: one that was kept, or one that is drawn."""
 
@@ -52,22 +52,39 @@ def draw_all(
 
     Image n is yielded when image n + 1 has been through the model. Whatever ends the loop, encoders
     complete the image that they have, unless the one before could not be written."""
-    waiting: Drawn | None = None
+    drawn: Drawn | None = None
+    lost = 0  # images in a row that a store did not take
     with (
         run.prepared.watched() as run.show_model,
         shared_cores(run.prepared.options.jobs) as run.encoders,
         closing(visit(samples, run.read, run.show, stop=stop)) as visits,
     ):
-        for seen in visits:
-            ready, waiting = waiting, seen
-            if ready is not None:
-                yield run.finish(ready, seen)
-        if waiting is not None:
-            yield run.finish(waiting)
+        for following in chain(visits, [None]):
+            if drawn is not None:
+                name, result, error = drawn.sample.name, drawn.result, drawn.error
+                try:
+                    if isinstance(result, ImageWriter):
+                        writer, result = result, run.encoders.result(result.closing)
+                        lost = 0
+                        if run.board is not None:
+                            run.board.post(chain(*writer.posts), run.steps[name])
+                except Exception as failure:
+                    lost += isinstance(failure, UploadError)
+                    if not isinstance(failure, UploadError) or lost == MOST_LOST:
+                        if following is not None and isinstance(following.result, ImageWriter):
+                            following.result.abandon()  # it has no better chance
+                        raise
+                    error = failure
+                if error is not None:
+                    folder = run.store.image(name).name
+                    result = ImageResult(name, folder, error=error.message, hint=error.hint)
+                assert isinstance(result, ImageResult), "an image has a result or an error"
+                yield result
+            drawn = following
 
 
 class Drawing:
-    """What the images of a run share, and what is counted from one to the next."""
+    """What the images of a run share."""
 
     show_model: Show
     encoders: Background
@@ -78,18 +95,17 @@ class Drawing:
         """Begin with no image; the fingerprint, for the manifests, is that of model and options."""
         self.prepared, self.store = prepared, store
         self.fingerprint, self.board = fingerprint, board
-        self._steps = {sample.name: step for step, sample in enumerate(prepared.samples)}
-        self._lost = 0
-        """Images in a row that a store did not take."""
+        self.steps = {sample.name: step for step, sample in enumerate(prepared.samples)}
 
     def read(self, sample: Sample) -> ImageResult | ModelInput:
         """Decode and prepare an image, unless an earlier run has completed it: then its result."""
-        if self.prepared.options.resume:
+        options = self.prepared.options
+        if options.resume:
             folder = self.store.image(sample.name)
             if result := kept(folder, sample, self.fingerprint):
                 return result
             folder.discard()
-        return self.prepared.read(sample)
+        return read_input(sample, self.prepared.model.preprocess, options.inputs)
 
     def show(self, images: Sequence[Drawn]) -> ImageWriter | ImageResult:
         """Show an image to the model, unless it was kept, and leave its files to the encoders."""
@@ -113,32 +129,6 @@ class Drawing:
             raise
         return writer
 
-    def finish(self, drawn: Drawn, following: Drawn | None = None) -> ImageResult:
-        """Wait until the files of an image are written.
-
-        Args:
-            following: the next image, which has no better chance where this one cannot be written.
-        """
-        result, error = drawn.result, drawn.error
-        try:
-            if isinstance(result, ImageWriter):
-                writer, result = result, self.encoders.result(result.closing)
-                self._lost = 0
-                if self.board is not None:
-                    self.board.post(chain(*writer.posts), self._steps[drawn.sample.name])
-        except Exception as failure:
-            self._lost += isinstance(failure, UploadError)
-            if not isinstance(failure, UploadError) or self._lost == MOST_LOST:
-                if following is not None and isinstance(following.result, ImageWriter):
-                    following.result.abandon()
-                raise
-            result, error = None, failure
-        if error is None:
-            assert isinstance(result, ImageResult), "an image has a result or an error"
-            return result
-        folder = self.store.image(drawn.sample.name).name
-        return ImageResult(drawn.sample.name, folder, error=error.message, hint=error.hint)
-
 
 class ImageWriter:
     """Draws what hooks take of one image; encoders write the files, the manifest last."""
@@ -149,14 +139,16 @@ class ImageWriter:
         """Make the folder."""
         self.run, self.sample, self.image = run, sample, image
         self.options = run.prepared.options.draw
-        self.hints = run.prepared.hints(image)
+        self.hints = run.prepared.hints(image.args)
         self.tasks: list[Future[Any]] = []
-        """All that encoders do for this image before they write its manifest."""
+        """What encoders do for this image before they write its manifest."""
         self.posts: list[Iterator[dict[str, Any]]] = []
         self._rows: list[Future[Capture]] = []
+        """The same for the pictures, which are rows of it."""
         self._stats: dict[str, Floats] = {}
         self._sites: set[Site] = set()
-        self._shown = image.shown()  # before the model may change it in place
+        # before the model may change it in place: frames and several images side by side
+        self._shown = to_pixels(image.preprocess.shown(image.args)[0])
         background = [] if self.options.overlay is None else image.background()
         self._drawn_over = background, image.window, [arg.shape for arg in image.args]
         self.folder = run.store.new_image(sample.name)
@@ -166,12 +158,8 @@ class ImageWriter:
     def take(
         self, site: Site, tensor: Tensor, gradient: Tensor | None = None, hints: Hints | None = None
     ) -> None:
-        """Draw a tensor now, and leave the rest to the encoders.
-
-        Args:
-            gradient: of the target at the tensor, for class activation maps.
-            hints: those on its layout; None looks them up.
-        """
+        """Draw a tensor now, and leave the rest to the encoders. The gradient at the tensor is for
+        class activation maps."""
         hints = hints or self.hints.at(site, tensor)
         if tensor.is_complex() and gradient is None:
             for place, numbers, facts in magnitude_and_phase(site, tensor, hints, self.options):
@@ -182,19 +170,24 @@ class ImageWriter:
         if taken := sites & self._sites:  # {"a": {"b": x}, "a.b": y} has two of one name
             raise LayoutError(f"another part of this {taken.pop().kind} has the same name")
         self._sites |= sites
-        raw = None
+        submit, raw = self.run.encoders.submit, None
         if self.options.tensors == "npy":
+            try:  # a copy that no later operation can change
+                array = np.array(tensor.cpu().resolve_neg().numpy(), copy=True)
+            except (TypeError, RuntimeError):  # numpy lacks bfloat16, float8 and quantised values
+                array = np.array(layout.to_floats(tensor).cpu().numpy(), copy=True)
             raw = self._file(site.layer, f"{site.stem}.npy")
-            self._later(tensor.nbytes, partial(self._write_tensor, raw, _to_numpy(tensor)))
+            self.tasks.append(submit(tensor.nbytes, partial(self._write_tensor, raw, array)))
         for key, picture in parts.items():
             at = site.inside(key)
             work = partial(self._write_picture, picture, at, tensor.shape, raw)
-            self._rows.append(self._later(picture.tiles.nbytes, work))
+            self._rows.append(submit(picture.tiles.nbytes, work))
             self._stats[at.stats_key] = picture.stats
             if self.run.board is not None:
                 plain = as_make_grid(picture, self.options)
                 counts = None if key else histogram(layout.to_floats(tensor))
-                drawn = self._later(plain.tiles.nbytes, partial(to_png, plain))
+                drawn = submit(plain.tiles.nbytes, partial(to_png, plain))
+                self.tasks.append(drawn)
                 shown = picture.stats, len(plain.drawn)
                 self.posts.append(
                     self.run.board.values(at, drawn.result, *shown, counts, self.sample.name)
@@ -207,59 +200,52 @@ class ImageWriter:
         self._discard()
 
     def _discard(self) -> None:
-        for task in self.tasks:
+        for task in (*self.tasks, *self._rows):
             task.cancel() or task.exception()
         self.folder.discard()
-
-    def _later(self, size: int, work: Callable[[], T]) -> Future[T]:
-        task = self.run.encoders.submit(size, work)
-        self.tasks.append(task)
-        return task
 
     # What follows is run by encoders
 
     def close(self, result: ImageResult) -> ImageResult:
         """Write the input, and the manifest once all files are there, which were begun before."""
         height, width, channels = self._shown.shape
+        picture, plan, outcome = self.image.picture, self.run.prepared.plan, result.outcome
         try:
             with self.folder.writing(INPUT_FILE) as file:
                 write_png(file, (height, width), [self._shown.reshape(height, width * channels)])
             for task in self.tasks:
                 task.result()
             result = replace(result, rows=tuple(row.result() for row in self._rows))
-            self.folder.finish(self._manifest(result), self._stats)
+            size = dict(zip(("width", "height"), picture.size, strict=True))
+            image = {"path": self.sample.name, "sha256": picture.sha256, "size": size}
+            if len(self.sample.paths) > 1:
+                image["files"] = [path.name for path in self.sample.paths]
+            shapes = [list(arg.shape) for arg in self.image.args]
+            shape = shapes[0] if len(shapes) == 1 else shapes
+            said: dict[str, Any] = {}
+            if outcome.prediction:
+                said["prediction"] = [asdict(guess) for guess in outcome.prediction]
+            if plan.options.gradients:
+                value, rule = finite(outcome.target), plan.options.grad_rule
+                said["target"] = {"of": plan.target.text, "value": value, "grad_rule": rule}
+            if plan.changes:
+                changes = plan.options.interventions
+                said["interventions"] = [{"kind": kind, "what": what} for kind, what in changes]
+            if outcome.intervened:
+                said["effect"] = outcome.effect
+            manifest = {
+                "image": image,
+                "input": {"shape": shape, "preprocessing": self.image.words},
+                "fingerprint": self.run.fingerprint,
+                **said,
+                **manifest_rows(result.rows, result.skipped),
+                "never_ran": list(result.never_ran),
+            }
+            self.folder.finish(manifest, self._stats)
         except BaseException:
             self._discard()
             raise
         return result
-
-    def _manifest(self, result: ImageResult) -> dict[str, Any]:
-        plan, outcome = self.run.prepared.plan, result.outcome
-        size = dict(zip(("width", "height"), self.image.images[0].size, strict=True))
-        image = {"path": self.sample.name, "sha256": self.image.sha256, "size": size}
-        if len(self.sample.paths) > 1:
-            image["files"] = [path.name for path in self.sample.paths]
-        shapes = [list(arg.shape) for arg in self.image.args]
-        shape = shapes[0] if len(shapes) == 1 else shapes
-        said: dict[str, Any] = {}
-        if outcome.prediction:
-            said["prediction"] = [asdict(guess) for guess in outcome.prediction]
-        if plan.options.gradients:
-            value, rule = finite(outcome.target), plan.options.grad_rule
-            said["target"] = {"of": plan.target.text, "value": value, "grad_rule": rule}
-        if plan.changes:
-            changes = plan.options.interventions
-            said["interventions"] = [{"kind": kind, "what": what} for kind, what in changes]
-        if outcome.intervened:
-            said["effect"] = outcome.effect
-        return {
-            "image": image,
-            "input": {"shape": shape, "preprocessing": self.image.words},
-            "fingerprint": self.run.fingerprint,
-            **said,
-            **manifest_rows(result.rows, result.skipped),
-            "never_ran": list(result.never_ran),
-        }
 
     def _write_tensor(self, name: str, array: np.ndarray) -> None:
         with self.folder.writing(name) as file:
@@ -288,12 +274,3 @@ class ImageWriter:
         with self.folder.writing(file) as opened:
             page.write_figure(opened, title, self._shown, panels, cmap, caption(row))
         return replace(row, figure=file)
-
-
-def _to_numpy(tensor: Tensor) -> np.ndarray:
-    """A copy that no later operation can change; what numpy lacks (bfloat16, float8) becomes
-    float32, and so do quantised values."""
-    try:
-        return np.array(tensor.cpu().resolve_neg().numpy(), copy=True)
-    except (TypeError, RuntimeError):
-        return np.array(layout.to_floats(tensor).cpu().numpy(), copy=True)

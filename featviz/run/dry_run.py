@@ -18,19 +18,12 @@ from featviz.run.prepare import find_images, prepare
 from featviz.text import by, counted, printable
 
 # PNG bytes, on the safe side of what was measured over the sample scenes with random weights
-BYTES_PER_VALUE = 0.8
-"""Of a map at scale 1: resnet18 took 0.72 and vgg16 0.57."""
-ENLARGED = 1.5
-"""Enlarged maps take more, though not as much as their pixels suggest: with this factor the
-estimate for the default scale was 8 % (resnet18) and 40 % (vgg16) above what was written."""
-BLENDED = 0.6
-"""Maps laid over the input, for each byte of their RGB: resnet18's took 0.53 of BYTES_PER_VALUE."""
-FIGURE = 0.5
-"""For each pixel of a figure: 0.31 with 16 maps, 0.47 with 4."""
-OWN_FILES = 3
-"""Files of an image beside its pictures: input.png, stats.npz and manifest.json."""
-ROW_BYTES = 1000
-"""Bytes for each picture in manifest.json and stats.npz, without the numbers of its channels."""
+BYTES_PER_VALUE = 0.8  # of a map at scale 1; resnet18 took 0.72 and vgg16 0.57
+ENLARGED = 1.5  # times as much for enlarged maps, however large
+BLENDED = 0.6  # times as much for each byte of maps over the input
+FIGURE = 0.5  # for each pixel of a figure
+OWN_FILES = 3  # of an image beside its pictures: input.png, stats.npz and manifest.json
+ROW_BYTES = 1000  # for each picture in manifest.json and stats.npz, without numbers of channels
 
 
 def render(plan: Mapping[str, Any]) -> str:
@@ -56,7 +49,7 @@ def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) 
     prepared = prepare(model, find_images(arguments, options), options)
     images = len((options.shard or Shard()).of(prepared.samples))
     blank, draw, shown = prepared.blank, prepared.options.draw, prepared.shown
-    hints, inputs = prepared.hint_book(blank), [arg.shape for arg in blank]
+    hints, inputs = prepared.hints(blank), [arg.shape for arg in blank]
     files: list[dict[str, Any]] = []
     beside, size = OWN_FILES, int(blank[0].numel() * BYTES_PER_VALUE)
 
@@ -107,24 +100,23 @@ def _planned(
 ) -> list[dict[str, Any]]:
     """The picture of some maps, and its figure; near-equal maps are not known yet, and counted."""
     channels, slices, *size = maps.data.shape
-    strip = LAYOUTS[maps.layout].strip
-    reduced = draw.reduce is not None and not strip
+    kind = LAYOUTS[maps.layout]
+    reduced = draw.reduce is not None and not kind.strip
     count = 1 if reduced else min(channels, draw.max_maps or channels)
-    laid_over = draw.overlay is not None and LAYOUTS[maps.layout].aligned
+    laid_over = draw.overlay is not None and kind.aligned
     shape = (count, min(slices, draw.max_slices), *(shown if laid_over else size))
-    plan = grid.plan(shape, draw, strip=strip, alone=reduced)
+    plan = grid.plan(shape, draw, strip=kind.strip, alone=reduced)
     share = 3 * BLENDED if laid_over else 3 if reduced and draw.reduce == "pca" else 1
-    drawn = plan.maps * plan.map_size[0] * plan.map_size[1] * share
-    bytes = int(drawn * BYTES_PER_VALUE * (ENLARGED if plan.scale > (1, 1) else 1))
-    picture = f"{site.stem}.{draw.format}", plan.maps, plan.width, plan.height, bytes
-    files = [picture]
+    share *= BYTES_PER_VALUE * (ENLARGED if plan.scale > (1, 1) else 1)
+    bytes = int(plan.maps * plan.map_size[0] * plan.map_size[1] * share)
+    files = [(f"{site.stem}.{draw.format}", plan.maps, plan.width, plan.height, bytes)]
     if draw.figure:
         from featviz.drawing import page
 
-        panels = 1 if strip else min(page.FIRST, count)
+        panels = 1 if kind.strip else min(page.FIRST, count)
         height, width = page.figure_geometry(panels)[0]
         pixels = int(width * height * FIGURE)
         files.append((f"{site.stem}.figure.png", panels, width, height, pixels))
     names = ("file", "maps", "width", "height", "bytes")
     of = {"layer": site.layer.name, "type": site.layer.type}
-    return [{**of, **dict(zip(names, row, strict=True))} for row in files]
+    return [of | dict(zip(names, row, strict=True)) for row in files]

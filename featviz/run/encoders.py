@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from threading import Condition, get_native_id
+from contextlib import contextmanager
+from threading import Condition
 from typing import Any, TypeVar
 
 import torch
@@ -31,15 +31,13 @@ NICENESS = 10
 class Background:
     """Runs tasks in threads that step back before all others (on Linux). Whoever has to wait for
     them runs those that have not begun: so they are done even where other programs take the cores,
-    and no more than `max_bytes` are on their way.
+    and no more than `max_bytes` are on their way. `shared_cores` makes one."""
 
-    Leaving the `with` block waits for all tasks, also after an exception.
-    """
-
-    def __init__(self, workers: int, max_bytes: int = QUEUE_BYTES) -> None:
+    def __init__(self, workers: int, max_bytes: int) -> None:
         """Begin without any thread."""
         self.max_bytes = max_bytes
-        self._pool = ThreadPoolExecutor(workers, "featviz-writer", initializer=_step_back)
+        step_back: Any = {"initializer": os.nice, "initargs": (NICENESS,)} if STEP_BACK else {}
+        self.pool = ThreadPoolExecutor(workers, "featviz-writer", **step_back)
         self._room = Condition()
         self._waiting: deque[tuple[int, Callable[[], Any], Future[Any]]] = deque()
         self._held = 0
@@ -53,21 +51,21 @@ class Background:
                 if self._held + size <= most:
                     self._held += size
                     break
-            if not self._help():
+            if not self.help():
                 with self._room:
                     self._room.wait_for(lambda: self._held + size <= most)
         future: Future[T] = Future()
         self._waiting.append((size, work, future))
-        self._pool.submit(self._help)
+        self.pool.submit(self.help)
         return future
 
     def result(self, future: Future[T]) -> T:
         """What a task gave, or the exception that it raised; runs other tasks until it is done."""
-        while not future.done() and self._help():
+        while not future.done() and self.help():
             pass
         return future.result()
 
-    def _help(self) -> bool:
+    def help(self) -> bool:
         """Run the task that has waited longest, unless it was cancelled; whether there was one. It
         ends even where a caller who helps is interrupted."""
         try:
@@ -89,26 +87,11 @@ class Background:
                 self._room.notify_all()
         return True
 
-    def __enter__(self) -> Background:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        try:
-            while self._help():
-                pass
-        finally:
-            self._pool.shutdown(wait=True)
-
-
-def _step_back() -> None:
-    if STEP_BACK:
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)
-
 
 @contextmanager
-def shared_cores(jobs: int | None) -> Iterator[Background]:
-    """Encoders beside the model: `jobs` threads, or a quarter of the cores, at least two.
+def shared_cores(jobs: int | None, max_bytes: int = QUEUE_BYTES) -> Iterator[Background]:
+    """Encoders beside the model: `jobs` threads, or a quarter of the cores, at least two. Leaving
+    the block waits for all tasks, also after an exception.
 
     Where threads can step back (Linux) torch gets all cores, and the encoders what it leaves. Else
     it leaves them a quarter of the cores for as long as this lasts: each of its operations waits
@@ -118,26 +101,29 @@ def shared_cores(jobs: int | None) -> Iterator[Background]:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     share, threads = max(1, cores // 4), torch.get_num_threads()
     torch.set_num_threads(max(1, min(threads, cores if STEP_BACK else cores - share)))
+    background = Background(jobs or max(2, share), max_bytes)
     try:
-        with Background(jobs or max(2, share)) as background:
-            yield background
+        yield background
     finally:
-        torch.set_num_threads(threads)
+        try:
+            while background.help():
+                pass
+        finally:
+            background.pool.shutdown(wait=True)
+            torch.set_num_threads(threads)
 
 
-@contextmanager
 def read_ahead(
     items: Iterable[K], read: Callable[[K], T], readers: int = 1, ahead: int = 1
-) -> Iterator[Iterator[tuple[K, Callable[[], T]]]]:
+) -> Generator[tuple[K, Callable[[], T]], None, None]:
     """Each item, with a function that gives what was read of it or raises what `read` raised:
     `readers` threads read it, and the next `ahead` items while the caller is busy.
 
-    Leaving the block waits for what is being read, and drops the rest.
+    Closing it waits for what is being read, and drops the rest.
     """
     pool = ThreadPoolExecutor(readers, "featviz-reader")
-
-    def each() -> Iterator[tuple[K, Callable[[], T]]]:
-        waiting = deque[tuple[K, Future[T]]]()
+    waiting = deque[tuple[K, Future[T]]]()
+    try:
         for item in items:
             waiting.append((item, pool.submit(read, item)))
             if len(waiting) > ahead:
@@ -145,8 +131,5 @@ def read_ahead(
                 yield first, future.result
         for first, future in waiting:
             yield first, future.result
-
-    try:
-        yield each()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,22 +25,22 @@ from featviz.gradients import targets as gradients
 from featviz.gradients.passes import PassPlan
 from featviz.hooks.capture import Recorder
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.hooks.layers import list_layers
 from featviz.images import decode, find
 from featviz.images.arrays import Wanted
-from featviz.layout import map_size, to_maps
 from featviz.layout.guess import parse_override
 from featviz.layout.hints import HintBook
-from featviz.layout.layouts import LAYOUTS
 from featviz.models.arguments import UserTransform
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.preprocess import Preprocess, Window
 from featviz.models.presets import first_features
 from featviz.models.torch_files import read_tensor
 from featviz.options import DrawOptions, InputOptions, ModelOptions, RunOptions
-from featviz.records import KINDS, PRESETS, Bytes, Layer, Outcome, Raster, Sample, Site
-from featviz.run.choose import ADDS_NOTHING, choose_layers
+from featviz.records import PRESETS, Bytes, Layer, Outcome, Raster, Sample
+from featviz.run.choose import choose_layers
 from featviz.rundir.place import model_files
+
+if TYPE_CHECKING:
+    from featviz.records.commands import AuditOptions, ExemplarOptions
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +61,6 @@ class ModelInput:
     words: str
     window: Window | None
     """Where the image lies in an input that was padded; None where nothing is padded."""
-
-    def shown(self) -> Bytes:
-        """What the model saw, uint8 [H, W, C]: frames and several images side by side."""
-        return values.to_pixels(self.preprocess.shown(self.args)[0])
 
     def background(self) -> list[Bytes]:
         """What maps may lie over, uint8 [H, W, 3] each: the first picture that the model saw, or
@@ -92,19 +88,11 @@ class Prepared:
     books: dict[tuple[int, ...], HintBook] = field(default_factory=dict)
     """Hints on layouts, by shape of the input; a series has the same for all of its steps."""
 
-    def read(self, sample: Sample) -> ModelInput:
-        """Decode and prepare an image."""
-        return read_input(sample, self.model.preprocess, self.options.inputs)
-
-    def hint_book(self, args: Sequence[Tensor]) -> HintBook:
-        """Hints on the layout of each layer's tensors for these inputs."""
-        return HintBook(self.model.module, args[0].shape, self.options.draw.tensor_layout)
-
-    def hints(self, image: ModelInput) -> HintBook:
-        """The hints for images of this shape."""
-        shape = tuple(image.args[0].shape)
+    def hints(self, args: Sequence[Tensor]) -> HintBook:
+        """Hints on the layout of each layer's tensors, for inputs of this shape."""
+        shape = tuple(args[0].shape)
         if shape not in self.books:
-            book = self.hint_book(image.args)
+            book = HintBook(self.model.module, shape, self.options.draw.tensor_layout)
             if self.books:
                 book.settle_as(next(iter(self.books.values())))
             self.books[shape] = book
@@ -112,16 +100,9 @@ class Prepared:
 
     @contextmanager
     def watched(self, layers: Sequence[Layer] | None = None) -> Iterator[Show]:
-        """Put the model into eval mode and its hooks in place, for any number of images.
-
-        Args:
-            layers: those to capture; None takes those of the run.
-
-        Yields:
-            What shows an image to the model, and goes back from the target where gradients are
-            wanted. Its sink takes the site and the tensor of each capture, and the gradient at the
-            tensor where class activation maps are drawn.
-        """
+        """Put the model into eval mode and its hooks in place, on these layers or those of the run,
+        for any number of images. The sink takes the site and the tensor of each capture, and the
+        gradient at the tensor where class activation maps are drawn."""
         layers = self.layers if layers is None else layers
         with (
             in_eval_mode(self.model.module, self.plan.options.gradients),
@@ -178,20 +159,19 @@ def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
     return replace(loaded, preprocess=preprocess)
 
 
-def find_images(arguments: Sequence[str], options: RunOptions) -> list[Sample]:
-    """Check the options and find the images."""
-    check_options(options)
-    outside = options.out if isinstance(options.out, Path) else None
-    return samples_of(arguments, options.inputs, options.nul_separated, outside)
-
-
-def samples_of(
-    arguments: Sequence[str], inputs: InputOptions, nul_separated: bool, outside: Path | None
+def find_images(
+    arguments: Sequence[str], options: RunOptions | AuditOptions | ExemplarOptions
 ) -> list[Sample]:
-    """The images that arguments lead to; what `--input` gives is one without a file, which has the
-    name of the first tensor."""
+    """Check the options and find the images; what `--input` gives is one without a file, which has
+    the name of the first tensor."""
+    inputs, out = options.inputs, options.out
+    if isinstance(options, RunOptions):
+        check_options(options)
+    else:
+        decode.check_background(inputs.background)
     if not inputs.input:
-        return find.find_samples(arguments, None, nul_separated, outside)
+        outside = out if isinstance(out, Path) else None
+        return find.find_samples(arguments, None, options.nul_separated, outside)
     if arguments or inputs.transform is not None:
         other = "a transform prepares one" if inputs.transform else "there are images"
         raise UsageError(f"input takes the place of an image, and {other}", "one of the two")
@@ -242,64 +222,7 @@ def blank_input(
     return blank, (*((1, 1, *blank[0].shape)[-2:]),) if window is None else window[2:]
 
 
-def last_map(prepared: Prepared) -> Layer:
-    """The layer of a class activation map, where nobody named one: the last whose output has places
-    of the image on which the target depends.
-
-    It is found by shapes and gradients of a pass on zeros, whose plan captures outputs and
-    gradients. Behind the last attention of a vision transformer that reads its class token, the
-    target depends on no other token, so its last layer is one before that attention. Poolings and
-    the like add nothing to the layer before them; a layer inside an attention, or one that runs
-    several times, is taken only where there is no other."""
-    model, book = prepared.model, prepared.hint_book(prepared.blank)
-    order: list[Layer] = []
-    """The layers of outputs that are maps with several places, in the order of the pass."""
-    reached: set[Layer] = set()
-    """Those whose gradient is not zero at every place."""
-
-    def take(site: Site, tensor: Tensor) -> None:
-        hints = book.at(site, tensor)
-        size = map_size(list(tensor.shape), hints)
-        if size is None or not LAYOUTS[size[0]].aligned or size[1:] == (1, 1):
-            return
-        if not KINDS[site.kind].backward:
-            order.append(site.layer)
-        elif to_maps(tensor, hints)[""].data.any():
-            reached.add(site.layer)
-
-    layers = [
-        layer
-        for layer in list_layers(model.module)
-        if layer.index and not ADDS_NOTHING.intersection(layer.classes)
-    ]
-    with (
-        in_eval_mode(model.module, gradients=True),
-        passes.watched(model, prepared.plan, layers) as hooks,
-    ):
-        hooks.show(prepared.blank, book, take)
-    calls = Counter(order)
-    plain = [layer for layer in order if not book.of(layer).attention]
-    choices = [layer for layer in plain if calls[layer] == 1], plain, order
-    depended_on = ([layer for layer in some if layer in reached] for some in choices)
-    for some in (*depended_on, *choices):
-        if some:
-            return some[-1]
-    raise UsageError(
-        "no layer gives maps of the image, which a class activation map lies on",
-        "--layers names one, and --tensor-layout says how to read it; "
-        "`featviz layers MODEL` lists them, with shapes",
-    )
-
-
 # What the options mean together
-
-
-def board_of(options: RunOptions) -> Path | None:
-    """The folder of TensorBoard's events: in `tensorboard` one for each run."""
-    if options.tensorboard is None:
-        return None
-    run = Path(options.out.name) if isinstance(options.out, Url) else options.out
-    return tensorboard.run_folder(options.tensorboard, run)
 
 
 def check_options(options: RunOptions) -> None:
@@ -317,11 +240,8 @@ def check_options(options: RunOptions) -> None:
 
 
 def check_drawing(draw: DrawOptions, board: Path | None = None) -> None:
-    """Refuse bad drawing options, those of `grid` and `kernels` as well.
-
-    Args:
-        board: the folder for TensorBoard's events, if there are to be any.
-    """
+    """Refuse bad drawing options, those of `grid` and `kernels` as well; and a folder for events
+    where TensorBoard is not installed."""
     draw.check()
     for text in draw.tensor_layout:
         parse_override(text)

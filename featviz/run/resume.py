@@ -84,10 +84,8 @@ class RunDocument:
         """How many images have failed by now, those of other shards included."""
 
     def write(self, run: RunDirectory) -> list[str]:
-        """Write run.json, the images in their order, and return those that are missing.
-
-        An earlier run or another shard may have left the manifests of other images, or their
-        failures in run.json."""
+        """Write run.json, the images in their order, and return those that are missing. An earlier
+        run or another shard may have left manifests of other images, or failures in run.json."""
         others = set(self.names) - self.errors.keys()
         errors: dict[str, str | None] = {
             name: error for name, error in run.before()[1].items() if name in others
@@ -105,44 +103,33 @@ class RunDocument:
 
 
 def run_record(prepared: Prepared) -> dict[str, Any]:
-    """All that decides what is drawn, and nothing else: no time, no place, no number of
-    threads."""
-    model = prepared.model
+    """All that decides what is drawn, and nothing else: no time, place or number of threads."""
+    model, options = prepared.model, prepared.options
+    inputs = structs.asdict(options.inputs)
+    for name in ("transform", "forward_args", "input"):  # which the preprocessing names
+        del inputs[name]
     return {
         **versions(),
         "device": model.device.type,
         "model": model.source,
         "preprocessing": model.preprocess.words_for(),
         "layers": [layer.name for layer in prepared.layers],
-        "options": recorded_options(prepared.options),
-    }
-
-
-def recorded_options(options: RunOptions) -> dict[str, Any]:
-    """The options that decide what is drawn, as run.json has them."""
-    inputs = structs.asdict(options.inputs)
-    for name in ("transform", "forward_args", "input"):  # which the preprocessing names
-        del inputs[name]
-    return {
-        "layers": options.layers,
-        **structs.asdict(options.draw),
-        "padding": options.draw.gap,
-        "pad_value": options.draw.gap_grey,
-        **inputs,
-        **structs.asdict(options.passes),
+        "options": {
+            "layers": options.layers,
+            **structs.asdict(options.draw),
+            "padding": options.draw.gap,
+            "pad_value": options.draw.gap_grey,
+            **inputs,
+            **structs.asdict(options.passes),
+        },
     }
 
 
 def open_run(
     folder: Path, prepared: Prepared, document: RunDocument, samples: Sequence[Sample]
 ) -> RunDirectory:
-    """The run directory: a new one, the one that is there with `resume`, or the one that other
-    shards write.
-
-    Args:
-        folder: from `held`.
-        samples: the images of this shard, or of the whole run.
-    """
+    """The run directory in a folder that is `held`: a new one, the one that is there with `resume`,
+    or the one that other shards write; `samples` are the images of this shard."""
     options = prepared.options
     with together(options):
         out = options.out

@@ -22,7 +22,7 @@ from featviz.models.load import LoadedModel
 from featviz.options import ModelOptions, RunOptions
 from featviz.records import ImageResult, RunResult, Shard
 from featviz.run.draw import Drawing, draw_all
-from featviz.run.prepare import Prepared, board_of, files_read, find_images, prepare
+from featviz.run.prepare import Prepared, files_read, find_images, prepare
 from featviz.run.resume import RunDocument, held, open_run, run_record, together
 from featviz.rundir.place import check_apart
 from featviz.rundir.write import RunDirectory
@@ -54,58 +54,57 @@ def run(
     """Draw the feature maps of images into a run directory.
 
     Args:
-        progress: called with all there is to know of each image, in their order. The result has
-            only their names and errors, so that it does not grow with every picture.
+        progress: called with all there is to know of each image. The result has only names and
+            errors, so that it does not grow with every picture.
 
     Raises:
-        FeatvizError: nothing could be begun, or the run directory could not be written. What goes
-            wrong with one image is in its result instead.
+        FeatvizError: nothing could be begun, or the run directory could not be written.
     """
     found = find_images(arguments, options)
-    if isinstance(options.out, Path):
-        check_apart(options.out, "--out", files_read(model, found))
-    with held(options) as folder:
-        return _draw(folder, prepare(model, found, options), progress)
-
-
-def _draw(root: Path, prepared: Prepared, progress: Progress) -> RunResult:
-    """Draw all images, or those of a shard, into a folder, or through it into a store."""
-    options, module = prepared.options, prepared.model.module
-    samples = (options.shard or Shard()).of(prepared.samples)
-    document = RunDocument(run_record(prepared), prepared.samples)
-    folder = open_run(root, prepared, document, samples)
+    below = options.out if isinstance(options.out, Path) else None
+    if below is not None:
+        check_apart(below, "--out", files_read(model, found))
     images: list[ImageResult] = []  # only their names and errors
     nonfinite: Counter[str] = Counter()
-    pictures, save_next = 0, monotonic() + SAVED_EVERY
-    below = options.out if isinstance(options.out, Path) else None
-    try:
-        with tensorboard.opened(board_of(options), below) as board, stop_requests() as stop:
-            if board is not None and not options.resume and (options.shard or Shard()).index == 0:
-                with in_eval_mode(module):
-                    post_kernels(module, prepared.layers, board)
-            drawing = Drawing(prepared, folder, document.fingerprint, board)
-            with closing(draw_all(drawing, samples, stop)) as results:
-                for result in results:
-                    about: Any = {"error": result.error, "hint": result.hint, "kept": result.kept}
-                    images.append(ImageResult(result.name, result.folder, **about))
-                    pictures += len(result.rows)
-                    rows = () if result.kept else result.rows
-                    nonfinite.update({row.label for row in rows if row.nonfinite})
-                    document.errors[result.name] = result.error
-                    if options.shard is None and (now := monotonic()) >= save_next:
-                        with suppress(UploadError):  # the store may answer again at the end
-                            document.write(folder)
-                        # a fiftieth of the time at most, however long run.json grows
-                        save_next = monotonic() + max(SAVED_EVERY, 50 * (monotonic() - now))
-                    progress(result, len(samples))
-            layers = [f"{quoted(name)} ({counted(n, 'image')})" for name, n in nonfinite.items()]
-            if layers:
-                log.warning("NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED))
-    except BaseException:
-        with suppress(FeatvizError, BrokenPipeError):
-            _end(document, folder, options)
-        raise
-    missed = _end(document, folder, options)
+    with held(options) as root:
+        prepared = prepare(model, found, options)
+        samples = (options.shard or Shard()).of(prepared.samples)
+        document = RunDocument(run_record(prepared), prepared.samples)
+        folder = open_run(root, prepared, document, samples)
+        board_folder = options.tensorboard
+        if board_folder is not None:  # with one folder for each run
+            board_folder = tensorboard.run_folder(board_folder, below or Path(options.out.name))
+        is_first = not options.resume and not (options.shard or Shard()).index
+        pictures, save_next = 0, monotonic() + SAVED_EVERY
+        try:
+            with tensorboard.opened(board_folder, below) as board, stop_requests() as stop:
+                if board is not None and is_first:
+                    with in_eval_mode(prepared.model.module):
+                        post_kernels(prepared.model.module, prepared.layers, board)
+                drawing = Drawing(prepared, folder, document.fingerprint, board)
+                with closing(draw_all(drawing, samples, stop)) as results:
+                    for result in results:
+                        about: Any = {"error": result.error, "hint": result.hint}
+                        about |= {"kept": result.kept}
+                        images.append(ImageResult(result.name, result.folder, **about))
+                        pictures += len(result.rows)
+                        rows = () if result.kept else result.rows
+                        nonfinite.update({row.label for row in rows if row.nonfinite})
+                        document.errors[result.name] = result.error
+                        if options.shard is None and (now := monotonic()) >= save_next:
+                            with suppress(UploadError):  # the store may answer again at the end
+                                document.write(folder)
+                            # a fiftieth of the time at most, however long run.json grows
+                            save_next = monotonic() + max(SAVED_EVERY, 50 * (monotonic() - now))
+                        progress(result, len(samples))
+        except BaseException:
+            with suppress(FeatvizError, BrokenPipeError):
+                _end(document, folder, options)
+            raise
+        missed = _end(document, folder, options)
+    if nonfinite:
+        layers = [f"{quoted(name)} ({counted(n, 'image')})" for name, n in nonfinite.items()]
+        log.warning("NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED))
     missing = tuple(sample.name for sample in samples if sample.name in missed)
     end = stop.is_set(), pictures, not missed, document.failed
     return RunResult(options.out, tuple(images), missing, *end)
@@ -132,12 +131,9 @@ def draw_into(folder: Path, prepared: Prepared, board: Board | None) -> list[Ima
 
 @contextmanager
 def stop_requests() -> Iterator[Event]:
-    """An event that the first SIGINT, SIGTERM or SIGHUP sets, while the block runs.
-
-    The same signal once more raises KeyboardInterrupt (torchrun and schedulers follow one signal
-    with another). Only the main thread can take signals; in any other the event is never set. What
-    whoever started this process has ignored (`nohup`, or a shell's `&`) stays so.
-    """
+    """An event that the first SIGINT, SIGTERM or SIGHUP sets, in the main thread; the same signal
+    once more raises KeyboardInterrupt (torchrun and schedulers send several). What whoever started
+    this process has ignored (`nohup`, or a shell's `&`) stays so."""
     event = Event()
     seen: set[int] = set()
 

@@ -29,8 +29,8 @@ from featviz.options import (
     RunOptions,
     declared,
     read,
+    read_from,
 )
-from featviz.run.resume import recorded_options
 
 from .drawn import drawn
 
@@ -147,7 +147,7 @@ def test_a_field_is_an_option_everywhere(
     @opts.command(Sparkling)
     def command(given: opts.Given) -> int:
         """A command."""
-        click.echo(recorded_options(RunOptions(draw=given.record(Sparkling)))["sparkle_at"])
+        click.echo(structs.asdict(read_from(Sparkling, {**given}))["sparkle_at"])
         return 0
 
     (tmp_path / "c.toml").write_text("sparkle-at = 7\n")

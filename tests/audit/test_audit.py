@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from featviz.audit import plan
 from featviz.audit.audit import audit
 from featviz.errors import UsageError
-from featviz.options import AuditOptions, InputOptions, Thresholds
+from featviz.options import InputOptions
+from featviz.records.commands import AuditOptions, Thresholds
 
 from . import planted
 from .audited import PLAIN, document, filled, found, kill, loaded, residual, solid, wake

@@ -14,7 +14,7 @@ from torch import nn
 
 from featviz.errors import FeatvizError
 from featviz.images.find import find_samples
-from featviz.run.visit import batches as read_batches
+from featviz.run.study import batches as read_batches
 
 from .audited import PLAIN, document, loaded
 

@@ -28,8 +28,8 @@ main()
     ("shell", "line", "answer"),
     [
         ("bash", "featviz run resnet18 --pick s", "plain,spread"),
-        ("zsh", "featviz iden", "identify"),
-        ("fish", "featviz run model.p", "file,model.p"),
+        pytest.param("zsh", "featviz iden", "identify", marks=pytest.mark.slow),
+        pytest.param("fish", "featviz run model.p", "file,model.p", marks=pytest.mark.slow),
     ],
 )
 def test_shells_get_their_answers_without_torch(

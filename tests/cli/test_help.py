@@ -131,7 +131,7 @@ def test_the_group_lists_every_command(featviz: Run) -> None:
 
 
 def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
-    """Help and version of all commands come at once."""
-    lines = ["--help", "--version", *(f"{name} --help" for name in cli.COMMANDS)]
+    """Help comes at once, for a command of each file, too."""
+    lines = ["--help", *(f"{name} --help" for name in ("run", "look", "report"))]
     for line, done in zip(lines, apart(lines, tmp_path), strict=True):
         assert (done.code, done.imported) == (0, []) and len(done.out) > 10, line

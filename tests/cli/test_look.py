@@ -72,6 +72,7 @@ def test_refusals(featviz: Run, tmp_path: Path, words: list[str], code: int, mes
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_of_a_folder_the_first_image_is_shown(featviz: Run, tmp_path: Path) -> None:
     """It says so, and which one."""
     done = featviz("look", DIGITS_MODEL, DIGITS)

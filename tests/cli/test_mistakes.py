@@ -200,6 +200,7 @@ def test_a_mistake_gets_its_message_and_its_hint(
     assert set(tree(here)) == before
 
 
+@pytest.mark.slow
 def test_mistakes_do_not_wait_for_torch(here: Path) -> None:
     """All that neither the content of a model nor of an image is needed for."""
     quick = [*COMMANDS, *OPTIONS, *PLACES][::5]

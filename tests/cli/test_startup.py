@@ -7,10 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 import torchvision
 from PIL import Image
-from torch import nn
 
 from .outcomes import apart
 
@@ -24,9 +22,6 @@ class Net(nn.Sequential):
 
 WITHOUT = [
     "run net.py:Net noise.png --out 1 --preset clip --size 64x48 --crop 32 --channels 3",
-    "run net.pth noise.png --arch net.py:Net --out 3",
-    "run net.pt2 noise.png --out 5 --trust",
-    "audit net.py:Net noise.png",
     "cam net.py:Net noise.png --target class:1 --out page.png",
 ]
 OF_TORCHVISION = "layers resnet18 --weights none"
@@ -38,9 +33,6 @@ def test_a_network_of_ones_own_needs_no_torchvision(tmp_path: Path) -> None:
     """torchvision takes as long to import as torch; only what is torchvision's waits for it, and
     run.json has its version all the same."""
     (tmp_path / "net.py").write_text(NET)
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
-    torch.save(net.state_dict(), tmp_path / "net.pth")
-    torch.export.save(torch.export.export(net, (torch.zeros(1, 3, 64, 64),)), tmp_path / "net.pt2")
     Image.effect_noise((80, 60), 50).convert("RGB").save(tmp_path / "noise.png")
     lines = [f"{line} -q" for line in (*WITHOUT, OF_TORCHVISION)]
     for line, done in zip(lines, apart(lines, tmp_path, "import torch"), strict=True):
@@ -54,8 +46,6 @@ BAD = {
     "run net.pth cat.png --max-maps 0": "max_maps=0: expected an integer ≥ 1",
     "run net.pth cat.png --normalize zzz": "--normalize 'zzz' is no normalization mode",
     "audit net.pth cat.png --fail-on dead>0 --fail-on ded>5%": "there is no finding 'ded'",
-    "run net.pth cat.png --device gpu": "--device 'gpu' is no device",
-    "exemplars net.pth cat.png --top 0": "top=0: expected an integer from 1 to 1000",
 }
 
 

@@ -97,6 +97,7 @@ def test_run_and_what_reads_it(featviz: CLI, net: str, photos: Path, tmp_path: P
 LOOKING = [("look", 0, ("--out", "look.png")), ("cam", 3, ("--target", "sum", "--out", "cams"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "code", "more"), LOOKING)
 def test_look_and_cam(
     featviz: CLI, net: str, photos: Path, tmp_path: Path,
@@ -125,6 +126,7 @@ def test_audit_and_identify(featviz: CLI, net: str, photos: Path, tmp_path: Path
     check_tame(featviz("layers", path))
 
 
+@pytest.mark.slow
 def test_a_name_that_is_not_utf8(featviz: CLI, tiny_file: Path, tmp_path: Path) -> None:
     """Works in run, report, sheet, diff and merge alike, on pages as in one file."""
     name = os.fsdecode(b"caf\xe9.png")

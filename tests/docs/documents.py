@@ -53,6 +53,10 @@ def furnish(folder: Path) -> None:
     """Put there what a clone has, and what the pages say that the reader has."""
     for name in ("configs", "sample_images"):
         shutil.copytree(ROOT / name, folder / name)
+    for path in (folder / "sample_images" / "scenes").iterdir():
+        with Image.open(path) as opened:
+            small = opened.resize((opened.width // 4, opened.height // 4))
+        small.save(path)
     _images(folder)
     _models(folder)
     for block in blocks("cookbook", "python"):

@@ -54,6 +54,7 @@ def test_the_files_are_found() -> None:
     assert all(len(commands(path)) == 5 for path in GATED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", GATED, ids=lambda path: path.stem)
 def test_a_branch_that_changes_nothing_passes(path: Path, featviz: Run, repository: Path) -> None:
     """All commands end with 0, and what the artifacts name is there."""
@@ -65,6 +66,7 @@ def test_a_branch_that_changes_nothing_passes(path: Path, featviz: Run, reposito
     assert complete(repository / "maps") == [f"0{i}.png" for i in range(4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "broken"),
     [(-9.0, {"diff"}), (float("nan"), {"audit", "diff"})],
@@ -81,6 +83,7 @@ def test_a_branch_that_changes_the_model_is_held(
     assert (repository / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_matrix_gives_what_one_job_gives(featviz: Run, repository: Path) -> None:
     """The parts of all jobs, joined: the tree of a single run."""
     part, join, report = commands(ROOT / "docs" / "ci" / "github-matrix.yml")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import json
 import os
 import re
@@ -40,32 +42,31 @@ def small(words: list[str]) -> list[str]:
     return [*words, *WITHOUT_DOWNLOAD, *size]
 
 
-def in_shell(line: str, folder: Path) -> Outcome:
-    """Run a line with pipes as a shell does, where `featviz` is this package."""
-    given = shlex.join(small(["run", "resnet18"])[2:])
-    line = line.replace(" resnet18 ", f" resnet18 {given} ")
-    script = f'featviz() {{ {shlex.quote(sys.executable)} -m featviz "$@"; }}\n{line}'
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HOME": str(folder), "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
-    return Outcome(done.returncode, done.stdout, done.stderr)
-
-
-def follow(line: str, folder: Path, featviz: Run) -> Outcome:
-    """Do what a line says; of an installation and of torchrun only what featviz does there."""
-    line = line.split(" && ")[-1]
+def follow(line: str, folder: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+    """Do what a line says; of an installation and of torchrun only what featviz does there. A
+    featviz between pipes runs in this process."""
     shutil.rmtree(folder / "featviz-out", ignore_errors=True)
-    if line.startswith("torchrun "):
-        line = "featviz " + line.partition(" -m featviz ")[2]
-    if re.search(r"[|>]|^mkdir ", line):
-        return in_shell(line, folder)
-    words = shlex.split(line)
-    assert words[0] == "featviz", line
-    return featviz(*small(words[1:]))
+    done = Outcome(0, "", "")
+    for part in re.sub(r"^torchrun .* -m ", "", line.split(" && ")[-1]).split(" | "):
+        if part.startswith("featviz "):
+            given = io.TextIOWrapper(io.BytesIO(done.out.encode()))
+            monkeypatch.setattr(sys, "stdin", given)
+            done = featviz(*small(shlex.split(part)[1:]))
+        else:
+            script = f'featviz() {{ {shlex.quote(sys.executable)} -m featviz "$@"; }}\n{part}'
+            variables = {**os.environ, "HOME": str(folder), "PYTHONPATH": str(ROOT)}
+            ran = subprocess.run(
+                ["bash", "-euc", script],
+                input=done.out,
+                capture_output=True,
+                text=True,
+                env=variables,
+                check=False,
+            )
+            done = Outcome(ran.returncode, ran.stdout, ran.stderr)
+        if done.code:
+            break
+    return done
 
 
 def is_test_command(line: str) -> bool:
@@ -74,7 +75,9 @@ def is_test_command(line: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SHOWN)
-def test_the_commands_of_a_page_work(page: str, clone: Path, featviz: Run) -> None:
+def test_the_commands_of_a_page_work(
+    page: str, clone: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its code and all its commands but the one that runs these tests, in order, in one folder;
     each ends with the exit code that is told, and what the page promises is there."""
     if any("| jq" in line for line, _ in commands(page)) and shutil.which("jq") is None:
@@ -83,7 +86,7 @@ def test_the_commands_of_a_page_work(page: str, clone: Path, featviz: Run) -> No
         run_code(block)
     for line, code in commands(page):
         if not is_test_command(line):
-            done = follow(line, clone, featviz)
+            done = follow(line, clone, featviz, monkeypatch)
             assert done.code == code, (line, done.err)
     MADE.get(page, lambda clone: None)(clone)
 
@@ -124,15 +127,15 @@ def run_code(block: str) -> None:
         exec(block, {"model": model, "batch": torch.rand(1, 3, 64, 64)})
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("clone", "ray_cluster")
-def test_the_code_for_ray_works() -> None:
-    """It draws twenty digits."""
-    for block in (
-        code for page in PAGES for code in blocks(page, "python") if "featviz.ray" in code
-    ):
-        exec(block)
-    assert len([path for path in Path("from-ray").iterdir() if path.is_dir()]) == 20
+def test_the_code_for_ray_is_a_call_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With arguments that it takes; tests/api/test_ray.py draws with workers."""
+    import featviz.ray
+
+    signature, calls = inspect.signature(featviz.ray.run), []
+    monkeypatch.setattr(featviz.ray, "run", lambda *a, **k: calls.append(signature.bind(*a, **k)))
+    for code in blocks("pipelines", "python"):
+        exec(code)
+    assert calls
 
 
 @pytest.mark.parametrize("page", PAGES)

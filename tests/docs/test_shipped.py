@@ -24,6 +24,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_stages_config_draws_what_it_says(clone: Path, featviz: Callable[..., Outcome]) -> None:
     """resnet18_stages: five layers, at most 64 maps, one range a layer, in colour."""
     done = featviz("run", "--config", "configs/resnet18_stages.toml", "--weights", "none")
@@ -52,6 +53,7 @@ def test_shipped_model_is_what_the_script_makes() -> None:
     assert path.stat().st_size <= 400 * 1024
 
 
+@pytest.mark.slow
 def test_the_colour_network_knows_the_colours_of_the_scenes() -> None:
     """It is what the script makes, and gives each scene's colours to within a tenth; grey itself is
     far off."""

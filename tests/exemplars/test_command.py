@@ -17,7 +17,8 @@ from torch import nn
 from featviz.exemplars import exemplars as pictures
 from featviz.exemplars.exemplars import find_exemplars
 from featviz.models.load import adopt
-from featviz.options import ExemplarOptions, InputOptions
+from featviz.options import InputOptions
+from featviz.records.commands import ExemplarOptions
 from featviz.rundir import EXEMPLARS_FILE
 
 from .conftest import PLAIN, draw

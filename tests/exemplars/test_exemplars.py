@@ -23,8 +23,9 @@ from featviz.hooks.capture import hooked
 from featviz.hooks.layers import list_layers
 from featviz.images import decode
 from featviz.models.load import adopt
-from featviz.options import ExemplarOptions, InputOptions
-from featviz.run.visit import Batch
+from featviz.options import InputOptions
+from featviz.records.commands import ExemplarOptions
+from featviz.run.study import Batch
 
 from .conftest import SIZE, draw
 

@@ -114,7 +114,7 @@ BAD = [
     (("--out", "cam.jpg"), 2, "--out cam.jpg: cam writes PNG\nhint: --out cam.png"),
     (("--out", "notes"), 2, "--out notes is no folder"),
     (("--out", "foreign.png"), 1, "foreign.png is there and is no picture of featviz cam"),
-    ((SEVEN, "--out", "one.png"), 2, "would hold 00-5.png and 05-7.png in one picture"),
+    ((SEVEN, "--out", "one.png"), 2, "would hold several images in one picture"),
 ]
 
 

@@ -7,11 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from featviz.drawing import kernels as filters
-from featviz.errors import LayoutError
 from featviz.inspection import kernels
 from featviz.options import ModelOptions
 from featviz.rundir import write
@@ -38,12 +34,6 @@ def test_selected_layers_without_kernels_are_named(drawn: Any) -> None:
     found = drawn("colour", "--layers", "first,ReLU")
     assert list(found.rows) == ["first"]
     assert found.manifest["skipped"][0]["reason"] == "ReLU has no convolution kernels"
-
-
-def test_a_weight_of_complex_numbers_is_refused() -> None:
-    """There is no grey for them."""
-    with pytest.raises(LayoutError, match="complex numbers"):
-        filters.read_filters(nn.Conv2d(3, 4, 3, dtype=torch.complex64))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchvision.models import VisionTransformer
 
 from featviz.drawing import colormap
-from featviz.errors import FeatvizError, ForwardError, ImageError, UsageError
+from featviz.errors import FeatvizError, ForwardError, ImageError
 from featviz.inspection.look import (
     ALIKE,
     MOST_STAGES,
@@ -29,7 +29,8 @@ from featviz.inspection.look import (
     words_on,
 )
 from featviz.models.load import adopt
-from featviz.options import InputOptions, LookOptions
+from featviz.options import InputOptions
+from featviz.records.commands import LookOptions
 
 PLAIN = InputOptions(preset="none", channels=1)
 
@@ -257,16 +258,6 @@ def test_nothing_is_written_where_nothing_can_be_drawn(
     with pytest.raises(ImageError):
         see(fixed(torch.rand(1, 2, 4, 4)), tmp_path / "broken.png", layers="Fixed")
     assert not (tmp_path / "page.png").exists() and not list(tmp_path.glob(".*"))
-
-
-def test_a_page_that_is_too_large_is_refused(
-    see: Callable[..., LookResult], tmp_path: Path
-) -> None:
-    """Before it is drawn, with its size in pixels and what makes it smaller."""
-    with pytest.raises(UsageError, match=r"would have 77[0-9]{3}×[0-9]{3} pixels") as caught:
-        see(fixed(torch.rand(1, 600, 4, 4)), noise(1, 4, 4), layers="Fixed", maps=2000)
-    assert caught.value.hint == "--maps shows fewer of each layer, and --layers takes fewer"
-    assert not (tmp_path / "page.png").exists()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rundirs import Drawn, write_run
 
-from featviz.options import ReportOptions
+from featviz.records.commands import ReportOptions
 from featviz.report import build_report
 
 from .browsing import DARK, STATS
@@ -53,7 +53,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     import featviz as fv
     from featviz.diff import diff
-    from featviz.options import DiffFiles, DiffThresholds
+    from featviz.records.commands import DiffFiles, DiffThresholds
     from featviz.report.pages import render_comparison
 
     top = tmp_path_factory.mktemp("pages")

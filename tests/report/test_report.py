@@ -18,7 +18,7 @@ from PIL import Image
 from rundirs import Drawn, summed_anew, write_run
 
 from featviz.errors import UsageError
-from featviz.options import ReportOptions
+from featviz.records.commands import ReportOptions
 from featviz.report import build_report, report
 from featviz.rundir.read import read_run
 

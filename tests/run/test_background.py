@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import closing
 from functools import partial
 from threading import get_native_id
 
 import pytest
 
-from featviz.run.encoders import NICENESS, Background, read_ahead
+from featviz.run.encoders import NICENESS, Background, read_ahead, shared_cores
 
 SOON = 0.15
 """Seconds after which something that was to happen at once is taken not to."""
@@ -47,7 +48,7 @@ def started(action: Callable[[], object]) -> threading.Event:
 def test_all_tasks_are_run_before_the_block_ends() -> None:
     """Leaving the block waits for every task, whatever its size, also after an exception."""
     ran: list[int] = []
-    with pytest.raises(KeyError, match="stop"), Background(2, 100) as background:
+    with pytest.raises(KeyError, match="stop"), shared_cores(2, 100) as background:
         for i in range(50):
             background.submit(i, partial(ran.append, i))
         raise KeyError("stop")
@@ -62,7 +63,7 @@ def test_submit_works_where_there_is_no_room(gate: threading.Event) -> None:
     def note(number: int) -> None:
         ran.append((number, threading.current_thread() is threading.main_thread()))
 
-    with Background(1, 10) as background:
+    with shared_cores(1, 10) as background:
         kept_busy(background, gate, 4)
         for number in (1, 2):
             background.submit(3, partial(note, number))
@@ -85,7 +86,7 @@ def test_whoever_waits_for_a_task_works(gate: threading.Event) -> None:
         ran.append(number)
         return number * 10
 
-    with Background(1, 100) as background:
+    with shared_cores(1, 100) as background:
         busy = kept_busy(background, gate)
         futures = [background.submit(1, partial(slow, number)) for number in range(4)]
         assert background.result(futures[2]) == 20 and ran == [0, 1, 2]
@@ -103,8 +104,8 @@ def test_an_interrupted_helper_leaves_no_task_without_an_end(gate: threading.Eve
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    background = Background(1, 100)
-    with pytest.raises(KeyboardInterrupt), background:
+    sharing = shared_cores(1, 100)
+    with pytest.raises(KeyboardInterrupt), sharing as background:
         busy = kept_busy(background, gate)
         futures = [background.submit(1, work) for work in (interrupted, lambda: None)]
         threading.Timer(SOON, gate.set).start()
@@ -123,7 +124,7 @@ def test_bytes_under_way_never_exceed_the_bound() -> None:
         with lock:
             held -= size
 
-    with Background(3, 50) as background:
+    with shared_cores(3, 50) as background:
         for i in range(150):
             size = i * 7 % 50 + 1
             background.submit(size, partial(task, size))
@@ -135,7 +136,7 @@ def test_bytes_under_way_never_exceed_the_bound() -> None:
 
 def test_task_larger_than_the_bound_goes_alone(gate: threading.Event) -> None:
     """An oversize task is taken when nothing else is under way, and nothing beside it."""
-    with Background(4, 10) as background:
+    with shared_cores(4, 10) as background:
         background.submit(1, lambda: gate.wait(LONG))
         second = threading.Event()
         big = started(lambda: background.submit(99, lambda: second.wait(LONG)))
@@ -151,7 +152,7 @@ def test_task_larger_than_the_bound_goes_alone(gate: threading.Event) -> None:
 def test_cancelled_task_gives_its_bytes_back(gate: threading.Event) -> None:
     """A task that is cancelled before it begins makes room, and is never run."""
     ran: list[int] = []
-    with Background(1, 10) as background:
+    with shared_cores(1, 10) as background:
         kept_busy(background, gate, 5)
         waiting = background.submit(5, partial(ran.append, 1))
         assert waiting.cancel()
@@ -164,7 +165,7 @@ def test_cancelled_task_gives_its_bytes_back(gate: threading.Event) -> None:
 def test_threads_step_back_and_no_others() -> None:
     """The encoders let torch's threads go first, and readers and whoever waits do not."""
     mine = os.getpriority(os.PRIO_PROCESS, 0)
-    with Background(1, 10) as background:
+    with shared_cores(1, 10) as background:
         theirs = background.submit(1, lambda: os.getpriority(os.PRIO_PROCESS, get_native_id()))
         while not theirs.done():
             time.sleep(0.001)
@@ -183,7 +184,7 @@ def test_each_is_read_once_beside_the_caller() -> None:
             raise KeyError(key)
         return key * 10
 
-    with read_ahead([3, 2, 1], noted) as each:
+    with closing(read_ahead([3, 2, 1], noted)) as each:
         for key, load in each:
             try:
                 seen.append(load())
@@ -198,7 +199,9 @@ def test_each_is_read_once_beside_the_caller() -> None:
 def test_what_nobody_takes_is_not_read_after_the_block(gate: threading.Event) -> None:
     """Leaving waits for what is being read, and no thread stays."""
     read: list[int] = []
-    with read_ahead(range(5), lambda key: (gate.wait(LONG), read.append(key)), ahead=4) as each:
+    with closing(
+        read_ahead(range(5), lambda key: (gate.wait(LONG), read.append(key)), ahead=4)
+    ) as each:
         next(each)
         threading.Timer(SOON, gate.set).start()
     assert read == [0]

@@ -14,13 +14,9 @@ from featviz.models.load import adopt
 from featviz.options import InputOptions
 from featviz.run.choose import choose_layers
 
-VIT_B = ["conv_proj", *(f"encoder.layers.encoder_layer_{n}" for n in range(12))]
-
 TORCHVISION = {
     "resnet18": "conv1 relu layer1 layer2 layer3 layer4",
-    "densenet121": "conv0 relu0 denseblock1 denseblock2 denseblock3 denseblock4",
     "swin_t": "0.0 1 3 5 7",
-    "vit_b_32": " ".join(VIT_B),
     "regnet_y_400mf": "stem stem.0 trunk_output.block1 trunk_output.block2 trunk_output.block3 "
     "trunk_output.block4",
     "squeezenet1_1": "0 1 4 7 12",
@@ -29,13 +25,11 @@ TORCHVISION = {
 
 TIMM = {
     "pvt_v2_b0": "patch_embed.proj stages.0 stages.1 stages.2 stages.3",
-    "efficientvit_b0": "stem stem.in_conv.conv stages.0 stages.1 stages.2 stages.3",
     "mobilenetv4_conv_small": "conv_stem bn1 blocks.0 blocks.1 blocks.2 blocks.4",
 }
 
 YOLO = {
     "yolo11n": "0 0.conv 2 4 6 10 13 16 19 22",
-    "yolo11n-cls": "0 0.conv 2 4 6 9",
 }
 """Names of the layers without `model`: backbone, then neck; nothing of the head."""
 
@@ -64,6 +58,7 @@ def test_models_of_torchvision(name: str, names: str) -> None:
     assert [layer.removeprefix("features.") for layer in found] == names.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "names"), cases(TIMM))
 def test_models_of_timm(name: str, names: str) -> None:
     """Stages whole, and no Identity, Dropout or norm behind them."""
@@ -92,6 +87,7 @@ SWIN = {
 SEGFORMER = {"hidden_sizes": [8, 16, 24, 32], "decoder_hidden_size": 16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "kind", "told", "size", "prefix", "names"),
     [

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import featviz as fv
 from featviz.drawing import values
+from featviz.run import draw as drawing
 from featviz.rundir.read import read_run
 from featviz.rundir.write import ImageFolder
 
@@ -66,7 +67,11 @@ def note_missing(out: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "state"),
-    [("01.png", "no manifest"), ("a/b/01.png", "empty"), ("a/b/01.png", "complete beside")],
+    [
+        ("01.png", "no manifest"),
+        pytest.param("a/b/01.png", "empty", marks=pytest.mark.slow),
+        pytest.param("a/b/01.png", "complete beside", marks=pytest.mark.slow),
+    ],
 )
 def test_what_a_killed_run_left_is_cleared(
     name: str,
@@ -110,17 +115,6 @@ def test_folders_of_others_that_look_hidden(
     refused(done, 1, "featviz did not write: ")
 
 
-def test_a_link_that_is_called_as_a_hidden_folder(draw: Run, whole: Path, tmp_path: Path) -> None:
-    """It goes, and what it leads to is not touched."""
-    away = tmp_path / "away"
-    (away / "empty").mkdir(parents=True)
-    (away / "input.png").write_text("mine")
-    before = snapshot(tmp_path / "away")
-    (whole / f".01.png.{HEX}.part").symlink_to(away)
-    assert draw(whole, "--resume").code == 0
-    assert snapshot(away) == before and hidden(whole) == []
-
-
 def test_a_file_in_the_place_of_a_folder_of_images(draw: Run, whole: Path) -> None:
     """The images whose folders would be in it fail, and the file stays."""
     shutil.rmtree(whole / "a")
@@ -145,6 +139,7 @@ def test_a_shard_leaves_what_another_may_be_writing(draw: Run, whole: Path) -> N
 # Readers
 
 
+@pytest.mark.slow
 def test_no_reader_sees_a_hidden_folder(
     featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
 ) -> None:
@@ -187,6 +182,7 @@ def test_a_reader_beside_a_run_that_is_going_on(
 # Images that fail
 
 
+@pytest.mark.slow
 def test_a_failed_image_leaves_nothing(tmp_path: Path) -> None:
     """Neither a hidden folder nor folders above it, in a folder of its own as beside others, where
     two layers of pictures that are mostly bright are drawn before the model raises."""
@@ -221,7 +217,7 @@ def test_an_image_that_ends_before_its_first_layer(
             raise KeyboardInterrupt
         return real(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("featviz.drawing.values.to_pixels", pixels)
+    monkeypatch.setattr(drawing, "to_pixels", pixels)
     with pytest.raises(KeyboardInterrupt):
         fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16)
     assert hidden(tmp_path / "out") == [] and len(complete(tmp_path / "out")) == 3
@@ -242,15 +238,3 @@ def test_two_parts_of_an_output_with_one_name(photos: Path, tmp_path: Path) -> N
 
 
 # Kernels
-
-
-def test_kernels_without_a_manifest_are_not_replaced(
-    featviz: Run, tiny_file: Path, tmp_path: Path
-) -> None:
-    """Nothing says any more that their files are featviz's."""
-    out = tmp_path / "kernels"
-    assert featviz("kernels", tiny_file, "--out", out).code == 0
-    (out / "manifest.json").unlink()
-    before = snapshot(out)
-    refused(featviz("kernels", tiny_file, "--out", out, "--overwrite"), 1, "did not write: ")
-    assert snapshot(out) == before

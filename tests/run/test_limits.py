@@ -13,6 +13,7 @@ from runs import make_photos, tree
 Run = Callable[..., Outcome]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--tensors", "npy"]], ids=["pictures", "tensors"])
 def test_the_estimate_is_what_is_written(
     more: list[str], featviz: Run, tiny_file: Path, tmp_path: Path

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import Outcome
 from foreign_records import RUN_RECORD
-from runs import SMALL, complete, refused, run_json, snapshot
+from runs import SMALL, complete, refused, snapshot
 
 Run = Callable[..., Outcome]
 
@@ -74,7 +74,10 @@ def test_a_file_that_is_written_is_no_input(
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize(("where", "command"), [("itself", "diff"), ("above", "merge")])
+@pytest.mark.parametrize(
+    ("where", "command"),
+    [("above", "merge"), pytest.param("itself", "diff", marks=pytest.mark.slow)],
+)
 def test_out_may_not_be_or_hold_a_run_that_is_read(
     where: str, command: str, featviz: Run, ran: Path, tmp_path: Path
 ) -> None:
@@ -87,6 +90,7 @@ def test_out_may_not_be_or_hold_a_run_that_is_read(
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_out_below_the_images_works_again_and_again(
     featviz: Run, tiny_file: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,25 +108,9 @@ def test_out_below_the_images_works_again_and_again(
     assert snapshot(photos) == before
 
 
-def test_a_first_attempt_that_failed_does_not_block_the_second(
-    draw: Run, featviz: Run, photos: Path, tmp_path: Path
-) -> None:
-    """Where no image is complete the same command works once its cause is mended."""
-    out = tmp_path / "out"
-    good = (photos / "00.png").read_bytes()
-    (photos / "01.png").unlink()
-    (photos / "00.png").write_bytes(b"no picture")
-    assert draw(out).code == 3 or run_json(out)["failures"]
-    (photos / "00.png").write_bytes(good)
-    (out / "00.png" / "001_0").mkdir(parents=True)
-    (out / "00.png" / "001_0" / ".output.png.0123456789abcdef.part").write_text("left")
-    assert draw(out).code == 0 and complete(out) == ["00.png"]
-    (out / "00.png" / "manifest.json").unlink()
-    (out / "notes.txt").write_text("mine")
-    refused(draw(out), 1, "files that featviz did not write: 00.png/, notes.txt")
-
-
-@pytest.mark.parametrize(("command", "out"), [("run", "ran"), ("kernels", "ker")])
+@pytest.mark.parametrize(
+    ("command", "out"), [pytest.param("run", "ran", marks=pytest.mark.slow), ("kernels", "ker")]
+)
 def test_what_is_wrong_with_the_model_is_said_before_the_place_is_refused(
     command: str, out: str, featviz: Run, photos: Path, tmp_path: Path
 ) -> None:
@@ -149,6 +137,7 @@ def test_what_is_wrong_with_the_model_is_said_before_the_place_is_refused(
     assert snapshot(tmp_path / out) == before
 
 
+@pytest.mark.slow
 def test_a_run_is_in_the_way(featviz: Run, tiny_file: Path, photos: Path, ran: Path) -> None:
     """The refusal names the way out."""
     base, before = ["run", tiny_file, photos, "--out", ran], snapshot(ran)

@@ -60,6 +60,7 @@ def test_what_is_complete_is_kept_and_the_rest_is_done(
     assert all(lines[0][key] == lines[2][key] for key in ("files", "skipped", "never_ran"))
 
 
+@pytest.mark.slow
 def test_resume_without_a_run_begins_one(draw: Run, whole: Path, tmp_path: Path) -> None:
     """No folder, an empty one, and one whose run.json was being written: all begin anew."""
     for index, files in enumerate([None, [], [".run.json.0123456789abcdef.part"]]):
@@ -76,11 +77,10 @@ def test_resume_without_a_run_begins_one(draw: Run, whole: Path, tmp_path: Path)
     ("change", "named"),
     [
         (["--layers", "Conv2d", *SMALL[2:]], "--layers Conv2d,ReLU, here --layers Conv2d"),
-        ([*SMALL, "--cmap", "viridis"], "there --cmap auto, here --cmap viridis"),
         ([*SMALL, "--no-marks"], "there none, here --no-marks"),
         ([*SMALL, "--ablate", "0:1"], "there none, here --ablate 0:1"),
     ],
-    ids=["layers", "cmap", "marks", "ablate"],
+    ids=["layers", "marks", "ablate"],
 )
 def test_other_options_are_refused_by_name(
     change: list[str], named: str, featviz: Run, tiny_file: Path, photos: Path, whole: Path
@@ -103,6 +103,7 @@ def factory(tmp_path: Path, value: float) -> str:
     return f"{tmp_path / 'net.py'}:make"
 
 
+@pytest.mark.slow
 def test_another_model_is_refused(
     featviz: Run, tiny: nn.Module, tiny_file: Path, photos: Path, tmp_path: Path
 ) -> None:
@@ -160,14 +161,7 @@ def test_failures_are_tried_again_and_keep_the_exit_code(
     assert run_json(tmp_path / "out")["failures"] == []
 
 
-def test_overwrite_does_not_go_with_resume(featviz: Run, tiny_file: Path, photos: Path) -> None:
-    """A usage error that names them; nothing is made."""
-    out = photos.parent / "out"
-    done = featviz("run", tiny_file, photos, "--resume", "--overwrite", "--out", out)
-    assert done.code == 2 and "resume and overwrite exclude each other" in done.err
-    assert not out.exists()
-
-
+@pytest.mark.slow
 def test_an_interrupted_resume_does_not_forget_what_was_complete(
     draw: Run, whole: Path, tmp_path: Path, at_image: Callable[..., None]
 ) -> None:
@@ -184,6 +178,7 @@ def test_an_interrupted_resume_does_not_forget_what_was_complete(
     }
 
 
+@pytest.mark.slow
 def test_an_overwrite_that_is_killed_leaves_nothing_that_looks_complete(
     draw: Run, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +225,12 @@ HARMS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("harm", HARMS)
+OTHERS = ("cut", "outside", "statistics")
+
+
+@pytest.mark.parametrize(
+    "harm", ["another run", "picture", *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)]
+)
 def test_an_image_that_does_not_fit_is_drawn_again(harm: str, draw: Run, whole: Path) -> None:
     """--resume believes a manifest as little as report does, keeps the others, removes what it
     left, and ends in the same tree."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "trial_kills.py"
-FULL = os.environ.get("FEATVIZ_TRIAL", "14 4 18").split()
+FULL = os.environ.get("FEATVIZ_TRIAL", "8 2 18").split()
 """Kills, double starts and seed; `FEATVIZ_TRIAL="100 30 5" pytest tests/run/test_trial.py`
 tries more."""
 

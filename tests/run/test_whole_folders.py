@@ -29,7 +29,9 @@ def photos(tmp_path: Path) -> Path:
 # The folder goes away
 
 
-@pytest.mark.parametrize("how", ["renamed", "removed", "replaced"])
+@pytest.mark.parametrize(
+    "how", ["replaced", *(pytest.param(h, marks=pytest.mark.slow) for h in ("renamed", "removed"))]
+)
 def test_a_folder_that_goes_away_ends_the_run(
     how: str, draw: Run, whole: Path, at_image: AtImage
 ) -> None:
@@ -90,6 +92,7 @@ def test_run_json_is_written_while_a_run_goes_on(
 # Inputs that are gone
 
 
+@pytest.mark.slow
 def test_images_whose_inputs_are_gone_are_named(draw: Run, photos: Path, whole: Path) -> None:
     """--resume leaves them, and says so; without their folders the tree is that of a run without
     them."""
@@ -137,6 +140,7 @@ def test_an_overwrite_that_fails_keeps_the_earlier_run(
     assert tree(whole) == before and sorted(whole.parent.iterdir()) == around
 
 
+@pytest.mark.slow
 def test_an_overwrite_that_is_stopped_is_gone_on_with(
     draw: Run, whole: Path, at_image: AtImage
 ) -> None:

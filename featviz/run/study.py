@@ -1,0 +1,154 @@
+"""Images on their way through a model for `audit` and `exemplars`, whose results speak of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from featviz.errors import FeatvizError, ForwardError
+from featviz.hooks.capture import forward
+from featviz.models.load import LoadedModel, load_model
+from featviz.models.requirements import versions
+from featviz.options import InputOptions, ModelOptions
+from featviz.records import Sample
+from featviz.records.commands import AuditOptions, ExemplarOptions
+from featviz.run.prepare import ModelInput, files_read, find_images, fitted, grouped, read_input
+from featviz.run.visit import Visit, neighbours, visit
+from featviz.rundir.place import FileKind, check_apart, check_file, check_free, replacing
+
+BatchProgress = Callable[[str, FeatvizError | None, int], None]
+"""Called with each image's name, what went wrong with it, and how many there are in all."""
+
+
+class Batch(NamedTuple):
+    """Images of one input shape."""
+
+    images: tuple[int, ...]
+    inputs: list[Tensor]
+    """The arguments of the model, each [B, C, H, W] (or [B, C, T, H, W]), on the CPU."""
+
+    @classmethod
+    def of(cls, images: Sequence[Visit[ModelInput, None]]) -> Batch:
+        """Images that were read, together."""
+        args = [one.image.args for one in images if one.image is not None]
+        # of one image, since a copy of an input takes as long as some layers
+        inputs = args[0] if len(args) == 1 else [torch.cat(m) for m in zip(*args, strict=True)]
+        return cls(tuple(one.number for one in images), inputs)
+
+
+@contextmanager
+def begun(
+    model: ModelOptions | LoadedModel,
+    arguments: Sequence[str],
+    options: AuditOptions | ExemplarOptions,
+    kind: str,
+    files: Collection[tuple[str, Path, FileKind]] = (),
+) -> Iterator[tuple[Path, LoadedModel, list[Sample]]]:
+    """A folder to write into, which takes the place of `--out` if the block succeeds; the model and
+    the images. Whatever would be written over, `files` outside of the folder (option, place, kind)
+    among it, is looked at before the model is loaded."""
+    samples = find_images(arguments, options)
+    inputs = files_read(model, samples)
+    check_apart(options.out, "--out", inputs)
+    for option, path, what in files:
+        check_apart(path, option, inputs)
+        check_file(path, what, option, options.overwrite)
+    check_free(options.out, kind, options.overwrite)
+    with replacing(options.out, kind) as folder:
+        loaded = fitted(load_model(model, options.inputs), samples)
+        yield folder, loaded, grouped(samples, loaded.preprocess, options.inputs.frames)
+
+
+@dataclass
+class Study:
+    """Images on their way through a model, for a result that speaks of all of them together."""
+
+    model: LoadedModel
+    samples: Sequence[Sample]
+    options: AuditOptions | ExemplarOptions
+    progress: BatchProgress = lambda image, error, total: None
+    seen: list[int] = field(default_factory=list)
+    errors: dict[int, FeatvizError] = field(default_factory=dict)
+
+    def show(self, collector: Any) -> None:
+        """Show all images to the model, whose hooks fill a collector: `begin(batch)` says whose
+        tensors come next, and forgets what was not committed; `commit()` that the model is through
+        with them; `fault` is a bug of ours, to tell it from one of the model."""
+
+        def show(images: Sequence[Visit[ModelInput, None]]) -> None:
+            batch = Batch.of(images)
+            collector.begin(batch)
+            try:
+                forward(self.model.module, [arg.to(self.model.device) for arg in batch.inputs])
+            except ForwardError:
+                if collector.fault is not None:
+                    raise collector.fault from None
+                raise
+            collector.commit()
+
+        def read(sample: Sample) -> ModelInput:
+            return read_input(sample, self.model.preprocess, self.options.inputs)
+
+        for seen in visit(self.samples, read, show, batch_size=self.options.batch_size):
+            if seen.error is not None:
+                self._failed(seen.number, seen.error)
+                continue
+            self.seen.append(seen.number)
+            self.progress(seen.sample.name, None, len(self.samples))
+        if not self.seen and self.errors:
+            first = next(iter(self.errors.values()))
+            words = f"no image of {len(self.samples)} went through: {first.message}"
+            raise FeatvizError(words, first.hint)
+
+    def batches(self, numbers: Iterable[int]) -> Iterator[Batch]:
+        """The images of these numbers once more."""
+        size = self.options.batch_size
+        return batches(self.samples, self.model, self.options.inputs, size, self._failed, numbers)
+
+    def _failed(self, number: int, error: FeatvizError) -> None:
+        self.errors[number] = error
+        self.progress(self.samples[number].name, error, len(self.samples))
+
+    @property
+    def failures(self) -> list[tuple[str, int, str]]:
+        """Name, number and error of each image that did not go through."""
+        named = sorted(self.errors.items())
+        return [(self.samples[number].name, number, error.message) for number, error in named]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a record says of the versions, the device, the model and its preprocessing."""
+        return {
+            **versions(),
+            "device": self.model.device.type,
+            "model": dict(self.model.source),
+            "preprocessing": self.model.preprocess.words_for(),
+        }
+
+
+def batches(
+    samples: Sequence[Sample],
+    model: LoadedModel,
+    inputs: InputOptions,
+    size: int,
+    failed: Callable[[int, FeatvizError], None],
+    numbers: Iterable[int] | None = None,
+) -> Iterator[Batch]:
+    """All images, or those of these numbers, as the model takes them, `size` of them together;
+    `failed` is called with the number and the error of each that cannot be read."""
+
+    def read(sample: Sample) -> ModelInput:
+        return read_input(sample, model.preprocess, inputs)
+
+    for images in neighbours(samples, read, size, numbers):
+        for one in images:
+            if one.error is not None:
+                failed(one.number, one.error)
+        if readable := [one for one in images if one.error is None]:
+            yield Batch.of(readable)
