@@ -633,8 +633,7 @@ class ReportOptions(Struct, frozen=True):
         "Write the report into this folder, or with --single-file or --zip into this file.",
         usual="RUN/report, RUN/report.html or RUN/report.zip")] = None
     overwrite: Annotated[bool, _replace("Replace any file that is in --out.")] = False
-    single_file: Annotated[bool, _option("Write one HTML file that holds everything; of a large "
-        "run it has fewer tiles a layer.")] = False
+    single_file: Annotated[bool, _option("Write one HTML file that holds everything.")] = False
     zip: Annotated[bool, _option("Write one zip file of the report and its pictures.")] = False
     compare: Annotated[Place | None, _option(
         "Show the pictures of this other run beside those of RUN.", "RUN")] = None

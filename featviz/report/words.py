@@ -82,8 +82,7 @@ def maps(row: Capture, options: Mapping[str, Any]) -> str:
     alike = sum(len(group) - 1 for group in (row.collapsed or {}).values())
     pick = options.get("pick")
     picked = f" --pick {setting(pick)}" if pick not in (None, "first") else ""
-    cut = "--single-file" if options.get("fewer") else f"--max-maps{picked}"
-    reasons = [cut] if drawn + alike < row.maps else []
+    reasons = [f"--max-maps{picked}"] if drawn + alike < row.maps else []
     reasons += ["--collapse"] if alike else []
     return f"{drawn} of {row.maps} ({', '.join(reasons)})"
 

@@ -67,7 +67,7 @@ def test_the_maps_of_a_strip_vary(tmp_path: Path) -> None:
 
 def titles(root: Path) -> list[tuple[str, list[str]]]:
     """The stages of the first image, with their layers."""
-    (page, *_) = arrange(read_run(root)).images
+    (page, *_), _ = arrange(read_run(root))
     own, figures = page.image.stats(), [group.figures[0] for group in page.groups]
     stages = network(page, {f.picture.id: own[f.row.place.stats_key] for f in figures})
     return [(one["title"], [step["group"].layer for step in one["steps"]]) for one in stages]
