@@ -249,7 +249,7 @@ def test_an_overlay_has_no_marks(
 
 
 def test_the_option_that_left_maps_out_is_named(tmp_path: Path) -> None:
-    """--collapse, --max-maps with --pick, or both; who shares a tile; and the order."""
+    """--collapse, --max-maps, or both; who shares a tile; and the order."""
     shared = {"collapsed": {"1": [1, 2, 4]}}
     drawn = [
         Drawn("alike", index=1, channels=[3, 0, 5, 1], nrow=2, more=shared),
@@ -261,8 +261,8 @@ def test_the_option_that_left_maps_out_is_named(tmp_path: Path) -> None:
     root = built(tmp_path / "out", {"a.png": drawn}, options=options)
     text = pages(root)["image-000.html"].words
     assert "Maps4 of 6 (--collapse) Share a tile1 for 1–2, 4 Orderby similarity (--order)" in text
-    assert "Maps2 of 6 (--max-maps --pick top) Range" in text
-    assert "Maps2 of 6 (--max-maps --pick top, --collapse) Share a tile" in text
+    assert "Maps2 of 6 (--max-maps) Range" in text
+    assert "Maps2 of 6 (--max-maps, --collapse) Share a tile" in text
     assert "Maps6 Range" in text
     assert loaded(root, "image-000.html")["p0-0"]["collapsed"] == {"1": [1, 2, 4]}
 
