@@ -288,9 +288,10 @@ class RunReport:
         return self.totals.setdefault((group.page, group.stem), ChannelTotals())
 
     def _index(self, shared: Mapping[str, Any]) -> Iterator[Markup]:
-        first, apart = (self.images[0] if self.images else None), ()
+        first = self.images[0] if self.images else None
         over = [self.totals_of(group) for group in first.groups] if first else []
         audited = self.audit.dead if self.audit else None  # of more images than most runs have
+        apart: tuple[Figure, ...] = ()
         if self.verdict is not None and (one := self.verdict.first) is not None:
             groups = (g for page in self.images if page.name == one.image for g in page.groups)
             own = (g.figures for g in groups if g.figures[0].row.place == one.place)
