@@ -24,7 +24,7 @@ from featviz.api.keywords import (
 )
 from featviz.audit.audit import audit as audit_model
 from featviz.audit.output import audit_table
-from featviz.exemplars.exemplars import find_exemplars
+from featviz.exemplars.exemplars import exemplar_table, find_exemplars
 from featviz.inspection.cam import ImageCam, LayerCam
 from featviz.inspection.cam import cam as explain
 from featviz.inspection.kernels import NO_IMAGE, draw_kernels
@@ -442,9 +442,8 @@ def audit(
         [3]
     """
     order = ordered(AuditOptions, model, options, layers, place="audit", out=out)
-    found = order.given_to(audit_model, images)
-    files = found.as_json(), found.out, order.room
-    return AuditTable(*files, found.verdicts, found.exit_code)
+    document, verdicts, code = order.given_to(audit_model, images)
+    return AuditTable(document, order.options.out, order.room, verdicts, code)
 
 
 @keywords_of(ExemplarOptions, ModelOptions)
@@ -482,5 +481,5 @@ def exemplars(
     """
     order = ordered(ExemplarOptions, model, options, layers, place="exemplars", out=out)
     found = order.given_to(find_exemplars, images)
-    files = found.record.as_json(), found.out, order.room
-    return ExemplarSheets(*files, tuple(found.record.layers), found.table, found.exit_code)
+    files, code = (found.as_json(), order.options.out, order.room), 3 * bool(found.images.failures)
+    return ExemplarSheets(*files, tuple(found.layers), exemplar_table(found), code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -54,20 +55,13 @@ def write_files(
         file = f"suspects/{safe_name(target.call.label + dead)}.png"
         with write.atomic(folder / file) as opened:
             _compose(target, source, suspects, total, *shown, samples).save(opened, "png")
-        drawn.append(
-            {
-                "layer": target.call.label,
-                "shown": source.call.label,
-                "channels": [channel for _, channel, _ in suspects],
-                "suspects": total,
-                "rows": [_TOP, _ROW_HEIGHT],
-                "file": file,
-            }
-        )
-    count, every = sum(len(row["channels"]) for row in drawn), document["total"]["findings"]
-    if count < sum(every.values()):
+        row: dict[str, Any] = {"layer": target.call.label, "shown": source.call.label}
+        row |= {"channels": [channel for _, channel, _ in suspects], "suspects": total}
+        drawn.append({**row, "rows": [_TOP, _ROW_HEIGHT], "file": file})
+    count = sum(len(row["channels"]) for row in drawn)
+    if count < (every := sum(document["total"]["findings"].values())):
         most = f"{PER_LAYER} of a layer, and --max-suspects {options.max_suspects}"
-        log.info("%d of %d suspects are drawn: at most %s in all", count, sum(every.values()), most)
+        log.info("%d of %d suspects are drawn: at most %s in all", count, every, most)
     with write.atomic(folder / "channels.npz") as archive:
         write.write_arrays(archive, {call.label: own.table() for call, own in tallies.items()})
     by_activation = {  # a bar for each activation that gives zeros, however many are judged by it
@@ -78,8 +72,8 @@ def write_files(
     if bars := list(reversed(by_activation.values())):
         title = f"Average percentage of zeros, {document['images']['seen']} images"
         pixels = apoz_chart(bars, title)
-        with write.atomic(folder / "apoz.png") as archive:
-            write_png(archive, (len(pixels), pixels.shape[1] // 3), [pixels])
+        with write.atomic(folder / "apoz.png") as picture:
+            write_png(picture, (len(pixels), pixels.shape[1] // 3), [pixels])
     write_document(folder, document, drawn, None)
 
 
@@ -90,8 +84,7 @@ def write_document(
     files: Iterable[str] | None = (),
 ) -> None:
     """Write audit.json; its `files` are the others of the audit, None for all in the folder."""
-    content = {"schema_version": SCHEMA_VERSION, **document, "drawn": list(drawn)}
-    write.write_record(folder, AUDIT_FILE, content, files)
+    write.write_record(folder, AUDIT_FILE, {**document, "drawn": list(drawn)}, files)
 
 
 def audit_table(audit: Mapping[str, Any]) -> TextTable:
@@ -174,11 +167,12 @@ def choose_suspects(
                 feeding = plan.nodes[plan.given_by[target.call]].sources
                 if len(feeding) == 1:
                     source = Spot(plan.nodes[feeding[0]].call, target.axis)
-            suspects = []
-            for name, channel in chosen:
-                if (name == "dead") is dead:
-                    best = tallies[target.call].images[channel]
-                    suspects.append((name, channel, best[best >= 0].tolist()))
+            best = tallies[target.call].images
+            suspects = [
+                (name, channel, best[channel][best[channel] >= 0].tolist())
+                for name, channel in chosen
+                if (name == "dead") is dead
+            ]
             if suspects:
                 sheets.append((target, source, suspects, len(every)))
     return sheets
@@ -192,11 +186,11 @@ def _shown(
     inputs: InputOptions,
 ) -> tuple[ChannelMaps, dict[int, Image.Image]]:
     """Maps and images of the sheets: those images go through the model once more."""
-    wanted: dict[int, set[tuple[Call, int, int]]] = {}
+    wanted: defaultdict[int, set[tuple[Call, int, int]]] = defaultdict(set)
     for _, source, suspects, _ in sheets:
         for _, channel, numbers in suspects:
             for number in numbers:
-                wanted.setdefault(number, set()).add((source.call, source.axis, channel))
+                wanted[number].add((source.call, source.axis, channel))
     maps, images, current = ChannelMaps(), dict[int, Image.Image](), 0
 
     def sink(call: Call, output: Any) -> None:

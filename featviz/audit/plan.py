@@ -245,9 +245,10 @@ class AuditPlan:
                 )
         return Spot(call, axis, None if node is None else node.part.activation)
 
-    def maker_of(self, activation: int) -> int | str:
-        """The convolution or linear module whose channels, and no others, feed an activation, each
-        on its own way; or why there is none. What it makes for a dead channel can be cut out."""
+    def maker_of(self, activation: int) -> Call | str:
+        """The call of the convolution or linear module whose channels, and no others, feed an
+        activation, each on its own way; or why there is none. What it makes for a dead channel can
+        be cut out."""
         at = activation
         while True:
             sources = self.nodes[at].sources
@@ -257,7 +258,7 @@ class AuditPlan:
             if self.users[before] != [at]:
                 return f"the output of {node.call.label} is used elsewhere, too"
             if node.part.role == "maker":
-                return before
+                return node.call
             if node.part.role != "channelwise":
                 return f"{node.call.label} mixes channels or tensors"
             at = before

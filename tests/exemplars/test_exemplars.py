@@ -241,14 +241,14 @@ def test_an_image_of_a_new_shape_may_be_refused(refused: int, batch: int, tmp_pa
     model, photos = adopt(Choosy().eval(), inputs), tmp_path / "photos"
     every = find_exemplars(model, [str(photos)], asked[0])
     assert every is not None
-    assert [one.number for one in every.record.images.failures] == [refused]
+    assert [one.number for one in every.images.failures] == [refused]
     (photos / f"{refused}.png").unlink()
     good = find_exemplars(model, [str(photos)], asked[1])
     assert good is not None
     shown = [
         [(e.image, round(e.value, 5), e.map, e.place, e.box) for e in channel.exemplars]
         for result in (every, good)
-        for layer in result.record.layers
+        for layer in result.layers
         for channel in layer.channels
     ]
     assert shown[:4] == shown[4:]
