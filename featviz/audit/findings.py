@@ -28,14 +28,11 @@ Row = Mapping[str, Any]
 def judge(evidence: Evidence, thresholds: Thresholds) -> dict[str, list[int]]:
     """The channels of each finding; one for which this layer cannot be judged is left out."""
     seen = evidence.count + evidence.nonfinite > 0
-    flags: dict[str, Flags] = {}
-    for finding in FINDINGS.values():
-        if (holds := finding.rule(evidence, thresholds)) is not None:
-            flags[finding.name] = holds & seen
+    rules = {name: one.rule(evidence, thresholds) for name, one in FINDINGS.items()}
+    flags: dict[str, Flags] = {n: holds & seen for n, holds in rules.items() if holds is not None}
     for name in flags:
-        for stronger in FINDINGS[name].yields_to:
-            if stronger in flags:
-                flags[name] = flags[name] & ~flags[stronger]
+        for stronger in flags.keys() & FINDINGS[name].yields_to:
+            flags[name] = flags[name] & ~flags[stronger]
     return {name: np.flatnonzero(holds).tolist() for name, holds in flags.items()}
 
 
@@ -44,14 +41,13 @@ def groups(evidence: Evidence, thresholds: Thresholds) -> list[list[int]]:
     linked = correlated(evidence, thresholds)
     if linked is None:
         return []
-    left, components = set(np.flatnonzero(linked.any(1)).tolist()), []
-    while left:
-        group, edge = set(), {min(left)}
-        while edge:
-            group |= edge
-            edge = set(np.flatnonzero(linked[sorted(edge)].any(0)).tolist()) - group
-        components.append(sorted(group))
-        left -= group
+    left, components = np.asarray(linked.any(1)), []
+    while left.any():
+        group, more = left & False, np.arange(len(left)) == left.argmax()
+        while (more & ~group).any():
+            group, more = group | more, linked[more].any(0)
+        components.append(np.flatnonzero(group).tolist())
+        left &= ~group
     return components
 
 
@@ -100,11 +96,8 @@ def totals(layers: Sequence[Row]) -> dict[str, Any]:
 
 def covered(gate: Gate, layers: Sequence[Row]) -> list[Row]:
     """The layers that a gate speaks of and that are judged for its finding."""
-    named = [
-        layer
-        for layer in layers
-        if any(fnmatchcase(str(layer[key]), gate.where) for key in ("layer", "label", "type"))
-    ]
+    keys = ("layer", "label", "type")
+    named = [row for row in layers if any(fnmatchcase(str(row[k]), gate.where) for k in keys)]
     judged = [layer for layer in named if gate.finding in layer["findings"]]
     if not named:
         raise UsageError(

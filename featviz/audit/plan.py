@@ -28,8 +28,7 @@ log = logging.getLogger(__name__)
 
 # Activations and other parts: a wrong guess here is a wrong verdict, hence a table by hand
 
-_NEAR = 1e-3
-"""Share of the range between two bounds within which a value is at one of them."""
+_NEAR = 1e-3  # share of the range between two bounds within which a value is at one of them
 
 
 def _clipped(low: float, high: float) -> Activation:
@@ -41,8 +40,7 @@ def _clipped(low: float, high: float) -> Activation:
 
 RELU, RELU6, TANH = Activation(zero=True), _clipped(0.0, 6.0), _clipped(-1.0, 1.0)
 UNIT = Activation(bounds=(0.0, 1.0), margin=_NEAR)
-SMOOTH = Activation()
-"""Neither exact zeros nor a bound: whether it varies is the right question."""
+SMOOTH = Activation()  # neither exact zeros nor a bound: whether it varies is the right question
 
 _CHANNELWISE, _OTHER = Part("channelwise"), Part("other")
 _DROPOUT = "_DropoutNd StochasticDepth DropPath"
@@ -98,6 +96,8 @@ class Node:
     """The axis of its output that counts channels, if that is known."""
     sources: tuple[int, ...]
     """Nodes whose tensors it takes."""
+    users: list[int]
+    """Nodes that take its tensors, in the order of their calls."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,9 @@ class Spot:
 
     call: Call
     axis: int
-    """The axis of its output that counts channels."""
     activation: Activation | None = None
     dead_at: Spot | None = None
-    """The activation at which `dead` is judged; None where there is none."""
+    """The activation at which `dead` is judged; None where there is none, with the reason."""
     reason: str = ""
 
 
@@ -119,16 +118,11 @@ class AuditPlan:
     returned. A tensor that is changed in place belongs to the call that changed it."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.targets: list[Spot] = []
-        """In the order in which they finish in a forward pass."""
-        self.skipped: list[tuple[str, str]] = []
-        """Layers and reasons."""
+        self.targets: list[Spot] = []  # in the order in which they finish in a forward pass
+        self.skipped: list[tuple[str, str]] = []  # layers and reasons
         self.never_ran: list[str] = []
-        self.parts: dict[str, Part] = {}
-        """Modules that are not looked into: they have no parts, and are known."""
+        self.parts: dict[str, Part] = {}  # modules that are known, and not looked into
         self.nodes: list[Node] = []
-        self.users: list[list[int]] = []
-        """For each node, the nodes that take its tensors, in the order of their calls."""
         self.given_by: dict[Call, int] = {}
         """The node whose tensor a call gave; of a container, the last one inside it."""
         self.shapes: dict[Call, tuple[int, ...]] = {}
@@ -142,10 +136,11 @@ class AuditPlan:
             if isinstance(module, nn.Hardtanh):
                 ends = _clipped(module.min_val, module.max_val)
                 self.parts[name] = Part("activation", activation=ends)
-            elif next(module.children(), None) is None and kinds[0] != "Hardtanh":
-                # an exported Hardtanh is looked into: its function has the ends
-                known = next((MODULES[kind] for kind in kinds if kind in MODULES), None)
-                self.parts |= {} if known is None else {name: known}
+                continue
+            # an exported Hardtanh is looked into: its function has the ends
+            known = [MODULES[kind] for kind in kinds if kind in MODULES]
+            if known and next(module.children(), None) is None and kinds[0] != "Hardtanh":
+                self.parts[name] = known[0]
 
     @property
     def spots(self) -> dict[Call, Spot]:
@@ -199,10 +194,9 @@ class AuditPlan:
         keeps = part.role in ("activation", "channelwise", "mixing")
         if axis is None and keeps and len(known) == 1:
             axis = self.nodes[known[0]].axis
-        self.nodes.append(Node(call, part, axis, known))
-        self.users.append([])
+        self.nodes.append(Node(call, part, axis, known, []))
         for source in known:
-            self.users[source].append(number)
+            self.nodes[source].users.append(number)
         return number
 
     def add_target(self, call: Call, book: HintBook) -> None:
@@ -211,15 +205,15 @@ class AuditPlan:
         what keeps channels apart (normalisation, pooling, dropout) may stand between."""
         if call not in self.shapes:
             raise LayoutError(f"gives a {self.gave[call]}, not a tensor")
-        spot, at, judge, reason = self._spot(call, book), self.given_by.get(call), None, ""
-        start = at
+        spot, judge, reason = self._spot(call, book), None, ""
+        start = at = self.given_by.get(call)
         while at is not None and self.nodes[at].part.role != "activation":
             if at != start and self.nodes[at].part.role not in ("channelwise", "mixing"):
                 reason, at = f"{self.nodes[at].call.label} comes before any activation", None
-            elif not self.users[at]:
+            elif not self.nodes[at].users:
                 reason, at = "nothing takes its output", None
             else:
-                at = self.users[at][0]
+                at = self.nodes[at].users[0]
         if start is None:
             reason = "no call that was seen makes its output"
         elif at is not None:
@@ -240,9 +234,7 @@ class AuditPlan:
             hints = book.of_shape(layer, shape)
             axis = channel_axis(shape, hints) if len(shape) > 1 else None
             if axis is None or recognise(shape, hints).layout == "sequence":  # of anchors, maybe
-                raise LayoutError(
-                    f"shape {list(shape)} has no axis that is known to count channels"
-                )
+                raise LayoutError(f"shape {list(shape)} has no axis known to count channels")
         return Spot(call, axis, None if node is None else node.part.activation)
 
     def maker_of(self, activation: int) -> Call | str:
@@ -255,7 +247,7 @@ class AuditPlan:
             if len(sources) != 1:
                 return f"{self.nodes[at].call.label} takes {len(sources)} tensors of other layers"
             before, node = sources[0], self.nodes[sources[0]]
-            if self.users[before] != [at]:
+            if node.users != [at]:
                 return f"the output of {node.call.label} is used elsewhere, too"
             if node.part.role == "maker":
                 return node.call
@@ -280,17 +272,14 @@ class AuditPlan:
         def wanted(layer: Layer) -> bool:
             return layer.name in names
 
+        def opaque(name: str, module: nn.Module) -> bool:
+            return name in self.parts
+
         first = model.register_forward_pre_hook(lambda module, args: counts.clear())
         modules = [layer for layer in list_layers(model) if wanted(layer)]
-        functions = wanted if any(function_in(name) is not None for name in names) else None
+        functions = wanted if any(map(function_in, names)) else None
         try:
-            with watching(
-                model,
-                leave,
-                layers=modules,
-                functions=functions,
-                opaque=lambda name, module: name in self.parts,
-            ):
+            with watching(model, leave, layers=modules, functions=functions, opaque=opaque):
                 yield
         finally:
             first.remove()
@@ -307,10 +296,8 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
         for kind in ("_ConvNd", "Linear"):
             names = names or [layer.name for layer in plan.layers if kind in layer.classes]
         if not names:
-            raise UsageError(
-                "the model has neither activations nor convolutions nor linear layers",
-                "--layers says what to look at",
-            )
+            words = "the model has neither activations nor convolutions nor linear layers"
+            raise UsageError(words, "--layers says what to look at")
     else:
         wanted = selectors.parse(text)
         chosen = selectors.select(plan.layers, wanted) or choose_layers(model, text, blank)

@@ -252,7 +252,7 @@ def test_what_has_no_channels_is_named_and_not_counted(tmp_path: Path) -> None:
     assert [(row["layer"], row["channels"]) for row in content["layers"]] == [("act", 11)]
     (skipped,) = content["skipped"]
     assert skipped["layer"] == "scores"
-    assert skipped["reason"] == "shape [1, 11, 97] has no axis that is known to count channels"
+    assert skipped["reason"] == "shape [1, 11, 97] has no axis known to count channels"
 
 
 def test_maps_and_tokens_without_a_known_maker_are_counted_by_their_layout(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from itertools import pairwise
 
 import numpy as np
@@ -45,9 +44,10 @@ def test_streamed_correlation_equals_numpys(cuts: set[int]) -> None:
     """Pearson's r of every pair as np.corrcoef has it, for means far apart, too."""
     tensor = outputs()
     tensor[:, 4] = tensor[:, 0] * -3 + 7  # a channel that repeats another
-    rows = (counting.to_rows(part, 1, len(part)) for part in split(tensor, cuts))
-    whole = Tally.nothing(7)
-    whole.moments = reduce(counting.merged, map(counting.moments, rows))
+    whole = Tally.nothing(7, correlates=True)
+    for rows in (counting.to_rows(part, 1, len(part)) for part in split(tensor, cuts)):
+        numbers, _ = counting.statistics(rows, Activation())
+        whole.add(numbers, rows.shape[2], np.arange(len(rows)), None, counting.moments(rows))
     with np.errstate(invalid="ignore"):
         expected = np.corrcoef(tensor.double().movedim(1, 0).flatten(1).numpy())
     np.testing.assert_allclose(whole.correlation(), np.nan_to_num(expected), atol=1e-5)
