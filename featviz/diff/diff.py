@@ -56,6 +56,7 @@ SCHEMA_VERSION = 1
 _PICTURES = 8
 """How many layers are drawn at most, each in its worst image."""
 _CHANNELS = 16
+_USUAL = DiffThresholds()
 _OPTIONS = DrawOptions(min_tile=96)
 
 Render = Callable[[Comparison, ReadRun, ReadRun, Path, Path], tuple[str, Mapping[str, str]]]
@@ -120,11 +121,8 @@ def maps_folder(files: DiffFiles) -> Path | None:
     return files.html.with_name(f"{files.html.stem}-maps")
 
 
-def compare_runs(
-    base: ReadRun, new: ReadRun, thresholds: DiffThresholds | None = None
-) -> Comparison:
+def compare_runs(base: ReadRun, new: ReadRun, thresholds: DiffThresholds = _USUAL) -> Comparison:
     """Compare two runs. Images of which a file turns out to be broken are left out."""
-    thresholds = thresholds or DiffThresholds()
     images = [name for name in base.images if name in new.images]
     unlike = _unlike(base, new, images)
     findings: dict[str, list[Finding]] = {}
@@ -235,10 +233,13 @@ def summed_up(findings: Sequence[Finding]) -> ComparedLayer:
     images: dict[str, dict[str, float | None]] = {}
     for one in findings:
         differs[: len(one.differs)] |= one.differs
-        numbers = (one.change.absolute.max(), one.change.relative.max(), one.change.layer_cosine)
-        known = (None,) * 3 if one.reason else tuple(finite(float(number)) for number in numbers)
-        names = ("differing", "absolute", "relative", "cosine")
-        images[one.image] = dict(zip(names, (int(one.differs.sum()), *known), strict=True))
+        numbers = {
+            "absolute": one.change.absolute.max(),
+            "relative": one.change.relative.max(),
+            "cosine": one.change.layer_cosine,
+        }
+        known = {n: None if one.reason else finite(float(own)) for n, own in numbers.items()}
+        images[one.image] = {"differing": int(one.differs.sum()), **known}
     cosines = [one.change.layer_cosine for one in compared if one.differs.any()]
     common = min((len(one.differs) for one in compared), default=0)
     channels = {
@@ -284,20 +285,17 @@ def verdicts(result: Comparison) -> list[Verdict]:
     """One for each layer, and one each for what only one run has."""
     found = []
     for layer in result.layers:
+        absolute, relative = (
+            layer.channels[name].max(initial=0) for name in ("absolute", "relative")
+        )
+        largest = f"; largest difference {absolute:.3g} ({relative:.3g} relative)"
         words = f"{layer.differing:,} of {counted(layer.total, 'channel')} differ"
-        if layer.reason:
-            words += f": {layer.reason}"
-        else:
-            absolute, relative = (layer.channels[name].max() for name in ("absolute", "relative"))
-            words += f"; largest difference {absolute:.3g} ({relative:.3g} relative)"
+        words += f": {layer.reason}" if layer.reason else largest
         held = result.within or not layer.differing
         found.append(Verdict(f"{layer.label} {layer.place.stem}", held, words))
-    for name, side, ignored in (
-        ("only in BASE", result.only_in_base, False),
-        ("only in NEW", result.only_in_new, result.asked.ignore_added),
-    ):
-        lines = side.words
-        found.append(Verdict(name, ignored or not lines, "; ".join(lines) or "nothing"))
+    for name, side in (("BASE", result.only_in_base), ("NEW", result.only_in_new)):
+        held = not side.words or (name == "NEW" and result.asked.ignore_added)
+        found.append(Verdict(f"only in {name}", held, "; ".join(side.words) or "nothing"))
     return found
 
 
@@ -307,7 +305,15 @@ def as_json(result: Comparison) -> dict[str, Any]:
     sides = {"only_in_base": result.only_in_base, "only_in_new": result.only_in_new}
     named = ("file", "image", "label", "stem", "source", "limit", "channels")
     maps = [layer.difference for layer in result.layers if layer.difference]
-    layers = [_layer(layer) for layer in result.layers]
+    layers: list[dict[str, Any]] = []
+    for layer in result.layers:
+        each = {name: own.tolist() for name, own in layer.channels.items()}
+        each["cosine"] = [finite(value) for value in each["cosine"]]
+        own = {name: getattr(layer, name) for name in ("image", "by", "reason", "images")}
+        own |= dict(zip(("differing", "total"), layer.channel_images, strict=True))
+        own |= {"most_changed": layer.most_changed, "channels": each}
+        place = {"type": layer.type, "index": layer.index, **layer.place._asdict()}
+        layers.append({"layer": layer.place.layer, **place, **own})
     first = next((row for row in layers if row["differing"]), None)
     where = ("layer", "type", "index", "kind", "call", "key", "image")
     return {
@@ -332,25 +338,6 @@ def as_json(result: Comparison) -> dict[str, Any]:
         },
         "incomplete": {side: list(names) for side, names in result.incomplete.items()},
         "maps": [{name: getattr(one, name) for name in named} for one in maps],
-    }
-
-
-def _layer(layer: ComparedLayer) -> dict[str, Any]:
-    own = {"layer": layer.place.layer, "type": layer.type, "index": layer.index}
-    differing, total = layer.channel_images
-    each = {name: layer.channels[name].tolist() for name in ("absolute", "relative")}
-    each["cosine"] = [finite(float(value)) for value in layer.channels["cosine"]]
-    return {
-        **own,
-        **layer.place._asdict(),
-        "image": layer.image,
-        "by": list(layer.by),
-        "reason": layer.reason,
-        "images": dict(layer.images),
-        "differing": differing,
-        "total": total,
-        "most_changed": list(layer.most_changed),
-        "channels": {**each, "unlike": layer.channels["unlike"].tolist()},
     }
 
 

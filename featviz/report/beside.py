@@ -267,14 +267,6 @@ def series_views(root: Path) -> dict[str, Any]:
             if any(name in one for one in found.values())
         }
         most = max((count for curve in curves.values() for count in curve.values()), default=0)
-        points = {
-            name: " ".join(
-                f"{round(ends[n], 2)},{round(BOX['top'] + BOX['height'] * (1 - c / most), 2)}"
-                for n, c in curve.items()
-            )
-            for name, curve in curves.items()
-        }
         about = {"row": row, "strips": own, "channels": channels, "most": most}
-        layers.append({**about, "curves": curves, "points": points})
-    now = round(ends[last], 2)
-    return {"steps": steps, "layers": layers, "left_out": left_out, "now": now, "box": BOX}
+        layers.append({**about, "curves": curves})
+    return {"steps": steps, "layers": layers, "ends": ends, "left_out": left_out, "box": BOX}
