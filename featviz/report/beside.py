@@ -15,7 +15,6 @@ from featviz.options import ReportOptions
 from featviz.records.findings import FINDINGS
 from featviz.report import words
 from featviz.report.views import PictureView, ReportPage
-from featviz.report.words import Key
 from featviz.rundir import AUDIT_FILE
 from featviz.rundir.image import ReadImage
 from featviz.rundir.read import ReadRun, read_run
@@ -38,16 +37,9 @@ Box = tuple[int, int, int, int]
 """Left, top, width and height in pixels of a picture."""
 
 
-@dataclass(frozen=True)
-class Extra:
-    """A picture beside the maps of a layer: kernels, suspects of an audit, or exemplars."""
-
-    title: str
-    words: str
-    picture: PictureView
-    channels: Mapping[int, Box | PictureView]
-    """Where a channel is in the picture, or a picture of its own."""
-    key: Key | None = None
+Extra = Mapping[str, Any]
+"""A picture beside the maps of a layer, of kernels, suspects or exemplars: its `title`, `words`,
+`picture`, the `key` of its colours, and `channels`, where each is in it (`Box`), or its own one."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +68,8 @@ class AuditViews:
             boxes = {c: (0, top + n * height, size[0], height) for n, c in enumerate(own.channels)}
             alt += ", with the images that excite each most"
             picture = PictureView(f"s{number}", audit.pictures, own.file, size, alt)
-            extra = Extra("Suspects of the audit", about, picture, boxes if own.rows else {})
-            drawn[own.layer].append(extra)
+            extra = {"title": "Suspects of the audit", "words": about, "picture": picture}
+            drawn[own.layer].append({**extra, "channels": boxes if own.rows else {}})
         layers = []
         for n, row in enumerate(audit.record.layers):
             home = row.layer or row.label
@@ -192,7 +184,8 @@ def kernel_pictures(kernels: ReadKernels) -> Iterator[tuple[str, Extra]]:
             f"· weights {words.span(row.min, row.max)}"
         )
         boxes = {channel: plan.box(slot * row.side) for slot, channel in enumerate(row.drawn)}
-        yield row.layer, Extra("Kernels", about, picture, boxes, words.key(row, kernels.options))
+        extra = {"title": "Kernels", "words": about, "picture": picture, "channels": boxes}
+        yield row.layer, {**extra, "key": words.key(row, kernels.options)}
 
 
 def _exemplars(record: ExemplarRecord, pictures: ReadImage) -> dict[tuple[str, str], list[Extra]]:
@@ -214,7 +207,8 @@ def _exemplars(record: ExemplarRecord, pictures: ReadImage) -> dict[tuple[str, s
         alt = f"Exemplars of all channels of {layer.label}"
         size = pictures.pixels[layer.sheet]
         sheet = PictureView(f"e{number}", pictures, layer.sheet, size, alt)
-        found[layer.label, layer.stem].append(Extra(title, about, sheet, channels))
+        own = {"title": title, "words": about, "picture": sheet, "channels": channels}
+        found[layer.label, layer.stem].append(own)
     return found
 
 

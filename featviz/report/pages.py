@@ -88,7 +88,7 @@ def render_comparison(
             alt, row = f"What the model saw of {image.name}", image.captures[layer.place]
             seen = PictureView(f"i{other}-{n}", image, INPUT_FILE, image.input_size, alt)
             figures.append(Figure.of(f"g{other}-{n}", row, seen, DIFF_GRIDS, bool(other)))
-            stats, grey = image.stats()[layer.place.stats_key], words.key(row, options[other]).grey
+            stats, (*_, grey) = image.stats()[layer.place.stats_key], words.key(row, options[other])
             grids[f"g{other}-{n}"] = figure_entry(figures[-1], stats, grey, layer.change)
         if difference is not None:
             unknown = np.full((len(layer.change), len(STAT_COLUMNS)), np.nan, np.float32)
@@ -122,7 +122,7 @@ def render_comparison(
         runs=runs,
         sides=("BASE", "NEW"),
         settings=[(name, a, b) for name, a, b in pairs if a != b and name not in apart],
-        signed=words.Key(f"−{end}", f"+{end}", scale, words.scale("coolwarm"), False),
+        signed=(f"−{end}", f"+{end}", scale, words.scale("coolwarm"), False),
     )
     assets = {name: asset(name) for name in REPORT_ASSETS}
     text = "".join(document(shared, article, scripts=[DIFF_GRIDS]))
@@ -157,7 +157,7 @@ def shared_values(links: Links, **values: Any) -> dict[str, Any]:
     def channels_of(extra: Extra) -> str:
         """As JSON: where channels are in a picture, or their own ones, which one file has not."""
         found: dict[int, Any] = {}
-        for channel, own in extra.channels.items():
+        for channel, own in extra["channels"].items():
             if not isinstance(own, PictureView):
                 found[channel] = own
             elif not links.inline:
@@ -266,7 +266,7 @@ class RunReport:
         def strip_keys_of(stages: Sequence[Mapping[str, Any]]) -> list[words.Key]:
             steps = (step for stage in stages for step in stage["steps"] if step["tiles"])
             keys = (words.key(step["figure"].row, options[0], strip=True) for step in steps)
-            return [key for key in dict.fromkeys(keys) if key.colors]
+            return [key for key in dict.fromkeys(keys) if key[3]]
 
         return shared_values(
             links,
@@ -318,7 +318,7 @@ class RunReport:
             for figure in group.figures:
                 id, row = figure.picture.id, figure.row
                 stats[id] = held[figure.other][row.place.stats_key]
-                grey = shared["key_of"](figure).grey
+                *_, grey = shared["key_of"](figure)
                 scripts.setdefault(figure.script, {})[id] = figure_entry(figure, stats[id], grey)
             figure = group.figures[0]
             self.totals_of(group).add(figure.row, stats[figure.picture.id])

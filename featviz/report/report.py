@@ -136,7 +136,8 @@ def _write(render: Render, out: Path, options: ReportOptions) -> tuple[Path, tup
         written = []
         with outputs.replacing(out, outputs.REPORT_FOLDER) as folder:
             for name, parts in render(Links(out.absolute())):
-                (folder / name).write_bytes(b"".join(encoded(parts)))
+                with (folder / name).open("wb") as page:
+                    page.writelines(encoded(parts))
                 written.append(out / name)
             write_record(folder, REPORT_RECORD, {})
         return out / "index.html", (*written, out / REPORT_RECORD)

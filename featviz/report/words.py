@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -149,17 +148,9 @@ def setting(value: Any) -> str:
 # What colours mean
 
 
-@dataclass(frozen=True)
-class Key:
-    """What dark and bright are in one picture."""
-
-    low: str
-    high: str
-    words: str
-    colors: tuple[str, ...]
-    """`#rrggbb`, darkest first; none where the colours are no levels."""
-    grey: bool
-    """Whether it may be shown in other colours."""
+Key = tuple[str, str, str, tuple[str, ...], bool]
+"""What dark, bright and the scale of a picture are, in words; its colours, `#rrggbb`, darkest first,
+none where they are no levels; and whether it is grey, and may be shown in others."""
 
 
 def legend(options: Mapping[str, Any], captures: Iterable[Capture]) -> list[tuple[str, str]]:
@@ -183,18 +174,18 @@ def key(row: Capture, options: Mapping[str, Any], strip: bool = False) -> Key:
     reduction, mode = REDUCTIONS.get(row.reduce or ""), normalize.MODES.get(row.normalize)
     if reduction and reduction.colors:
         ends = span(*(row.range or (None, None)))
-        return Key("", "", f"each component from {ends} {reduction.unit}", (), False)
+        return "", "", f"each component from {ends} {reduction.unit}", (), False
     cmap, fixed = _colormap(row, options), bool(mode and mode.fixed)
     colors, grey = scale(cmap), cmap in colormap.GREYS and row.overlay is None
     over = [] if row.overlay is None else [f"{percent(row.overlay)} over the input"]
     if row.range is None:
         words = ["scaled per map"] if strip or len(row.drawn) > 1 else []
-        return Key("min", "max", ", ".join(words if strip else words + over), colors, grey)
+        return "min", "max", ", ".join(words if strip else words + over), colors, grey
     (bottom, top), below, above = row.range, False, False
     if strip and not fixed:
         if bottom is not None and bottom == -(top or 0):
-            return Key("−", "+", "0 in the middle, scaled per layer", colors, grey)
-        return Key("min", "max", "scaled per layer", colors, grey)
+            return "−", "+", "0 in the middle, scaled per layer", colors, grey
+        return "min", "max", "scaled per layer", colors, grey
     if mode and mode.clips and (row.reduce is not None or row.layout == "mean"):
         below = above = bool(mode.takes)  # the row's extremes are not the tiles' own
     elif mode and mode.clips:
@@ -202,7 +193,7 @@ def key(row: Capture, options: Mapping[str, Any], strip: bool = False) -> Key:
         above = None in (row.max, top) or row.max > top  # type: ignore[operator]
     low, high = "≤ " * below + number(bottom), "≥ " * above + number(top)
     if row.layout == "rgb":  # kernels of three inputs
-        return Key("", "", f"red, green and blue, each from {low} to {high}", (), False)
+        return "", "", f"red, green and blue, each from {low} to {high}", (), False
     what = "values" if row.layout == "vector" else "maps"
     words = [f"one scale for all {what}{'' if fixed else ' of this image'}"]
     if row.maps == 1 or row.reduce is not None:
@@ -211,7 +202,7 @@ def key(row: Capture, options: Mapping[str, Any], strip: bool = False) -> Key:
         words = ["one stripe per channel, each map constant; one scale for all"]
     elif row.kind == "kernel":
         words = ["one scale for all kernels"]
-    return Key(low, high, ", ".join(words + over), colors, grey)
+    return low, high, ", ".join(words + over), colors, grey
 
 
 @lru_cache
