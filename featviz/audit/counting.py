@@ -29,8 +29,7 @@ TOP = 4
 
 
 def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
-    """A layer's output (`layout.to_floats`) as [images, channels, positions]; the first of its axes
-    holds as many as there are images, or a multiple."""
+    """An output as [images, channels, positions]; the first axis counts images or windows."""
     if tensor.numel() == 0 or tensor.dim() < 2 or tensor.shape[0] % images:
         raise LayoutError(f"shape {list(tensor.shape)} is no batch of {images}: --batch-size 1")
     if axis != 1:

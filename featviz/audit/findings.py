@@ -124,8 +124,7 @@ def check(gate: Gate, layers: Sequence[Row]) -> Verdict:
 
 
 def worse(layers: Sequence[Row], earlier: Mapping[str, Mapping[str, Sequence[int]]]) -> Verdict:
-    """Whether any layer has more channels of any finding than it had in the baseline, by its label,
-    as far as both have the layer and the finding; the words name the channels that are new."""
+    """Whether a layer has more channels of a finding than in the baseline; and which."""
     unknown = [str(layer["label"]) for layer in layers if layer["label"] not in earlier]
     if unknown:
         log.warning("the baseline lacks %d layers, %s first", len(unknown), unknown[0])

@@ -200,9 +200,8 @@ class AuditPlan:
         return number
 
     def add_target(self, call: Call, book: HintBook) -> None:
-        """Audit a call. `dead` is judged at the activation that its tensor reaches, itself
-        included, by the order of calls: of several that take a tensor, the first one counts. Only
-        what keeps channels apart (normalisation, pooling, dropout) may stand between."""
+        """Audit a call. `dead` is judged at the activation that its tensor reaches first, maybe
+        itself; only what keeps channels apart (normalisation, pooling) may stand between."""
         if call not in self.shapes:
             raise LayoutError(f"gives a {self.gave[call]}, not a tensor")
         spot, judge, reason = self._spot(call, book), None, ""
@@ -239,8 +238,7 @@ class AuditPlan:
 
     def maker_of(self, activation: int) -> Call | str:
         """The call of the convolution or linear module whose channels, and no others, feed an
-        activation, each on its own way; or why there is none. What it makes for a dead channel can
-        be cut out."""
+        activation, each on its own way, and can be cut out; or why there is none."""
         at = activation
         while True:
             sources = self.nodes[at].sources
@@ -259,8 +257,7 @@ class AuditPlan:
     def watching(
         self, model: nn.Module, sink: Callable[[Call, Any], None], calls: Iterable[Call]
     ) -> Iterator[None]:
-        """Hand every output of the modules and functions of some calls to a sink, which must be
-        done with it when it returns; calls are numbered in each forward pass."""
+        """Hand outputs of some calls, which each forward pass numbers anew, to a sink."""
         counts, names = Counter[str](), {call.name for call in calls}
 
         def leave(layer: Layer, args: Any, kwargs: Any, output: Any) -> None:

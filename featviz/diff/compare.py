@@ -93,10 +93,9 @@ def is_part(row: Capture) -> bool:
 
 
 def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> np.ndarray | None:
-    """Read the values of each channel from a kept tensor, [channels, N], in the order of the maps
-    unless they are pieces of a map; None where the layout does not make the manifest's channels
-    of this shape. Tokens beside a grid are left out, `behind` of them behind it: they have rows of
-    their own."""
+    """The values of each channel in a kept tensor, [channels, N]; None where the layout does not
+    make the manifest's channels of it. Tokens beside a grid, `behind` of them behind it, are left
+    out: they have rows of their own."""
     layout = LAYOUTS.get(row.layout)
     if layout is None or array.ndim not in layout.dimensions:
         return None
@@ -114,10 +113,9 @@ def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> np.ndarray 
 def from_picture(
     levels: Bytes, palette: Bytes | None, row: Capture, stats: Floats
 ) -> tuple[list[int], np.ndarray, np.ndarray] | None:
-    """Read the values behind a grid's pixels: the drawn channels, their values [channels, N], each
-    low + level / (levels - 1) · (high - low) within half a level and NaN where not finite, and how
-    far each may be off, [channels]. None where the picture has another size than the manifest says,
-    or a palette that featviz does not write without labels, which cover values."""
+    """The values behind a grid's pixels: the drawn channels; their values [channels, N], within
+    half a level and NaN where not finite; and how far each may be off. None where the picture has
+    another size than the manifest says, or a palette with labels, which cover values."""
     channels, plan = list(row.channels or range(row.maps)), row.plan
     count = 256 if palette is None else 254  # and two for padding and what is not finite
     ours = palette is None or (len(palette) == 256 and (palette[-1] == colormap.MAGENTA).all())
@@ -182,8 +180,7 @@ class TensorPair:
         return (list(range(channels)), sides[0], sides[1], np.zeros(channels)) if sides else None
 
     def pixels(self) -> Sides | None:
-        """The values behind both pictures, where they show them, of the channels that both have
-        drawn."""
+        """The values behind both pictures, where they show them, of channels that both have."""
         one, two = self.rows
         if one.beside != two.beside or one.normalize != two.normalize:
             return None
@@ -255,9 +252,8 @@ def compare(
     base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray | None = None
 ) -> Change:
     """Compare values [channels, N]. A difference is set against the value itself and `scale`, the
-    layer's largest magnitude: like numpy.allclose with rtol = tolerance and atol = tolerance ·
-    scale, since small values among large ones are not exact. NaN equals NaN, an infinity itself,
-    and what differs by the slack [channels] at most."""
+    layer's largest magnitude: small values among large ones are not exact. NaN equals NaN, an
+    infinity itself, and what differs by the slack [channels] at most."""
     slack = np.zeros(len(base)) if slack is None else slack
     step = max(1, _BLOCK // max(1, base.shape[1]))
     parts = []
@@ -284,8 +280,7 @@ def compare_stats(base: Floats, new: Floats, scale: float) -> Change:
 
 
 def signed(base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray) -> np.ndarray:
-    """The relative difference of each value [channels, N], as in `Change.relative`, with its sign;
-    NaN where one side is not finite and the other is something else."""
+    """The signed relative difference of each value; NaN where only one side is not finite."""
     old, now = base.astype(np.float64), new.astype(np.float64)
     _, ratio, unlike = _differences(old, now, scale, slack)
     ratio[unlike] = np.nan

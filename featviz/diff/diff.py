@@ -74,10 +74,8 @@ def diff(
     """Compare two runs, here or in object stores; `render` makes the page of `html`."""
     for place in (base, new):
         if isinstance(place, Url) and files.html is not None:
-            raise UsageError(
-                f"the page of --html shows pictures where they are, and {place} is no folder",
-                "leave --html out, or copy the run here first (`aws s3 cp --recursive`)",
-            )
+            words = f"the page of --html shows pictures where they are, and {place} is no folder"
+            raise UsageError(words, "leave --html out, or copy the run here first")
     asked = ("--html", files.html, outputs.PAGE), ("--junit", files.junit, outputs.JUNIT)
     single = [(option, path, kind) for option, path, kind in asked if path is not None]
     with here(base) as one, here(new) as two:
@@ -139,10 +137,8 @@ def compare_runs(base: ReadRun, new: ReadRun, thresholds: DiffThresholds = _USUA
                 if old.shape != now.shape or abs(old - now).max(initial=0) > 1:
                     unlike = f"what the model saw of {name} (input.png) has other pixels in NEW"
             if unlike:
-                raise CompareError(
-                    f"these runs cannot be compared: {unlike}",
-                    "run both with the same images, preprocessing and --normalize",
-                )
+                hint = "run both with the same images, preprocessing and --normalize"
+                raise CompareError(f"these runs cannot be compared: {unlike}", hint)
             pairs = TensorPair.read(a, b)
             findings[name] = [measure(pair, thresholds.tolerance) for pair in pairs]
         except DamagedError as error:
@@ -154,20 +150,16 @@ def compare_runs(base: ReadRun, new: ReadRun, thresholds: DiffThresholds = _USUA
         runs.append(replace(run, images=whole, damaged={**run.damaged, **faults}))
     base, new = runs
     if not findings:
-        raise CompareError(
-            f"no image is in both runs: BASE has {_few(base.images)}, NEW has {_few(new.images)}",
-            "compare runs of the same images",
-        )
+        names = f"BASE has {_few(base.images)}, NEW has {_few(new.images)}"
+        raise CompareError(f"no image is in both runs: {names}", "compare runs of the same images")
     order, other = (  # of the places in both, as the model came to them
         dict.fromkeys(place for name in findings for place in run.images[name].captures)
         for run in runs
     )
     if order.keys().isdisjoint(other):
         layers_of = [_few(dict.fromkeys(place.layer for place in one)) for one in (order, other)]
-        raise CompareError(
-            "no layer is in both runs: BASE has {}, NEW has {}".format(*layers_of),
-            "compare runs with the same --layers",
-        )
+        words = "no layer is in both runs: BASE has {}, NEW has {}".format(*layers_of)
+        raise CompareError(words, "compare runs with the same --layers")
     layers: dict[Place, list[Finding]] = {place: [] for place in order}
     for finding in (finding for found in findings.values() for finding in found):
         layers[finding.place].append(finding)
@@ -381,8 +373,8 @@ def draw(
 def _differences(
     layer: ComparedLayer, base: ReadRun, new: ReadRun
 ) -> tuple[DifferenceMap, np.ndarray] | None:
-    """The map of a layer before it has a file and a limit, and its signed relative differences
-    [C, S, H, W], NaN where one side is not finite; None where no file shows what differs."""
+    """A layer's map without file and limit, and its signed relative differences [C, S, H, W]; None
+    where no file shows what differs."""
     images = TensorPair.read(base.images[layer.image], new.images[layer.image])
     pair = next(pair for pair in images if pair.place == layer.place)
     row = pair.rows[0]

@@ -99,8 +99,7 @@ class ExemplarCollector:
         return None if self.recorder is None else self.recorder.fault
 
     def begin(self, batch: Batch) -> None:
-        """Start a batch. Where layouts depend on its shape, and that is new, its first image goes
-        through the model once more."""
+        """Start a batch; of one of a new shape, an image may go through the model once more."""
         self._batch, self._found = Batch((), []), []
         shape, module = (1, *batch.inputs[0].shape[1:]), self._model.module
         if shape not in self._books:
@@ -158,8 +157,7 @@ class ExemplarCollector:
 
 
 def strongest(maps: Maps, by: By) -> tuple[Floats, Integers]:
-    """The value that ranks each channel, float32 [C], and its place, [C, 4] as in `Top`. NaN and
-    infinities are left out; -inf where nothing else is there."""
+    """The finite value that ranks each channel, and its place, as in `Top`."""
     flat = maps.data.flatten(1)
     places = np.full((len(flat), 4), -1)
     if by == "mean":

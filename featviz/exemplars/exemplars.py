@@ -269,10 +269,9 @@ def _save(path: Path, picture: Image.Image) -> None:
 def cut(
     picture: Image.Image, box: Box | None, size: Sequence[int], place: Sequence[int] | None = None
 ) -> Image.Image:
-    """A crop of the input as a tile of TILE × TILE pixels, in its middle; an empty one without a
-    box. `size` is that of the layer's largest crop, which fills the tile, so that all have one
-    scale. The place (row, column, rows and columns of the map) is marked where the crop is the
-    whole input."""
+    """A crop of the input as a tile, in its middle; an empty one without a box. `size` is that of
+    the layer's largest crop, which fills the tile. The place (row, column, rows and columns of the
+    map) is marked where the crop is the whole input."""
     tile = Image.new("RGB", (TILE, TILE), _EMPTY)
     if box is None:
         return tile
@@ -307,8 +306,7 @@ def draw_channel(
     texts: Sequence[tuple[float, str]],
     count: int,
 ) -> Image.Image:
-    """The picture of a channel with room for `count` tiles: two lines of title, then its tiles, the
-    best first, each above its value and the name of its image."""
+    """A channel's tiles, the best first, each above its value and the name of its image."""
     right = slot(max(1, ceil(sqrt(count))) - 1, count)[2]
     bottom = slot(count - 1, count)[3]
     size = max(right, 2 * (TILE + _GAP)) + _GAP, bottom + _CAPTION + _GAP
@@ -343,9 +341,8 @@ def sheet_plan(channels: int, count: int) -> tuple[int, int, int, tuple[int, int
 def begin_sheet(
     title: Sequence[str], channels: int, count: int
 ) -> tuple[Image.Image, Callable[[int, Sequence[Image.Image], Sequence[float]], None]]:
-    """The picture of a layer: a row of at most `count` small tiles for each channel, in as many
-    columns of rows as make it about square; and what draws the row of a channel, its tiles and
-    their values, into it."""
+    """The picture of a layer, a row of at most `count` small tiles for each channel, about square;
+    and what draws the row of a channel, its tiles and their values, into it."""
     side, shown, rows, (width, height) = sheet_plan(channels, count)
     left_out = [f"the first {shown} of up to {count} images"] if shown < count else []
     left_out += [f"the first {rows} of {channels} channels"] if rows < channels else []

@@ -54,8 +54,7 @@ class AuditViews:
 
     @classmethod
     def of_record(cls, audit: ReadAudit, pages: Collection[str] | None = None) -> AuditViews:
-        """Sort the pictures of an audit to its layers, and these to the pages of a run, which are
-        the names of its layers; None where each layer has its own place."""
+        """Sort pictures of an audit to its layers, and these to the pages of a run, if any."""
         drawn: defaultdict[str, list[Extra]] = defaultdict(list)
         for number, own in enumerate(audit.record.drawn):
             if (size := audit.pictures.pixels.get(own.file)) is None:
@@ -111,8 +110,7 @@ class AuditViews:
 def read_extras(
     run: ReadRun, pages: Sequence[ReportPage], options: ReportOptions
 ) -> tuple[dict[str, list[Extra]], AuditViews | None]:
-    """Read what is to be shown beside a run: pictures by the ids of the groups with which they
-    stand, and the audit that was given or lies in the run."""
+    """What stands beside the maps of a run, by the ids of their groups; and the run's audit."""
     extras: dict[str, list[Extra]] = {g.id: [] for page in pages for g in page.groups}
     firsts = {page.name: page.groups[0].id for page in pages}
     if options.kernels is not None:
@@ -219,9 +217,8 @@ BOX = {"left": 6.0, "width": 308.0, "top": 6.0, "height": 52.0, "room": 40.0}
 
 
 def series_views(root: Path) -> dict[str, Any]:
-    """All of a series' page: `steps`, (number, run, audit) each; the `layers` in the model's order,
-    with their pictures and how many channels have each finding, step by step; and `left_out`, what
-    is no whole run or image of one."""
+    """All of a series' page: `steps`, (number, run, audit) each; the `layers`, with their pictures
+    and how many channels have each finding, step by step; and what is `left_out`."""
     steps: list[tuple[int, ReadRun, AuditViews | None]] = []
     left_out = {}
     for number, path in read_steps(root).items():

@@ -107,8 +107,7 @@ class ChannelTotals:
 def channel_rows(
     totals: ChannelTotals, audited: Found
 ) -> Iterator[tuple[int, tuple[str, ...], str]]:
-    """Of all channels of a tensor the smallest and largest value, the mean of the images' means and
-    the share of zeros, in words, and the findings; also those that an audit has of the layer."""
+    """Numbers and findings of each channel over the images in words, also findings of an audit."""
     said: defaultdict[int, list[str]] = defaultdict(list)
     of_audit = {f"{name} (audit)": channels for name, channels in audited.items()}
     for name, channels in {**totals.found, **of_audit}.items():
@@ -150,11 +149,10 @@ def badges(found: Found) -> list[tuple[str, str]]:
 def network(
     page: ReportPage, stats: Mapping[str, Floats], over: Sequence[ChannelTotals] | None = None
 ) -> list[dict[str, Any]]:
-    """The stages of a network with what they make of an image, by its statistics: those of the
-    forward pass, then those of the gradients, which come from the output back. A stage are layers
-    that follow one another and belong together, with its last step that has maps as a preview; a
-    step is a tensor with its `tiles` or, of single numbers, `bars`. Zeros, range and findings are
-    those `over` all images, where these are given."""
+    """The stages of a network with what they make of an image, by its statistics: forward, then
+    the gradients from the output back. A stage are layers that belong together, with its last step
+    that has maps as a preview; a step is a tensor with its `tiles` or, of single numbers, `bars`.
+    Zeros, range and findings are those `over` all images, where these are given."""
     steps: list[dict[str, Any]] = []
     for n, group in enumerate(page.groups):
         figure, totals = group.figures[0], over[n] if over else ChannelTotals()
@@ -200,8 +198,8 @@ def network(
 
 def _titles(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     """The stage of each step: its resolution, `28×28`; or the outermost module, where there is one
-    resolution, or they take turns. Single numbers between maps, as in squeeze-and-excitation, are
-    of the stage in which they stand; those behind the last maps are a stage of their own."""
+    resolution, or they take turns. Single numbers between maps belong to their stage, behind them
+    they are a stage of their own."""
     last = max((n for n, step in enumerate(steps) if step["size"]), default=-1)
     here, sizes = next((step["size"] for step in steps if step["size"]), ""), list[str]()
     for n, step in enumerate(steps):
@@ -226,9 +224,8 @@ def is_numbers(row: Capture) -> bool:
 
 def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | None]:
     """Drawn channels whose maps vary much and differ from one another: the one of the largest
-    deviation, then always the one whose numbers are farthest from those that are taken, out of the
-    half that varies most. Where none varies, those of the largest magnitude. What is not finite
-    comes last."""
+    deviation, then always the one farthest from those that are taken, out of the half that varies
+    most. Where none varies, those of the largest magnitude; what is not finite comes last."""
     if row.reduce is not None:
         return [None]
     drawn = np.asarray(row.drawn)
@@ -263,8 +260,7 @@ def _tile(row: Capture, channel: int | None, stats: Floats) -> Tile:
 
 
 def bars(row: Capture, stats: Floats, guesses: Sequence[Guess], count: int = 10) -> list[Bar]:
-    """The largest entries of a vector, of a gradient those of the largest magnitude; with the names
-    of classes where the vector is the model's output."""
+    """The largest entries of a vector, in magnitude of a gradient; with classes of the output."""
     values = np.nan_to_num(stats[:, 2].astype(np.float64), posinf=np.nan, neginf=np.nan)
     values = np.where(stats[:, 5] > 0, -np.inf, values)
     order = np.where(np.isfinite(values), abs(values), -np.inf) if is_gradient(row.kind) else values

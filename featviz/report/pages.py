@@ -47,6 +47,7 @@ from featviz.version import __version__
 RUN_PAGE = "index"
 PICTURED = 60
 """Layers of a comparison with their pictures: the first that differs, and the most changed."""
+_TOLD = ("out", "ablate", "edit")  # options that a comparison tells elsewhere
 
 Files = Iterator[tuple[str, Iterable[str]]]
 """The name of each file of a report, and its text in pieces."""
@@ -98,11 +99,10 @@ def render_comparison(
         layers.append({**about, "figures": figures, "difference": difference})
     old, now = (
         dict(words.run_facts(run.record))
-        | {name: words.setting(own) for name, own in (run.record.get("options") or {}).items()}
-        for run in runs
+        | {name: words.setting(own) for name, own in its.items() if name not in _TOLD}
+        for run, its in zip(runs, options, strict=True)
     )
     pairs = ((name, old.get(name, "–"), now.get(name, "–")) for name in {**old, **now})
-    apart = ("out", "ablate", "edit")
     limits = [layer.difference.limit for layer in found.layers if layer.difference]
     end = words.number(max(limits, default=1.0))
     scale = "NEW − BASE, relative; one scale for all layers"
@@ -121,7 +121,7 @@ def render_comparison(
         layers=layers,
         runs=runs,
         sides=("BASE", "NEW"),
-        settings=[(name, a, b) for name, a, b in pairs if a != b and name not in apart],
+        settings=[(name, a, b) for name, a, b in pairs if a != b],
         signed=(f"−{end}", f"+{end}", scale, words.scale("coolwarm"), False),
     )
     assets = {name: asset(name) for name in REPORT_ASSETS}
@@ -130,8 +130,7 @@ def render_comparison(
 
 
 def render_notebook(content: Mapping[str, Any]) -> str:
-    """What a notebook shows of a result, a part of a page: `figures` (address, words, (width,
-    height)), `table` (a `TextTable` or None) and `lines`."""
+    """What a notebook shows: `figures` (address, words, size), a `table`, and `lines`."""
     return _engine().get_template("notebook.html").render(content)
 
 
@@ -161,8 +160,8 @@ def shared_values(links: Links, **values: Any) -> dict[str, Any]:
             if not isinstance(own, PictureView):
                 found[channel] = own
             elif not links.inline:
-                found[channel] = {"src": links.picture(own), "alt": own.alt}
-                found[channel] |= dict(zip(("width", "height"), own.size, strict=True))
+                size = dict(zip(("width", "height"), own.size, strict=True))
+                found[channel] = {"src": links.picture(own), "alt": own.alt, **size}
         return msgspec.json.encode(found).decode()
 
     return {
@@ -182,8 +181,7 @@ def shared_values(links: Links, **values: Any) -> dict[str, Any]:
 
 
 def pieces(shared: Mapping[str, Any], template: str, **values: Any) -> Iterator[Markup]:
-    """A filled template, piece by piece as somebody asks for it; it raises on what it lacks. It has
-    escaped everything, and its text must not be escaped again."""
+    """A filled template, piece by piece; it raises on what it lacks, and has escaped everything."""
     return map(Markup, _engine().get_template(f"{template}.html").generate({**shared, **values}))
 
 
@@ -195,8 +193,7 @@ def document(
     scripts: Iterable[str] = (),
     data: str = "",
 ) -> Iterator[Markup]:
-    """A whole HTML document around an article, in pieces; it loads the scripts that hold the
-    numbers of the page's grids, or in one file has everything inside, with these `data`."""
+    """A whole HTML document around an article, in pieces, with scripts or their data."""
     if page is not None:
         title, scripts = page.name, dict.fromkeys(own.script for own in figures_of(page.groups))
     about = {"title": title, "scripts": scripts, "data": Markup(data)}
@@ -222,8 +219,7 @@ class RunReport:
 
     def render(self, links: Links) -> Files:
         """The files of the report, one by one: no more is held than the numbers of a few images,
-        and no page as a whole, since that of a layer shows all images. Of one file, the one
-        document with everything inside."""
+        and no page as a whole. Of one file, the one document with everything inside."""
         shared = self._shared(links)
         grids: dict[str, dict[str, str]] = {}
         articles: list[Iterable[Markup]] = []
@@ -324,11 +320,9 @@ class RunReport:
             self.totals_of(group).add(figure.row, stats[figure.picture.id])
         self._first = self._first or stats
         values = self._values(page, self.images, shared, stages=network.network(page, stats))
-        values["dark_of"] = lambda figure: [
-            channel
-            for channel, row in enumerate(stats[figure.picture.id].tolist())
-            if row[4:] == [1, 0]
-        ]
+        values["dark_of"] = lambda figure: np.flatnonzero(
+            (stats[figure.picture.id][:, 4:] == (1, 0)).all(1)
+        ).tolist()
         return Markup("".join(pieces(shared, "image", **values))), scripts
 
     def _layer(self, page: ReportPage, shared: Mapping[str, Any]) -> Iterator[Markup]:
@@ -378,9 +372,8 @@ def figure_entry(figure: Figure, stats: Floats, grey: bool, change: Floats | Non
 def entry(
     plan: GridPlan, slices: int, stats: Floats, change: np.ndarray | None, **more: Any
 ) -> str:
-    """What the scripts know of a grid, as a script may hold it. A column of the statistics [maps,
-    6] is base64 of little-endian float32, of a single number where all are the same bit for bit;
-    `change` [maps] is how far each map is from that of another run, 0..1."""
+    """What the scripts know of a grid. A column of the statistics [maps, 6] is base64 of
+    little-endian float32, of one number where all are the same; so is the `change` of maps."""
     bits = np.ascontiguousarray(stats.astype("<f4").T).view("<u4")
     same = (bits == bits[:, :1]).all(axis=1)
     kept = [column[:1] if one else column for column, one in zip(bits, same, strict=True)]

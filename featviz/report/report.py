@@ -97,31 +97,25 @@ def _alone(root: Path, options: ReportOptions) -> tuple[Render, Mapping[str, str
         return None
     for name in ("compare", "kernels", "exemplars", "audit"):
         if getattr(options, name) is not None:
-            held = {"audit": "an audit", "series": "a series"}.get(kind, kind)
-            step, run = f"{root}/step-000100 --{name} ...", f"RUN --{kind} {root}"
-            raise UsageError(
-                f"--{name} goes with a run, and {root} holds {held}",
-                f"featviz report {step if kind == 'series' else run}",
-            )
+            what = f"--{name} goes with a run, and {root} holds {'an ' * (kind == 'audit')}{kind}"
+            raise UsageError(what, f"featviz report RUN --{name} ...")
     views: Any
+    left_out: Mapping[str, str] = {}
+    about: dict[str, Any] = {"template": kind, "title": kind.capitalize()}
     if kind == "series":
         views = beside.series_views(root)
         record = views["steps"][-1][1].record.get("model") or {}
-        model = str(record.get("type") or words.name_of(record))
-        about: dict[str, Any] = {"template": "series", "assets": SERIES_ASSETS}
-        about["title"] = real(root).name
-        left_out = views["left_out"]
+        model, left_out = str(record.get("type") or words.name_of(record)), views["left_out"]
+        about |= {"assets": SERIES_ASSETS, "title": real(root).name}
     elif kind == "kernels":
-        views, left_out = read_kernels(root), {}
+        views = read_kernels(root)
         model = words.name_of(views.model)
-        extras = [extra for _, extra in beside.kernel_pictures(views)]
-        about = {"template": "kernels", "title": "Kernels", "extras": extras}
+        about["extras"] = [extra for _, extra in beside.kernel_pictures(views)]
     else:
         if (audit := read_audit(root, None)) is None:
             return None
-        views, left_out = beside.AuditViews.of_record(audit), {}
-        model = words.name_of(audit.record.model)
-        about = {"template": "audited", "title": "Audit"}
+        views, model = beside.AuditViews.of_record(audit), words.name_of(audit.record.model)
+        about["template"] = "audited"
     return partial(pages.render_alone, views=views, model=model, **about), left_out
 
 

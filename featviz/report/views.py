@@ -142,17 +142,13 @@ def arrange(
     by_page: dict[str, dict[str, list[Group]]] = {f"layer-{n:03d}": {} for n in numbers.values()}
     for n, image in enumerate(run.images.values()):
         id, double = f"image-{n:03d}", other and other.images.get(image.name)
-        inputs = {}
-        for side, own in enumerate((image, double)):
+        inputs, doubles, groups = {}, {}, list[Group]()
+        for side, own in ((False, image), (True, double)):
             if own:
-                alt, size = f"What the model saw of {own.name}", own.input_size
-                inputs[bool(side)] = PictureView(
-                    f"{'po'[side]}{n}-i", own, INPUT_FILE, size, alt, id
-                )
-        doubles = {}
+                about = INPUT_FILE, own.input_size, f"What the model saw of {own.name}", id
+                inputs[side] = PictureView(f"{'po'[side]}{n}-i", own, *about)
         for m, row in enumerate(double.captures.values() if double else ()):
             doubles[row.layer, row.place.stem] = f"o{n}-{m}", row
-        groups = []
         for m, row in enumerate(image.captures.values()):
             number = numbers[row.index, row.layer]
             script = f"grids-{n // together:03d}-{number // (_IN_SCRIPT // together):03d}.js"
@@ -168,11 +164,9 @@ def arrange(
         pages.append(ReportPage(id, image.name, tuple(groups), inputs=inputs, silent=silent))
     layer_pages = []
     for id, tensors in by_page.items():
-        merged = tuple(
-            replace(same[0], id=f"{id}-{n}", figures=tuple(figures_of(same)))
-            for n, same in enumerate(tensors.values())
-        )
-        layer_pages.append(ReportPage(id, merged[0].layer, merged, merged[0].type))
+        each = enumerate(tensors.values())
+        merged = [replace(s[0], id=f"{id}-{n}", figures=tuple(figures_of(s))) for n, s in each]
+        layer_pages.append(ReportPage(id, merged[0].layer, tuple(merged), merged[0].type))
     return pages, layer_pages
 
 
@@ -182,9 +176,8 @@ def figures_of(groups: Iterable[Group]) -> Iterator[Figure]:
 
 
 class Links:
-    """Where the pages of a report and their pictures are: pages in a folder, whose pictures stay
-    where they are; in one file everything, a picture only on its image's page; in a zip file pages
-    and the pictures that they show, under names of our own."""
+    """Where pages and pictures are: in a folder, whose pictures stay where they are; in one file,
+    with a picture only on its image's page; in a zip file, under names of our own."""
 
     def __init__(self, folder: Path | None = None, packed: bool = False) -> None:
         self.folder = folder

@@ -149,8 +149,8 @@ def setting(value: Any) -> str:
 
 
 Key = tuple[str, str, str, tuple[str, ...], bool]
-"""What dark, bright and the scale of a picture are, in words; its colours, `#rrggbb`, darkest first,
-none where they are no levels; and whether it is grey, and may be shown in others."""
+"""What dark, bright and the scale of a picture are, in words; its colours, darkest first, none
+where they are no levels; and whether it is grey, and may be shown in others."""
 
 
 def legend(options: Mapping[str, Any], captures: Iterable[Capture]) -> list[tuple[str, str]]:
