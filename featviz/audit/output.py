@@ -50,11 +50,12 @@ def write_files(
     sheets = choose_suspects(plan, document["layers"], tallies, options.max_suspects)
     drawn: list[dict[str, Any]] = []
     shown = _shown(model, plan, sheets, samples, options.inputs)
-    for target, source, suspects, total in sheets:
+    for sheet in sheets:
+        target, source, suspects, total = sheet
         dead = "" if source.call == target.call else ".dead"
         file = f"suspects/{safe_name(target.call.label + dead)}.png"
         with write.atomic(folder / file) as opened:
-            _compose(target, source, suspects, total, *shown, samples).save(opened, "png")
+            _compose(sheet, *shown, samples).save(opened, "png")
         row: dict[str, Any] = {"layer": target.call.label, "shown": source.call.label}
         row |= {"channels": [channel for _, channel, _ in suspects], "suspects": total}
         drawn.append({**row, "rows": [_TOP, _ROW_HEIGHT], "file": file})
@@ -89,9 +90,9 @@ def write_document(
 
 def audit_table(audit: Mapping[str, Any]) -> TextTable:
     """The findings of an audit.json, for people: how many channels of each layer have each."""
-    total = {"label": "total", "type": "", **audit["total"]}
+    total, rows = {"label": "total", "type": "", **audit["total"]}, []
     sought = [name for name in FINDINGS if name in total["findings"]]
-    figures, rows = ("channels", "APoZ", *sought), []
+    figures = ("channels", "APoZ", *sought)
     for row in (*audit["layers"], total):
         apoz = "-" if row["apoz"] is None else f"{100 * row['apoz']:.1f}%"
         counts = {k: v if row is total else len(v) for k, v in row["findings"].items()}
@@ -139,12 +140,9 @@ _CMAP = "viridis"
 _TOP, _ROW_HEIGHT = 2 * (_TEXT + _GAP) + _GAP, _TILE + _TEXT + 2 * _GAP
 """Where the row of the first channel begins, and how high each is."""
 
-
-Suspects = Sequence[tuple[str, int, Sequence[int]]]
-"""Finding, channel, and numbers of the images that excite it most, best first."""
-SuspectSheet = tuple[Spot, Spot, Suspects, int]
-"""A call; the one whose maps are drawn: itself, or for a dead activation what feeds it; what is
-drawn, and how many suspects the call has, drawn or not."""
+SuspectSheet = tuple[Spot, Spot, Sequence[tuple[str, int, Sequence[int]]], int]
+"""A call; the one whose maps are drawn: itself, or for a dead activation what feeds it; suspects
+(finding, channel, images that excite it most, best first); and how many it has, drawn or not."""
 ChannelMaps = dict[tuple[Call, int, int], np.ndarray]
 """(call, channel, image) to float32 [h, w]."""
 
@@ -203,8 +201,8 @@ def _shown(
         for batch in batches(samples, model, inputs, 1, lambda *failed: None, sorted(wanted)):
             (current,) = batch.images
             pixels = to_pixels(model.preprocess.shown(batch.inputs)[0])
-            image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-            images[current] = _fitted(image.convert("RGB"))
+            rgb = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
+            images[current] = _fitted(Image.fromarray(np.ascontiguousarray(rgb)))
             forward(model.module, [arg.to(model.device) for arg in batch.inputs])
     return maps, images
 
@@ -234,14 +232,12 @@ def _fitted(image: Image.Image) -> Image.Image:
 
 
 def _compose(
-    target: Spot,
-    source: Spot,
-    suspects: Suspects,
-    total: int,
+    sheet: SuspectSheet,
     views: ChannelMaps,
     images: Mapping[int, Image.Image],
     samples: Sequence[Sample],
 ) -> Image.Image:
+    target, source, suspects, total = sheet
     cell, font = 2 * _TILE + 3 * _GAP, ImageFont.load_default(_TEXT)
     call, label = target.call, printable(target.call.label)
     what = "with the images that excite each most, and its map"
@@ -263,8 +259,7 @@ def _compose(
         values = np.concatenate([np.zeros(1, np.float32), *finite])
         limits = float(values.min()), float(values.max())  # zero among them
         write((_GAP, y), f"channel {channel}\n{finding}")
-        key = y + 3 * (_TEXT + _GAP)
-        ramp = Image.fromarray(colormap.ramp(_CMAP)[None])
+        key, ramp = y + 3 * (_TEXT + _GAP), Image.fromarray(colormap.ramp(_CMAP)[None])
         picture.paste(ramp.resize((_KEY, _TEXT - 3)), (_GAP, key))
         low, high = (f"{value:.4g}" for value in limits)
         write((_GAP, key + _TEXT), low)
@@ -273,9 +268,8 @@ def _compose(
             left = _LABEL + column * cell
             if number in images and drawn is not None:
                 picture.paste(images[number], (left, y))
-                ends = ValueLimits.fixed(*limits)
-                levels = to_levels(drawn[None], ends, colors.levels, colors.nonfinite)
-                painted = Image.fromarray(levels[0])
+                how = ValueLimits.fixed(*limits), colors.levels, colors.nonfinite
+                painted = Image.fromarray(to_levels(drawn[None], *how)[0])
                 painted.putpalette(colors.colors or b"")
                 picture.paste(_fitted(painted.convert("RGB")), (left + _TILE + _GAP, y))
             name = printable(samples[number].name)

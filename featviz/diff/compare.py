@@ -87,11 +87,6 @@ def map_shape(row: Capture) -> tuple[int, int, int]:
     return slices, size[0], size[1]
 
 
-def is_part(row: Capture) -> bool:
-    """Whether a row's vector is only a part of the kept tensor: a token beside the grid."""
-    return row.layout == "vector" and row.maps * math.prod(map_shape(row)) != math.prod(row.shape)
-
-
 def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> np.ndarray | None:
     """The values of each channel in a kept tensor, [channels, N]; None where the layout does not
     make the manifest's channels of it. Tokens beside a grid, `behind` of them behind it, are left
@@ -163,7 +158,11 @@ class TensorPair:
     @property
     def keeps(self) -> bool:
         """Whether both runs keep a tensor whose channels are all those of the rows."""
-        return all(row.tensor is not None and not is_part(row) for row in self.rows)
+        for row in self.rows:  # a vector may be a part of its tensor: a token beside the grid
+            size = row.maps * math.prod(map_shape(row))
+            if row.tensor is None or (row.layout == "vector" and size != math.prod(row.shape)):
+                return False
+        return True
 
     def tensors(self) -> Sides | None:
         """The values of both kept tensors, where there are any that show the channels."""
@@ -192,13 +191,10 @@ class TensorPair:
                 return None
             sides.append(values)
         (channels, before, old_slack), (others, after, new_slack) = sides
-        if before.shape[1] != after.shape[1]:
-            return None
-        if channels == others:
-            return channels, before, after, old_slack + new_slack
         ids, old, new = np.intersect1d(channels, others, return_indices=True)
-        slack = old_slack[old] + new_slack[new]
-        return (ids.tolist(), before[old], after[new], slack) if len(ids) else None
+        if before.shape[1] != after.shape[1] or not len(ids):
+            return None
+        return ids.tolist(), before[old], after[new], old_slack[old] + new_slack[new]
 
 
 def measure(pair: TensorPair, tolerance: float) -> Finding:
@@ -213,15 +209,12 @@ def measure(pair: TensorPair, tolerance: float) -> Finding:
         all_differ = np.ones(base.maps, np.bool_)
         return Finding(*what, STATISTICS, no_change(base.maps, 1), all_differ, reason)
     old, now = pair.stats
-    if np.array_equal(old, now, equal_nan=True):
-        one, other = (str(row.tensor if pair.keeps else row.file) for row in pair.rows)
-        if same_content((pair.images[0], one), (pair.images[1], other)):
-            change = no_change(len(old), math.prod(map_shape(base)))
-            return Finding(
-                *what, TENSORS if pair.keeps else PIXELS, change, change.differs(tolerance)
-            )
-    method, scale = TENSORS, scale_of(old, now)
-    if (values := pair.tensors()) is not None:
+    method, scale = TENSORS if pair.keeps else PIXELS, scale_of(old, now)
+    files = [str(row.tensor if pair.keeps else row.file) for row in pair.rows]
+    same = np.array_equal(old, now, equal_nan=True)
+    if same and same_content(*zip(pair.images, files, strict=True)):
+        change = no_change(len(old), math.prod(map_shape(base)))
+    elif (values := pair.tensors()) is not None:
         change = compare(*values[1:3], scale)
     elif (values := pair.pixels()) is None:
         method, change = STATISTICS, compare_stats(old, now, scale)
