@@ -110,7 +110,7 @@ def _counted(study: Study, plan: AuditPlan, options: AuditOptions) -> tuple[Cens
     if options.prove:
         with in_eval_mode(model.module):
             proof = prove(model, plan, forced, study.batches(sorted(study.seen) if layers else []))
-            proof = {"channels": sum(map(len, layers.values())), **proof}
+        proof = {"channels": sum(map(len, layers.values())), **proof}
     skipped = [*plan.skipped, *((call.label, reason) for call, reason in counted.faults.items())]
     asked = {**structs.asdict(limits), **structs.asdict(options.inputs)}
     document = {
@@ -200,10 +200,8 @@ def health_check(
     its content. Where each layer is judged a forward pass on `blank` decides now."""
     names = [re.escape(layer.name) for layer in layers if not layer.is_function]
     if not names:
-        raise UsageError(
-            "channels are judged of modules, and all layers are functions: "
-            + listed([layer.name for layer in layers], 3)
-        )
+        given = listed([layer.name for layer in layers], 3)
+        raise UsageError(f"channels are judged of modules, and all layers are functions: {given}")
     options = AuditOptions(f"re:^({'|'.join(names)})$", inputs, batch_size=16)
     plan = choose(model, options.layers, blank)
 

@@ -100,15 +100,11 @@ def covered(gate: Gate, layers: Sequence[Row]) -> list[Row]:
     named = [row for row in layers if any(fnmatchcase(str(row[k]), gate.where) for k in keys)]
     judged = [layer for layer in named if gate.finding in layer["findings"]]
     if not named:
-        raise UsageError(
-            f"--fail-on {gate.text!r}: no audited layer is called {gate.where!r}",
-            f"there is {', '.join(str(layer['label']) for layer in layers[:8])}",
-        )
+        words = f"--fail-on {gate.text!r}: no audited layer is called {gate.where!r}"
+        raise UsageError(words, f"there is {', '.join(str(row['label']) for row in layers[:8])}")
     if not judged:
-        raise UsageError(
-            f"--fail-on {gate.text!r}: no layer here can be judged for {gate.finding}",
-            FINDINGS[gate.finding].remedy,
-        )
+        words = f"--fail-on {gate.text!r}: no layer here can be judged for {gate.finding}"
+        raise UsageError(words, FINDINGS[gate.finding].remedy)
     return judged
 
 

@@ -43,44 +43,32 @@ UNIT = Activation(bounds=(0.0, 1.0), margin=_NEAR)
 SMOOTH = Activation()  # neither exact zeros nor a bound: whether it varies is the right question
 
 _CHANNELWISE, _OTHER = Part("channelwise"), Part("other")
-_DROPOUT = "_DropoutNd StochasticDepth DropPath"
-_POOLS = "_MaxPoolNd _AvgPoolNd _AdaptiveMaxPoolNd _AdaptiveAvgPoolNd"
-_POOL_FUNCTIONS = "max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d"
-_UPSAMPLING = "interpolate upsample_nearest2d upsample_bilinear2d upsample_bicubic2d"
 
-_KNOWN: tuple[tuple[Activation | Part, str, str], ...] = (
-    (RELU, "ReLU", "relu"),
-    (RELU6, "ReLU6", "relu6"),
-    (UNIT, "Sigmoid Hardsigmoid HardSigmoid", "sigmoid hardsigmoid"),
-    (TANH, "Tanh Hardtanh", "tanh hardtanh"),
-    (SMOOTH, "SiLU Swish GELU GELUTanh QuickGELU", "silu gelu"),
-    (SMOOTH, "Hardswish HardSwish Mish HardMish", "hardswish mish"),
-    (SMOOTH, "LeakyReLU PReLU RReLU", "leaky_relu prelu rrelu"),
-    (SMOOTH, "ELU CELU SELU", "elu celu selu"),
-    (SMOOTH, "Softplus Softsign LogSigmoid", "softplus softsign logsigmoid"),
-    (Part("maker", axis=1), "_ConvNd", ""),
-    (Part("maker", axis=-1), "Linear", ""),
-    (_CHANNELWISE, "_BatchNorm FrozenBatchNorm2d _InstanceNorm", "batch_norm instance_norm"),
-    (_CHANNELWISE, _DROPOUT, "dropout dropout2d"),
-    (_CHANNELWISE, _POOLS, _POOL_FUNCTIONS),
-    (_CHANNELWISE, "Upsample", _UPSAMPLING),
-    (_CHANNELWISE, "Identity", "contiguous clone detach float to"),
-    (Part("mixing"), "GroupNorm LayerNorm RMSNorm", "group_norm layer_norm rms_norm"),
-)
-"""What can be asked of an activation, or what another part does to channels; its modules by class
-name anywhere in the MRO (torch.nn's, and those that timm and torchvision add), and the same as
-functions of torch, torch.nn.functional and Tensor."""
-
-
-def _by_name(column: int) -> dict[str, Part]:
-    return {
-        name: row[0] if isinstance(row[0], Part) else Part("activation", activation=row[0])
-        for row in _KNOWN
-        for name in str(row[column]).split()
-    }
-
-
-MODULES, FUNCTIONS = _by_name(1), _by_name(2)
+PARTS: dict[str, Part] = {
+    name: known if isinstance(known, Part) else Part("activation", activation=known)
+    for known, names in (
+        (RELU, "ReLU relu"),
+        (RELU6, "ReLU6 relu6"),
+        (UNIT, "Sigmoid Hardsigmoid HardSigmoid sigmoid hardsigmoid"),
+        (TANH, "Tanh Hardtanh tanh hardtanh"),
+        (SMOOTH, "SiLU Swish silu GELU GELUTanh QuickGELU gelu Mish HardMish mish"),
+        (SMOOTH, "Hardswish HardSwish hardswish LeakyReLU leaky_relu PReLU prelu RReLU rrelu"),
+        (SMOOTH, "ELU elu CELU celu SELU selu Softplus softplus Softsign softsign"),
+        (SMOOTH, "LogSigmoid logsigmoid"),
+        (Part("maker", axis=1), "_ConvNd"),
+        (Part("maker", axis=-1), "Linear"),
+        (_CHANNELWISE, "_BatchNorm FrozenBatchNorm2d batch_norm _InstanceNorm instance_norm"),
+        (_CHANNELWISE, "_DropoutNd StochasticDepth DropPath dropout dropout2d"),
+        (_CHANNELWISE, "_MaxPoolNd max_pool2d _AdaptiveMaxPoolNd adaptive_max_pool2d"),
+        (_CHANNELWISE, "_AvgPoolNd avg_pool2d _AdaptiveAvgPoolNd adaptive_avg_pool2d"),
+        (_CHANNELWISE, "Upsample upsample_nearest2d upsample_bilinear2d upsample_bicubic2d"),
+        (_CHANNELWISE, "interpolate Identity contiguous clone detach float to"),
+        (Part("mixing"), "GroupNorm group_norm LayerNorm layer_norm RMSNorm rms_norm"),
+    )
+    for name in names.split()
+}
+"""What can be asked of an activation, or what another part does to channels: modules by class name
+anywhere in the MRO, and functions of torch, torch.nn.functional and Tensor."""
 
 
 # The graph of a forward pass
@@ -138,7 +126,7 @@ class AuditPlan:
                 self.parts[name] = Part("activation", activation=ends)
                 continue
             # an exported Hardtanh is looked into: its function has the ends
-            known = [MODULES[kind] for kind in kinds if kind in MODULES]
+            known = [PARTS[kind] for kind in kinds if kind in PARTS]
             if known and next(module.children(), None) is None and kinds[0] != "Hardtanh":
                 self.parts[name] = known[0]
 
@@ -164,7 +152,7 @@ class AuditPlan:
         nested = isinstance(output, Tensor) and output.is_nested
         self.gave[call] = "nested tensor" if nested else type(output).__name__
         node, function = None, function_in(call.name)
-        part = self.parts.get(call.name) if function is None else FUNCTIONS.get(function, _OTHER)
+        part = self.parts.get(call.name) if function is None else PARTS.get(function, _OTHER)
         if function == "hardtanh":
             given = dict(zip(("min_val", "max_val"), args[1:3], strict=False)) | dict(kwargs)
             ends = given.get("min_val", -1.0), given.get("max_val", 1.0)

@@ -79,10 +79,8 @@ def find_exemplars(
         if not found.targets:
             reasons = [f"{layer} {reason}" for layer, reason in found.skipped.items()]
             reasons += [f"{layer} never ran" for layer in found.never_ran]
-            raise UsageError(
-                f"none of the {len(layers)} selected layers gives a tensor with channels",
-                listed(reasons, 3, "; "),
-            )
+            words = f"none of the {len(layers)} selected layers gives a tensor with channels"
+            raise UsageError(words, listed(reasons, 3, "; "))
         study = Study(loaded, samples, options, progress)
         with in_eval_mode(loaded.module), hooked(loaded.module, layers, found.take) as recorder:
             found.recorder = recorder
@@ -106,16 +104,12 @@ def find_exemplars(
                 rows.append(cutter.draw(target, found.tops[site, name], row, folder))
         failures = [Failure(name, error, number) for name, number, error in study.failures]
         skipped = sorted(found.skipped.items())
+        asked = {"layers": options.layers, "top": options.top, "by": options.pick}
+        asked |= {"per_class": options.per_class, **structs.asdict(options.inputs)}
         record = studies.ExemplarRecord(
             studies.SCHEMA_VERSION,
             **study.about,
-            options={
-                "layers": options.layers,
-                "top": options.top,
-                "by": options.pick,
-                "per_class": options.per_class,
-                **structs.asdict(options.inputs),
-            },
+            options=asked,
             images=Seen(len(study.seen), len(samples), failures),
             skipped=[{"layer": layer, "reason": reason} for layer, reason in skipped],
             never_ran=found.never_ran,

@@ -140,10 +140,8 @@ def _shared(given: Collection[Any], drawn: Collection[Any], kind: str, place: Pa
     if both := [one for one in given if one in drawn]:
         return both
     names = dict.fromkeys(one if isinstance(one, str) else one[0] for one in given)
-    raise StoreError(
-        f"{quoted(str(place))} has {kind} of no layer of this run",
-        "run again with these --layers: " + listed([quoted(name or ".") for name in names], 5),
-    )
+    hint = "run again with these --layers: " + listed([quoted(name or ".") for name in names], 5)
+    raise StoreError(f"{quoted(str(place))} has {kind} of no layer of this run", hint)
 
 
 def check(run: ReadRun, option: str, place: Path, given: Mapping[str, Any]) -> None:
@@ -160,10 +158,8 @@ def check(run: ReadRun, option: str, place: Path, given: Mapping[str, Any]) -> N
             + "".join(f" ({n} {quoted(str(record.get(n)))[:12]})" for n in apart if n != "name")
             for record in (given, model)
         )
-        raise CompareError(
-            f"{where} is of another model than the run: {theirs} there, {ours} in the run",
-            f"make it with featviz {option} {quoted(words.name_of(model))}",
-        )
+        why = f"{where} is of another model than the run: {theirs} there, {ours} in the run"
+        raise CompareError(why, f"make it with featviz {option} {quoted(words.name_of(model))}")
     if not names:
         log.warning("%s: whether it is of the run's model is not known", where)
 
@@ -177,10 +173,8 @@ def kernel_pictures(kernels: ReadKernels) -> Iterator[tuple[str, Extra]]:
         what = "mean over the inputs, " if row.layout == "mean" else ""
         inputs = counted(row.shape[1] if len(row.shape) > 1 else 1, "input")
         some = f"{len(row.drawn)} of " if len(row.drawn) < row.maps else ""
-        about = (
-            f"{what}{inputs} per channel · {some}{counted(row.maps, 'kernel')} · {by(row.shape)} "
-            f"· weights {words.span(row.min, row.max)}"
-        )
+        about = f"{what}{inputs} per channel · {some}{counted(row.maps, 'kernel')} · "
+        about += f"{by(row.shape)} · weights {words.span(row.min, row.max)}"
         boxes = {channel: plan.box(slot * row.side) for slot, channel in enumerate(row.drawn)}
         extra = {"title": "Kernels", "words": about, "picture": picture, "channels": boxes}
         yield row.layer, {**extra, "key": words.key(row, kernels.options)}

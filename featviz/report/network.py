@@ -55,8 +55,7 @@ class ChannelTotals:
         there is none; sums over the images of mean, share of zeros and non-finite values; and 1
         where it is all zero in every image that has it."""
         self.activation = False
-        """Whether its zeros tell which channels are dead: those of a ReLU, or of what stands behind
-        one, as a block or a pooling, which has exact zeros and nothing below."""
+        """Whether its zeros tell which channels are dead, as behind a ReLU."""
         self.judged = False
         """Whether a constant map says something of its channel."""
 
@@ -127,10 +126,10 @@ def dead(pages: Sequence[ReportPage], totals_of: Callable[[Group], ChannelTotals
         for page in named or pages
     ]
     judged = [own for layer in drawn for own in layer if own.judged]
-    if not any(drawn):
-        return "unknown: no activation was drawn (add ReLU to --layers, or give --audit)"
     if not judged:
-        return "unknown: only one value of each channel was seen (run more images, or give --audit)"
+        few = "only one value of each channel was seen (run more images, or give --audit)"
+        none = "no activation was drawn (add ReLU to --layers, or give --audit)"
+        return f"unknown: {few if any(drawn) else none}"
     found = [sum(len(own.found.get("all zero", ())) for own in layer) for layer in drawn]
     if with_some := sum(map(bool, found)):
         return f"{sum(found):,} in {counted(with_some, 'layer')}"
@@ -253,8 +252,7 @@ def _tile(row: Capture, channel: int | None, stats: Floats) -> Tile:
     """Where the first tile of a drawn channel is."""
     slot = 0 if channel is None else row.drawn.index(channel) * row.side
     left, top, width, height = row.plan.box(slot)
-    across = min(width, max(1, round(height * _WIDEST)))
-    down = min(height, max(1, round(width / _NARROWEST)))
+    across, down = min(width, round(height * _WIDEST)), min(height, round(width / _NARROWEST))
     box = (left + (width - across) // 2, top + (height - down) // 2, across, down)
     return channel, box, "" if channel is None else words.span(*map(float, stats[channel, :2]))
 

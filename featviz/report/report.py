@@ -54,10 +54,8 @@ def build_report(
         raise UsageError("--zip and --single-file are two forms", "give one of them")
     for one in (place, options.compare):
         if isinstance(one, Url) and not (options.out and one_file):
-            raise UsageError(
-                f"the pages of a report show pictures where they are, and {one} is no folder",
-                "--single-file --out maps.html, or --zip --out maps.zip",
-            )
+            why = f"the pages of a report show pictures where they are, and {one} is no folder"
+            raise UsageError(why, "--single-file --out maps.html, or --zip --out maps.zip")
     name = REPORT_ZIP if options.zip else REPORT_FILE if options.single_file else "report"
     out = options.out or (Path() if isinstance(place, Url) else place) / name
     if one_file:

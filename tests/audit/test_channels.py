@@ -139,11 +139,9 @@ def test_redundant_channels_come_in_connected_components() -> None:
 
 def test_rectifiers_are_the_activations_that_can_be_dead() -> None:
     """The names by which a report knows an activation are those of the table of plan."""
-    dead = [
-        {start + name for name, part in table.items() if part.activation and part.activation.zero}
-        for start, table in (("", plan.MODULES), ("fn:", plan.FUNCTIONS))
-    ]
-    assert set.union(*dead) == RECTIFIERS
+    parts = plan.PARTS.items()
+    dead = [name for name, part in parts if part.activation and part.activation.zero]
+    assert {name if name[0].isupper() else f"fn:{name}" for name in dead} == RECTIFIERS
 
 
 ROUNDING = 512 / 4 * 2**-24
