@@ -24,8 +24,7 @@ from featviz.records import Activation, Call, Floats, Integers
 from featviz.records.findings import Doubles
 from featviz.run.visit import Batch
 
-TOP = 4
-"""Images kept for each channel: those that excite it most."""
+TOP = 4  # images kept for each channel: those that excite it most
 
 
 def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
@@ -84,8 +83,7 @@ class Tally:
     deviations; how many are zero, not finite, and at a bound (NaN where the layer has none)."""
     best: Doubles
     """The largest maxima [C, TOP]; a non-finite value counts as inf, -inf stands for no image."""
-    images: Integers
-    """Numbers of their images, [C, TOP], best first; -1 for no image."""
+    images: Integers  # numbers of their images, [C, TOP], best first; -1 for no image
     moments: Moments | None = None
 
     @classmethod

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Row = Mapping[str, Any]
-"""One entry of `layers` in audit.json."""
+Row = Mapping[str, Any]  # one entry of `layers` in audit.json
 
 
 def judge(evidence: Evidence, thresholds: Thresholds) -> dict[str, list[int]]:

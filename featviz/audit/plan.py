@@ -80,12 +80,9 @@ class Node:
 
     call: Call
     part: Part
-    axis: int | None
-    """The axis of its output that counts channels, if that is known."""
-    sources: tuple[int, ...]
-    """Nodes whose tensors it takes."""
-    users: list[int]
-    """Nodes that take its tensors, in the order of their calls."""
+    axis: int | None  # the axis of its output that counts channels, if that is known
+    sources: tuple[int, ...]  # nodes whose tensors it takes
+    users: list[int]  # nodes that take its tensors, in the order of their calls
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,14 @@ TENSORS, PIXELS, STATISTICS = "tensors", "statistics and pixels", "statistics"
 
 _HALF = 0.501
 """Levels by which a value may be off the one drawn: half a level, and float32's rounding."""
-_BLOCK = 2**17
-"""Values compared at a time: they stay in a core's cache."""
+_BLOCK = 2**17  # values compared at a time: they stay in a core's cache
 
 
 @dataclass(frozen=True)
 class Change:
     """How far apart two tensors are, in each channel; all arrays are [channels]."""
 
-    absolute: np.ndarray
-    """Largest difference of finite values."""
+    absolute: np.ndarray  # largest difference of finite values
     relative: np.ndarray
     """Largest |new - base| / (max(|new|, |base|) + scale), 0..1: see `compare.compare`."""
     cosine: np.ndarray
@@ -65,8 +63,7 @@ class Finding:
     index: int
     by: str
     change: Change
-    differs: np.ndarray
-    """Bool [channels]; all where there is a reason."""
+    differs: np.ndarray  # bool [channels]; all where there is a reason
     reason: str | None = None
 
     @property
@@ -144,8 +141,7 @@ class TensorPair:
     place: Place
     images: tuple[ReadImage, ReadImage]
     rows: tuple[Capture, Capture]
-    stats: tuple[Floats, Floats]
-    """Each [channels, 6]."""
+    stats: tuple[Floats, Floats]  # each [channels, 6]
 
     @classmethod
     def read(cls, base: ReadImage, new: ReadImage) -> Iterator[TensorPair]:

@@ -51,10 +51,8 @@ from featviz.text import by, counted, listed, safe_name
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 1
-"""Version of the JSON document. 1: first release."""
-_PICTURES = 8
-"""How many layers are drawn at most, each in its worst image."""
+SCHEMA_VERSION = 1  # version of the JSON document. 1: first release
+_PICTURES = 8  # how many layers are drawn at most, each in its worst image
 _CHANNELS = 16
 _USUAL = DiffThresholds()
 _OPTIONS = DrawOptions(min_tile=96)

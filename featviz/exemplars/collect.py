@@ -29,10 +29,8 @@ values [C, K], -inf where there is no image; their numbers among the samples [C,
 column, rows and columns of the map [C, K, 4], -1 where the layer gives no map of the input, or the
 whole map is meant."""
 
-_NONE = 2**62
-"""Stands for the number of an image where there is none; comes after all."""
-_SHAPES = 8
-"""Shapes of input whose hints are held."""
+_NONE = 2**62  # stands for the number of an image where there is none; comes after all
+_SHAPES = 8  # shapes of input whose hints are held
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,7 @@ class ExemplarSource:
 
     site: Site
     layout: str
-    shape: tuple[int, ...]
-    """For the first image."""
+    shape: tuple[int, ...]  # for the first image
     channels: int
 
 
@@ -60,8 +57,7 @@ class ExemplarCollector:
     ) -> None:
         """Run the model once on `blank`; `classes` has that of each sample."""
         self.targets: dict[Site, ExemplarSource] = {}
-        self.skipped: dict[str, str] = {}
-        """Layers that give nothing with channels, and why."""
+        self.skipped: dict[str, str] = {}  # layers that give nothing with channels, and why
         self.recorder: Recorder | None = None
         book = HintBook(model.module, blank[0].shape)
         self._model, self._first, self._book, self._by = model, book, book, by

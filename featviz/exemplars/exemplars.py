@@ -121,8 +121,7 @@ def find_exemplars(
 
 # Pictures
 
-TILE = 128
-"""Pixels a side of a tile in the picture of a channel."""
+TILE = 128  # pixels a side of a tile in the picture of a channel
 
 _GAP, _TEXT, _LINE = 8, 12, 15
 _TITLE = 2 * _LINE + _GAP
@@ -147,8 +146,7 @@ class Cutter:
     study: Study
     options: ExemplarOptions
     found: ExemplarCollector
-    fields: dict[tuple[int, ...], dict[Site, Tensor]]
-    """By the shape of the input."""
+    fields: dict[tuple[int, ...], dict[Site, Tensor]]  # by the shape of the input
     _read: dict[int, tuple[Image.Image, list[Tensor]] | None] = field(default_factory=dict)
     """Images as the model saw them, its arguments without values; None where they vanished."""
     _bytes: int = 0

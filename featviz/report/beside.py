@@ -33,8 +33,7 @@ from featviz.text import by, counted, listed, quoted
 
 log = logging.getLogger(__name__)
 
-Box = tuple[int, int, int, int]
-"""Left, top, width and height in pixels of a picture."""
+Box = tuple[int, int, int, int]  # left, top, width and height in pixels of a picture
 
 
 Extra = Mapping[str, Any]

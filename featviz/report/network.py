@@ -16,17 +16,14 @@ from featviz.report.views import Group, ReportPage
 from featviz.rundir.schema import Capture
 from featviz.text import by, counted
 
-STRIP = 10
-"""Maps of a layer in its strip: as many as a screen shows 96 pixels wide."""
+STRIP = 10  # maps of a layer in its strip: as many as a screen shows 96 pixels wide
 _WIDEST, _NARROWEST = 3.0, 0.5
 """Width by height of a map in a strip; of a wider or narrower one the middle is shown."""
 _FEW, _MOST_STAGES = 12, 16
 """Layers of one resolution that need no finer division, and runs of one resolution that still
 divide a network; more of them take turns all the time."""
-_OPEN = 60
-"""Layers whose grids are unfolded when the page of an image opens."""
-_VECTORS = "Vectors"
-"""The title of the stage behind the last maps."""
+_OPEN = 60  # layers whose grids are unfolded when the page of an image opens
+_VECTORS = "Vectors"  # the title of the stage behind the last maps
 
 Tile = tuple[int | None, tuple[int, int, int, int], str]
 """A map in its grid: its channel, None where all became one tile; left, top, width and height of
@@ -56,8 +53,7 @@ class ChannelTotals:
         where it is all zero in every image that has it."""
         self.activation = False
         """Whether its zeros tell which channels are dead, as behind a ReLU."""
-        self.judged = False
-        """Whether a constant map says something of its channel."""
+        self.judged = False  # whether a constant map says something of its channel
 
     def add(self, row: Capture, stats: Floats) -> None:
         """Take in an image's statistics, [maps, 6] in the order of `records.STAT_COLUMNS`."""

@@ -31,12 +31,10 @@ _MARK = PngInfo()
 _MARK.add_text("Software", "featviz sheet")
 _LONGEST_NAME = 28
 
-ALL = -1
-"""Stands for the one tile that all channels became (`run --reduce`)."""
+ALL = -1  # stands for the one tile that all channels became (`run --reduce`)
 ORDERS = {"mean": 2, "max": 1, "variance": 3, "zeros": 4}
 """Columns of stats.npz by which channels are sorted; `index` sorts by number."""
-Cell = Image.Image | None
-"""A tile; None where an image does not have the channel."""
+Cell = Image.Image | None  # a tile; None where an image does not have the channel
 
 
 def make_sheet(

@@ -20,8 +20,7 @@ from featviz.rundir.image import ReadImage, format_of
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import Capture
 
-_WIDE = 3.0
-"""A picture wider than this many times its height gets a row of its own."""
+_WIDE = 3.0  # a picture wider than this many times its height gets a row of its own
 _SMALL, _MIDDLE = 8, 16
 """Tiles side by side up to which a picture takes a third or two thirds of a page."""
 _IN_SCRIPT, MOST_IMAGES = 16, 8
@@ -35,8 +34,7 @@ class PictureView:
 
     id: str
     image: ReadImage
-    file: str
-    """Relative to the image's folder."""
+    file: str  # relative to the image's folder
     size: tuple[int, int]
     alt: str
     home: str = ""
@@ -51,8 +49,7 @@ class Figure:
     input: PictureView
     row: Capture
     script: str
-    other: bool = False
-    """Whether it belongs to the run that this one is compared with."""
+    other: bool = False  # whether it belongs to the run that this one is compared with
 
     @classmethod
     def of(
@@ -85,8 +82,7 @@ class Group:
     id: str
     layer: str
     type: str
-    stem: str
-    """`output`, `output.call1`."""
+    stem: str  # `output`, `output.call1`
     page: str
     figures: tuple[Figure, ...]
 

@@ -16,8 +16,7 @@ from featviz.rundir.image import ReadImage
 from featviz.rundir.schema import Capture
 from featviz.text import counted, listed, ranges
 
-_LISTED = 24
-"""Runs of channels that are written out; of the others only their number is shown."""
+_LISTED = 24  # runs of channels that are written out; of the others only their number is shown
 _STOPS = (0, 51, 102, 153, 204, 255)
 
 
