@@ -1,8 +1,7 @@
 """Counting: the outputs of watched calls in numbers, image after image, into running statistics.
 
 Memory goes with the channels, not with the images. Mean and variance follow T. F. Chan, G. H.
-Golub, R. J. LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances",
-Stanford CS-79-773 (1979), in float64.
+Golub, R. J. LeVeque, "Updating Formulae ... for Computing Sample Variances", Stanford CS-79-773.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor
 
 from featviz import layout
 from featviz.audit.counting import Tally, to_rows
@@ -193,8 +192,21 @@ def _shown(
 
     def sink(call: Call, output: Any) -> None:
         for at, axis, channel in wanted[current]:
-            if at == call:
-                maps[call, channel, current] = _map(output, axis, channel)
+            if at != call:
+                continue
+            rows = to_rows(layout.to_floats(output.detach()), axis, 1)
+            values = rows[0, channel].cpu().numpy().copy()
+            shape = list(output.shape[1:])
+            del shape[axis - 1 if axis > 0 else axis]
+            if len(shape) != 2 or shape[0] * shape[1] != values.size:
+                shape = [1, values.size]
+                for first in (0, 1):  # tokens as a square, without the class token; else one row
+                    side = round((values.size - first) ** 0.5)
+                    if side * side == values.size - first:
+                        values, shape = values[first:], [side, side]
+                        break
+            step = -(-max(shape) // _TILE)  # thinned out to about a tile's size
+            maps[call, channel, current] = values.reshape(shape)[::step, ::step]
 
     sources = [source.call for _, source, _, _ in sheets]
     with in_eval_mode(model.module), plan.watching(model.module, sink, sources):
@@ -205,23 +217,6 @@ def _shown(
             images[current] = _fitted(Image.fromarray(np.ascontiguousarray(rgb)))
             forward(model.module, [arg.to(model.device) for arg in batch.inputs])
     return maps, images
-
-
-def _map(output: Tensor, axis: int, channel: int) -> np.ndarray:
-    """One channel's map of the first image, float32 [h, w], thinned out to about a tile's size."""
-    rows = to_rows(layout.to_floats(output.detach()), axis, 1)
-    values = rows[0, channel].cpu().numpy().copy()
-    shape = list(output.shape[1:])
-    del shape[axis - 1 if axis > 0 else axis]
-    if len(shape) != 2 or shape[0] * shape[1] != values.size:
-        shape = [1, values.size]
-        for first in (0, 1):  # tokens as a square, without the class token; else one row
-            side = round((values.size - first) ** 0.5)
-            if side * side == values.size - first:
-                values, shape = values[first:], [side, side]
-                break
-    step = -(-max(shape) // _TILE)
-    return np.asarray(values.reshape(shape)[::step, ::step])
 
 
 def _fitted(image: Image.Image) -> Image.Image:

@@ -98,9 +98,8 @@ class Spot:
 
 
 class AuditPlan:
-    """The calls of a model that are audited, in the graph of one forward pass as the follower
-    reports it: a node for each call, an edge where a call takes the very tensor that another one
-    returned. A tensor that is changed in place belongs to the call that changed it."""
+    """The calls of a model that are audited, in the graph of one forward pass: a node for each, an
+    edge where one takes the very tensor that another returned, or was the last to change."""
 
     def __init__(self, model: nn.Module) -> None:
         self.targets: list[Spot] = []  # in the order in which they finish in a forward pass

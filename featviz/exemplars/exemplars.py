@@ -319,23 +319,17 @@ def draw_channel(
     return picture
 
 
-def sheet_plan(channels: int, count: int) -> tuple[int, int, int, tuple[int, int]]:
-    """Pixels a side of a tile, tiles in a row, rows, and the size of a row with the space beside
-    and below it: tiles are made smaller, then tiles of each channel are left out, then channels."""
-    most = min(count, _MOST_SHOWN)
-    for tile, shown in [(n, most) for n in _SMALL] + [(_SMALL[-1], n) for n in range(most)[:0:-1]]:
-        width, height = _LABEL + shown * (tile + _BETWEEN) + _COLUMN_GAP, tile + _LINE + _GAP
-        if channels * width * height <= _MOST_PIXELS:
-            break
-    return tile, shown, min(channels, _MOST_PIXELS // (width * height)), (width, height)
-
-
 def begin_sheet(
     title: Sequence[str], channels: int, count: int
 ) -> tuple[Image.Image, Callable[[int, Sequence[Image.Image], Sequence[float]], None]]:
     """The picture of a layer, a row of at most `count` small tiles for each channel, about square;
     and what draws the row of a channel, its tiles and their values, into it."""
-    side, shown, rows, (width, height) = sheet_plan(channels, count)
+    most = min(count, _MOST_SHOWN)  # tiles are made smaller, then left out, then channels are
+    for side, shown in [(n, most) for n in _SMALL] + [(_SMALL[-1], n) for n in range(most)[:0:-1]]:
+        width, height = _LABEL + shown * (side + _BETWEEN) + _COLUMN_GAP, side + _LINE + _GAP
+        if channels * width * height <= _MOST_PIXELS:
+            break
+    rows = min(channels, _MOST_PIXELS // (width * height))
     left_out = [f"the first {shown} of up to {count} images"] if shown < count else []
     left_out += [f"the first {rows} of {channels} channels"] if rows < channels else []
     lines = [*title, *([f"for want of room only {' of '.join(left_out)}"] if left_out else [])]

@@ -1,8 +1,7 @@
 """From views to HTML, by Jinja templates that escape whatever they are given, and to scripts.
 
-Geometry and statistics of grids stand in JavaScript files, which work from file:// where fetching
-JSON does not: in one script those of up to 16 grids, a few images by a few layers, which the pages
-of both load. Statistics are those of stats.npz bit for bit.
+Geometry and statistics of grids (those of stats.npz bit for bit) stand in scripts, which work from
+file:// where JSON does not: in one those of up to 16 grids, which pages of images and layers load.
 """
 
 from __future__ import annotations
@@ -120,7 +119,6 @@ def render_comparison(
         found=found,
         layers=layers,
         runs=runs,
-        sides=("BASE", "NEW"),
         settings=[(name, a, b) for name, a, b in pairs if a != b],
         signed=(f"−{end}", f"+{end}", scale, words.scale("coolwarm"), False),
     )

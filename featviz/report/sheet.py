@@ -80,12 +80,12 @@ def sort_channels(grids: Sequence[DrawnGrid], channels: Sequence[int], by: str) 
     if by == "index":
         return sorted(channels)
 
-    def rank(channel: int) -> tuple[float, int]:
+    power, means = 2 if by == "variance" else 1, dict[int, float]()
+    for channel in channels:
         values = [float(g.stats[channel, ORDERS[by]]) for g in grids if channel < len(g.stats)]
-        finite = [v**2 if by == "variance" else v for v in values if np.isfinite(v)]
-        return -float(np.mean(finite)) if finite else np.inf, channel
-
-    return sorted(channels, key=rank)
+        finite = [value**power for value in values if np.isfinite(value)]
+        means[channel] = float(np.mean(finite)) if finite else -np.inf
+    return sorted(channels, key=lambda channel: (-means[channel], channel))
 
 
 def _find(run: ReadRun, options: SheetOptions) -> list[tuple[ReadImage, DrawnGrid]]:

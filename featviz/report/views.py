@@ -1,7 +1,6 @@
 """What the pages of a report show: a run's records, sorted by image and by layer; and where it is.
 
-Statistics are in none of these: a page of an image reads its own (`pages.render`), so that the
-memory of a report does not grow with the channels of its run.
+Statistics are in none of these: a page of an image reads its own, and no report holds all.
 """
 
 from __future__ import annotations
