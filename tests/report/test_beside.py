@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT, Outcome
+from conftest import Outcome
 from rundirs import Drawn, write_run
 
 from featviz.errors import CompareError, StoreError, UsageError
@@ -68,11 +68,9 @@ SEEDED = {"name": "resnet18", "seed": 0}
 @pytest.mark.parametrize(
     ("run", "other", "same"),
     [
-        (OWN, {**OWN, "file": "copy.pth"}, True),
         ({"sha256": "a", "parameters": "p"}, {"sha256": "b", "parameters": "p"}, True),
         (SEEDED, SEEDED, True),
         (SEEDED, {"name": "resnet18", "seed": 1}, False),
-        (SEEDED, {"name": "vgg16", "seed": 0}, False),
     ],
 )
 def test_models_are_told_apart(
@@ -90,17 +88,6 @@ def test_what_does_not_tell_its_model_is_shown_with_a_warning(tmp_path: Path, ca
     """Where one of the two has no digest."""
     assert shown(tmp_path, OWN, {}).exists()
     assert "whether it is of the run's model is not known" in caplog.text
-
-
-def test_kernels_of_no_drawn_layer_are_refused(featviz: Any, tmp_path: Path) -> None:
-    """They would vanish without a word; the message names the layers to draw."""
-    drawn, digits = Drawn("4", index=5), ROOT / "configs" / "digits_cnn.pth"
-    assert featviz("kernels", digits, "--out", tmp_path / "kernels").code == 0
-    model = json.loads((tmp_path / "kernels" / "run.json").read_text())["model"]
-    root = write_run(tmp_path / "out", {"a.png": [drawn]}, model=model)
-    with pytest.raises(StoreError, match="has kernels of no layer of this run") as caught:
-        build_report(root, ReportOptions(kernels=tmp_path / "kernels"))
-    assert "--layers: 0, 3, 6" in str(caught.value.hint)
 
 
 def compared(featviz: Any, tmp_path: Path, **second: Any) -> tuple[str, Markup]:
@@ -160,13 +147,10 @@ def test_the_page_of_a_layer_has_its_exemplars(two: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"sheet": "../../secret.png"}, "secret.png cannot be read: it lies outside"),
         ({"sheet": "001_conv1/output.call7.png"}, "is missing"),
         ({"layer": "elsewhere"}, "has exemplars of no layer of this run"),
         ({"channels": [{**CHANNEL, "file": "../../secret.png"}]}, "it lies outside its folder"),
-        ({"record": {"options": {"by": "median", "top": 9}}}, "neither max nor mean"),
         ({"record": {"options": {"by": "max", "top": 10**9}}}, "options.top is not 1 to 1000"),
-        ({"record": {"schema_version": 99}}, "schema version 99"),
     ],
 )
 def test_exemplars_that_do_not_fit(
@@ -218,27 +202,16 @@ def test_an_audit_alone_is_a_page(audit: Path, featviz: CLI) -> None:
     assert "audited-000" in {section.get("id") for section in page.of("section")}
 
 
-@pytest.mark.parametrize(
-    ("held", "name"), [("audit", "compare"), ("kernels", "exemplars"), ("series", "audit")]
-)
-def test_what_goes_with_a_run_goes_with_nothing_else(
-    audit: Path, tmp_path: Path, held: str, name: str
-) -> None:
-    """The option is named, with the way to show both, or the command for one step."""
-    root, hint = audit, f"--{held} "
-    if held == "kernels":
-        root = write_run(tmp_path / "drawn", {}, kind="kernels")
-        (root / "manifest.json").write_text("{}")
-    if held == "series":
-        root = tmp_path / "steps"
-        write_run(root / "step-000100", {"a.png": [Drawn("relu")]})
-        hint = "featviz report "
-    with pytest.raises(UsageError, match=f"--{name} goes with a run") as refusal:
-        build_report(root, ReportOptions(**{name: audit}))  # type: ignore[arg-type]
-    assert f"{hint}{root}" in str(refusal.value.hint) and not (root / "report").exists()
+def test_what_goes_with_a_run_goes_with_nothing_else(audit: Path, tmp_path: Path) -> None:
+    """The option is named, before anything is written: with an audit, and with a series."""
+    write_run(tmp_path / "steps" / "step-000100", {"a.png": [Drawn("relu")]})
+    for root, name in ((audit, "compare"), (tmp_path / "steps", "audit")):
+        with pytest.raises(UsageError, match=f"--{name} goes with a run, and {root} holds"):
+            build_report(root, ReportOptions(**{name: audit}))  # type: ignore[arg-type]
+        assert not (root / "report").exists()
 
 
-@pytest.mark.parametrize("file", ["../secret.png", "/etc/x.png", "suspects/../x.png"])
+@pytest.mark.parametrize("file", ["../secret.png", "/etc/x.png"])
 def test_a_picture_of_suspects_is_where_audits_put_it(tmp_path: Path, file: str) -> None:
     """No other file is opened, whatever audit.json names."""
     audit = write_audit(tmp_path / "audit", file=file)
@@ -280,15 +253,13 @@ def test_a_run_shows_an_audits_findings_and_suspects(run: Path, audit: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("channel", "box"), [(4, "0 42 300 112"), (1, "0 154 300 112"), (0, "")])
-def test_the_page_of_a_channel_has_its_row(
-    browser: Any, run: Path, audit: Path, channel: int, box: str
-) -> None:
+def test_the_page_of_a_channel_has_its_row(browser: Any, run: Path, audit: Path) -> None:
     """The row of the suspects' picture that is the channel's; none for other channels."""
     build_report(run, ReportOptions(audit=audit))
-    page = Page(browser, run).open(f"layer-001.html#c{channel}")
-    boxes = [e.get_dom_attribute("viewBox") for e in page.all(".channel .sought svg")]
-    assert boxes == ([box] if box else [])
+    for channel, boxes in ((1, ["0 154 300 112"]), (0, [])):
+        page = Page(browser, run).open(f"layer-001.html#c{channel}")
+        found = page.all(".channel .sought svg")
+        assert [one.get_dom_attribute("viewBox") for one in found] == boxes
 
 
 def test_an_audit_outranks_the_run_at_the_head(tmp_path: Path, audit: Path) -> None:

@@ -11,9 +11,13 @@ import pytest
 import torch
 from conftest import SCENES, Outcome
 from PIL import Image
+from rundirs import Drawn, write_run
 from runs import refused
 
 import featviz as fv
+from featviz.errors import StoreError
+from featviz.options import ReportOptions
+from featviz.report import build_report
 
 from .markup import EVIL, read
 
@@ -70,9 +74,7 @@ def named(kernels: Path, file: object) -> None:
     ("damage", "words"),
     [
         (lambda p: shutil.rmtree(p), "holds no kernels"),
-        (lambda p: next(p.rglob("kernel.png")).unlink(), "kernel.png is missing"),
         (lambda p: Image.new("L", (3, 3)).save(next(p.rglob("kernel.png"))), "has 3×3 pixels"),
-        (lambda p: (p / "manifest.json").write_text('{"schema_version": 2}'), "captures is null"),
         (lambda p: (p / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda p: named(p, "../x.png"), "captures[0].file"),
     ],
@@ -88,19 +90,27 @@ def test_what_holds_no_kernels_is_refused(
     assert not (run / "report").exists() and not (kernels / "report").exists()
 
 
-def test_kernels_alone_are_a_page(featviz: CLI, tmp_path: Path) -> None:
+def test_kernels_beside_no_drawn_layer_are_refused(both: tuple[Path, Path]) -> None:
+    """They would vanish without a word; the message names the layers to draw."""
+    run, kernels = both
+    model = json.loads((kernels / "run.json").read_text())["model"]
+    root = write_run(run.parent / "other", {"a.png": [Drawn("1", index=1)]}, model=model)
+    with pytest.raises(StoreError, match="has kernels of no layer of this run") as caught:
+        build_report(root, ReportOptions(kernels=kernels))
+    assert "--layers: 0, 2" in str(caught.value.hint)
+
+
+def test_kernels_alone_are_a_page(featviz: CLI, both: tuple[Path, Path]) -> None:
     """A section for each layer in the order of the model, with the picture in its own size, the
     shape of the weights and their range, which are those of the file of weights."""
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 5), torch.nn.Conv2d(4, 9, 3))
-    torch.save(model, tmp_path / "two.pth")
-    kernels = tmp_path / "kernels #1"
-    assert featviz("kernels", tmp_path / "two.pth", "--out", kernels).code == 0
+    kernels = both[1]
+    model = torch.load(kernels.parent / "tiny.pth", weights_only=False)
     done = featviz("report", kernels, "--json")
     assert done.code == 0 and json.loads(done.out)["page"] == str(kernels / "report/index.html")
     page = read(kernels / "report" / "index.html")
     text = page.words
     rows = json.loads((kernels / "manifest.json").read_text())["captures"]
-    assert "two.pth 13 kernels in 2 layers" in text
+    assert "tiny.pth 6 kernels in 2 layers" in text
     pictures = [i for i in page.of("img") if "kernel" in str(i["alt"])]
     for row, picture in zip(rows, pictures, strict=True):
         weight = model.get_submodule(row["layer"]).weight
@@ -119,22 +129,18 @@ def test_kernels_alone_are_a_page(featviz: CLI, tmp_path: Path) -> None:
 def test_names_on_the_page_of_kernels_are_escaped(featviz: CLI, both: tuple[Path, Path]) -> None:
     """Those of layers and of the model stand in files of somebody else."""
     kernels = both[1]
-    for name, place in (
-        ("manifest.json", ("captures", 0, "layer")),
-        ("run.json", ("model", "file")),
-    ):
-        content = json.loads((kernels / name).read_text())
-        inner = content
-        for key in place[:-1]:
-            inner = inner[key]
-        inner[place[-1]] = EVIL
-        (kernels / name).write_text(json.dumps(content))
+    manifest, record = (
+        json.loads((kernels / n).read_text()) for n in ("manifest.json", "run.json")
+    )
+    manifest["captures"][0]["layer"] = record["model"]["file"] = EVIL
+    (kernels / "manifest.json").write_text(json.dumps(manifest))
+    (kernels / "run.json").write_text(json.dumps(record))
     assert featviz("report", kernels).code == 0
     page = read(kernels / "report" / "index.html")
     assert page.text.count(EVIL) >= 2 and {i["src"] for i in page.of("img")}.isdisjoint({"x"})
 
 
-@pytest.mark.parametrize("model", [3, [], {"file": ["x"] * 9, "taken": {"a": {"b": None}}}])
+@pytest.mark.parametrize("model", [3, {"file": ["x"] * 9, "taken": {"a": {"b": None}}}])
 def test_records_of_kernels_that_are_odd_are_shown(
     featviz: CLI, both: tuple[Path, Path], model: object
 ) -> None:
