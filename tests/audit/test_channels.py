@@ -39,7 +39,7 @@ def split(tensor: Tensor, cuts: set[int]) -> list[Tensor]:
     return [tensor[a:b] for a, b in pairwise(edges) if b > a]
 
 
-@pytest.mark.parametrize("cuts", [set(), {1}, {3, 4, 9}, set(range(1, 12))])
+@pytest.mark.parametrize("cuts", [set(), {3, 4, 9}])
 def test_streamed_correlation_equals_numpys(cuts: set[int]) -> None:
     """Pearson's r of every pair as np.corrcoef has it, for means far apart, too."""
     tensor = outputs()
@@ -64,7 +64,7 @@ def test_rows_of_every_layout() -> None:
 
 
 @pytest.mark.parametrize("images", [1, 3])
-@pytest.mark.parametrize("shape", [(9, 11, 70), (99, 70), (2, 70)])
+@pytest.mark.parametrize("shape", [(9, 11, 70), (2, 70)])
 def test_channels_that_lie_last_have_the_same_statistics(
     images: int, shape: tuple[int, ...]
 ) -> None:
@@ -191,7 +191,7 @@ def test_added_maps_are_one_channel(kind: str, batch: int) -> None:
         assert abs(row[3] - mean) <= near and abs(np.sqrt(row[4]) - deviation) <= near
 
 
-@pytest.mark.parametrize("batch", [1, 2, 7, 20])
+@pytest.mark.parametrize("batch", [1, 7])
 def test_images_are_ranked_as_by_a_stable_sort(batch: int) -> None:
     """With many ties, NaN as the largest, in any batches; of equals the first image."""
     generator = np.random.default_rng(batch)
