@@ -31,7 +31,9 @@ LABELS = {
 }
 
 
-@pytest.mark.parametrize("way", LABELS)
+@pytest.mark.parametrize(
+    "way", ["modules", *(pytest.param(way, marks=pytest.mark.slow) for way in [*LABELS][1:])]
+)
 def test_exactly_what_was_planted_is_found(way: str, noise: Path, tmp_path: Path) -> None:
     """Each finding at its channels, and at no others, however the activation is called."""
     batch_size = 1 if way == "shared" else 4
@@ -44,7 +46,7 @@ def test_exactly_what_was_planted_is_found(way: str, noise: Path, tmp_path: Path
     assert [row["values"] for row in content["layers"]] == [6 * 120] * 2
 
 
-@pytest.mark.parametrize("way", ["modules", "functional in place"])
+@pytest.mark.parametrize("way", ["shared", "functional in place"])
 def test_convolutions_are_judged_at_the_activation_that_follows(
     way: str, noise: Path, tmp_path: Path
 ) -> None:
@@ -85,6 +87,7 @@ def test_where_no_activation_follows_dead_is_refused(noise: Path, tmp_path: Path
     assert head["not_judged"]["dead"] == "the model's output comes before any activation"
 
 
+@pytest.mark.slow
 def test_a_shared_activation_is_judged_in_each_place(noise: Path, tmp_path: Path) -> None:
     """One ReLU of two callers: a channel that is dead behind one lives behind the other."""
 
@@ -125,7 +128,7 @@ def test_apoz_and_statistics_are_those_of_all_images(noise: Path, tmp_path: Path
         (nn.Tanh(), -30.0, "saturated"),
         (nn.Hardtanh(0.0, 3.0), -9.0, "dead"),
         (nn.SiLU(), -200.0, "constant"),
-        (nn.ReLU(), 0.0, None),
+        pytest.param(nn.ReLU(), 0.0, None, marks=pytest.mark.slow),
         pytest.param(nn.Sigmoid(), 30.0, "saturated", marks=pytest.mark.slow),
         pytest.param(nn.Hardtanh(-2.0, 3.0), 9.0, "saturated", marks=pytest.mark.slow),
         pytest.param(nn.LeakyReLU(), -9.0, None, marks=pytest.mark.slow),
@@ -140,6 +143,7 @@ def test_each_activation_is_asked_its_own_question(
     assert {name for name, channels in own.items() if channels} == ({finding} - {None})
 
 
+@pytest.mark.slow
 def test_channels_last_is_told_by_the_layer_before(tmp_path: Path) -> None:
     """Linear gives [B, 12, 10, 8]: channels last, although 10 × 8 has the input's proportions."""
     linear, path = nn.Linear(3, 8), tmp_path / "x.png"
@@ -193,6 +197,7 @@ def test_the_model_is_given_back_as_it_was(noise: Path, tmp_path: Path) -> None:
     assert not any(module._forward_hooks for module in model.module.modules())
 
 
+@pytest.mark.slow
 def test_no_layers_at_all_and_none_that_ran(noise: Path, tmp_path: Path) -> None:
     """Both are usage errors that say what there is."""
     idle = Net(lambda self, x: x * 2, spare=nn.ReLU())
@@ -222,6 +227,7 @@ def test_memory_does_not_grow_with_the_images(tmp_path: Path) -> None:
     assert max(resident[20:]) - resident[19] < 16e6
 
 
+@pytest.mark.slow
 def test_what_has_no_channels_is_named_and_not_counted(tmp_path: Path) -> None:
     """A detector's scores [1, classes, anchors] have no axis of channels that is known: anchors do
     not count as saturated channels, and the maps before them are audited."""
@@ -239,6 +245,7 @@ def test_what_has_no_channels_is_named_and_not_counted(tmp_path: Path) -> None:
     assert skipped["reason"] == "shape [1, 11, 97] has no axis known to count channels"
 
 
+@pytest.mark.slow
 def test_maps_and_tokens_without_a_known_maker_are_counted_by_their_layout(tmp_path: Path) -> None:
     """Where no layer before says which axis counts channels, the layout of the output does."""
 

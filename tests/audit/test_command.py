@@ -79,6 +79,7 @@ def test_suspects_are_drawn_with_the_images_that_excite_them_most(
     assert all(np.abs(label - end).max(1).min() <= 4 for end in ends)
 
 
+@pytest.mark.slow
 def test_a_broken_image_is_named_and_the_others_count(
     featviz: Run, noise: Path, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_prune_out_and_verify(featviz: Run, noise: Path, tmp_path: Path) -> None
     assert "without the 2 channels that can be cut out the output changes by 0 at most" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [

@@ -100,6 +100,7 @@ def call(noise: Path, tmp_path: Path) -> list[object]:
     return ["audit", f"{PLANTED}:make", noise, *COLOURS, "--out", tmp_path / "out", "--overwrite"]
 
 
+@pytest.mark.slow
 def test_exit_code_4_and_the_gate_on_stderr(featviz: Run, call: list[object]) -> None:
     """Every broken gate with its figure; those that hold are not named; results are written. A
     broken image alone gives 3, with a broken gate 4."""
@@ -117,6 +118,7 @@ def test_exit_code_4_and_the_gate_on_stderr(featviz: Run, call: list[object]) ->
     assert (Path(str(call[-2])) / "audit.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gate", ["dead>>1", "redundant>0"])
 def test_bad_gates_end_before_any_image_is_read(
     gate: str, featviz: Run, call: list[object]
@@ -127,6 +129,7 @@ def test_bad_gates_end_before_any_image_is_read(
     assert not Path(str(call[-2])).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [None, '{"layers": [{}], "schema_version": 1}'])
 def test_what_is_no_baseline(
     content: str | None, featviz: Run, call: list[object], tmp_path: Path

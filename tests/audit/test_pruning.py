@@ -32,6 +32,7 @@ def test_prune_names_the_layer_that_makes_each_dead_channel(noise: Path, tmp_pat
     assert content["verify"] == {"channels": 2, "images": 6, "largest_change": 0.0}
 
 
+@pytest.mark.slow
 def test_really_cutting_the_channels_out_changes_nothing(noise: Path, tmp_path: Path) -> None:
     """The oracle for prune.json: a smaller network, built by hand, gives the same output."""
     model = nn.Sequential(
@@ -68,6 +69,7 @@ def test_verification_sees_a_channel_that_matters(noise: Path, tmp_path: Path) -
     assert content["verify"]["largest_change"] == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_verification_counts_values_that_become_infinite(noise: Path, tmp_path: Path) -> None:
     """An output that becomes infinite has its shape still: the change of the others is given."""
 
@@ -95,6 +97,7 @@ def test_a_layer_that_runs_twice_loses_what_is_dead_both_times(tmp_path: Path) -
     assert content["prune"] == {"conv": [2]}
 
 
+@pytest.mark.slow
 def test_a_layer_whose_other_call_is_used_as_it_is_loses_nothing(
     noise: Path, tmp_path: Path
 ) -> None:
@@ -108,6 +111,7 @@ def test_a_layer_whose_other_call_is_used_as_it_is_loses_nothing(
     assert content["prune"] == {}
 
 
+@pytest.mark.slow
 def test_channels_that_others_depend_on_are_not_pruned(noise: Path, tmp_path: Path) -> None:
     """GroupNorm mixes channels, and b's own output is used beside its ReLU."""
 

@@ -74,14 +74,13 @@ def run_with(threads: int, onednn: bool, *arguments: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", [(), ("--tensors", "npy")], ids=["pixels", "tensors"])
 def test_threads_and_libraries_make_no_difference(
-    featviz: CLI, photos: Path, tmp_path: Path, kept: tuple[str, ...]
+    featviz: CLI, photos: Path, tmp_path: Path
 ) -> None:
     """Two threads without oneDNN are equal to one with it by default, though not to the bit."""
     runs = []
-    command = ["mobilenet_v2", str(photos / "a.png"), "--weights", "none", "-q", *kept]
-    command += ["--size", "64", "--layers", "Conv2d,ReLU6,Linear", "--out"]
+    command = ["mobilenet_v2", str(photos / "a.png"), "--weights", "none", "-q", "--tensors", "npy"]
+    command += ["--size", "64", "--layers", "Conv2d#::8,ReLU6#::8,Linear", "--out"]
     for threads, onednn in ((1, True), (2, False)):
         out = tmp_path / f"{threads}-{onednn}"
         said = tmp_path / f"{out.name}-said"
@@ -107,6 +106,7 @@ def make(change=0.0):
 """
 
 
+@pytest.mark.slow
 def test_the_first_layer_is_the_first_that_ran(featviz: CLI, photos: Path, tmp_path: Path) -> None:
     """A block and its shared ReLU stand before the changed convolution in named_modules(), and
     ran after it."""
@@ -129,7 +129,11 @@ def test_the_first_layer_is_the_first_that_ran(featviz: CLI, photos: Path, tmp_p
     assert document["first_divergence"]["layer"] == "conv2"
 
 
-@pytest.mark.parametrize("kept", [(), ("--tensors", "npy")], ids=["pixels", "tensors"])
+@pytest.mark.parametrize(
+    "kept",
+    [(), pytest.param(("--tensors", "npy"), marks=pytest.mark.slow)],
+    ids=["pixels", "tensors"],
+)
 def test_nan_equals_nan_and_nothing_else(featviz: CLI, run: Run, kept: tuple[str, ...]) -> None:
     """NaN on both sides is no difference; on one side it is, whatever the tolerance."""
     plain, nan = run("plain", *kept), run("nan", *kept, change=nan_bias)
@@ -143,6 +147,7 @@ def test_nan_equals_nan_and_nothing_else(featviz: CLI, run: Run, kept: tuple[str
         assert layer_of(document, "2")["channels"]["unlike"][CHANGED] == 32 * 32
 
 
+@pytest.mark.slow
 def test_labels_are_no_difference(featviz: CLI, run: Run) -> None:
     """Of a palette: a run with labels on its tiles is equal to the same without."""
     cmap = ("--cmap", "viridis")
@@ -166,6 +171,7 @@ def test_another_number_of_channels_is_a_difference(
     assert document["first_divergence"]["layer"] == "4"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("--format", "webp"), ("--max-maps", "2")])
 def test_what_no_picture_shows_is_compared_by_statistics(
     options: tuple[str, ...], featviz: CLI, run: Run
@@ -179,6 +185,7 @@ def test_what_no_picture_shows_is_compared_by_statistics(
     assert "webp" not in options or changed["by"] == ["statistics"]
 
 
+@pytest.mark.slow
 def test_usage(featviz: CLI, run: Run, tmp_path: Path) -> None:
     """Bad values are usage errors, a folder without a run is none."""
     base = run("base")

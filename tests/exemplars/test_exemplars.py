@@ -81,7 +81,7 @@ def best(
     ]
 
 
-@pytest.mark.parametrize("by", ["max", "mean"])
+@pytest.mark.parametrize("by", ["max", pytest.param("mean", marks=pytest.mark.slow)])
 def test_a_search_over_all_tensors_finds_the_same(
     by: str, net: nn.Module, noise: Path, tmp_path: Path
 ) -> None:
@@ -101,6 +101,7 @@ def test_a_search_over_all_tensors_finds_the_same(
             np.testing.assert_allclose([e[1] for e in got], [e[1] for e in expected], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_images_are_decoded_once_for_all_layers(
     net: nn.Module, noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +185,7 @@ def test_each_class_has_its_own(net: nn.Module, noise: Path, tmp_path: Path) -> 
     assert len(sheets) == 10 and all((tmp_path / "out" / sheet).is_file() for sheet in sheets)
 
 
+@pytest.mark.slow
 def test_any_layout_gives_the_same_places(noise: Path, tmp_path: Path) -> None:
     """Channels behind the batch, channels last and tokens: one map, the same exemplars;
     the class token has no place."""
@@ -225,7 +227,8 @@ class Choosy(nn.Module):
         return self.queries(attention @ patches), self.tokens(patches)
 
 
-@pytest.mark.parametrize("batch", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 4])
 def test_an_image_of_a_new_shape_may_be_refused(batch: int, tmp_path: Path) -> None:
     """It is a failed image; the others, of its shape too, give what they give without it."""
     refused = 2

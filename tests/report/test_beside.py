@@ -52,6 +52,7 @@ def test_another_model_is_refused_with_what_differs(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "report").exists()
 
 
+@pytest.mark.slow
 def test_an_audit_of_another_model_is_refused(tmp_path: Path) -> None:
     """Also the one that lies in the run."""
     root = write_run(tmp_path / "out", {"a.png": [Drawn("relu")]}, model=OWN)
@@ -115,6 +116,7 @@ def test_a_compared_run_has_its_verdict_at_the_head(featviz: Any, tmp_path: Path
     assert '<a href="layer-001.html"><code>b</code></a>' in text.split("First layer")[1][:80]
 
 
+@pytest.mark.slow
 def test_runs_that_cannot_be_compared_say_why(featviz: Any, tmp_path: Path) -> None:
     """The pictures stand beside one another all the same."""
     options = {"layers": None, "normalize": "layer", "cmap": "grey", "nrow": None}
@@ -144,6 +146,7 @@ def test_the_page_of_a_layer_has_its_exemplars(two: Path, tmp_path: Path) -> Non
     assert [(a["width"], a["height"]) for a in sheets] == [("50", "30")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -211,6 +214,7 @@ def test_what_goes_with_a_run_goes_with_nothing_else(audit: Path, tmp_path: Path
         assert not (root / "report").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["../secret.png", "/etc/x.png"])
 def test_a_picture_of_suspects_is_where_audits_put_it(tmp_path: Path, file: str) -> None:
     """No other file is opened, whatever audit.json names."""
@@ -220,6 +224,7 @@ def test_a_picture_of_suspects_is_where_audits_put_it(tmp_path: Path, file: str)
     assert not (audit / "report").exists()
 
 
+@pytest.mark.slow
 def test_a_picture_of_suspects_that_is_no_png_or_missing(audit: Path, run: Path) -> None:
     """What is no picture is refused; what is missing is not shown, as of an audit.json alone."""
     path = audit / "suspects" / "relu.png"

@@ -43,6 +43,7 @@ def both(drawn: Path, tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "out", tmp_path / "kernels #1"
 
 
+@pytest.mark.slow
 def test_kernels_stand_on_the_pages_of_their_layers(featviz: CLI, both: tuple[Path, Path]) -> None:
     """Each convolution has its picture, with the numbers of its scale; other layers have none. A
     kernel of three inputs is drawn as red, green and blue, which a grey key would not tell."""
@@ -70,6 +71,7 @@ def named(kernels: Path, file: object) -> None:
     path.write_text(json.dumps(content))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -90,6 +92,7 @@ def test_what_holds_no_kernels_is_refused(
     assert not (run / "report").exists() and not (kernels / "report").exists()
 
 
+@pytest.mark.slow
 def test_kernels_beside_no_drawn_layer_are_refused(both: tuple[Path, Path]) -> None:
     """They would vanish without a word; the message names the layers to draw."""
     run, kernels = both
@@ -100,6 +103,7 @@ def test_kernels_beside_no_drawn_layer_are_refused(both: tuple[Path, Path]) -> N
     assert "--layers: 0, 2" in str(caught.value.hint)
 
 
+@pytest.mark.slow
 def test_kernels_alone_are_a_page(featviz: CLI, both: tuple[Path, Path]) -> None:
     """A section for each layer in the order of the model, with the picture in its own size, the
     shape of the weights and their range, which are those of the file of weights."""
@@ -126,6 +130,7 @@ def test_kernels_alone_are_a_page(featviz: CLI, both: tuple[Path, Path]) -> None
     ]
 
 
+@pytest.mark.slow
 def test_names_on_the_page_of_kernels_are_escaped(featviz: CLI, both: tuple[Path, Path]) -> None:
     """Those of layers and of the model stand in files of somebody else."""
     kernels = both[1]
@@ -140,6 +145,7 @@ def test_names_on_the_page_of_kernels_are_escaped(featviz: CLI, both: tuple[Path
     assert page.text.count(EVIL) >= 2 and {i["src"] for i in page.of("img")}.isdisjoint({"x"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [3, {"file": ["x"] * 9, "taken": {"a": {"b": None}}}])
 def test_records_of_kernels_that_are_odd_are_shown(
     featviz: CLI, both: tuple[Path, Path], model: object

@@ -53,6 +53,7 @@ def test_alternative_texts_and_sizes_of_all_pictures(gallery: Path) -> None:
             assert image["loading"] == "lazy"
 
 
+@pytest.mark.slow
 def test_skipped_and_silent_layers_are_named(tmp_path: Path) -> None:
     """With the reason, and for how many images; on the images' pages too."""
     root = write_run(tmp_path / "out", {"a.png": [Drawn("conv1")]})
@@ -135,6 +136,7 @@ def test_compared_runs_stand_side_by_side(root: Path, tmp_path: Path) -> None:
     assert "new#2" not in "".join(str(tag) for tag in pages(root)["image-001.html"].tags)
 
 
+@pytest.mark.slow
 def test_layers_are_in_the_models_order(tmp_path: Path) -> None:
     """By position, also where only a later image has the layer."""
     one, two, three = (Drawn(f"layer{n}", index=n) for n in (1, 2, 10))
@@ -147,6 +149,7 @@ def test_layers_are_in_the_models_order(tmp_path: Path) -> None:
     assert titles == ["layer1", "layer2", "layer10"]
 
 
+@pytest.mark.slow
 def test_findings_of_the_audit_in_a_run(root: Path) -> None:
     """Those of RUN/audit.json, with badges at the channels; that there are none is a sentence."""
     write_audit(root, {"relu": {"dead": [1, 5], "constant": [], "nonfinite": []}})

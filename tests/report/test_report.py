@@ -53,6 +53,7 @@ def test_no_inline_style_script_or_data(gallery: Path) -> None:
             assert tag != "script" or attributes.get("src")
 
 
+@pytest.mark.slow
 def test_the_same_bytes_again(root: Path) -> None:
     """A second report replaces the first and equals it, in the folder and in one file of either
     kind."""
@@ -116,6 +117,7 @@ def test_what_was_not_reached_and_what_failed_are_counted(tmp_path: Path) -> Non
     assert "0 complete of 1, 1 failed" in text and "it is truncated" in text
 
 
+@pytest.mark.slow
 def test_what_is_no_run_directory(featviz: Callable[..., Outcome], tmp_path: Path) -> None:
     """Exit 1 with one line: an empty folder, kernels; a path where nothing is, is a slip: 2."""
     outcome = featviz("report", tmp_path / "nothing")

@@ -131,6 +131,7 @@ def test_another_tensor_of_the_layer(tmp_path: Path) -> None:
     assert "output, output.call1" in str(caught.value.hint)
 
 
+@pytest.mark.slow
 def test_refusals(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No such layer, no such channel, too large, no image, a broken grid: each in one line."""
     with pytest.raises(UsageError, match="the run has no layer 'conv9'") as caught:
@@ -154,6 +155,7 @@ def test_refusals(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         sheet_of(root)
 
 
+@pytest.mark.slow
 def test_what_is_broken_is_left_out_by_name(root: Path, featviz: Callable[..., Outcome]) -> None:
     """Half of a picture does not take the others with it."""
     path = root / "a.png" / "001_relu" / "output.png"
@@ -164,6 +166,7 @@ def test_what_is_broken_is_left_out_by_name(root: Path, featviz: Callable[..., O
     assert "warning: a.png is incomplete (a.png/001_relu/output.png " in done.err
 
 
+@pytest.mark.slow
 def test_command_line(
     featviz: Callable[..., Outcome], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
