@@ -84,12 +84,12 @@ def test_the_numbers_of_the_pages_are_those_of_stats_npz(tmp_path: Path) -> None
     some = rng.random((6, 6), dtype=np.float32)
     nan = np.full((6, 6), [np.nan, 1, -0.0, 0, 0, 4], np.float32)
     nan[2, 1] = np.inf
-    layers = [(f"x{n}", stats) for n, stats in enumerate([some, nan, 0 * some, some[::-1]] * 2)]
+    layers = [(f"x{n}", stats) for n, stats in enumerate([some, nan, 0 * some, some[::-1]])]
     names = [f"{n}.png" for n in range(9)]
     drawn = [Drawn(layer, index=n, stats=stats) for n, (layer, stats) in enumerate(layers)]
     root = built(tmp_path / "out", dict.fromkeys(names, drawn))
     assert max(len(script(path)) for path in (root / "report").glob("grids-*.js")) == 16
-    for image, layer in ((0, 0), (3, 1), (7, 7), (8, 6)):
+    for image, layer in ((0, 0), (3, 1), (7, 3), (8, 2)):
         with np.load(root / names[image] / "stats.npz") as held:
             wanted = held[f"x{layer}|output|0|"]
         for page in (f"image-{image:03d}.html", f"layer-{layer:03d}.html"):
