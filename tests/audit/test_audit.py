@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ from torch.nn import functional as F
 from featviz.audit import plan
 from featviz.audit.audit import audit
 from featviz.errors import UsageError
-from featviz.options import AuditOptions, InputOptions, Thresholds
+from featviz.options import AuditOptions, Thresholds
 
 from . import planted
-from .audited import PLAIN, document, filled, found, kill, loaded, residual, solid, wake
+from .audited import PLAIN, document, filled, found, loaded, residual, solid
 
 LABELS = {
     "modules": ("act", "act2"),
@@ -87,23 +86,6 @@ def test_where_no_activation_follows_dead_is_refused(noise: Path, tmp_path: Path
     assert head["not_judged"]["dead"] == "the model's output comes before any activation"
 
 
-@pytest.mark.slow
-def test_a_shared_activation_is_judged_in_each_place(noise: Path, tmp_path: Path) -> None:
-    """One ReLU of two callers: a channel that is dead behind one lives behind the other."""
-
-    def unit(bias: list[float], relu: nn.Module) -> nn.Module:
-        conv = filled(nn.Conv2d(3, 3, 1), torch.eye(3), bias)
-        return Net(lambda self, x: self.relu(self.conv(x)), conv=conv, relu=relu)
-
-    relu = nn.ReLU()
-    model = nn.Sequential(unit([0, -2, 0], relu), unit([0, 2, -2], relu))
-    content = document(model, noise, tmp_path)
-    dead = {label: findings.get("dead") for label, findings in found(content).items()}
-    assert dead == {"0.relu": [1], "1.relu": [2]}
-    judged = document(model, noise, tmp_path, layers="Conv2d")["layers"]
-    assert [row["dead_at"] for row in judged] == ["0.relu", "1.relu"]
-
-
 def test_apoz_and_statistics_are_those_of_all_images(noise: Path, tmp_path: Path) -> None:
     """channels.npz and APoZ against numpy over the outputs of all images at once."""
     model = planted.Planted("shared").eval()
@@ -141,21 +123,6 @@ def test_each_activation_is_asked_its_own_question(
     conv = filled(nn.Conv2d(3, 1, 1), torch.tensor([[0.5] * 3]), [bias])
     own = found(document(nn.Sequential(conv, activation), noise, tmp_path))["1"]
     assert {name for name, channels in own.items() if channels} == ({finding} - {None})
-
-
-@pytest.mark.slow
-def test_channels_last_is_told_by_the_layer_before(tmp_path: Path) -> None:
-    """Linear gives [B, 12, 10, 8]: channels last, although 10 × 8 has the input's proportions."""
-    linear, path = nn.Linear(3, 8), tmp_path / "x.png"
-    wake(linear)
-    kill(linear, [5, 7])
-    Image.effect_noise((12, 12), 90).convert("RGB").save(path)
-    last = Net(
-        lambda self, x: self.relu(self.linear(x.permute(0, 2, 3, 1))), linear=linear, relu=nn.ReLU()
-    )
-    content = document(last, path, tmp_path)
-    assert content["layers"][0]["channels"] == 8
-    assert content["prune"] == {"linear": [5, 7]}
 
 
 def test_an_image_that_fails_leaves_nothing_behind(noise: Path, tmp_path: Path) -> None:
@@ -209,25 +176,6 @@ def test_no_layers_at_all_and_none_that_ran(noise: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_images(tmp_path: Path) -> None:
-    """200 images: after the twentieth the process grows by less than 16 MB."""
-    pixels = np.random.default_rng(0).integers(0, 256, (200, 48, 48, 3), dtype=np.uint8)
-    for index, one in enumerate(pixels):
-        Image.fromarray(one).save(tmp_path / f"{index:03d}.png")
-    resident: list[int] = []
-
-    def progress(image: str, error: object, total: int) -> None:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        resident.append(pages * os.sysconf("SC_PAGE_SIZE"))
-
-    net = nn.Sequential(nn.Conv2d(3, 64, 7, 2), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU())
-    options = AuditOptions(max_suspects=0, batch_size=2, out=tmp_path / "out")
-    audit(loaded(net, InputOptions(size=(48, 48))), [str(tmp_path)], options, progress)
-    assert len(resident) == 200
-    assert max(resident[20:]) - resident[19] < 16e6
-
-
-@pytest.mark.slow
 def test_what_has_no_channels_is_named_and_not_counted(tmp_path: Path) -> None:
     """A detector's scores [1, classes, anchors] have no axis of channels that is known: anchors do
     not count as saturated channels, and the maps before them are audited."""
@@ -259,3 +207,12 @@ def test_maps_and_tokens_without_a_known_maker_are_counted_by_their_layout(tmp_p
     mixed = Net(way, **{name: nn.Sigmoid() for name in names})
     content = document(mixed, solid(tmp_path / "red.png", (255, 0, 0)), tmp_path)
     assert {row["layer"]: row["channels"] for row in content["layers"]} == dict.fromkeys(names, 6)
+
+
+def test_a_call_whose_channels_change_is_named(tmp_path: Path, noise: Path) -> None:
+    """A call with other channels than before is skipped, with both counts."""
+    # as many channels as the first pixel says
+    fickle = Net(lambda self, x: self.relu(x if x[0, 0, 0, 0] > 0.5 else x[:, :2]), relu=nn.ReLU())
+    skipped = document(fickle, noise, tmp_path)["skipped"]
+    assert [entry["layer"] for entry in skipped] == ["relu"]
+    assert "channels, then" in skipped[0]["reason"]

@@ -110,22 +110,6 @@ def test_prune_out_and_verify(featviz: Run, noise: Path, tmp_path: Path) -> None
     assert "without the 2 channels that can be cut out the output changes by 0 at most" in done.err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--eps", "nan", "eps=nan: expected a number ≥ 0"),
-        ("--background", "nope", "is no colour"),
-    ],
-)
-def test_bad_values(
-    option: str, value: object, message: str, featviz: Run, noise: Path, tmp_path: Path
-) -> None:
-    """Refused before any work, with the value."""
-    done = featviz("audit", *planted_call("shared"), noise, option, value, "--out", tmp_path / "o")
-    assert done.code == 2 and message in done.err
-
-
 def test_every_finding_is_in_the_help_and_has_a_gate(featviz: Run) -> None:
     """A finding is one record: its definition is in the help, and its example is a gate on it."""
     words = " ".join(featviz("audit", "--help-all").out.split())

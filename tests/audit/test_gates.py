@@ -129,17 +129,6 @@ def test_exit_code_4_and_the_gate_on_stderr(featviz: Run, call: list[object]) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gate", ["dead>>1", "redundant>0"])
-def test_bad_gates_end_before_any_image_is_read(
-    gate: str, featviz: Run, call: list[object]
-) -> None:
-    """Exit code 2, and no results."""
-    done = featviz(*call, "--fail-on", gate)
-    assert done.code == 2 and f"--fail-on {gate!r}" in done.err
-    assert not Path(str(call[-1])).exists()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("content", [None, '{"layers": [{}], "schema_version": 1}'])
 def test_what_is_no_baseline(
     content: str | None, featviz: Run, call: list[object], tmp_path: Path

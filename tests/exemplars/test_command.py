@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from featviz.exemplars import exemplars as pictures
 from featviz.exemplars.exemplars import find_exemplars
 from featviz.models.load import adopt
 from featviz.options import ExemplarOptions, InputOptions
-from featviz.rundir import EXEMPLARS_FILE
 
 from .conftest import PLAIN, draw
 
@@ -128,44 +126,6 @@ def test_a_sheet_stays_viewable(
     assert colored.sum() == rows * shown * tile * tile
 
 
-@pytest.mark.slow
-def test_json_on_stdout_is_the_file(featviz: Run, lights: Path, reds: Path, tmp_path: Path) -> None:
-    """One document; it has no absolute path, and every file that it names is there."""
-    out = tmp_path / "out"
-    done = featviz("exemplars", lights, reds, "--layers", "0", "--out", out, "--json", *PLAIN)
-    content = json.loads((out / EXEMPLARS_FILE).read_text())
-    files = content.pop("files")
-    assert sorted(files) == sorted(tree(out).keys() - {EXEMPLARS_FILE})
-    assert json.loads(done.out) == content and content["schema_version"] == 1
-    assert str(tmp_path) not in (out / EXEMPLARS_FILE).read_text()
-    (row,) = content["layers"]
-    names = [row["sheet"], *(channel["file"] for channel in row["channels"]), EXEMPLARS_FILE]
-    assert sorted(names) == sorted(tree(out))
-
-
-@pytest.mark.slow
-def test_a_broken_image_among_others(
-    featviz: Run, lights: Path, reds: Path, tmp_path: Path
-) -> None:
-    """Exit code 3 and one line that names it; the others are there as if it had never been."""
-    base = ["exemplars", lights, reds, "--layers", "0", *PLAIN, "--batch-size", 4]
-    (reds / "170.png").write_bytes(b"no picture")
-    done = featviz(*base, "--out", tmp_path / "with")
-    assert done.code == 3 and "6 images seen" in done.err
-    assert "error: 170.png is no image" in done.err
-    (reds / "170.png").unlink()
-    assert featviz(*base, "--out", tmp_path / "without").code == 0
-    content, other = (
-        json.loads((tmp_path / name / EXEMPLARS_FILE).read_text()) for name in ("with", "without")
-    )
-    assert [one["image"] for one in content["images"]["failures"]] == ["170.png"]
-    shown, same = (
-        [[(e["image"], e["value"], e["box"]) for e in row["exemplars"]] for row in rows]
-        for rows in (one["layers"][0]["channels"] for one in (content, other))
-    )
-    assert shown == same
-
-
 def test_an_image_that_vanishes_before_it_is_drawn(
     lights: Path, reds: Path, tmp_path: Path, messages: pytest.LogCaptureFixture
 ) -> None:
@@ -183,25 +143,6 @@ def test_an_image_that_vanishes_before_it_is_drawn(
     first, second = result.layers[0].channels[0].exemplars[:2]
     assert (first.image, first.box, second.box) == ("250.png", None, [0, 0, 1, 1])
     assert "250.png cannot be read again" in messages.text
-
-
-@pytest.mark.slow
-def test_names_with_control_characters_and_classes_with_odd_names(
-    featviz: Run, lights: Path, tmp_path: Path
-) -> None:
-    """Neither reaches the terminal; every class has a file, also where names differ by case."""
-    for folder in ("a\x1b[31m", "Cat", "cat"):
-        draw(tmp_path / "photos" / folder / "x\x07.png", np.full((14, 12, 3), 90))
-    done = featviz(
-        "exemplars", lights, tmp_path / "photos", "--layers", "0", "--per-class",
-        "--out", tmp_path / "out", *PLAIN,
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    assert "\x1b" not in done.out + done.err and "\x07" not in done.out + done.err
-    content = json.loads((tmp_path / "out" / EXEMPLARS_FILE).read_text())
-    sheets = [row["sheet"] for row in content["layers"]]
-    assert len({sheet.casefold() for sheet in sheets}) == 3
-    assert all((tmp_path / "out" / sheet).is_file() for sheet in sheets)
 
 
 LAYERS = ("--layers", "Conv2d,ReLU,Linear", "--top", "4")

@@ -59,22 +59,6 @@ def pasted(x: Tensor) -> Tensor:
     return room
 
 
-def windows() -> nn.Module:
-    """Attention in rolled windows of 4 × 3 places, beside a mask that is made by assignments."""
-
-    def way(self: Any, x: Tensor) -> Tensor:
-        x = torch.roll(self.patches(x), (1, 2), (2, 3))[:, :, :8, :6].permute(0, 2, 3, 1)
-        cut = x.reshape(len(x), 2, 4, 2, 3, 4).transpose(2, 3).reshape(-1, 12, 4)
-        q, k, v = self.qkv(cut).chunk(3, -1)
-        mask = cut.new_zeros(12, 12)
-        mask[:6, 6:] = 1.0
-        found = (q @ k.transpose(-2, -1) + mask).softmax(-1) @ v
-        found = found.reshape(-1, 2, 2, 4, 3, 4).transpose(2, 3).reshape(x.shape)
-        return self.last(found.permute(0, 3, 1, 2))
-
-    return Net(way, patches=nn.Conv2d(3, 4, 2, 2), qkv=nn.Linear(4, 12), last=nn.Identity())
-
-
 def tokens() -> nn.Module:
     """Patches, a class token and one block of attention."""
 
@@ -128,7 +112,6 @@ COMPUTED: dict[str, Callable[[], nn.Module]] = {
     "transposed": up(nn.ConvTranspose2d(4, 4, 3, 2, 1, output_padding=1)),
     "bilinear": up(nn.Upsample(scale_factor=2, mode="bilinear")),
     "rolled": between(lambda x: torch.roll(x, (1, 2), (2, 3))),
-    "windows": windows,
 }
 """Nets whose layer `last` the functions tell all of."""
 

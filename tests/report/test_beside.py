@@ -52,17 +52,6 @@ def test_another_model_is_refused_with_what_differs(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "report").exists()
 
 
-@pytest.mark.slow
-def test_an_audit_of_another_model_is_refused(tmp_path: Path) -> None:
-    """Also the one that lies in the run."""
-    root = write_run(tmp_path / "out", {"a.png": [Drawn("relu")]}, model=OWN)
-    with pytest.raises(CompareError, match=r"--audit .* is of another model"):
-        build_report(root, ReportOptions(audit=write_audit(tmp_path / "audit")))
-    (root / "audit.json").write_text((tmp_path / "audit" / "audit.json").read_text())
-    with pytest.raises(CompareError, match=r"out/audit\.json is of another model"):
-        build_report(root, ReportOptions())
-
-
 SEEDED = {"name": "resnet18", "seed": 0}
 
 

@@ -87,6 +87,14 @@ def test_layers_of_one_resolution_are_a_stage(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_layers_are_in_the_models_order(tmp_path: Path) -> None:
+    """By position, also where only a later image has the layer."""
+    one, two, three = (Drawn(f"layer{n}", index=n) for n in (1, 2, 10))
+    root = write_run(tmp_path / "out", {"a.png": [three], "b.png": [one, two, three]})
+    _, layers = arrange(read_run(root))
+    assert [page.name for page in layers] == ["layer1", "layer2", "layer10"]
+
+
 def test_one_resolution_is_divided_by_module(tmp_path: Path) -> None:
     """As a transformer's blocks, where more than a dozen layers have maps of one size."""
     names = [f"blocks.{n}.{part}" for n in range(5) for part in ("norm", "attn", "mlp")]

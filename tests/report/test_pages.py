@@ -20,7 +20,6 @@ from featviz.report import build_report
 from featviz.rundir.write import RunDirectory
 
 from .markup import EVIL, HOSTILE, built, loaded, numbers, pages, script
-from .test_series import write_audit
 
 MIDDLE = colormaps["coolwarm"](127 / 253, bytes=True)
 
@@ -134,36 +133,6 @@ def test_compared_runs_stand_side_by_side(root: Path, tmp_path: Path) -> None:
     ]
     assert "new#2" in page.text and "out, compared with new#2" in pages(root)["index.html"].text
     assert "new#2" not in "".join(str(tag) for tag in pages(root)["image-001.html"].tags)
-
-
-@pytest.mark.slow
-def test_layers_are_in_the_models_order(tmp_path: Path) -> None:
-    """By position, also where only a later image has the layer."""
-    one, two, three = (Drawn(f"layer{n}", index=n) for n in (1, 2, 10))
-    root = built(tmp_path / "out", {"a.png": [three], "b.png": [one, two, three]})
-    cells = [a["href"] for a in pages(root)["index.html"].of("a")]
-    cells = [str(href) for href in cells if re.fullmatch(r"layer-\d+.html", str(href))][-3:]
-    assert cells == ["layer-000.html", "layer-001.html", "layer-002.html"]
-    titles = [page.text.split("Layer\n")[1].split()[0] for n, page in pages(root).items()
-              if n.startswith("layer")]  # fmt: skip
-    assert titles == ["layer1", "layer2", "layer10"]
-
-
-@pytest.mark.slow
-def test_findings_of_the_audit_in_a_run(root: Path) -> None:
-    """Those of RUN/audit.json, with badges at the channels; that there are none is a sentence."""
-    write_audit(root, {"relu": {"dead": [1, 5], "constant": [], "nonfinite": []}})
-    build_report(root, ReportOptions())
-    text = pages(root)["index.html"].words
-    assert "Audit over 2 images" in text and "2 dead 1, 5" in text
-    assert "constant" not in text and "No findings in any channel" not in text
-    layer = (root / "report" / "layer-001.html").read_text("utf-8")
-    rows = [layer.split(f'<tr id="c{c}">')[1].split("</tr>")[0] for c in range(6)]
-    assert [row.count("dead (audit)") for row in rows] == [0, 1, 0, 0, 0, 1]
-    write_audit(root, {"relu": {"dead": []}})
-    build_report(root, ReportOptions())
-    text = pages(root)["index.html"].words
-    assert "No findings in any channel of these layers." in text
 
 
 @pytest.mark.parametrize(

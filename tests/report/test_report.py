@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 from conftest import Outcome
-from rundirs import Drawn, write_run
+from rundirs import Drawn
 
 from featviz.errors import UsageError
 from featviz.options import ReportOptions
@@ -115,22 +115,6 @@ def test_what_was_not_reached_and_what_failed_are_counted(tmp_path: Path) -> Non
     root = built(tmp_path / "failed", {}, {"a.png": "it is truncated"})
     text = pages(root)["index.html"].text
     assert "0 complete of 1, 1 failed" in text and "it is truncated" in text
-
-
-@pytest.mark.slow
-def test_what_is_no_run_directory(featviz: Callable[..., Outcome], tmp_path: Path) -> None:
-    """Exit 1 with one line: an empty folder, kernels; a path where nothing is, is a slip: 2."""
-    outcome = featviz("report", tmp_path / "nothing")
-    assert outcome.code == 2 and "does not exist" in outcome.err
-    (tmp_path / "empty").mkdir()
-    outcome = featviz("report", tmp_path / "empty")
-    assert outcome.code == 1 and "is no run directory: it has no run.json" in outcome.err
-    kernels = write_run(tmp_path / "kernels", {}, kind="kernels")
-    outcome = featviz("report", kernels)
-    assert outcome.code == 1 and "holds kernels, not the feature maps of a run" in outcome.err
-    strange = write_run(tmp_path / "strange", {}, images={})
-    outcome = featviz("report", strange)
-    assert outcome.code == 1 and "run.json: images.total is missing" in outcome.err
 
 
 def test_the_command_line_prints_paths(featviz: Callable[..., Outcome], root: Path) -> None:
