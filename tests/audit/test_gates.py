@@ -128,19 +128,6 @@ def test_exit_code_4_and_the_gate_on_stderr(featviz: Run, call: list[object]) ->
     assert (Path(str(call[-1])) / "audit.json").is_file()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("content", [None, '{"layers": [{}], "schema_version": 1}'])
-def test_what_is_no_baseline(
-    content: str | None, featviz: Run, call: list[object], tmp_path: Path
-) -> None:
-    """A missing file, no JSON, or JSON of something else: exit code 2, with the path."""
-    path = tmp_path / "baseline.json"
-    if content is not None:
-        path.write_text(content)
-    done = featviz(*call, "--baseline", path)
-    assert done.code == 2 and f"--baseline {path} is no audit.json" in done.err
-
-
 def test_baseline_and_junit(featviz: Run, call: list[object], tmp_path: Path) -> None:
     """The same model against its own audit holds; against a healthier one channels are named. The
     verdicts are in JUnit, whether gates hold or not."""

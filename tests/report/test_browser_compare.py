@@ -72,14 +72,6 @@ def test_layers_by_position_by_change_and_the_changed_ones_only(page: Page) -> N
     assert layers(page) == ["conv2", "conv3"]
 
 
-def test_tiles_by_change(page: Page) -> None:
-    """The most changed channel comes first, in both runs alike."""
-    page.choose("[data-state=sort]", "change")
-    orders = page.js("return [...groups.values()].map(g => g.frames.slice(0, 2)"
-                     ".map(f => [f.grid.channelOf(0), f.grid.channelOf(1)]))")  # fmt: skip
-    assert orders == [[[4, 2], [4, 2]], [[4, 2], [4, 2]]]
-
-
 @pytest.mark.parametrize("width", [1200, 400])
 def test_a_pair_stays_on_one_row(page: Page, width: int) -> None:
     """On a phone too, where the page is no wider than the window; also on the page of a layer."""

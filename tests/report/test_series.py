@@ -162,14 +162,3 @@ def test_one_step_is_shown_and_keys_move_it(browser: Any, shown: Path) -> None:
     assert _steps(page.open("index.html?step=100")) == ["100", "100"]
     assert _steps(page.open("index.html?step=7")) == ["250", "250"]
     assert [log for log in browser.get_log("browser") if log["level"] == "SEVERE"] == []
-
-
-@pytest.mark.slow
-def test_without_scripts_all_steps_stand_side_by_side(browser: Any, shown: Path) -> None:
-    """The slider is not there, and each strip has every step."""
-    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
-    try:
-        page = Page(browser, shown, scripts=False).open("index.html")
-        assert _steps(page) == ["0", "100", "250"] * 2 and page.shown(".step-slider") == []
-    finally:
-        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})

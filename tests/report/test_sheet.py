@@ -166,19 +166,12 @@ def test_what_is_broken_is_left_out_by_name(root: Path, featviz: Callable[..., O
     assert "warning: a.png is incomplete (a.png/001_relu/output.png " in done.err
 
 
-@pytest.mark.slow
 def test_command_line(
     featviz: Callable[..., Outcome], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The default name is the layer's, in the current folder; --json tells what is where."""
     monkeypatch.chdir(root.parent)
-    outcome = featviz("sheet", root, "--layer", "relu", "--order", "mean", "--json")
-    assert outcome.code == 0
-    assert json.loads(outcome.out) == {
-        "file": "sheet-relu.png",
-        "images": ["a.png", "b.png"],
-        "channels": [5, 4, 3, 2, 1, 0],
-    }
+    done = featviz("sheet", root, "--layer", "relu", "--order", "mean", "--json")
+    told = {"file": "sheet-relu.png", "images": ["a.png", "b.png"], "channels": [5, 4, 3, 2, 1, 0]}
+    assert done.code == 0 and json.loads(done.out) == told
     assert (root.parent / "sheet-relu.png").is_file()
-    assert featviz("sheet", root).code == 2
-    assert featviz("sheet", root.parent, "--layer", "relu").code == 1
