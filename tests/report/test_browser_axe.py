@@ -25,10 +25,8 @@ AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 PAGES = (
     "run/report/index.html",
     "run/report/image-000.html",
-    "run/report/layer-000.html",
     "run/report/layer-000.html#c1",
     "run/report/layer-002.html",
-    "run/report/layer-002.html#c0",
     "compared/index.html",
     "compared/layer-000.html",
     "audit/report/index.html",

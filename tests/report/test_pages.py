@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from conftest import SCENES, Outcome
+from conftest import Outcome
 from matplotlib import colormaps
 from PIL import Image
 from rundirs import Drawn, write_image, write_run
@@ -163,53 +163,42 @@ def test_the_legend_says_what_colours_mean(
             assert f'fill="{color}"/></svg>{words}</li>' in text
 
 
-def shown_by(
-    featviz: Callable[..., Outcome], model: Path, out: Path, *options: object
-) -> tuple[str, dict[str, object]]:
-    """The text of an image's page, and the script's first grid, of a run with these options."""
-    done = featviz(
-        "run", model, SCENES / "spheres.jpg", "--layers", "0", "--size", 24, "--crop", 24,
-        "--out", out, "--report", *options,
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    return pages(out)["image-000.html"].words, loaded(out, "image-000.html")["p0-0"]
-
-
-@pytest.mark.slow
 def test_one_tile_of_all_channels_is_called_that(
-    featviz: Callable[..., Outcome], tiny_file: Path, tmp_path: Path
+    featviz: Callable[..., Outcome], tmp_path: Path
 ) -> None:
     """No channel's numbers are its; the numbers that are told are those of all channels."""
-    text, grid = shown_by(featviz, tiny_file, tmp_path / "out", "--reduce", "pca")
-    assert "Maps4, as one tile: their principal components 1 to 3 (--reduce pca)" in text
-    assert grid["channels"] == [] and "crossed out" not in text and ", of all channels Mean" in text
-    assert "much of the first principal component" in text and "standard deviations" in text
-    alt = "of 4 feature maps of 0, output, of spheres.jpg"
-    assert any(alt in str(i["alt"]) for i in pages(tmp_path / "out")["image-000.html"].of("img"))
+    more = {"reduce": "pca", "normalize": "range", "range": [-2.0, 2.0]}
+    drawn = Drawn("x", nrow=1, channels=[0], more=more)
+    root = built(tmp_path / "out", {"a.png": [drawn]})
+    page = pages(root)["image-000.html"]
+    assert "Maps6, as one tile: their principal components 1 to 3 (--reduce pca)" in page.words
+    assert ", of all channels Mean" in page.words and "crossed out" not in page.words
+    assert "each component from −2 to 2 standard deviations" in page.words
+    assert "much of the first principal component" in page.words
+    assert loaded(root, "image-000.html")["p0-0"]["channels"] == []
+    alt = "principal components 1 to 3 of 6 feature maps of x, output, of a.png"
+    assert alt in [i["alt"] for i in page.of("img")]
     sheet = tmp_path / "sheet.png"
-    done = featviz("sheet", tmp_path / "out", "--layer", "0", "--out", sheet, "--json")
+    done = featviz("sheet", root, "--layer", "x", "--out", sheet, "--json")
     assert done.code == 0 and json.loads(done.out)["channels"] == []
-    (drawn,) = tmp_path.rglob("output.png")
-    with Image.open(drawn) as one, Image.open(sheet) as all:
-        tile = np.asarray(one.convert("RGB"))
-        windows = np.lib.stride_tricks.sliding_window_view(np.asarray(all), tile.shape)[:, :, 0]
-        assert (windows == tile).all((2, 3, 4)).any()
-    done = featviz("sheet", tmp_path / "out", "--layer", "0", "--pick", "0")
-    assert done.code == 2 and "all channels of 0 are one tile" in done.err
+    with Image.open(sheet) as all:
+        pixels, tile = np.asarray(all.convert("L")), drawn.pixels()[2:10, 2:12]
+    windows = np.lib.stride_tricks.sliding_window_view(pixels, tile.shape)
+    assert (windows == tile).all((2, 3)).any()
+    done = featviz("sheet", root, "--layer", "x", "--pick", "0")
+    assert done.code == 2 and "all channels of x are one tile" in done.err
 
 
-@pytest.mark.slow
-def test_an_overlay_has_no_marks(
-    featviz: Callable[..., Outcome], tiny_file: Path, tmp_path: Path
-) -> None:
+def test_an_overlay_has_no_marks(tmp_path: Path) -> None:
     """Its legend says what the colours over the input are, which are those of --cmap auto."""
-    text, grid = shown_by(featviz, tiny_file, tmp_path / "out", "--overlay", "0.6")
+    options, drawn = {"normalize": "map", "cmap": "auto"}, Drawn("x", more={"overlay": 0.6})
+    root = built(tmp_path / "out", {"a.png": [drawn]}, options=options)
+    text = pages(root)["image-000.html"].words
     assert "scaled per map, 60.0 % over the input" in text
     assert "over the input: min of each map" in text and "crossed out" not in text
-    assert grid["over"] is True
-    low, high = (colormaps["viridis"](end, bytes=True)[:3] for end in (0.0, 1.0))
-    page = (tmp_path / "out" / "report" / "image-000.html").read_text()
-    for color in (low, high):
+    assert loaded(root, "image-000.html")["p0-0"]["over"] is True
+    page = (root / "report" / "image-000.html").read_text()
+    for color in colormaps["viridis"]([0.0, 1.0], bytes=True)[:, :3]:
         assert 'fill="#{:02x}{:02x}{:02x}"'.format(*color) in page
 
 
