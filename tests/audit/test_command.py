@@ -120,24 +120,11 @@ def test_every_finding_is_in_the_help_and_has_a_gate(featviz: Run) -> None:
     assert sorted(finding.severity for finding in FINDINGS.values()) == list(range(len(FINDINGS)))
 
 
-BLUE, RED, INCH = (107, 140, 174), (192, 57, 43), 100
-
-
-def _pixels(layers: list[tuple[str, float, float]]) -> np.ndarray:
-    pixels = output.apoz_chart(layers, "title")
-    return pixels.reshape(len(pixels), -1, 3)
-
-
-def _longest(pixels: np.ndarray, color: tuple[int, int, int]) -> np.ndarray:
-    """How many pixels of each row have the colour."""
-    return np.asarray((pixels == color).all(2).sum(1))
-
-
 def test_bars_are_as_long_as_the_shares() -> None:
     """Of five inches the share of zeros is blue, but for the share of dead channels, in red."""
-    pixels = _pixels([("a", 0.5, 0.1), ("b", 0.0, 0.0), ("c", 0.9, 0.3)])
-    red, blue = _longest(pixels, RED), _longest(pixels, BLUE)
-    bars = [red[35 + 12 + 24 * row] for row in range(3)]
-    assert bars == pytest.approx([0.1 * 5 * INCH, 0, 0.3 * 5 * INCH], abs=3)
-    rest = [blue[35 + 12 + 24 * row] for row in range(3)]
-    assert rest == pytest.approx([0.4 * 5 * INCH, 0, 0.6 * 5 * INCH], abs=3)
+    pixels = output.apoz_chart([("a", 0.5, 0.1), ("b", 0.0, 0.0), ("c", 0.9, 0.3)], "title")
+    pixels = pixels.reshape(len(pixels), -1, 3)
+    for color, shares in (((192, 57, 43), (0.1, 0, 0.3)), ((107, 140, 174), (0.4, 0, 0.6))):
+        found = (pixels == color).all(2).sum(1)  # how many pixels of each row have the colour
+        bars = [found[35 + 12 + 24 * row] for row in range(3)]
+        assert bars == pytest.approx([500 * share for share in shares], abs=3)

@@ -112,14 +112,6 @@ def test_nan_equals_nan_and_nothing_else(featviz: CLI, run: Run, kept: tuple[str
 
 
 @pytest.mark.slow
-def test_labels_are_no_difference(featviz: CLI, run: Run) -> None:
-    """Of a palette: a run with labels on its tiles is equal to the same without."""
-    cmap = ("--cmap", "viridis")
-    code, document = documented(featviz, run("plain", *cmap), run("labels", "--labels", *cmap))
-    assert (code, document["equal"]) == (0, True)
-
-
-@pytest.mark.slow
 def test_what_no_picture_shows_is_compared_by_statistics(featviz: CLI, run: Run) -> None:
     """WebP has no levels to read back."""
     webp = ("--format", "webp")

@@ -12,7 +12,6 @@ import torch
 import torchvision
 from networks import Net
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from featviz.exemplars.collect import ExemplarCollector, largest_view, receptive_fields
 from featviz.hooks.layers import list_layers
@@ -30,18 +29,6 @@ def residual() -> nn.Module:
         lambda self, x: self.last(operator.iadd(self.body(x), self.short(x))),
         body=body, short=nn.Conv2d(3, 4, 1, stride=2), last=nn.ReLU(inplace=True),
     )  # fmt: skip
-
-
-def branches() -> nn.Module:
-    """Kernels of different sizes, joined by their channels; half of them go on."""
-
-    def way(self: Any, x: Tensor) -> Tensor:
-        joined = torch.cat([self.a(x), F.max_pool2d(self.b(x), 3, 1, 1)], dim=1)
-        _, half = joined.chunk(2, dim=1)
-        return self.last(half)
-
-    tall = nn.Conv2d(3, 4, (5, 1), padding=(2, 0))
-    return Net(way, a=nn.Conv2d(3, 4, 1), b=tall, last=nn.Conv2d(4, 4, 3, padding=1))
 
 
 def between(way: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
@@ -108,7 +95,6 @@ COMPUTED: dict[str, Callable[[], nn.Module]] = {
         nn.Conv2d(3, 8, 3, 2), nn.PixelShuffle(2), nn.Conv2d(2, 2, 3, 1, 1), nn.PixelUnshuffle(2)
     ),
     "residual": residual,
-    "branches": branches,
     "transposed": up(nn.ConvTranspose2d(4, 4, 3, 2, 1, output_padding=1)),
     "bilinear": up(nn.Upsample(scale_factor=2, mode="bilinear")),
     "rolled": between(lambda x: torch.roll(x, (1, 2), (2, 3))),
@@ -157,11 +143,11 @@ def by_gradient(net: nn.Module, size: tuple[int, int], images: int = 32) -> Boxe
     return boxes
 
 
-SLOW = [name for name in COMPUTED if name not in ("strides", "residual")]
+QUICK = ("strides", "residual")
 
 
 @pytest.mark.parametrize(
-    "name", ["strides", "residual", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in COMPUTED]
 )
 def test_what_the_functions_tell_is_what_gradients_say(name: str) -> None:
     """Every place of the last layer, at borders and in the middle, pixel for pixel."""

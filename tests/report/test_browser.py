@@ -68,19 +68,16 @@ def test_hover_tells_the_channel_and_its_numbers(page: Page) -> None:
 
 def test_click_enlarges_a_tile_beside_the_input(page: Page) -> None:
     """A dialog with both pictures; its buttons and arrows go on; Escape closes it."""
-    from selenium.webdriver import Keys
-
     page.open("image-001.html")
     page.at(page.all(".frame")[0], 2, click=True)
     dialog = page.one("dialog.viewer")
-    assert (
-        dialog.get_attribute("open") and dialog.find_element("tag name", "h2").text == "Channel 2"
-    )
+    title = dialog.find_element("tag name", "h2")
+    assert dialog.get_attribute("open") and title.text == "Channel 2"
     assert page.js("return arguments[0].querySelector('img').naturalWidth", dialog) == 24
-    assert page.js("const c = arguments[0].querySelector('canvas'); return [c.width, c.height]",
-                   dialog) == [70, 60]  # fmt: skip
+    size = "const c = arguments[0].querySelector('canvas'); return [c.width, c.height]"
+    assert page.js(size, dialog) == [70, 60]
     page.keys(Keys.ARROW_RIGHT)
-    assert dialog.find_element("tag name", "h2").text == "Channel 3"
+    assert title.text == "Channel 3"
     page.keys(Keys.ESCAPE)
     assert not page.shown("dialog")
 
@@ -126,8 +123,6 @@ def test_search_leaves_what_matches_by_name_or_type(page: Page) -> None:
 
 def test_keyboard_reaches_everything(page: Page) -> None:
     """j, arrows, Enter, Escape, /, ?, ] and the order of the Tab key."""
-    from selenium.webdriver import Keys
-
     page.open("image-000.html")
     page.keys("j", Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
     assert page.shown(".tip")[0].text.startswith("channel 4\n")
@@ -209,21 +204,6 @@ def test_what_is_set_stands_in_the_address(page: Page) -> None:
     assert len(page.shown(".group")) == 1
     page.one(".group h4 a").click()
     assert "sort=mean" in page.browser.current_url and page.js(order) == sorted_by_mean
-
-
-def test_tiles_have_the_size_that_is_set(page: Page) -> None:
-    """Their longer side; rows are wrapped to the room; a point means the channel that is there."""
-    page.open("image-001.html?size=120")
-    frame = page.all(".frame")[0]
-    page.js("arguments[0].scrollIntoView({block: 'center'})", frame)
-    view = page.js("const f = frames.get(arguments[0]); return f.view", frame)
-    assert view["tile"] == [103, 120] and view["nrow"] == 3
-    assert frame.rect["width"] == view["size"][0] == 3 * 123 + 3
-    x, y = 3 + 123 + 60, 3 + 106 + 50
-    at = "const [e, x, y] = arguments; const f = frames.get(e);"
-    at += " return f.grid.channelAt(x, y, f.view)"
-    assert page.js(at, frame, x, y) == 4
-    assert page.js("return frames.get(arguments[0]).grid.resized(120, 260).nrow", frame) == 2
 
 
 def pixel(page: Page, frame: Any, place: int) -> tuple[int, ...]:

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rundirs import Drawn, write_run
 
+import featviz as fv
 from featviz.options import ReportOptions
 from featviz.report import build_report
 
@@ -47,13 +49,6 @@ RUN = (
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with every kind of page: of a run with all that is shown beside it, of two runs, of
     an audit, of kernels, of a series, in one file, and of a difference."""
-    import torch
-
-    import featviz as fv
-    from featviz.diff import diff
-    from featviz.options import DiffFiles, DiffThresholds
-    from featviz.report.pages import render_comparison
-
     top = tmp_path_factory.mktemp("pages")
     vector = np.zeros((10, 6), np.float32)
     vector[:, 2] = np.arange(10)
@@ -83,8 +78,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for step in (0, 100):
         write_audit(write_run(top / f"series/step-{step:06d}", {"a.png": drawn}))
     build_report(top / "series", ReportOptions())
-    html = DiffFiles(html=top / "diff.html")
-    diff(run, other, DiffThresholds(), html, render_comparison)
+    fv.diff(run, other, html=top / "diff.html")
     return top
 
 

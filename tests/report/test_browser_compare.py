@@ -92,15 +92,6 @@ def test_a_pair_stays_on_one_row(page: Page, width: int) -> None:
     page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_an_enlarged_tile_stands_beside_its_double(page: Page) -> None:
-    """The other run's, named; a comparison has no page of a channel to lead to."""
-    page.at(page.all("#layer-002 .frame")[0], 4, click=True)
-    captions = [each.text for each in page.shown("dialog.viewer .excited figcaption")]
-    assert captions[0] == "NEW"
-    assert "relative difference 0." in page.one("dialog.viewer .numbers").text
-    assert not page.shown("dialog.viewer .bar a")
-
-
 def test_a_compared_run_begins_with_the_first_layer_that_diverges(page: Page) -> None:
     """Before, after and the difference on the first screen, then all layers by change."""
     page.browser.set_window_size(1400, 900)
@@ -129,8 +120,6 @@ EVIL = (
 def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pages of runs and an audit whose every string is markup."""
     import json
-
-    from featviz.diff import diff
 
     more = {"layout": EVIL, "collapsed": {"0": [0, 1]}, "shape": [1, 6, 4, 5]}
     drawn = [
