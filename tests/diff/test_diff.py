@@ -79,9 +79,10 @@ def test_threads_and_libraries_make_no_difference(
     featviz: CLI, photos: Path, tmp_path: Path
 ) -> None:
     """Two threads without oneDNN are equal to one with it by default, though not to the bit."""
-    runs = []
-    command = ["mobilenet_v2", str(photos / "a.png"), "--weights", "none", "-q", "--tensors", "npy"]
-    command += ["--size", "64", "--layers", "Conv2d#::8,ReLU6#::8,Linear", "--out"]
+    runs, convs = [], (nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3), nn.Conv2d(64, 64, 3))
+    torch.save(nn.Sequential(*convs), tmp_path / "wide.pth")
+    command = [str(tmp_path / "wide.pth"), str(photos / "a.png"), "-q", "--tensors", "npy"]
+    command += ["--size", "32", "--layers", "Conv2d", "--out"]
     for threads, onednn in ((1, True), (2, False)):
         out = tmp_path / f"{threads}-{onednn}"
         said = tmp_path / f"{out.name}-said"
