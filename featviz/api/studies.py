@@ -26,7 +26,7 @@ from featviz.api.keywords import (
 from featviz.audit.audit import audit as audit_model
 from featviz.audit.output import audit_table
 from featviz.errors import FileError, StoreError
-from featviz.exemplars.exemplars import find_exemplars
+from featviz.exemplars.exemplars import exemplar_table, find_exemplars
 from featviz.files import Folder
 from featviz.inspection.cam import ImageCam, LayerCam
 from featviz.inspection.cam import cam as explain
@@ -376,18 +376,18 @@ def audit(
         [3]
     """
     order = ordered(AuditOptions, model, options, layers, place="audit", out=out)
-    found = order.given_to(audit_model, images)
-    document, pictures = found.as_json(), sorted(found.out.rglob("suspects/*.png"))
-    suspects = {path.relative_to(found.out).as_posix(): path.stem for path in pictures}
+    document, verdicts, code = order.given_to(audit_model, images)
+    folder = order.options.out
+    suspects = {p.relative_to(folder).as_posix(): p.stem for p in folder.rglob("suspects/*.png")}
     counts = document["total"]["findings"].items()
     words = f"audit of {counted(document['images']['seen'], 'image')}: "
     words += ", ".join(f"{count} {name}" for name, count in counts)
-    broken = [verdict for verdict in found.verdicts if not verdict.held]
-    if found.verdicts:
-        words += f"; gates: {len(broken)} of {len(found.verdicts)} broken"
+    broken = [verdict for verdict in verdicts if not verdict.held]
+    if verdicts:
+        words += f"; gates: {len(broken)} of {len(verdicts)} broken"
     lines = tuple(f"gate {verdict.gate} is broken: {verdict.words}" for verdict in broken)
-    shown = words, suspects, audit_table(document), lines, found.verdicts
-    return Findings(document, found.out, order.room, *shown, found.exit_code)
+    shown = words, dict(sorted(suspects.items())), audit_table(document), lines, verdicts
+    return Findings(document, folder, order.room, *shown, code)
 
 
 @keywords_of(ExemplarOptions, ModelOptions)
@@ -420,8 +420,8 @@ def exemplars(
     """
     order = ordered(ExemplarOptions, model, options, layers, place="exemplars", out=out)
     found = order.given_to(find_exemplars, images)
-    document, sheets = found.record.as_json(), {row.sheet: row.label for row in found.record.layers}
-    seen = counted(document["images"]["seen"], "image")
+    sheets = {row.sheet: row.label for row in found.layers}
+    seen = counted(found.images.seen, "image")
     words = f"exemplars of {counted(len(sheets), 'layer')}: {seen} seen"
-    shown = words, sheets, found.table
-    return Findings(document, found.out, order.room, *shown, exit_code=found.exit_code)
+    shown, code = (words, sheets, exemplar_table(found)), 3 * bool(found.images.failures)
+    return Findings(found.as_json(), order.options.out, order.room, *shown, exit_code=code)

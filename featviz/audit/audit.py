@@ -7,7 +7,6 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from msgspec import structs
 
 from featviz.audit import findings, output
 from featviz.audit.counting import Census, Tally
-from featviz.audit.output import SCHEMA_VERSION
 from featviz.audit.plan import AuditPlan, choose
 from featviz.errors import CHECK_FAILED, StoreError, UsageError
 from featviz.gradients.passes import largest_change
@@ -37,33 +35,14 @@ from featviz.text import listed
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class AuditResult:
-    """The audit of a model."""
-
-    out: Path
-    document: Mapping[str, Any]
-    verdicts: tuple[Verdict, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """0 all held, 3 some images failed, 4 a gate is broken or something got worse."""
-        if not all(verdict.held for verdict in self.verdicts):
-            return CHECK_FAILED
-        return 3 if self.document["images"]["failures"] else 0
-
-    def as_json(self) -> Mapping[str, Any]:
-        """The document, with its version."""
-        return {"schema_version": SCHEMA_VERSION, **self.document}
-
-
 def audit(
     model: ModelOptions | LoadedModel,
     arguments: Sequence[str],
     options: AuditOptions,
     progress: BatchProgress = lambda image, error, total: None,
-) -> AuditResult:
-    """Audit a model on images."""
+) -> tuple[dict[str, Any], tuple[Verdict, ...], int]:
+    """Audit a model on images: audit.json, the verdicts of gates and the baseline, and the exit
+    code: 0 all held, 3 some images failed, 4 a gate is broken or something got worse."""
     gates, limits = [parse_gate(text) for text in options.fail_on], options.thresholds
     baseline = None
     if options.baseline is not None:
@@ -83,17 +62,18 @@ def audit(
         counted, document = _counted(Study(loaded, samples, options, progress), plan, options)
         layers = document["layers"]
         activations = {target.call.label for target in plan.targets if target.activation}
-        left_out: dict[str, Sequence[str]] = {
-            "skipped": ["{layer} ({reason})".format(**row) for row in document["skipped"]],
-            "never ran": plan.never_ran,
-            "not judged for dead": [
-                f"{row['label']} ({row['not_judged']['dead']})"
-                for row in layers
-                if row["not_judged"] and row["label"] not in activations
-            ],
-            "calls that a blank image does not cause, not counted": sorted(counted.unforeseen),
-        }
-        for what, names in left_out.items():
+        skipped = ["{layer} ({reason})".format(**row) for row in document["skipped"]]
+        unjudged = [
+            f"{row['label']} ({row['not_judged']['dead']})"
+            for row in layers
+            if row["not_judged"] and row["label"] not in activations
+        ]
+        for what, names in (
+            ("skipped", skipped),
+            ("never ran", plan.never_ran),
+            ("not judged for dead", unjudged),
+            ("calls that a blank image does not cause, not counted", sorted(counted.unforeseen)),
+        ):
             if names:
                 log.warning("%s: %s", what, listed(names, 3))
         output.write_files(folder, document, loaded, plan, counted.tallies, samples, options)
@@ -111,7 +91,9 @@ def audit(
             label = Path(model.spec).name
         with writing(options.junit, JUNIT, "--junit", options.overwrite) as file:
             file.write(junit({label: verdicts}))
-    return AuditResult(options.out, document, tuple(verdicts))
+    code = 3 if document["images"]["failures"] else 0
+    broken = any(not verdict.held for verdict in verdicts)
+    return document, tuple(verdicts), CHECK_FAILED if broken else code
 
 
 def _counted(study: Study, plan: AuditPlan, options: AuditOptions) -> tuple[Census, dict[str, Any]]:
@@ -129,10 +111,11 @@ def _counted(study: Study, plan: AuditPlan, options: AuditOptions) -> tuple[Cens
     if options.prove:
         with in_eval_mode(model.module):
             proof = prove(model, plan, forced, study.batches(sorted(study.seen) if layers else []))
-            proof = {"channels": sum(map(len, layers.values())), **proof}
+        proof = {"channels": sum(map(len, layers.values())), **proof}
     skipped = [*plan.skipped, *((call.label, reason) for call, reason in counted.faults.items())]
     asked = {**structs.asdict(limits), **structs.asdict(options.inputs)}
     document = {
+        "schema_version": output.SCHEMA_VERSION,
         **study.about,
         "options": {"layers": options.layers, **asked},
         "images": {
@@ -159,8 +142,8 @@ def find_prunable(
     where forcing channels to zero has the same effect. A layer that runs several times loses a
     channel only if it is dead behind each call."""
     dead = {row["label"]: row["findings"].get("dead") for row in rows}
+    # by the maker's name and call: the activation behind it, and the channels dead there
     behind: defaultdict[str, dict[Call, tuple[Call, list[int]]]] = defaultdict(dict)
-    """By the maker's name and call: the activation behind it, and the channels dead there."""
     layers, refused, forced = dict[str, list[int]](), dict[str, str](), dict[Call, list[int]]()
     for target in plan.targets:
         channels = dead.get(target.call.label)
@@ -171,8 +154,7 @@ def find_prunable(
         if isinstance(maker, str):
             refused[at.label] = maker
         else:
-            call = plan.nodes[maker].call
-            behind[call.name][call] = at, channels
+            behind[maker.name][maker] = at, channels
     runs = [node.call.name for node in plan.nodes]
     for name, calls in behind.items():
         common = sorted(set.intersection(*({*channels} for _, channels in calls.values())))
@@ -219,10 +201,8 @@ def health_check(
     its content. Where each layer is judged a forward pass on `blank` decides now."""
     names = [re.escape(layer.name) for layer in layers if not layer.is_function]
     if not names:
-        raise UsageError(
-            "channels are judged of modules, and all layers are functions: "
-            + listed([layer.name for layer in layers], 3)
-        )
+        given = listed([layer.name for layer in layers], 3)
+        raise UsageError(f"channels are judged of modules, and all layers are functions: {given}")
     options = AuditOptions(f"re:^({'|'.join(names)})$", inputs, batch_size=16)
     plan = choose(model, options.layers, blank)
 

@@ -1,15 +1,14 @@
 """Counting: the outputs of watched calls in numbers, image after image, into running statistics.
 
 Memory goes with the channels, not with the images. Mean and variance follow T. F. Chan, G. H.
-Golub, R. J. LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances",
-Stanford CS-79-773 (1979), in float64.
+Golub, R. J. LeVeque, "Updating Formulae ... for Computing Sample Variances", Stanford CS-79-773.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,13 +22,11 @@ from featviz.records import Floats, Integers
 from featviz.records.findings import Activation, Call, Doubles
 from featviz.run.study import Batch
 
-TOP = 4
-"""Images kept for each channel: those that excite it most."""
+TOP = 4  # images kept for each channel: those that excite it most
 
 
 def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
-    """A layer's output (`layout.to_floats`) as [images, channels, positions]; the first of its axes
-    holds as many as there are images, or a multiple."""
+    """An output as [images, channels, positions]; the first axis counts images or windows."""
     if tensor.numel() == 0 or tensor.dim() < 2 or tensor.shape[0] % images:
         raise LayoutError(f"shape {list(tensor.shape)} is no batch of {images}: --batch-size 1")
     if axis != 1:
@@ -54,16 +51,10 @@ def statistics(rows: Tensor, activation: Activation) -> tuple[Floats, Integers |
     bounds, margin = activation.bounds, activation.margin
     low = bounds[0] + margin if len(bounds) > 1 else math.nan
     high = bounds[-1] - margin if bounds else math.nan
-    reached = None
+    numbers, reached = values.statistics(flat, low, high, counted=bool(bounds))
     if not on_cpu:
-        numbers = values.statistics(flat)[0]
-        if bounds:
-            reached = ((flat <= low) | (flat >= high)).sum(1).cpu().numpy()
-    elif bounds:
-        numbers, reached = values.statistics(flat, low, high, counted=True)
-    else:
-        numbers = values.statistics(flat)[0]
-    saturated = None if reached is None else reached.reshape(count, channels)
+        reached = ((flat <= low) | (flat >= high)).sum(1).cpu().numpy()
+    saturated = reached.reshape(count, channels) if bounds else None
     return numbers.reshape(count, channels, -1), saturated
 
 
@@ -81,14 +72,6 @@ def moments(rows: Tensor) -> Moments:
     return values.shape[1], mean.cpu().numpy().astype(np.float64), products
 
 
-def merged(one: Moments, other: Moments) -> Moments:
-    """Those of both: Chan's update, by the outer product of the means' difference."""
-    count = one[0] + other[0]
-    delta, weight = other[1] - one[1], one[0] * other[0] / max(1, count)
-    mean = one[1] + delta * (other[0] / max(1, count))
-    return count, mean, one[2] + other[2] + np.outer(delta, delta) * weight
-
-
 @dataclass
 class Tally:
     """Running numbers of a call's C channels, and the images that excite each most."""
@@ -98,8 +81,7 @@ class Tally:
     deviations; how many are zero, not finite, and at a bound (NaN where the layer has none)."""
     best: Doubles
     """The largest maxima [C, TOP]; a non-finite value counts as inf, -inf stands for no image."""
-    images: Integers
-    """Numbers of their images, [C, TOP], best first; -1 for no image."""
+    images: Integers  # numbers of their images, [C, TOP], best first; -1 for no image
     moments: Moments | None = None
 
     @classmethod
@@ -125,8 +107,11 @@ class Tally:
         at_bound = np.empty((0, 0), np.int64) if reached is None else reached
         loops.add_maps(stats, at_bound, positions, self.sums)
         loops.add_images(stats, images, self.best, self.images)
-        if self.moments is not None and more is not None:
-            self.moments = merged(self.moments, more)
+        if self.moments is not None and more is not None:  # Chan's update, by the means' difference
+            count, mean, products = self.moments
+            delta, share = more[1] - mean, more[0] / max(1, count + more[0])
+            products = products + more[2] + np.outer(delta, delta) * (count * share)
+            self.moments = count + more[0], mean + delta * share, products
 
     @property
     def values(self) -> Doubles:
@@ -156,24 +141,21 @@ def _ratio(above: Doubles, below: Doubles) -> Doubles:
     return np.asarray(np.divide(above, below, out=np.zeros_like(above), where=below != 0))
 
 
-@dataclass
 class Census:
     """Statistics of every spot over all images; of an image that failed, nothing stays."""
 
-    spots: Mapping[Call, Spot]
-    correlate: Container[Call] = ()
-    """Calls whose moments are streamed, too."""
-    known: Container[Call] = ()
-    tallies: dict[Call, Tally] = field(default_factory=dict)
-    faults: dict[Call, str] = field(default_factory=dict)
-    """Calls that gave something that cannot be counted, with the reason."""
-    unforeseen: set[str] = field(default_factory=set)
-    """Calls of watched layers that the plan has not."""
-    fault: Exception | None = None
-    """A bug of ours, to tell it from a fault of the model."""
-    _images: Integers = field(default_factory=lambda: np.empty(0, np.int64))
-    _measured: list[tuple[Call, tuple[Any, ...]]] = field(default_factory=list)
-    """Calls with the arguments of `Tally.add`."""
+    def __init__(
+        self, spots: Mapping[Call, Spot], correlate: Container[Call], known: Container[Call]
+    ) -> None:
+        """Count these spots, some of which have their moments streamed, too; calls that are neither
+        spots nor known are unforeseen."""
+        self.spots, self.correlate, self.known = spots, correlate, known
+        self.tallies: dict[Call, Tally] = {}
+        self.faults: dict[Call, str] = {}  # what cannot be counted, with the reason
+        self.unforeseen: set[str] = set()
+        self.fault: Exception | None = None  # a bug of ours, to tell it from one of the model
+        self._images: Integers = np.empty(0, np.int64)
+        self._measured: list[tuple[Call, tuple[Any, ...]]] = []  # with arguments of `Tally.add`
 
     def begin(self, batch: Batch) -> None:
         """Start a batch; what was not committed is forgotten."""
@@ -182,9 +164,8 @@ class Census:
     def commit(self) -> None:
         """Count the batch, which the model has taken."""
         for call, part in self._measured:
-            channels = part[0].shape[1]
+            channels, also = part[0].shape[1], (part[3] is not None, part[4] is not None)
             if call not in self.tallies:
-                also = (part[3] is not None, part[4] is not None)
                 self.tallies[call] = Tally.nothing(channels, *also)
             tally = self.tallies[call]
             if len(tally.sums) == channels:

@@ -20,21 +20,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Row = Mapping[str, Any]
-"""One entry of `layers` in audit.json."""
+Row = Mapping[str, Any]  # one entry of `layers` in audit.json
 
 
 def judge(evidence: Evidence, thresholds: Thresholds) -> dict[str, list[int]]:
     """The channels of each finding; one for which this layer cannot be judged is left out."""
     seen = evidence.count + evidence.nonfinite > 0
-    flags: dict[str, Flags] = {}
-    for finding in FINDINGS.values():
-        if (holds := finding.rule(evidence, thresholds)) is not None:
-            flags[finding.name] = holds & seen
+    rules = {name: one.rule(evidence, thresholds) for name, one in FINDINGS.items()}
+    flags: dict[str, Flags] = {n: holds & seen for n, holds in rules.items() if holds is not None}
     for name in flags:
-        for stronger in FINDINGS[name].yields_to:
-            if stronger in flags:
-                flags[name] = flags[name] & ~flags[stronger]
+        for stronger in flags.keys() & FINDINGS[name].yields_to:
+            flags[name] = flags[name] & ~flags[stronger]
     return {name: np.flatnonzero(holds).tolist() for name, holds in flags.items()}
 
 
@@ -43,14 +39,13 @@ def groups(evidence: Evidence, thresholds: Thresholds) -> list[list[int]]:
     linked = correlated(evidence, thresholds)
     if linked is None:
         return []
-    left, components = set(np.flatnonzero(linked.any(1)).tolist()), []
-    while left:
-        group, edge = set(), {min(left)}
-        while edge:
-            group |= edge
-            edge = set(np.flatnonzero(linked[sorted(edge)].any(0)).tolist()) - group
-        components.append(sorted(group))
-        left -= group
+    left, components = np.asarray(linked.any(1)), []
+    while left.any():
+        group, more = left & False, np.arange(len(left)) == left.argmax()
+        while (more & ~group).any():
+            group, more = group | more, linked[more].any(0)
+        components.append(np.flatnonzero(group).tolist())
+        left &= ~group
     return components
 
 
@@ -99,22 +94,15 @@ def totals(layers: Sequence[Row]) -> dict[str, Any]:
 
 def covered(gate: Gate, layers: Sequence[Row]) -> list[Row]:
     """The layers that a gate speaks of and that are judged for its finding."""
-    named = [
-        layer
-        for layer in layers
-        if any(fnmatchcase(str(layer[key]), gate.where) for key in ("layer", "label", "type"))
-    ]
+    keys = ("layer", "label", "type")
+    named = [row for row in layers if any(fnmatchcase(str(row[k]), gate.where) for k in keys)]
     judged = [layer for layer in named if gate.finding in layer["findings"]]
     if not named:
-        raise UsageError(
-            f"--fail-on {gate.text!r}: no audited layer is called {gate.where!r}",
-            f"there is {', '.join(str(layer['label']) for layer in layers[:8])}",
-        )
+        words = f"--fail-on {gate.text!r}: no audited layer is called {gate.where!r}"
+        raise UsageError(words, f"there is {', '.join(str(row['label']) for row in layers[:8])}")
     if not judged:
-        raise UsageError(
-            f"--fail-on {gate.text!r}: no layer here can be judged for {gate.finding}",
-            FINDINGS[gate.finding].remedy,
-        )
+        words = f"--fail-on {gate.text!r}: no layer here can be judged for {gate.finding}"
+        raise UsageError(words, FINDINGS[gate.finding].remedy)
     return judged
 
 
@@ -130,8 +118,7 @@ def check(gate: Gate, layers: Sequence[Row]) -> Verdict:
 
 
 def worse(layers: Sequence[Row], earlier: Mapping[str, Mapping[str, Sequence[int]]]) -> Verdict:
-    """Whether any layer has more channels of any finding than it had in the baseline, by its label,
-    as far as both have the layer and the finding; the words name the channels that are new."""
+    """Whether a layer has more channels of a finding than in the baseline; and which."""
     unknown = [str(layer["label"]) for layer in layers if layer["label"] not in earlier]
     if unknown:
         log.warning("the baseline lacks %d layers, %s first", len(unknown), unknown[0])

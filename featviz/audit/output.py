@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor
 
 from featviz import layout
 from featviz.audit.counting import Tally, to_rows
@@ -50,25 +50,19 @@ def write_files(
     sheets = choose_suspects(plan, document["layers"], tallies, options.max_suspects)
     drawn: list[dict[str, Any]] = []
     shown = _shown(model, plan, sheets, samples, options.inputs)
-    for target, source, suspects, total in sheets:
+    for sheet in sheets:
+        target, source, suspects, total = sheet
         dead = "" if source.call == target.call else ".dead"
         file = f"suspects/{safe_name(target.call.label + dead)}.png"
         with write.atomic(folder / file) as opened:
-            _compose(target, source, suspects, total, *shown, samples).save(opened, "png")
-        drawn.append(
-            {
-                "layer": target.call.label,
-                "shown": source.call.label,
-                "channels": [channel for _, channel, _ in suspects],
-                "suspects": total,
-                "rows": [_TOP, _ROW_HEIGHT],
-                "file": file,
-            }
-        )
-    count, every = sum(len(row["channels"]) for row in drawn), document["total"]["findings"]
-    if count < sum(every.values()):
+            _compose(sheet, *shown, samples).save(opened, "png")
+        row: dict[str, Any] = {"layer": target.call.label, "shown": source.call.label}
+        row |= {"channels": [channel for _, channel, _ in suspects], "suspects": total}
+        drawn.append({**row, "rows": [_TOP, _ROW_HEIGHT], "file": file})
+    count = sum(len(row["channels"]) for row in drawn)
+    if count < (every := sum(document["total"]["findings"].values())):
         most = f"{PER_LAYER} of a layer, and --max-suspects {options.max_suspects}"
-        log.info("%d of %d suspects are drawn: at most %s in all", count, sum(every.values()), most)
+        log.info("%d of %d suspects are drawn: at most %s in all", count, every, most)
     with write.atomic(folder / "channels.npz") as archive:
         write.write_arrays(archive, {call.label: own.table() for call, own in tallies.items()})
     by_activation = {  # a bar for each activation that gives zeros, however many are judged by it
@@ -79,8 +73,8 @@ def write_files(
     if bars := list(reversed(by_activation.values())):
         title = f"Average percentage of zeros, {document['images']['seen']} images"
         pixels = apoz_chart(bars, title)
-        with write.atomic(folder / "apoz.png") as archive:
-            write_png(archive, (len(pixels), pixels.shape[1] // 3), [pixels])
+        with write.atomic(folder / "apoz.png") as picture:
+            write_png(picture, (len(pixels), pixels.shape[1] // 3), [pixels])
     write_document(folder, document, drawn, None)
 
 
@@ -91,15 +85,14 @@ def write_document(
     files: Iterable[str] | None = (),
 ) -> None:
     """Write audit.json; its `files` are the others of the audit, None for all in the folder."""
-    content = {"schema_version": SCHEMA_VERSION, **document, "drawn": list(drawn)}
-    write.write_record(folder, AUDIT_FILE, content, files)
+    write.write_record(folder, AUDIT_FILE, {**document, "drawn": list(drawn)}, files)
 
 
 def audit_table(audit: Mapping[str, Any]) -> TextTable:
     """The findings of an audit.json, for people: how many channels of each layer have each."""
-    total = {"label": "total", "type": "", **audit["total"]}
+    total, rows = {"label": "total", "type": "", **audit["total"]}, []
     sought = [name for name in FINDINGS if name in total["findings"]]
-    figures, rows = ("channels", "APoZ", *sought), []
+    figures = ("channels", "APoZ", *sought)
     for row in (*audit["layers"], total):
         apoz = "-" if row["apoz"] is None else f"{100 * row['apoz']:.1f}%"
         counts = {k: v if row is total else len(v) for k, v in row["findings"].items()}
@@ -147,12 +140,9 @@ _CMAP = "viridis"
 _TOP, _ROW_HEIGHT = 2 * (_TEXT + _GAP) + _GAP, _TILE + _TEXT + 2 * _GAP
 """Where the row of the first channel begins, and how high each is."""
 
-
-Suspects = Sequence[tuple[str, int, Sequence[int]]]
-"""Finding, channel, and numbers of the images that excite it most, best first."""
-SuspectSheet = tuple[Spot, Spot, Suspects, int]
-"""A call; the one whose maps are drawn: itself, or for a dead activation what feeds it; what is
-drawn, and how many suspects the call has, drawn or not."""
+SuspectSheet = tuple[Spot, Spot, Sequence[tuple[str, int, Sequence[int]]], int]
+"""A call; the one whose maps are drawn: itself, or for a dead activation what feeds it; suspects
+(finding, channel, images that excite it most, best first); and how many it has, drawn or not."""
 ChannelMaps = dict[tuple[Call, int, int], np.ndarray]
 """(call, channel, image) to float32 [h, w]."""
 
@@ -175,11 +165,12 @@ def choose_suspects(
                 feeding = plan.nodes[plan.given_by[target.call]].sources
                 if len(feeding) == 1:
                     source = Spot(plan.nodes[feeding[0]].call, target.axis)
-            suspects = []
-            for name, channel in chosen:
-                if (name == "dead") is dead:
-                    best = tallies[target.call].images[channel]
-                    suspects.append((name, channel, best[best >= 0].tolist()))
+            best = tallies[target.call].images
+            suspects = [
+                (name, channel, best[channel][best[channel] >= 0].tolist())
+                for name, channel in chosen
+                if (name == "dead") is dead
+            ]
             if suspects:
                 sheets.append((target, source, suspects, len(every)))
     return sheets
@@ -193,44 +184,40 @@ def _shown(
     inputs: InputOptions,
 ) -> tuple[ChannelMaps, dict[int, Image.Image]]:
     """Maps and images of the sheets: those images go through the model once more."""
-    wanted: dict[int, set[tuple[Call, int, int]]] = {}
+    wanted: defaultdict[int, set[tuple[Call, int, int]]] = defaultdict(set)
     for _, source, suspects, _ in sheets:
         for _, channel, numbers in suspects:
             for number in numbers:
-                wanted.setdefault(number, set()).add((source.call, source.axis, channel))
+                wanted[number].add((source.call, source.axis, channel))
     maps, images, current = ChannelMaps(), dict[int, Image.Image](), 0
 
     def sink(call: Call, output: Any) -> None:
         for at, axis, channel in wanted[current]:
-            if at == call:
-                maps[call, channel, current] = _map(output, axis, channel)
+            if at != call:
+                continue
+            rows = to_rows(layout.to_floats(output.detach()), axis, 1)
+            values = rows[0, channel].cpu().numpy().copy()
+            shape = list(output.shape[1:])
+            del shape[axis - 1 if axis > 0 else axis]
+            if len(shape) != 2 or shape[0] * shape[1] != values.size:
+                shape = [1, values.size]
+                for first in (0, 1):  # tokens as a square, without the class token; else one row
+                    side = round((values.size - first) ** 0.5)
+                    if side * side == values.size - first:
+                        values, shape = values[first:], [side, side]
+                        break
+            step = -(-max(shape) // _TILE)  # thinned out to about a tile's size
+            maps[call, channel, current] = values.reshape(shape)[::step, ::step]
 
     sources = [source.call for _, source, _, _ in sheets]
     with in_eval_mode(model.module), plan.watching(model.module, sink, sources):
         for batch in batches(samples, model, inputs, 1, lambda *failed: None, sorted(wanted)):
             (current,) = batch.images
             pixels = to_pixels(model.preprocess.shown(batch.inputs)[0])
-            image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-            images[current] = _fitted(image.convert("RGB"))
+            rgb = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
+            images[current] = _fitted(Image.fromarray(np.ascontiguousarray(rgb)))
             forward(model.module, [arg.to(model.device) for arg in batch.inputs])
     return maps, images
-
-
-def _map(output: Tensor, axis: int, channel: int) -> np.ndarray:
-    """One channel's map of the first image, float32 [h, w], thinned out to about a tile's size."""
-    rows = to_rows(layout.to_floats(output.detach()), axis, 1)
-    values = rows[0, channel].cpu().numpy().copy()
-    shape = list(output.shape[1:])
-    del shape[axis - 1 if axis > 0 else axis]
-    if len(shape) != 2 or shape[0] * shape[1] != values.size:
-        shape = [1, values.size]
-        for first in (0, 1):  # tokens as a square, without the class token; else one row
-            side = round((values.size - first) ** 0.5)
-            if side * side == values.size - first:
-                values, shape = values[first:], [side, side]
-                break
-    step = -(-max(shape) // _TILE)
-    return np.asarray(values.reshape(shape)[::step, ::step])
 
 
 def _fitted(image: Image.Image) -> Image.Image:
@@ -241,14 +228,12 @@ def _fitted(image: Image.Image) -> Image.Image:
 
 
 def _compose(
-    target: Spot,
-    source: Spot,
-    suspects: Suspects,
-    total: int,
+    sheet: SuspectSheet,
     views: ChannelMaps,
     images: Mapping[int, Image.Image],
     samples: Sequence[Sample],
 ) -> Image.Image:
+    target, source, suspects, total = sheet
     cell, font = 2 * _TILE + 3 * _GAP, ImageFont.load_default(_TEXT)
     call, label = target.call, printable(target.call.label)
     what = "with the images that excite each most, and its map"
@@ -270,8 +255,7 @@ def _compose(
         values = np.concatenate([np.zeros(1, np.float32), *finite])
         limits = float(values.min()), float(values.max())  # zero among them
         write((_GAP, y), f"channel {channel}\n{finding}")
-        key = y + 3 * (_TEXT + _GAP)
-        ramp = Image.fromarray(colormap.ramp(_CMAP)[None])
+        key, ramp = y + 3 * (_TEXT + _GAP), Image.fromarray(colormap.ramp(_CMAP)[None])
         picture.paste(ramp.resize((_KEY, _TEXT - 3)), (_GAP, key))
         low, high = (f"{value:.4g}" for value in limits)
         write((_GAP, key + _TEXT), low)
@@ -280,9 +264,8 @@ def _compose(
             left = _LABEL + column * cell
             if number in images and drawn is not None:
                 picture.paste(images[number], (left, y))
-                ends = ValueLimits.fixed(*limits)
-                levels = to_levels(drawn[None], ends, colors.levels, colors.nonfinite)
-                painted = Image.fromarray(levels[0])
+                how = ValueLimits.fixed(*limits), colors.levels, colors.nonfinite
+                painted = Image.fromarray(to_levels(drawn[None], *how)[0])
                 painted.putpalette(colors.colors or b"")
                 picture.paste(_fitted(painted.convert("RGB")), (left + _TILE + _GAP, y))
             name = printable(samples[number].name)

@@ -29,8 +29,7 @@ log = logging.getLogger(__name__)
 
 # Activations and other parts: a wrong guess here is a wrong verdict, hence a table by hand
 
-_NEAR = 1e-3
-"""Share of the range between two bounds within which a value is at one of them."""
+_NEAR = 1e-3  # share of the range between two bounds within which a value is at one of them
 
 
 def _clipped(low: float, high: float) -> Activation:
@@ -42,48 +41,35 @@ def _clipped(low: float, high: float) -> Activation:
 
 RELU, RELU6, TANH = Activation(zero=True), _clipped(0.0, 6.0), _clipped(-1.0, 1.0)
 UNIT = Activation(bounds=(0.0, 1.0), margin=_NEAR)
-SMOOTH = Activation()
-"""Neither exact zeros nor a bound: whether it varies is the right question."""
+SMOOTH = Activation()  # neither exact zeros nor a bound: whether it varies is the right question
 
 _CHANNELWISE, _OTHER = Part("channelwise"), Part("other")
-_DROPOUT = "_DropoutNd StochasticDepth DropPath"
-_POOLS = "_MaxPoolNd _AvgPoolNd _AdaptiveMaxPoolNd _AdaptiveAvgPoolNd"
-_POOL_FUNCTIONS = "max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d"
-_UPSAMPLING = "interpolate upsample_nearest2d upsample_bilinear2d upsample_bicubic2d"
 
-_KNOWN: tuple[tuple[Activation | Part, str, str], ...] = (
-    (RELU, "ReLU", "relu"),
-    (RELU6, "ReLU6", "relu6"),
-    (UNIT, "Sigmoid Hardsigmoid HardSigmoid", "sigmoid hardsigmoid"),
-    (TANH, "Tanh Hardtanh", "tanh hardtanh"),
-    (SMOOTH, "SiLU Swish GELU GELUTanh QuickGELU", "silu gelu"),
-    (SMOOTH, "Hardswish HardSwish Mish HardMish", "hardswish mish"),
-    (SMOOTH, "LeakyReLU PReLU RReLU", "leaky_relu prelu rrelu"),
-    (SMOOTH, "ELU CELU SELU", "elu celu selu"),
-    (SMOOTH, "Softplus Softsign LogSigmoid", "softplus softsign logsigmoid"),
-    (Part("maker", axis=1), "_ConvNd", ""),
-    (Part("maker", axis=-1), "Linear", ""),
-    (_CHANNELWISE, "_BatchNorm FrozenBatchNorm2d _InstanceNorm", "batch_norm instance_norm"),
-    (_CHANNELWISE, _DROPOUT, "dropout dropout2d"),
-    (_CHANNELWISE, _POOLS, _POOL_FUNCTIONS),
-    (_CHANNELWISE, "Upsample", _UPSAMPLING),
-    (_CHANNELWISE, "Identity", "contiguous clone detach float to"),
-    (Part("mixing"), "GroupNorm LayerNorm RMSNorm", "group_norm layer_norm rms_norm"),
-)
-"""What can be asked of an activation, or what another part does to channels; its modules by class
-name anywhere in the MRO (torch.nn's, and those that timm and torchvision add), and the same as
-functions of torch, torch.nn.functional and Tensor."""
-
-
-def _by_name(column: int) -> dict[str, Part]:
-    return {
-        name: row[0] if isinstance(row[0], Part) else Part("activation", activation=row[0])
-        for row in _KNOWN
-        for name in str(row[column]).split()
-    }
-
-
-MODULES, FUNCTIONS = _by_name(1), _by_name(2)
+PARTS: dict[str, Part] = {
+    name: known if isinstance(known, Part) else Part("activation", activation=known)
+    for known, names in (
+        (RELU, "ReLU relu"),
+        (RELU6, "ReLU6 relu6"),
+        (UNIT, "Sigmoid Hardsigmoid HardSigmoid sigmoid hardsigmoid"),
+        (TANH, "Tanh Hardtanh tanh hardtanh"),
+        (SMOOTH, "SiLU Swish silu GELU GELUTanh QuickGELU gelu Mish HardMish mish"),
+        (SMOOTH, "Hardswish HardSwish hardswish LeakyReLU leaky_relu PReLU prelu RReLU rrelu"),
+        (SMOOTH, "ELU elu CELU celu SELU selu Softplus softplus Softsign softsign"),
+        (SMOOTH, "LogSigmoid logsigmoid"),
+        (Part("maker", axis=1), "_ConvNd"),
+        (Part("maker", axis=-1), "Linear"),
+        (_CHANNELWISE, "_BatchNorm FrozenBatchNorm2d batch_norm _InstanceNorm instance_norm"),
+        (_CHANNELWISE, "_DropoutNd StochasticDepth DropPath dropout dropout2d"),
+        (_CHANNELWISE, "_MaxPoolNd max_pool2d _AdaptiveMaxPoolNd adaptive_max_pool2d"),
+        (_CHANNELWISE, "_AvgPoolNd avg_pool2d _AdaptiveAvgPoolNd adaptive_avg_pool2d"),
+        (_CHANNELWISE, "Upsample upsample_nearest2d upsample_bilinear2d upsample_bicubic2d"),
+        (_CHANNELWISE, "interpolate Identity contiguous clone detach float to"),
+        (Part("mixing"), "GroupNorm group_norm LayerNorm layer_norm RMSNorm rms_norm"),
+    )
+    for name in names.split()
+}
+"""What can be asked of an activation, or what another part does to channels: modules by class name
+anywhere in the MRO, and functions of torch, torch.nn.functional and Tensor."""
 
 
 # The graph of a forward pass
@@ -95,10 +81,9 @@ class Node:
 
     call: Call
     part: Part
-    axis: int | None
-    """The axis of its output that counts channels, if that is known."""
-    sources: tuple[int, ...]
-    """Nodes whose tensors it takes."""
+    axis: int | None  # the axis of its output that counts channels, if that is known
+    sources: tuple[int, ...]  # nodes whose tensors it takes
+    users: list[int]  # nodes that take its tensors, in the order of their calls
 
 
 @dataclass(frozen=True)
@@ -107,29 +92,22 @@ class Spot:
 
     call: Call
     axis: int
-    """The axis of its output that counts channels."""
     activation: Activation | None = None
     dead_at: Spot | None = None
-    """The activation at which `dead` is judged; None where there is none."""
+    """The activation at which `dead` is judged; None where there is none, with the reason."""
     reason: str = ""
 
 
 class AuditPlan:
-    """The calls of a model that are audited, in the graph of one forward pass as the follower
-    reports it: a node for each call, an edge where a call takes the very tensor that another one
-    returned. A tensor that is changed in place belongs to the call that changed it."""
+    """The calls of a model that are audited, in the graph of one forward pass: a node for each, an
+    edge where one takes the very tensor that another returned, or was the last to change."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.targets: list[Spot] = []
-        """In the order in which they finish in a forward pass."""
-        self.skipped: list[tuple[str, str]] = []
-        """Layers and reasons."""
+        self.targets: list[Spot] = []  # in the order in which they finish in a forward pass
+        self.skipped: list[tuple[str, str]] = []  # layers and reasons
         self.never_ran: list[str] = []
-        self.parts: dict[str, Part] = {}
-        """Modules that are not looked into: they have no parts, and are known."""
+        self.parts: dict[str, Part] = {}  # modules that are known, and not looked into
         self.nodes: list[Node] = []
-        self.users: list[list[int]] = []
-        """For each node, the nodes that take its tensors, in the order of their calls."""
         self.given_by: dict[Call, int] = {}
         """The node whose tensor a call gave; of a container, the last one inside it."""
         self.shapes: dict[Call, tuple[int, ...]] = {}
@@ -143,10 +121,11 @@ class AuditPlan:
             if isinstance(module, nn.Hardtanh):
                 ends = _clipped(module.min_val, module.max_val)
                 self.parts[name] = Part("activation", activation=ends)
-            elif next(module.children(), None) is None and kinds[0] != "Hardtanh":
-                # an exported Hardtanh is looked into: its function has the ends
-                known = next((MODULES[kind] for kind in kinds if kind in MODULES), None)
-                self.parts |= {} if known is None else {name: known}
+                continue
+            # an exported Hardtanh is looked into: its function has the ends
+            known = [PARTS[kind] for kind in kinds if kind in PARTS]
+            if known and next(module.children(), None) is None and kinds[0] != "Hardtanh":
+                self.parts[name] = known[0]
 
     @property
     def spots(self) -> dict[Call, Spot]:
@@ -170,7 +149,7 @@ class AuditPlan:
         nested = isinstance(output, Tensor) and output.is_nested
         self.gave[call] = "nested tensor" if nested else type(output).__name__
         node, function = None, function_in(call.name)
-        part = self.parts.get(call.name) if function is None else FUNCTIONS.get(function, _OTHER)
+        part = self.parts.get(call.name) if function is None else PARTS.get(function, _OTHER)
         if function == "hardtanh":
             given = dict(zip(("min_val", "max_val"), args[1:3], strict=False)) | dict(kwargs)
             ends = given.get("min_val", -1.0), given.get("max_val", 1.0)
@@ -200,27 +179,25 @@ class AuditPlan:
         keeps = part.role in ("activation", "channelwise", "mixing")
         if axis is None and keeps and len(known) == 1:
             axis = self.nodes[known[0]].axis
-        self.nodes.append(Node(call, part, axis, known))
-        self.users.append([])
+        self.nodes.append(Node(call, part, axis, known, []))
         for source in known:
-            self.users[source].append(number)
+            self.nodes[source].users.append(number)
         return number
 
     def add_target(self, call: Call, book: HintBook) -> None:
-        """Audit a call. `dead` is judged at the activation that its tensor reaches, itself
-        included, by the order of calls: of several that take a tensor, the first one counts. Only
-        what keeps channels apart (normalisation, pooling, dropout) may stand between."""
+        """Audit a call. `dead` is judged at the activation that its tensor reaches first, maybe
+        itself; only what keeps channels apart (normalisation, pooling) may stand between."""
         if call not in self.shapes:
             raise LayoutError(f"gives a {self.gave[call]}, not a tensor")
-        spot, at, judge, reason = self._spot(call, book), self.given_by.get(call), None, ""
-        start = at
+        spot, judge, reason = self._spot(call, book), None, ""
+        start = at = self.given_by.get(call)
         while at is not None and self.nodes[at].part.role != "activation":
             if at != start and self.nodes[at].part.role not in ("channelwise", "mixing"):
                 reason, at = f"{self.nodes[at].call.label} comes before any activation", None
-            elif not self.users[at]:
+            elif not self.nodes[at].users:
                 reason, at = "nothing takes its output", None
             else:
-                at = self.users[at][0]
+                at = self.nodes[at].users[0]
         if start is None:
             reason = "no call that was seen makes its output"
         elif at is not None:
@@ -241,24 +218,22 @@ class AuditPlan:
             hints = book.of_shape(layer, shape)
             axis = channel_axis(shape, hints) if len(shape) > 1 else None
             if axis is None or recognise(shape, hints).layout == "sequence":  # of anchors, maybe
-                raise LayoutError(
-                    f"shape {list(shape)} has no axis that is known to count channels"
-                )
+                raise LayoutError(f"shape {list(shape)} has no axis known to count channels")
         return Spot(call, axis, None if node is None else node.part.activation)
 
-    def maker_of(self, activation: int) -> int | str:
-        """The convolution or linear module whose channels, and no others, feed an activation, each
-        on its own way; or why there is none. What it makes for a dead channel can be cut out."""
+    def maker_of(self, activation: int) -> Call | str:
+        """The call of the convolution or linear module whose channels, and no others, feed an
+        activation, each on its own way, and can be cut out; or why there is none."""
         at = activation
         while True:
             sources = self.nodes[at].sources
             if len(sources) != 1:
                 return f"{self.nodes[at].call.label} takes {len(sources)} tensors of other layers"
             before, node = sources[0], self.nodes[sources[0]]
-            if self.users[before] != [at]:
+            if node.users != [at]:
                 return f"the output of {node.call.label} is used elsewhere, too"
             if node.part.role == "maker":
-                return before
+                return node.call
             if node.part.role != "channelwise":
                 return f"{node.call.label} mixes channels or tensors"
             at = before
@@ -267,8 +242,7 @@ class AuditPlan:
     def watching(
         self, model: nn.Module, sink: Callable[[Call, Any], None], calls: Iterable[Call]
     ) -> Iterator[None]:
-        """Hand every output of the modules and functions of some calls to a sink, which must be
-        done with it when it returns; calls are numbered in each forward pass."""
+        """Hand outputs of some calls, which each forward pass numbers anew, to a sink."""
         counts, names = Counter[str](), {call.name for call in calls}
 
         def leave(layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
@@ -282,7 +256,7 @@ class AuditPlan:
 
         first = model.register_forward_pre_hook(lambda module, args: counts.clear())
         modules = [layer for layer in list_layers(model) if wanted(layer)]
-        functions = wanted if any(function_in(name) is not None for name in names) else None
+        functions = wanted if any(map(function_in, names)) else None
         try:
             watched = placed(
                 *(model, leave, None, modules, functions), opaque=self.parts, first=True
@@ -305,10 +279,8 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
         for kind in ("_ConvNd", "Linear"):
             names = names or [layer.name for layer in plan.layers if kind in layer.classes]
         if not names:
-            raise UsageError(
-                "the model has neither activations nor convolutions nor linear layers",
-                "--layers says what to look at",
-            )
+            words = "the model has neither activations nor convolutions nor linear layers"
+            raise UsageError(words, "--layers says what to look at")
     else:
         wanted = selectors.parse(text)
         chosen = selectors.select(plan.layers, wanted) or choose_layers(model, text, blank)

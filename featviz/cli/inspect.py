@@ -239,16 +239,15 @@ def audit(given: Given) -> int:
 
     refuse_shares("audit", "its findings hold for all images together")
     with output.batch_progress() as progress:
-        result = audit(
-            given["source"], given["images"], read_from(AuditOptions, {**given}), progress
-        )
+        options = read_from(AuditOptions, {**given})
+        document, verdicts, code = audit(given["source"], given["images"], options, progress)
     if given["json"]:
-        output.document(result.as_json())
+        output.document(document)
     else:
-        output.text(str(audit_table(result.document)))
-    seen = counted(result.document["images"]["seen"], "image")
+        output.text(str(audit_table(document)))
+    seen = counted(document["images"]["seen"], "image")
     log.info("%s seen; the verdicts hold for these images", seen)
-    if (proof := result.document["verify"]) is not None and not proof["channels"]:
+    if (proof := document["verify"]) is not None and not proof["channels"]:
         log.info("nothing to verify: no channel can be cut out")
     elif proof is not None:
         change, nonfinite = proof["largest_change"], proof.get("nonfinite", 0)
@@ -260,11 +259,11 @@ def audit(given: Given) -> int:
         if nonfinite:
             words += f", and {nonfinite} of its values become, or cease to be, NaN or infinite"
         log.info("%s (%s)", words, counted(proof["images"], "image"))
-    for verdict in result.verdicts:
+    for verdict in verdicts:
         if not verdict.held:
             log.error("gate %s is broken: %s", verdict.gate, verdict.words)
-    log.info("results in %s", result.out)
-    return result.exit_code
+    log.info("results in %s", options.out)
+    return code
 
 
 @command(ExemplarOptions, ModelOptions, arguments=[MODEL, IMAGES], json="exemplars.json")
@@ -285,21 +284,20 @@ def exemplars(given: Given) -> int:
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed.
     """
     from featviz.cli.run import refuse_shares
-    from featviz.exemplars.exemplars import find_exemplars
+    from featviz.exemplars.exemplars import exemplar_table, find_exemplars
 
     refuse_shares("exemplars", "it ranks all images against each other")
     with output.batch_progress() as progress:
         options = read_from(ExemplarOptions, {**given})
-        result = find_exemplars(given["source"], given["images"], options, progress)
-    record = result.record
+        record = find_exemplars(given["source"], given["images"], options, progress)
     if given["json"]:
         output.document(record.as_json())
     else:
-        output.text(str(result.table))
+        output.text(str(exemplar_table(record)))
     skipped = [f"{one['layer']} ({one['reason']})" for one in record.skipped]
     for what, layers in (("skipped", skipped), ("never ran", record.never_ran)):
         if layers:
             log.warning("%s: %s", what, listed(layers, _NAMED))
     log.info("%s seen", counted(record.images.seen, "image"))
-    log.info("results in %s", result.out)
-    return result.exit_code
+    log.info("results in %s", options.out)
+    return 3 if record.images.failures else 0

@@ -56,11 +56,6 @@ def report(given: Given) -> int:
 
     result = build_report(given["run"], read_from(ReportOptions, {**given}), compare_runs)
     warn_of(result.incomplete, behind="; the report names it but does not show it")
-    if result.tiles is not None:
-        log.warning(
-            "each layer shows at most %d of its maps, so that one file stays small; --zip has all",
-            result.tiles,
-        )
     if given["json"]:
         files = [str(path) for path in result.files]
         output.document({"page": str(result.page), "files": files})

@@ -19,16 +19,14 @@ TENSORS, PIXELS, STATISTICS = "tensors", "statistics and pixels", "statistics"
 
 _HALF = 0.501
 """Levels by which a value may be off the one drawn: half a level, and float32's rounding."""
-_BLOCK = 2**17
-"""Values compared at a time: they stay in a core's cache."""
+_BLOCK = 2**17  # values compared at a time: they stay in a core's cache
 
 
 @dataclass(frozen=True)
 class Change:
     """How far apart two tensors are, in each channel; all arrays are [channels]."""
 
-    absolute: np.ndarray
-    """Largest difference of finite values."""
+    absolute: np.ndarray  # largest difference of finite values
     relative: np.ndarray
     """Largest |new - base| / (max(|new|, |base|) + scale), 0..1: see `compare.compare`."""
     cosine: np.ndarray
@@ -65,8 +63,7 @@ class Finding:
     index: int
     by: str
     change: Change
-    differs: np.ndarray
-    """Bool [channels]; all where there is a reason."""
+    differs: np.ndarray  # bool [channels]; all where there is a reason
     reason: str | None = None
 
     @property
@@ -87,16 +84,10 @@ def map_shape(row: Capture) -> tuple[int, int, int]:
     return slices, size[0], size[1]
 
 
-def is_part(row: Capture) -> bool:
-    """Whether a row's vector is only a part of the kept tensor: a token beside the grid."""
-    return row.layout == "vector" and row.maps * math.prod(map_shape(row)) != math.prod(row.shape)
-
-
 def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> np.ndarray | None:
-    """Read the values of each channel from a kept tensor, [channels, N], in the order of the maps
-    unless they are pieces of a map; None where the layout does not make the manifest's channels
-    of this shape. Tokens beside a grid are left out, `behind` of them behind it: they have rows of
-    their own."""
+    """The values of each channel in a kept tensor, [channels, N]; None where the layout does not
+    make the manifest's channels of it. Tokens beside a grid, `behind` of them behind it, are left
+    out: they have rows of their own."""
     layout = LAYOUTS.get(row.layout)
     if layout is None or array.ndim not in layout.dimensions:
         return None
@@ -114,10 +105,9 @@ def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> np.ndarray 
 def from_picture(
     levels: Bytes, palette: Bytes | None, row: Capture, stats: Floats
 ) -> tuple[list[int], np.ndarray, np.ndarray] | None:
-    """Read the values behind a grid's pixels: the drawn channels, their values [channels, N], each
-    low + level / (levels - 1) · (high - low) within half a level and NaN where not finite, and how
-    far each may be off, [channels]. None where the picture has another size than the manifest says,
-    or a palette that featviz does not write without labels, which cover values."""
+    """The values behind a grid's pixels: the drawn channels; their values [channels, N], within
+    half a level and NaN where not finite; and how far each may be off. None where the picture has
+    another size than the manifest says, or a palette with labels, which cover values."""
     channels, plan = list(row.channels or range(row.maps)), row.plan
     count = 256 if palette is None else 254  # and two for padding and what is not finite
     ours = palette is None or (len(palette) == 256 and (palette[-1] == colormap.MAGENTA).all())
@@ -151,8 +141,7 @@ class TensorPair:
     place: Place
     images: tuple[ReadImage, ReadImage]
     rows: tuple[Capture, Capture]
-    stats: tuple[Floats, Floats]
-    """Each [channels, 6]."""
+    stats: tuple[Floats, Floats]  # each [channels, 6]
 
     @classmethod
     def read(cls, base: ReadImage, new: ReadImage) -> Iterator[TensorPair]:
@@ -165,7 +154,11 @@ class TensorPair:
     @property
     def keeps(self) -> bool:
         """Whether both runs keep a tensor whose channels are all those of the rows."""
-        return all(row.tensor is not None and not is_part(row) for row in self.rows)
+        for row in self.rows:  # a vector may be a part of its tensor: a token beside the grid
+            size = row.maps * math.prod(map_shape(row))
+            if row.tensor is None or (row.layout == "vector" and size != math.prod(row.shape)):
+                return False
+        return True
 
     def tensors(self) -> Sides | None:
         """The values of both kept tensors, where there are any that show the channels."""
@@ -182,8 +175,7 @@ class TensorPair:
         return (list(range(channels)), sides[0], sides[1], np.zeros(channels)) if sides else None
 
     def pixels(self) -> Sides | None:
-        """The values behind both pictures, where they show them, of the channels that both have
-        drawn."""
+        """The values behind both pictures, where they show them, of channels that both have."""
         one, two = self.rows
         if one.beside != two.beside or one.normalize != two.normalize:
             return None
@@ -195,13 +187,10 @@ class TensorPair:
                 return None
             sides.append(values)
         (channels, before, old_slack), (others, after, new_slack) = sides
-        if before.shape[1] != after.shape[1]:
-            return None
-        if channels == others:
-            return channels, before, after, old_slack + new_slack
         ids, old, new = np.intersect1d(channels, others, return_indices=True)
-        slack = old_slack[old] + new_slack[new]
-        return (ids.tolist(), before[old], after[new], slack) if len(ids) else None
+        if before.shape[1] != after.shape[1] or not len(ids):
+            return None
+        return ids.tolist(), before[old], after[new], old_slack[old] + new_slack[new]
 
 
 def measure(pair: TensorPair, tolerance: float) -> Finding:
@@ -216,15 +205,12 @@ def measure(pair: TensorPair, tolerance: float) -> Finding:
         all_differ = np.ones(base.maps, np.bool_)
         return Finding(*what, STATISTICS, no_change(base.maps, 1), all_differ, reason)
     old, now = pair.stats
-    if np.array_equal(old, now, equal_nan=True):
-        one, other = (str(row.tensor if pair.keeps else row.file) for row in pair.rows)
-        if same_content((pair.images[0], one), (pair.images[1], other)):
-            change = no_change(len(old), math.prod(map_shape(base)))
-            return Finding(
-                *what, TENSORS if pair.keeps else PIXELS, change, change.differs(tolerance)
-            )
-    method, scale = TENSORS, scale_of(old, now)
-    if (values := pair.tensors()) is not None:
+    method, scale = TENSORS if pair.keeps else PIXELS, scale_of(old, now)
+    files = [str(row.tensor if pair.keeps else row.file) for row in pair.rows]
+    same = np.array_equal(old, now, equal_nan=True)
+    if same and same_content(*zip(pair.images, files, strict=True)):
+        change = no_change(len(old), math.prod(map_shape(base)))
+    elif (values := pair.tensors()) is not None:
         change = compare(*values[1:3], scale)
     elif (values := pair.pixels()) is None:
         method, change = STATISTICS, compare_stats(old, now, scale)
@@ -255,9 +241,8 @@ def compare(
     base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray | None = None
 ) -> Change:
     """Compare values [channels, N]. A difference is set against the value itself and `scale`, the
-    layer's largest magnitude: like numpy.allclose with rtol = tolerance and atol = tolerance ·
-    scale, since small values among large ones are not exact. NaN equals NaN, an infinity itself,
-    and what differs by the slack [channels] at most."""
+    layer's largest magnitude: small values among large ones are not exact. NaN equals NaN, an
+    infinity itself, and what differs by the slack [channels] at most."""
     slack = np.zeros(len(base)) if slack is None else slack
     step = max(1, _BLOCK // max(1, base.shape[1]))
     parts = []
@@ -284,8 +269,7 @@ def compare_stats(base: Floats, new: Floats, scale: float) -> Change:
 
 
 def signed(base: np.ndarray, new: np.ndarray, scale: float, slack: np.ndarray) -> np.ndarray:
-    """The relative difference of each value [channels, N], as in `Change.relative`, with its sign;
-    NaN where one side is not finite and the other is something else."""
+    """The signed relative difference of each value; NaN where only one side is not finite."""
     old, now = base.astype(np.float64), new.astype(np.float64)
     _, ratio, unlike = _differences(old, now, scale, slack)
     ratio[unlike] = np.nan

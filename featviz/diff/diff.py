@@ -52,11 +52,10 @@ from featviz.text import by, counted, listed, safe_name
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 1
-"""Version of the JSON document. 1: first release."""
-_PICTURES = 8
-"""How many layers are drawn at most, each in its worst image."""
+SCHEMA_VERSION = 1  # version of the JSON document. 1: first release
+_PICTURES = 8  # how many layers are drawn at most, each in its worst image
 _CHANNELS = 16
+_USUAL = DiffThresholds()
 _OPTIONS = DrawOptions(min_tile=96)
 
 Render = Callable[[Comparison, ReadRun, ReadRun, Path, Path], tuple[str, Mapping[str, str]]]
@@ -74,10 +73,8 @@ def diff(
     """Compare two runs, here or in object stores; `render` makes the page of `html`."""
     for place in (base, new):
         if isinstance(place, Url) and files.html is not None:
-            raise UsageError(
-                f"the page of --html shows pictures where they are, and {place} is no folder",
-                "leave --html out, or copy the run here first (`aws s3 cp --recursive`)",
-            )
+            words = f"the page of --html shows pictures where they are, and {place} is no folder"
+            raise UsageError(words, "leave --html out, or copy the run here first")
     asked = ("--html", files.html, outputs.PAGE), ("--junit", files.junit, outputs.JUNIT)
     single = [(option, path, kind) for option, path, kind in asked if path is not None]
     with here(base) as one, here(new) as two:
@@ -121,11 +118,8 @@ def maps_folder(files: DiffFiles) -> Path | None:
     return files.html.with_name(f"{files.html.stem}-maps")
 
 
-def compare_runs(
-    base: ReadRun, new: ReadRun, thresholds: DiffThresholds | None = None
-) -> Comparison:
+def compare_runs(base: ReadRun, new: ReadRun, thresholds: DiffThresholds = _USUAL) -> Comparison:
     """Compare two runs. Images of which a file turns out to be broken are left out."""
-    thresholds = thresholds or DiffThresholds()
     images = [name for name in base.images if name in new.images]
     unlike = _unlike(base, new, images)
     findings: dict[str, list[Finding]] = {}
@@ -142,10 +136,8 @@ def compare_runs(
                 if old.shape != now.shape or abs(old - now).max(initial=0) > 1:
                     unlike = f"what the model saw of {name} (input.png) has other pixels in NEW"
             if unlike:
-                raise CompareError(
-                    f"these runs cannot be compared: {unlike}",
-                    "run both with the same images, preprocessing and --normalize",
-                )
+                hint = "run both with the same images, preprocessing and --normalize"
+                raise CompareError(f"these runs cannot be compared: {unlike}", hint)
             pairs = TensorPair.read(a, b)
             findings[name] = [measure(pair, thresholds.tolerance) for pair in pairs]
         except DamagedError as error:
@@ -157,20 +149,16 @@ def compare_runs(
         runs.append(replace(run, images=whole, damaged={**run.damaged, **faults}))
     base, new = runs
     if not findings:
-        raise CompareError(
-            f"no image is in both runs: BASE has {_few(base.images)}, NEW has {_few(new.images)}",
-            "compare runs of the same images",
-        )
+        names = f"BASE has {_few(base.images)}, NEW has {_few(new.images)}"
+        raise CompareError(f"no image is in both runs: {names}", "compare runs of the same images")
     order, other = (  # of the places in both, as the model came to them
         dict.fromkeys(place for name in findings for place in run.images[name].captures)
         for run in runs
     )
     if order.keys().isdisjoint(other):
         layers_of = [_few(dict.fromkeys(place.layer for place in one)) for one in (order, other)]
-        raise CompareError(
-            "no layer is in both runs: BASE has {}, NEW has {}".format(*layers_of),
-            "compare runs with the same --layers",
-        )
+        words = "no layer is in both runs: BASE has {}, NEW has {}".format(*layers_of)
+        raise CompareError(words, "compare runs with the same --layers")
     layers: dict[Place, list[Finding]] = {place: [] for place in order}
     for finding in (finding for found in findings.values() for finding in found):
         layers[finding.place].append(finding)
@@ -236,10 +224,13 @@ def summed_up(findings: Sequence[Finding]) -> ComparedLayer:
     images: dict[str, dict[str, float | None]] = {}
     for one in findings:
         differs[: len(one.differs)] |= one.differs
-        numbers = (one.change.absolute.max(), one.change.relative.max(), one.change.layer_cosine)
-        known = (None,) * 3 if one.reason else tuple(finite(float(number)) for number in numbers)
-        names = ("differing", "absolute", "relative", "cosine")
-        images[one.image] = dict(zip(names, (int(one.differs.sum()), *known), strict=True))
+        numbers = {
+            "absolute": one.change.absolute.max(),
+            "relative": one.change.relative.max(),
+            "cosine": one.change.layer_cosine,
+        }
+        known = {n: None if one.reason else finite(float(own)) for n, own in numbers.items()}
+        images[one.image] = {"differing": int(one.differs.sum()), **known}
     cosines = [one.change.layer_cosine for one in compared if one.differs.any()]
     common = min((len(one.differs) for one in compared), default=0)
     channels = {
@@ -285,20 +276,18 @@ def verdicts(result: Comparison) -> list[Verdict]:
     """One for each layer, and one each for what only one run has."""
     found = []
     for layer in result.layers:
+        absolute, relative = (
+            layer.channels[name].max(initial=0) for name in ("absolute", "relative")
+        )
+        largest = f"; largest difference {absolute:.3g} ({relative:.3g} relative)"
         words = f"{layer.differing:,} of {counted(layer.total, 'channel')} differ"
-        if layer.reason:
-            words += f": {layer.reason}"
-        else:
-            absolute, relative = (layer.channels[name].max() for name in ("absolute", "relative"))
-            words += f"; largest difference {absolute:.3g} ({relative:.3g} relative)"
+        words += f": {layer.reason}" if layer.reason else largest
         held = result.within or not layer.differing
         found.append(Verdict(f"{layer.label} {layer.place.stem}", held, words))
-    for name, side, ignored in (
-        ("only in BASE", result.only_in_base, False),
-        ("only in NEW", result.only_in_new, result.asked.ignore_added),
-    ):
+    for name, side in (("BASE", result.only_in_base), ("NEW", result.only_in_new)):
         lines = lines_of(side)
-        found.append(Verdict(name, ignored or not lines, "; ".join(lines) or "nothing"))
+        held = not lines or (name == "NEW" and result.asked.ignore_added)
+        found.append(Verdict(f"only in {name}", held, "; ".join(lines) or "nothing"))
     return found
 
 
@@ -308,7 +297,15 @@ def as_json(result: Comparison) -> dict[str, Any]:
     sides = {"only_in_base": result.only_in_base, "only_in_new": result.only_in_new}
     named = ("file", "image", "label", "stem", "source", "limit", "channels")
     maps = [layer.difference for layer in result.layers if layer.difference]
-    layers = [_layer(layer) for layer in result.layers]
+    layers: list[dict[str, Any]] = []
+    for layer in result.layers:
+        each = {name: own.tolist() for name, own in layer.channels.items()}
+        each["cosine"] = [finite(value) for value in each["cosine"]]
+        own = {name: getattr(layer, name) for name in ("image", "by", "reason", "images")}
+        own |= dict(zip(("differing", "total"), layer.channel_images, strict=True))
+        own |= {"most_changed": layer.most_changed, "channels": each}
+        place = {"type": layer.type, "index": layer.index, **layer.place._asdict()}
+        layers.append({"layer": layer.place.layer, **place, **own})
     first = next((row for row in layers if row["differing"]), None)
     where = ("layer", "type", "index", "kind", "call", "key", "image")
     return {
@@ -333,25 +330,6 @@ def as_json(result: Comparison) -> dict[str, Any]:
         },
         "incomplete": {side: list(names) for side, names in result.incomplete.items()},
         "maps": [{name: getattr(one, name) for name in named} for one in maps],
-    }
-
-
-def _layer(layer: ComparedLayer) -> dict[str, Any]:
-    own = {"layer": layer.place.layer, "type": layer.type, "index": layer.index}
-    differing, total = layer.channel_images
-    each = {name: layer.channels[name].tolist() for name in ("absolute", "relative")}
-    each["cosine"] = [finite(float(value)) for value in layer.channels["cosine"]]
-    return {
-        **own,
-        **layer.place._asdict(),
-        "image": layer.image,
-        "by": list(layer.by),
-        "reason": layer.reason,
-        "images": dict(layer.images),
-        "differing": differing,
-        "total": total,
-        "most_changed": list(layer.most_changed),
-        "channels": {**each, "unlike": layer.channels["unlike"].tolist()},
     }
 
 
@@ -395,8 +373,8 @@ def draw(
 def _differences(
     layer: ComparedLayer, base: ReadRun, new: ReadRun
 ) -> tuple[DifferenceMap, np.ndarray] | None:
-    """The map of a layer before it has a file and a limit, and its signed relative differences
-    [C, S, H, W], NaN where one side is not finite; None where no file shows what differs."""
+    """A layer's map without file and limit, and its signed relative differences [C, S, H, W]; None
+    where no file shows what differs."""
     images = TensorPair.read(base.images[layer.image], new.images[layer.image])
     pair = next(pair for pair in images if pair.place == layer.place)
     row = pair.rows[0]

@@ -29,28 +29,8 @@ values [C, K], -inf where there is no image; their numbers among the samples [C,
 column, rows and columns of the map [C, K, 4], -1 where the layer gives no map of the input, or the
 whole map is meant."""
 
-_NONE = 2**62
-"""Stands for the number of an image where there is none; comes after all."""
-_SHAPES = 8
-"""Shapes of input whose hints are held."""
-
-
-def with_image(top: Top, number: int, values: Floats, places: Integers) -> Top:
-    """One more image, with its values [C] and places [C, 4]; what is not finite excites nothing."""
-    finite = np.isfinite(values)
-    values = np.where(finite, values, np.float32(-np.inf))
-    if not (values >= top[0][:, -1]).any():
-        return top
-    numbers = np.where(finite, number, _NONE)
-    values = np.concatenate([top[0], values[:, None]], 1)
-    images = np.concatenate([top[1], numbers[:, None]], 1)
-    places = np.concatenate([top[2], places[:, None]], 1)
-    order = np.lexsort((images, -values))[:, :-1]
-    return (
-        np.take_along_axis(values, order, 1),
-        np.take_along_axis(images, order, 1),
-        np.take_along_axis(places, order[..., None], 1),
-    )
+_NONE = 2**62  # stands for the number of an image where there is none; comes after all
+_SHAPES = 8  # shapes of input whose hints are held
 
 
 @dataclass(frozen=True)
@@ -59,8 +39,7 @@ class ExemplarSource:
 
     site: Site
     layout: str
-    shape: tuple[int, ...]
-    """For the first image."""
+    shape: tuple[int, ...]  # for the first image
     channels: int
 
 
@@ -78,12 +57,11 @@ class ExemplarCollector:
     ) -> None:
         """Run the model once on `blank`; `classes` has that of each sample."""
         self.targets: dict[Site, ExemplarSource] = {}
-        self.skipped: dict[str, str] = {}
-        """Layers that give nothing with channels, and why."""
+        self.skipped: dict[str, str] = {}  # layers that give nothing with channels, and why
         self.recorder: Recorder | None = None
         book = HintBook(model.module, blank[0].shape)
         self._model, self._first, self._book, self._by = model, book, book, by
-        self._books: dict[tuple[int, ...], HintBook] = {}
+        self._books = {book.input_shape: book}
         self._classes, self._batch = classes, Batch((), [])
         self._found: list[tuple[int, Site, Floats, Integers]] = []
 
@@ -117,33 +95,40 @@ class ExemplarCollector:
         return None if self.recorder is None else self.recorder.fault
 
     def begin(self, batch: Batch) -> None:
-        """Start a batch. Where layouts depend on its shape, and that is new, its first image goes
-        through the model once more."""
+        """Start a batch; of one of a new shape, an image may go through the model once more."""
         self._batch, self._found = Batch((), []), []
         shape, module = (1, *batch.inputs[0].shape[1:]), self._model.module
-        if shape == self._first.input_shape:
-            self._book = self._first
-        elif shape in self._books:
-            self._book = self._books[shape]
-        else:
-            self._book = book = HintBook(module, shape)
+        if shape not in self._books:
+            book = HintBook(module, shape)
             book.settle_as(self._first)
             if not book.is_traced:
                 with book.traced(module, [site.layer for site in self.targets]):
                     forward(module, [arg[:1].to(self._model.device) for arg in batch.inputs])
-            if len(self._books) == _SHAPES:
-                self._books.clear()
+            if len(self._books) > _SHAPES:
+                self._books = {self._first.input_shape: self._first}
             self._books[shape] = book
-        self._batch = batch
+        self._book, self._batch = self._books[shape], batch
         if self.recorder is not None:
             self.recorder.calls.clear()
             self.recorder.skipped.clear()
 
     def commit(self) -> None:
-        """Rank the batch, which the model has taken."""
-        for number, site, values, places in self._found:
-            key = site, self._classes[number]
-            self.tops[key] = with_image(self.tops[key], number, values, places)
+        """Rank the batch, which the model has taken; what is not finite excites nothing."""
+        for number, site, found, places in self._found:
+            top, finite = self.tops[site, self._classes[number]], np.isfinite(found)
+            values = np.where(finite, found, np.float32(-np.inf))
+            if not (values >= top[0][:, -1]).any():
+                continue
+            numbers = np.where(finite, number, _NONE)
+            values = np.concatenate([top[0], values[:, None]], 1)
+            images = np.concatenate([top[1], numbers[:, None]], 1)
+            places = np.concatenate([top[2], places[:, None]], 1)
+            order = np.lexsort((images, -values))[:, :-1]
+            self.tops[site, self._classes[number]] = (
+                np.take_along_axis(values, order, 1),
+                np.take_along_axis(images, order, 1),
+                np.take_along_axis(places, order[..., None], 1),
+            )
         self._skip([] if self.recorder is None else self.recorder.skipped)
         self._found = []
 
@@ -168,8 +153,7 @@ class ExemplarCollector:
 
 
 def strongest(maps: Maps, by: By) -> tuple[Floats, Integers]:
-    """The value that ranks each channel, float32 [C], and its place, [C, 4] as in `Top`. NaN and
-    infinities are left out; -inf where nothing else is there."""
+    """The finite value that ranks each channel, and its place, as in `Top`."""
     flat = maps.data.flatten(1)
     places = np.full((len(flat), 4), -1)
     if by == "mean":

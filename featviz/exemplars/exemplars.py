@@ -4,6 +4,7 @@ a picture of each channel, and a sheet of all channels of a layer."""
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -48,31 +49,18 @@ from featviz.text import by, counted, listed, printable, safe_name
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ExemplarResult:
-    """What was found."""
-
-    out: Path
-    record: studies.ExemplarRecord
-
-    @property
-    def exit_code(self) -> int:
-        """0 all images went through, 3 some failed."""
-        return 3 if self.record.images.failures else 0
-
-    @property
-    def table(self) -> TextTable:
-        """For people: a row for each sheet."""
-        headings, rows = ["layer", "type", "channels", "sees", "known", "sheet"], []
-        per_class = any(row.class_name is not None for row in self.record.layers)
-        for row in self.record.layers:
-            label = row.layer + (f".call{row.call}" if row.call else "")
-            label += f".{row.key}" if row.key else ""
-            view = row.receptive_field
-            cells = [label or row.type, row.type, str(len(row.channels)), by(view.size), view.how]
-            rows.append([*cells, row.sheet, *([row.class_name or ""] if per_class else [])])
-        headings += ["class"] if per_class else []
-        return TextTable(headings, ("channels", "sees"), rows)
+def exemplar_table(record: studies.ExemplarRecord) -> TextTable:
+    """For people: a row for each sheet."""
+    headings, rows = ["layer", "type", "channels", "sees", "known", "sheet"], []
+    per_class = any(row.class_name is not None for row in record.layers)
+    for row in record.layers:
+        label = row.layer + (f".call{row.call}" if row.call else "")
+        label += f".{row.key}" if row.key else ""
+        view = row.receptive_field
+        cells = [label or row.type, row.type, str(len(row.channels)), by(view.size), view.how]
+        rows.append([*cells, row.sheet, *([row.class_name or ""] if per_class else [])])
+    headings += ["class"] if per_class else []
+    return TextTable(headings, ("channels", "sees"), rows)
 
 
 def find_exemplars(
@@ -80,7 +68,7 @@ def find_exemplars(
     arguments: Sequence[str],
     options: ExemplarOptions,
     progress: BatchProgress = lambda image, error, total: None,
-) -> ExemplarResult:
+) -> studies.ExemplarRecord:
     """Find the images, and the places in them, that excite each channel of some layers most."""
     with begun(model, arguments, options, EXEMPLARS) as (folder, loaded, samples):
         blank, _ = blank_input(loaded, samples, options.inputs)
@@ -94,10 +82,8 @@ def find_exemplars(
         if not found.targets:
             reasons = [f"{layer} {reason}" for layer, reason in found.skipped.items()]
             reasons += [f"{layer} never ran" for layer in found.never_ran]
-            raise UsageError(
-                f"none of the {len(layers)} selected layers gives a tensor with channels",
-                listed(reasons, 3, "; "),
-            )
+            words = f"none of the {len(layers)} selected layers gives a tensor with channels"
+            raise UsageError(words, listed(reasons, 3, "; "))
         study = Study(loaded, samples, options, progress)
         with in_eval_mode(loaded.module), hooked(loaded.module, layers, found.take) as recorder:
             found.recorder = recorder
@@ -121,29 +107,24 @@ def find_exemplars(
                 rows.append(cutter.draw(target, found.tops[site, name], row, folder))
         failures = [Failure(name, error, number) for name, number, error in study.failures]
         skipped = sorted(found.skipped.items())
+        asked = {"layers": options.layers, "top": options.top, "by": options.pick}
+        asked |= {"per_class": options.per_class, **structs.asdict(options.inputs)}
         record = studies.ExemplarRecord(
             studies.SCHEMA_VERSION,
             **study.about,
-            options={
-                "layers": options.layers,
-                "top": options.top,
-                "by": options.pick,
-                "per_class": options.per_class,
-                **structs.asdict(options.inputs),
-            },
+            options=asked,
             images=Seen(len(study.seen), len(samples), failures),
             skipped=[{"layer": layer, "reason": reason} for layer, reason in skipped],
             never_ran=found.never_ran,
             layers=rows,
         )
         write.write_record(folder, EXEMPLARS_FILE, record.as_json())
-    return ExemplarResult(options.out, record)
+    return record
 
 
 # Pictures
 
-TILE = 128
-"""Pixels a side of a tile in the picture of a channel."""
+TILE = 128  # pixels a side of a tile in the picture of a channel
 
 _GAP, _TEXT, _LINE = 8, 12, 15
 _TITLE = 2 * _LINE + _GAP
@@ -156,12 +137,9 @@ _LONGEST_NAME = 19
 _PAPER, _INK, _FAINT, _EMPTY = "#ffffff", "#1b2129", "#66707c", "#e3e6ea"
 _MARK = "#ffd400"
 _SMALLEST_MARK = 6
-_MOST_TILES = 2000
-"""Tiles that are held at once: 100 MB."""
-_MOST_READ = 2**28
-"""Bytes of images that are held; those beyond are read again for each layer."""
-_SHAPES = 8
-"""Shapes of input whose receptive fields are held."""
+_MOST_TILES, _MOST_READ, _SHAPES = 2000, 2**28, 8
+"""Tiles (100 MB), bytes of images, and shapes of input whose receptive fields are held at once;
+images beyond are read again for each layer."""
 
 
 @dataclass
@@ -171,8 +149,7 @@ class Cutter:
     study: Study
     options: ExemplarOptions
     found: ExemplarCollector
-    fields: dict[tuple[int, ...], dict[Site, Tensor]]
-    """By the shape of the input."""
+    fields: dict[tuple[int, ...], dict[Site, Tensor]]  # by the shape of the input
     _read: dict[int, tuple[Image.Image, list[Tensor]] | None] = field(default_factory=dict)
     """Images as the model saw them, its arguments without values; None where they vanished."""
     _bytes: int = 0
@@ -180,8 +157,7 @@ class Cutter:
     def draw(
         self, target: ExemplarSource, top: Top, row: studies.ExemplarLayer, folder: Path
     ) -> studies.ExemplarLayer:
-        """Write the pictures of a tensor for one class or all images; its row with the
-        exemplars."""
+        """Write the pictures of a tensor for one class or all images; its row with exemplars."""
         is_max, count = self.options.pick == "max", len(top[0])
         room = max(1, min(top[0].shape[1], len(self.study.samples)))
         label = printable(row.label + (f".{row.key}" if row.key else ""))
@@ -222,10 +198,10 @@ class Cutter:
     ) -> dict[int, list[tuple[studies.Exemplar, Image.Image]]]:
         """Exemplars and their tiles, by channel; best first."""
         values, images, places = top
-        shown: dict[int, list[tuple[studies.Exemplar, Image.Image]]] = {}
-        wanted, nothing = dict[int, list[tuple[int, int]]](), Image.new("RGB", (TILE, TILE), _EMPTY)
+        shown: dict[int, list[tuple[studies.Exemplar, Image.Image]]] = {c: [] for c in channels}
+        wanted: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        nothing = Image.new("RGB", (TILE, TILE), _EMPTY)
         for channel in channels:
-            shown[channel] = []
             for rank in np.flatnonzero(np.isfinite(values[channel])).tolist():
                 number, value = int(images[channel, rank]), float(str(values[channel, rank]))
                 row, column, *size = places[channel, rank].tolist()
@@ -233,7 +209,7 @@ class Cutter:
                 name = self.study.samples[number].name
                 exemplar = studies.Exemplar(name, number, value, place, grid, None)
                 shown[channel].append((exemplar, nothing))
-                wanted.setdefault(number, []).append((channel, rank))
+                wanted[number].append((channel, rank))
         for number, picture, args in self._pictures(sorted(wanted)):
             shape = tuple(args[0].shape)
             if shape not in self.fields:
@@ -252,15 +228,14 @@ class Cutter:
                     row, column = exemplar.place
                     box = box if sides is None else to_box(sides[:, row, column].tolist())
                     tile = cut(picture, box, largest, [row, column, *(exemplar.map or ())])
-                edges = None if box is None else list(box)
-                shown[channel][rank] = replace(exemplar, box=edges), tile
+                shown[channel][rank] = replace(exemplar, box=box and list(box)), tile
         return shown
 
     def _pictures(
         self, numbers: Sequence[int]
     ) -> Iterator[tuple[int, Image.Image, Sequence[Tensor]]]:
         """The images of these numbers; those that fit into memory are decoded once."""
-        study = self.study
+        study, inputs = self.study, self.options.inputs
         for number in numbers:
             if (known := self._read.get(number)) is not None:
                 yield number, *known
@@ -270,11 +245,10 @@ class Cutter:
             self._read[number] = None
 
         missing = [number for number in numbers if number not in self._read]
-        inputs = self.options.inputs
         for batch in batches(study.samples, study.model, inputs, 1, vanished, missing):
             pixels = to_pixels(study.model.preprocess.shown(batch.inputs)[0])
-            grey = pixels.shape[2] == 1
-            picture = Image.fromarray(pixels[..., 0] if grey else pixels).convert("RGB")
+            rgb = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+            picture = Image.fromarray(rgb)
             args = [arg.to("meta") for arg in batch.inputs]
             self._bytes += 3 * picture.width * picture.height
             if self._bytes <= _MOST_READ:
@@ -290,10 +264,9 @@ def _save(path: Path, picture: Image.Image) -> None:
 def cut(
     picture: Image.Image, box: Box | None, size: Sequence[int], place: Sequence[int] | None = None
 ) -> Image.Image:
-    """A crop of the input as a tile of TILE × TILE pixels, in its middle; an empty one without a
-    box. `size` is that of the layer's largest crop, which fills the tile, so that all have one
-    scale. The place (row, column, rows and columns of the map) is marked where the crop is the
-    whole input."""
+    """A crop of the input as a tile, in its middle; an empty one without a box. `size` is that of
+    the layer's largest crop, which fills the tile. The place (row, column, rows and columns of the
+    map) is marked where the crop is the whole input."""
     tile = Image.new("RGB", (TILE, TILE), _EMPTY)
     if box is None:
         return tile
@@ -306,12 +279,11 @@ def cut(
     if place is not None and box == (0, 0, *picture.size) and max(place[2:]) > 1:
         row, column, rows, columns = place
         across, down = (max(_SMALLEST_MARK, n) for n in (width / columns, height / rows))
-        x, y = left + (column + 0.5) * width / columns, top + (row + 0.5) * height / rows
-        mark = [x - across / 2, y - down / 2]
-        mark += [mark[0] + across - 1, mark[1] + down - 1]
+        x = left + (column + 0.5) * width / columns - across / 2
+        y = top + (row + 0.5) * height / rows - down / 2
         draw = ImageDraw.Draw(tile)
-        draw.rectangle([mark[0] - 1, mark[1] - 1, mark[2] + 1, mark[3] + 1], outline=_INK)
-        draw.rectangle(mark, outline=_MARK)
+        draw.rectangle([x - 1, y - 1, x + across, y + down], outline=_INK)
+        draw.rectangle([x, y, x + across - 1, y + down - 1], outline=_MARK)
     return tile
 
 
@@ -329,8 +301,7 @@ def draw_channel(
     texts: Sequence[tuple[float, str]],
     count: int,
 ) -> Image.Image:
-    """The picture of a channel with room for `count` tiles: two lines of title, then its tiles, the
-    best first, each above its value and the name of its image."""
+    """A channel's tiles, the best first, each above its value and the name of its image."""
     right = slot(max(1, ceil(sqrt(count))) - 1, count)[2]
     bottom = slot(count - 1, count)[3]
     size = max(right, 2 * (TILE + _GAP)) + _GAP, bottom + _CAPTION + _GAP
@@ -351,25 +322,17 @@ def draw_channel(
     return picture
 
 
-def sheet_plan(channels: int, count: int) -> tuple[int, int, int, tuple[int, int]]:
-    """Pixels a side of a tile, tiles in a row, rows, and the size of a row with the space beside
-    and below it: tiles are made smaller, then tiles of each channel are left out, then channels."""
-    most = min(count, _MOST_SHOWN)
-    plans = [(tile, most) for tile in _SMALL] + [(_SMALL[-1], n) for n in range(most - 1, 0, -1)]
-    for tile, shown in plans:
-        width, height = _LABEL + shown * (tile + _BETWEEN) + _COLUMN_GAP, tile + _LINE + _GAP
-        if channels * width * height <= _MOST_PIXELS:
-            break
-    return tile, shown, min(channels, _MOST_PIXELS // (width * height)), (width, height)
-
-
 def begin_sheet(
     title: Sequence[str], channels: int, count: int
 ) -> tuple[Image.Image, Callable[[int, Sequence[Image.Image], Sequence[float]], None]]:
-    """The picture of a layer: a row of at most `count` small tiles for each channel, in as many
-    columns of rows as make it about square; and what draws the row of a channel, its tiles and
-    their values, into it."""
-    side, shown, rows, (width, height) = sheet_plan(channels, count)
+    """The picture of a layer, a row of at most `count` small tiles for each channel, about square;
+    and what draws the row of a channel, its tiles and their values, into it."""
+    most = min(count, _MOST_SHOWN)  # tiles are made smaller, then left out, then channels are
+    for side, shown in [(n, most) for n in _SMALL] + [(_SMALL[-1], n) for n in range(most)[:0:-1]]:
+        width, height = _LABEL + shown * (side + _BETWEEN) + _COLUMN_GAP, side + _LINE + _GAP
+        if channels * width * height <= _MOST_PIXELS:
+            break
+    rows = min(channels, _MOST_PIXELS // (width * height))
     left_out = [f"the first {shown} of up to {count} images"] if shown < count else []
     left_out += [f"the first {rows} of {channels} channels"] if rows < channels else []
     lines = [*title, *([f"for want of room only {' of '.join(left_out)}"] if left_out else [])]

@@ -4,7 +4,7 @@ have pages of their own, too, as a series of runs has."""
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,6 @@ from featviz.records.commands import ReportOptions
 from featviz.records.findings import FINDINGS
 from featviz.report import words
 from featviz.report.views import PictureView, ReportPage
-from featviz.report.words import Key
 from featviz.rundir import AUDIT_FILE
 from featviz.rundir.image import ReadImage
 from featviz.rundir.read import ReadRun, read_run
@@ -33,26 +32,12 @@ from featviz.text import by, counted, listed, quoted
 
 log = logging.getLogger(__name__)
 
-_DIGESTS = ("parameters", "sha256")
-"""Entries of a model's record that tell models apart whatever they are called, the surest first:
-the same parameters may come from two files."""
-_NAMES = ("name", "weights", "seed")
-"""Entries that do so where a model has no digest, as torchvision's own."""
-
-Box = tuple[int, int, int, int]
-"""Left, top, width and height in pixels of a picture."""
+Box = tuple[int, int, int, int]  # left, top, width and height in pixels of a picture
 
 
-@dataclass(frozen=True)
-class Extra:
-    """A picture beside the maps of a layer: kernels, suspects of an audit, or exemplars."""
-
-    title: str
-    words: str
-    picture: PictureView
-    channels: Mapping[int, Box | PictureView]
-    """Where a channel is in the picture, or a picture of its own."""
-    key: Key | None = None
+Extra = Mapping[str, Any]
+"""A picture beside the maps of a layer, of kernels, suspects or exemplars: its `title`, `words`,
+`picture`, the `key` of its colours, and `channels`, where each is in it (`Box`), or its own one."""
 
 
 @dataclass(frozen=True)
@@ -69,25 +54,22 @@ class AuditViews:
     def of_record(
         cls, found: tuple[Audit, ReadImage], pages: Collection[str] | None = None
     ) -> AuditViews:
-        """Sort the pictures of an audit to its layers, and these to the pages of a run, which are
-        the names of its layers; None where each layer has its own place."""
+        """Sort pictures of an audit to its layers, and these to the pages of a run, if any."""
         audit, pictures = found
-        drawn: dict[str, list[Extra]] = {}
+        drawn: defaultdict[str, list[Extra]] = defaultdict(list)
         for number, own in enumerate(audit.drawn):
             if (size := pictures.pixels.get(own.file)) is None:
                 continue
-            shown = words.channel_list(own.channels)
-            alt = (
-                f"Suspects of {own.layer}, channels {shown}, with the images that excite each most"
-            )
+            alt = f"Suspects of {own.layer}, channels {words.channel_list(own.channels)}"
             about = f"{len(own.channels)} of {counted(own.suspects, 'channel')} with a finding"
             if own.shown and own.shown != own.layer:
                 about += f"; maps of {own.shown}, the input of {own.layer}"
             top, height = own.rows or (0, 0)
             boxes = {c: (0, top + n * height, size[0], height) for n, c in enumerate(own.channels)}
+            alt += ", with the images that excite each most"
             picture = PictureView(f"s{number}", pictures, own.file, size, alt)
-            extra = Extra("Suspects of the audit", about, picture, boxes if own.rows else {})
-            drawn.setdefault(own.layer, []).append(extra)
+            extra = {"title": "Suspects of the audit", "words": about, "picture": picture}
+            drawn[own.layer].append({**extra, "channels": boxes if own.rows else {}})
         layers = []
         for n, row in enumerate(audit.layers):
             home = row.layer or row.label
@@ -95,9 +77,8 @@ class AuditViews:
                 names = (sheet.shown for sheet in audit.drawn if sheet.layer == row.label)
                 home = next((name for name in (home, *names) if name in pages), "")
             some = {name: channels for name, channels in row.findings.items() if channels}
-            extras = drawn.get(row.label, ())
             place = {"row": row, "id": f"audited-{n:03d}", "home": home}
-            layers.append({**place, "suspects": extras, "found": some})
+            layers.append({**place, "suspects": drawn[row.label], "found": some})
         return cls(audit, layers)
 
     @property
@@ -130,9 +111,7 @@ class AuditViews:
 def read_extras(
     run: ReadRun, pages: Sequence[ReportPage], options: ReportOptions
 ) -> tuple[dict[str, list[Extra]], AuditViews | None]:
-    """Read what is to be shown beside a run: pictures by the ids of the groups of figures with
-    which they stand, and the audit that was given or lies in the run.
-    """
+    """What stands beside the maps of a run, by the ids of their groups; and the run's audit."""
     extras: dict[str, list[Extra]] = {g.id: [] for page in pages for g in page.groups}
     firsts = {page.name: page.groups[0].id for page in pages}
     if options.kernels is not None:
@@ -162,32 +141,26 @@ def _shared(given: Collection[Any], drawn: Collection[Any], kind: str, place: Pa
     if both := [one for one in given if one in drawn]:
         return both
     names = dict.fromkeys(one if isinstance(one, str) else one[0] for one in given)
-    raise StoreError(
-        f"{quoted(str(place))} has {kind} of no layer of this run",
-        "run again with these --layers: " + listed([quoted(name or ".") for name in names], 5),
-    )
+    hint = "run again with these --layers: " + listed([quoted(name or ".") for name in names], 5)
+    raise StoreError(f"{quoted(str(place))} has {kind} of no layer of this run", hint)
 
 
 def check(run: ReadRun, option: str, place: Path, given: Mapping[str, Any]) -> None:
-    """Refuse what is of another model, by the model in its record; warn where that is not known.
-    The command that makes it has the name of the option, as `exemplars`."""
-    model = run.record.get("model") or {}
+    """Refuse what is of another model, by the model in its record: by a digest whatever it is
+    called, the surest first, else as torchvision's own by its name; warn where neither is there."""
+    model, digests = run.record.get("model") or {}, ("parameters", "sha256")
     where = f"--{option} {quoted(str(place))}"
-    names = [name for name in _DIGESTS if model.get(name) and given.get(name)][:1]
-    if not any(record.get(name) for record in (model, given) for name in _DIGESTS):
-        names = [name for name in _NAMES if name in model and name in given]
+    names = [name for name in digests if model.get(name) and given.get(name)][:1]
+    if not any(record.get(name) for record in (model, given) for name in digests):
+        names = [name for name in ("name", "weights", "seed") if name in model and name in given]
     if apart := [name for name in names if model.get(name) != given.get(name)]:
         theirs, ours = (
             quoted(words.name_of(record))
             + "".join(f" ({n} {quoted(str(record.get(n)))[:12]})" for n in apart if n != "name")
             for record in (given, model)
         )
-        raise CompareError(
-            f"{where} is of another model than the run {quoted(str(run.place))}: "
-            f"{theirs} there, {ours} in the run",
-            f"make it with featviz {option} {quoted(words.name_of(model))}, or report a run of "
-            f"{quoted(words.name_of(given))}",
-        )
+        why = f"{where} is of another model than the run: {theirs} there, {ours} in the run"
+        raise CompareError(why, f"make it with featviz {option} {quoted(words.name_of(model))}")
     if not names:
         log.warning("%s: whether it is of the run's model is not known", where)
 
@@ -202,23 +175,19 @@ def kernel_pictures(kernels: tuple[Mapping[str, Any], ReadImage]) -> Iterator[tu
         what = "mean over the inputs, " if row.layout == "mean" else ""
         inputs = counted(row.shape[1] if len(row.shape) > 1 else 1, "input")
         some = f"{len(row.drawn)} of " if len(row.drawn) < row.maps else ""
-        about = (
-            f"{what}{inputs} per channel · {some}{counted(row.maps, 'kernel')} · {by(row.shape)} "
-            f"· weights {words.span(row.min, row.max)}"
-        )
-        boxes: dict[int, Box | PictureView] = {
-            channel: plan.box(slot * row.side) for slot, channel in enumerate(row.drawn)
-        }
-        key = words.key(row, record["options"])
-        yield row.layer, Extra("Kernels", about, picture, boxes, key)
+        about = f"{what}{inputs} per channel · {some}{counted(row.maps, 'kernel')} · "
+        about += f"{by(row.shape)} · weights {words.span(row.min, row.max)}"
+        boxes = {channel: plan.box(slot * row.side) for slot, channel in enumerate(row.drawn)}
+        extra = {"title": "Kernels", "words": about, "picture": picture, "channels": boxes}
+        yield row.layer, {**extra, "key": words.key(row, record["options"])}
 
 
 def _exemplars(record: ExemplarRecord, pictures: ReadImage) -> dict[tuple[str, str], list[Extra]]:
     """The sheets of each tensor, one for each class with `--per-class`, by its layer and stem."""
-    found: dict[tuple[str, str], list[Extra]] = {}
+    found: defaultdict[tuple[str, str], list[Extra]] = defaultdict(list)
     largest = "value" if record.options["by"] == "max" else "mean"
     for number, layer in enumerate(record.layers):
-        channels: dict[int, Box | PictureView] = {}
+        channels: dict[int, PictureView] = {}
         for row in layer.channels:
             if row.file:
                 best = ", ".join(f"{one.image} {words.number(one.value)}" for one in row.exemplars)
@@ -232,8 +201,8 @@ def _exemplars(record: ExemplarRecord, pictures: ReadImage) -> dict[tuple[str, s
         alt = f"Exemplars of all channels of {layer.label}"
         size = pictures.pixels[layer.sheet]
         sheet = PictureView(f"e{number}", pictures, layer.sheet, size, alt)
-        own = Extra(title, about, sheet, channels)
-        found.setdefault((layer.label, layer.stem), []).append(own)
+        own = {"title": title, "words": about, "picture": sheet, "channels": channels}
+        found[layer.label, layer.stem].append(own)
     return found
 
 
@@ -244,9 +213,8 @@ BOX = {"left": 6.0, "width": 308.0, "top": 6.0, "height": 52.0, "room": 40.0}
 
 
 def series_views(root: Path) -> dict[str, Any]:
-    """All of a series' page: `steps`, (number, run, audit) each; the `layers` in the model's order,
-    with their pictures and how many channels have each finding, step by step; and `left_out`, what
-    is no whole run or image of one."""
+    """All of a series' page: `steps`, (number, run, audit) each; the `layers`, with their pictures
+    and how many channels have each finding, step by step; and what is `left_out`."""
     steps: list[tuple[int, ReadRun, AuditViews | None]] = []
     left_out = {}
     for number, path in read_steps(root).items():
@@ -278,20 +246,14 @@ def series_views(root: Path) -> dict[str, Any]:
         for number, _, audit in steps:
             rows = [one["row"] for one in (audit.layers if audit else ())]
             counts = [one.channels for one in rows if (one.layer or one.label) == row.layer]
-            if audit and any(counts):
+            if audit and counts:
                 channels, found[number] = max(channels, *counts), audit.of(row.layer)
         curves = {  # names that are known alone: the record may be anybody's
             name: {n: len(one.get(name, ())) for n, one in found.items()}
             for name in FINDINGS
             if any(name in one for one in found.values())
         }
-        most, points = max((max(counts.values()) for counts in curves.values()), default=0), {}
-        for name, curve in curves.items():
-            tops = {
-                n: BOX["top"] + BOX["height"] * (1 - c / max(1, most)) for n, c in curve.items()
-            }
-            points[name] = " ".join(f"{round(ends[n], 2)},{round(y, 2)}" for n, y in tops.items())
+        most = max((count for curve in curves.values() for count in curve.values()), default=0)
         about = {"row": row, "strips": own, "channels": channels, "most": most}
-        layers.append({**about, "curves": curves, "points": points})
-    now = round(ends[last], 2)
-    return {"steps": steps, "layers": layers, "left_out": left_out, "now": now, "box": BOX}
+        layers.append({**about, "curves": curves})
+    return {"steps": steps, "layers": layers, "ends": ends, "left_out": left_out, "box": BOX}

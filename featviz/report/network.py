@@ -3,6 +3,7 @@ network as a picture: what its layers make of an image, in the order in which th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -16,21 +17,14 @@ from featviz.report.views import Group, ReportPage
 from featviz.rundir.schema import Capture
 from featviz.text import by, counted
 
-STRIP = 10
-"""Maps of a layer in its strip: as many as a screen shows 96 pixels wide."""
+STRIP = 10  # maps of a layer in its strip: as many as a screen shows 96 pixels wide
 _WIDEST, _NARROWEST = 3.0, 0.5
 """Width by height of a map in a strip; of a wider or narrower one the middle is shown."""
-_TOP = 10
-_FEW = 12
-"""Layers of one resolution that need no finer division."""
-_MOST_STAGES = 16
-"""Runs of one resolution that still divide a network; more of them take turns all the time."""
-_OPEN = 60
-"""Layers whose grids are unfolded when the page of an image opens."""
-_VECTORS = "Vectors"
-"""The title of the stage behind the last maps."""
-_DEEPEST = 4
-"""Parts of a name by which layers are grouped at most."""
+_FEW, _MOST_STAGES = 12, 16
+"""Layers of one resolution that need no finer division, and runs of one resolution that still
+divide a network; more of them take turns all the time."""
+_OPEN = 60  # layers whose grids are unfolded when the page of an image opens
+_VECTORS = "Vectors"  # the title of the stage behind the last maps
 
 Tile = tuple[int | None, tuple[int, int, int, int], str]
 """A map in its grid: its channel, None where all became one tile; left, top, width and height of
@@ -40,7 +34,6 @@ Bar = tuple[int, str, str, float, float]
 where the bar begins, 0..100, and how long it is."""
 Found = Mapping[str, Sequence[int]]
 """Channels, by what was found of them; what was found of none is left out."""
-
 
 EXPLANATIONS = {
     "all zero": "zero at every pixel; after an activation, such a channel is dead",
@@ -60,10 +53,8 @@ class ChannelTotals:
         there is none; sums over the images of mean, share of zeros and non-finite values; and 1
         where it is all zero in every image that has it."""
         self.activation = False
-        """Whether its zeros tell which channels are dead: those of a ReLU, or of what stands behind
-        one, as a block or a pooling, which has exact zeros and nothing below."""
-        self.judged = False
-        """Whether a constant map says something of its channel."""
+        """Whether its zeros tell which channels are dead, as behind a ReLU."""
+        self.judged = False  # whether a constant map says something of its channel
 
     def add(self, row: Capture, stats: Floats) -> None:
         """Take in an image's statistics, [maps, 6] in the order of `records.STAT_COLUMNS`."""
@@ -84,8 +75,7 @@ class ChannelTotals:
     @property
     def dark(self) -> np.ndarray:
         """[channels]: all zero in every image that has it."""
-        found: np.ndarray = self.table[:, 6] == 1
-        return found
+        return np.asarray(self.table[:, 6] == 1)
 
     @property
     def found(self) -> Found:
@@ -113,17 +103,16 @@ class ChannelTotals:
 def channel_rows(
     totals: ChannelTotals, audited: Found
 ) -> Iterator[tuple[int, tuple[str, ...], str]]:
-    """Of all channels of a tensor the smallest and largest value, the mean of the images' means and
-    the share of zeros, in words, and the findings; also those that an audit has of the layer."""
-    said: dict[int, list[str]] = {}
+    """Numbers and findings of each channel over the images in words, also findings of an audit."""
+    said: defaultdict[int, list[str]] = defaultdict(list)
     of_audit = {f"{name} (audit)": channels for name, channels in audited.items()}
     for name, channels in {**totals.found, **of_audit}.items():
         for channel in channels:
-            said.setdefault(channel, []).append(name)
+            said[channel].append(name)
     for channel, (seen, low, high, mean, zeros, *_) in enumerate(totals.table.tolist()):
         count = max(seen, 1)
         numbers = (*map(words.number, (low, high, mean / count)), words.percent(zeros / count))
-        yield channel, numbers, ", ".join(said.get(channel, ()))
+        yield channel, numbers, ", ".join(said[channel])
 
 
 def dead(pages: Sequence[ReportPage], totals_of: Callable[[Group], ChannelTotals]) -> str:
@@ -134,10 +123,10 @@ def dead(pages: Sequence[ReportPage], totals_of: Callable[[Group], ChannelTotals
         for page in named or pages
     ]
     judged = [own for layer in drawn for own in layer if own.judged]
-    if not any(drawn):
-        return "unknown: no activation was drawn (add ReLU to --layers, or give --audit)"
     if not judged:
-        return "unknown: only one value of each channel was seen (run more images, or give --audit)"
+        few = "only one value of each channel was seen (run more images, or give --audit)"
+        none = "no activation was drawn (add ReLU to --layers, or give --audit)"
+        return f"unknown: {few if any(drawn) else none}"
     found = [sum(len(own.found.get("all zero", ())) for own in layer) for layer in drawn]
     if with_some := sum(map(bool, found)):
         return f"{sum(found):,} in {counted(with_some, 'layer')}"
@@ -156,24 +145,30 @@ def badges(found: Found) -> list[tuple[str, str]]:
 def network(
     page: ReportPage, stats: Mapping[str, Floats], over: Sequence[ChannelTotals] | None = None
 ) -> list[dict[str, Any]]:
-    """The stages of a network with what they make of an image, by its statistics: those of the
-    forward pass, then those of the gradients, which come from the output back. A stage are layers
-    that follow one another and belong together, with its last step that has maps as a preview; a
-    step is a tensor with its `tiles` or, of single numbers, `bars`. Zeros, range and findings are
-    those `over` all images, where these are given."""
+    """The stages of a network with what they make of an image, by its statistics: forward, then
+    the gradients from the output back. A stage are layers that belong together, with its last step
+    that has maps as a preview; a step is a tensor with its `tiles` or, of single numbers, `bars`.
+    Zeros, range and findings are those `over` all images, where these are given."""
     steps: list[dict[str, Any]] = []
     for n, group in enumerate(page.groups):
         figure, totals = group.figures[0], over[n] if over else ChannelTotals()
         row, own = figure.row, stats[figure.picture.id]
         if not over:
             totals.add(row, own)
-        single = is_numbers(row)
+        single, size = is_numbers(row), by(row.plan.map_size)
+        if row.constant is not None:
+            size = by(row.constant[1:])
+            shape = f"{row.maps} × {size}, each constant"
+        elif single:
+            size, shape = "", f"{row.maps} values"
+        else:
+            shape = " × ".join([str(row.maps), *([str(row.side)] if row.side > 1 else []), size])
+        about = {"group": group, "figure": figure, "backward": row.kind in BACKWARD}
+        about |= {"size": size, "shape": shape, "found": totals.found}
+        about |= {"zeros": totals.zero_share, "range": words.span(*totals.range)}
         tiles = [] if single else [_tile(row, channel, own) for channel in most_varied(row, own)]
         values = bars(row, own, page.image.manifest.prediction) if single else []
-        numbers = {"zeros": totals.zero_share, "range": words.span(*totals.range)}
-        about = {"group": group, "figure": figure, "backward": row.kind in BACKWARD}
-        shown = {"tiles": tiles, "bars": values, "shape": _shape(row), "found": totals.found}
-        steps.append({**about, **shown, **numbers})
+        steps.append({**about, "tiles": tiles, "bars": values})
     stages: list[dict[str, Any]] = []
     count = 0
     for backward, same in groupby(steps, key=lambda step: step["backward"]):
@@ -182,15 +177,13 @@ def network(
         for title, pairs in groupby(titled, key=lambda pair: pair[0]):
             stage = [step for _, step in pairs]
             count += len(stage)
-            opened = not stages or count <= _OPEN
-            title = f"Gradients, {title}" if backward else title
             first, last = stage[0]["group"].layer, stage[-1]["group"].layer
             stages.append(
                 {
                     "number": len(stages) + 1,
-                    "title": title,
+                    "title": f"Gradients, {title}" if backward else title,
                     "steps": stage,
-                    "open": opened,
+                    "open": not stages or count <= _OPEN,
                     "preview": next((step for step in reversed(stage) if step["tiles"]), None),
                     "layers": len({step["group"].page for step in stage}),
                     "span": first if first == last else f"{first} – {last}",
@@ -201,36 +194,22 @@ def network(
 
 def _titles(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     """The stage of each step: its resolution, `28×28`; or the outermost module, where there is one
-    resolution, or they take turns. Single numbers between maps, as in squeeze-and-excitation, are
-    of the stage in which they stand; those behind the last maps are a stage of their own."""
-    own = []
-    for row in (step["figure"].row for step in steps):
-        size = "" if is_numbers(row) else by(row.plan.map_size)
-        own.append(size if row.constant is None else by(row.constant[1:]))
-    last = max((n for n, size in enumerate(own) if size), default=-1)
-    here = next((size for size in own if size), "")
-    sizes = []
-    for n, size in enumerate(own):
-        here = size or (_VECTORS if n > last else here)
+    resolution, or they take turns. Single numbers between maps belong to their stage, behind them
+    they are a stage of their own."""
+    last = max((n for n, step in enumerate(steps) if step["size"]), default=-1)
+    here, sizes = next((step["size"] for step in steps if step["size"]), ""), list[str]()
+    for n, step in enumerate(steps):
+        here = step["size"] or (_VECTORS if n > last else here)
         sizes.append(here)
     several = len({*sizes} - {_VECTORS}) > 1
     if (several and len([*groupby(sizes)]) <= _MOST_STAGES) or len(steps) <= _FEW:
         return sizes
     most = min(max(_MOST_STAGES, len(steps) // 4), len(steps) // 2)
-    for depth in range(1, _DEEPEST + 1):
+    for depth in range(1, 5):
         names = [".".join(step["group"].layer.split(".")[:depth]) for step in steps]
         if 2 < len([*groupby(names)]) <= most:
             return names
     return sizes
-
-
-def _shape(row: Capture) -> str:
-    size = by(row.plan.map_size)
-    if row.constant is not None:
-        return f"{row.maps} × {by(row.constant[1:])}, each constant"
-    if is_numbers(row):
-        return f"{row.maps} values"
-    return f"{row.maps} × {size}" if row.side == 1 else f"{row.maps} × {row.side} × {size}"
 
 
 def is_numbers(row: Capture) -> bool:
@@ -241,9 +220,8 @@ def is_numbers(row: Capture) -> bool:
 
 def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | None]:
     """Drawn channels whose maps vary much and differ from one another: the one of the largest
-    deviation, then always the one whose numbers are farthest from those that are taken, out of the
-    half that varies most. Where none varies, those of the largest magnitude. What is not finite
-    comes last."""
+    deviation, then always the one farthest from those that are taken, out of the half that varies
+    most. Where none varies, those of the largest magnitude; what is not finite comes last."""
     if row.reduce is not None:
         return [None]
     drawn = np.asarray(row.drawn)
@@ -271,37 +249,28 @@ def _tile(row: Capture, channel: int | None, stats: Floats) -> Tile:
     """Where the first tile of a drawn channel is."""
     slot = 0 if channel is None else row.drawn.index(channel) * row.side
     left, top, width, height = row.plan.box(slot)
-    across = min(width, max(1, round(height * _WIDEST)))
-    down = min(height, max(1, round(width / _NARROWEST)))
+    across, down = min(width, round(height * _WIDEST)), min(height, round(width / _NARROWEST))
     box = (left + (width - across) // 2, top + (height - down) // 2, across, down)
     return channel, box, "" if channel is None else words.span(*map(float, stats[channel, :2]))
 
 
-def bars(row: Capture, stats: Floats, guesses: Sequence[Guess], count: int = _TOP) -> list[Bar]:
-    """The largest entries of a vector, of a gradient those of the largest magnitude; with the names
-    of classes where the vector is the model's output."""
+def bars(row: Capture, stats: Floats, guesses: Sequence[Guess], count: int = 10) -> list[Bar]:
+    """The largest entries of a vector, in magnitude of a gradient; with classes of the output."""
     values = np.nan_to_num(stats[:, 2].astype(np.float64), posinf=np.nan, neginf=np.nan)
     values = np.where(stats[:, 5] > 0, -np.inf, values)
     order = np.where(np.isfinite(values), abs(values), -np.inf) if row.kind in BACKWARD else values
     top = np.argsort(-order, kind="stable")[:count]
     top = top[np.isfinite(values[top])]
-    if not len(top):
-        return []
     scored = [  # the values of the model's output are the scores of the prediction
         one.index < len(stats)
         and bool(np.isclose(stats[one.index, 2], one.score, rtol=1e-4, atol=1e-5))
         for one in guesses
     ]
     names = {one.index: one.title for one in guesses} if all(scored) else {}
-    low, high = min(0.0, float(values[top].min())), max(0.0, float(values[top].max()))
+    low, high = (float(end(values[top], initial=0.0)) for end in (np.min, np.max))
     unit = 100 / ((high - low) or 1)
-    return [
-        (
-            int(channel),
-            names.get(int(channel), ""),
-            words.number(float(value)),
-            round((min(value, 0) - low) * unit, 2),
-            round(abs(value) * unit, 2),
-        )
-        for channel, value in zip(top, values[top], strict=True)
-    ]
+    found = []
+    for channel, value in zip(top.tolist(), values[top].tolist(), strict=True):
+        begin, length = round((min(value, 0) - low) * unit, 2), round(abs(value) * unit, 2)
+        found.append((channel, names.get(channel, ""), words.number(value), begin, length))
+    return found

@@ -1,8 +1,7 @@
 """From views to HTML, by Jinja templates that escape whatever they are given, and to scripts.
 
-Geometry and statistics of grids stand in JavaScript files, which work from file:// where fetching
-JSON does not: in one script those of up to 16 grids, a few images by a few layers, which the pages
-of both load. Statistics are those of stats.npz bit for bit.
+Geometry and statistics of grids (those of stats.npz bit for bit) stand in scripts, which work from
+file:// where JSON does not: in one those of up to 16 grids, which pages of images and layers load.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import gc
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -28,15 +28,15 @@ from featviz.layout.layouts import LAYOUTS
 from featviz.records import STAT_COLUMNS, Floats, GridPlan
 from featviz.records.findings import Comparison
 from featviz.report import network, words
-from featviz.report.beside import Extra
+from featviz.report.beside import AuditViews, Extra
 from featviz.report.network import ChannelTotals, is_numbers
 from featviz.report.views import (
+    MOST_IMAGES,
     Figure,
     Group,
     Links,
     PictureView,
     ReportPage,
-    ReportViews,
     figures_of,
 )
 from featviz.rundir import DIFF_GRIDS, INPUT_FILE, REPORT_ASSETS
@@ -47,41 +47,10 @@ from featviz.version import __version__
 RUN_PAGE = "index"
 PICTURED = 60
 """Layers of a comparison with their pictures: the first that differs, and the most changed."""
+_TOLD = ("out", "ablate", "edit")  # options that a comparison tells elsewhere
 
 Files = Iterator[tuple[str, Iterable[str]]]
 """The name of each file of a report, and its text in pieces."""
-
-
-def render(views: ReportViews, links: Links) -> Files:
-    """The files of a report of a run, one by one: no more is held than the numbers of a few images,
-    and no page as a whole, since that of a layer shows all images. Of one file, the one document
-    with everything inside."""
-    write = _RunPages(views, links)
-    grids: dict[str, dict[str, str]] = {}
-    articles: list[Iterable[Markup]] = []
-    if not links.inline:
-        yield from ((name, [asset(name)]) for name in REPORT_ASSETS)
-    for n, page in enumerate(views.images, 1):
-        article, scripts = write.image(page)
-        for name, own in scripts.items():
-            grids.setdefault("" if links.inline else name, {}).update(own)
-        if links.inline:
-            articles.append([article])
-            continue
-        yield f"{page.id}.html", document(write.shared, [article], page)
-        if n % views.together == 0 or n == len(views.images):
-            yield from ((name, [script(own)]) for name, own in grids.items())
-            grids.clear()
-            gc.collect()  # templates leave cycles, which hold the findings of thousands of channels
-    layers = ((layer, write.layer(layer)) for layer in views.layers)
-    if not links.inline:
-        for layer, parts in layers:
-            yield f"{layer.id}.html", document(write.shared, parts, layer)
-        yield f"{RUN_PAGE}.html", document(write.shared, write.run())
-        return
-    every = [write.run(), *articles, *(list(parts) for _, parts in layers)]
-    whole = (piece for parts in every for piece in parts)
-    yield f"{RUN_PAGE}.html", document(write.shared, whole, data=script(grids.get("", {})))
 
 
 def render_alone(
@@ -120,7 +89,7 @@ def render_comparison(
             alt, row = f"What the model saw of {image.name}", image.captures[layer.place]
             seen = PictureView(f"i{other}-{n}", image, INPUT_FILE, image.input_size, alt)
             figures.append(Figure.of(f"g{other}-{n}", row, seen, DIFF_GRIDS, bool(other)))
-            stats, grey = image.stats()[layer.place.stats_key], words.key(row, options[other]).grey
+            stats, (*_, grey) = image.stats()[layer.place.stats_key], words.key(row, options[other])
             grids[f"g{other}-{n}"] = figure_entry(figures[-1], stats, grey, layer.change)
         if difference is not None:
             unknown = np.full((len(layer.change), len(STAT_COLUMNS)), np.nan, np.float32)
@@ -130,11 +99,10 @@ def render_comparison(
         layers.append({**about, "figures": figures, "difference": difference})
     old, now = (
         dict(words.run_facts(run.record))
-        | {name: words.setting(own) for name, own in (run.record.get("options") or {}).items()}
-        for run in runs
+        | {name: words.setting(own) for name, own in its.items() if name not in _TOLD}
+        for run, its in zip(runs, options, strict=True)
     )
     pairs = ((name, old.get(name, "–"), now.get(name, "–")) for name in {**old, **now})
-    apart = ("out", "ablate", "edit")
     limits = [layer.difference.limit for layer in found.layers if layer.difference]
     end = words.number(max(limits, default=1.0))
     scale = "NEW − BASE, relative; one scale for all layers"
@@ -152,9 +120,8 @@ def render_comparison(
         found=found,
         layers=layers,
         runs=runs,
-        sides=("BASE", "NEW"),
-        settings=[(name, a, b) for name, a, b in pairs if a != b and name not in apart],
-        signed=words.Key(f"−{end}", f"+{end}", scale, words.scale("coolwarm"), False),
+        settings=[(name, a, b) for name, a, b in pairs if a != b],
+        signed=(f"−{end}", f"+{end}", scale, words.scale("coolwarm"), False),
     )
     assets = {name: asset(name) for name in REPORT_ASSETS}
     text = "".join(document(shared, article, scripts=[DIFF_GRIDS]))
@@ -162,8 +129,7 @@ def render_comparison(
 
 
 def render_notebook(content: Mapping[str, Any]) -> str:
-    """What a notebook shows of a result, a part of a page: `figures` (address, words, (width,
-    height)), `table` (a `TextTable` or None) and `lines`."""
+    """What a notebook shows: `figures` (address, words, size), a `table`, and `lines`."""
     return _engine().get_template("notebook.html").render(content)
 
 
@@ -189,12 +155,12 @@ def shared_values(links: Links, **values: Any) -> dict[str, Any]:
     def channels_of(extra: Extra) -> str:
         """As JSON: where channels are in a picture, or their own ones, which one file has not."""
         found: dict[int, Any] = {}
-        for channel, own in extra.channels.items():
+        for channel, own in extra["channels"].items():
             if not isinstance(own, PictureView):
                 found[channel] = own
             elif not links.inline:
-                found[channel] = {"src": links.picture(own), "alt": own.alt}
-                found[channel] |= dict(zip(("width", "height"), own.size, strict=True))
+                size = dict(zip(("width", "height"), own.size, strict=True))
+                found[channel] = {"src": links.picture(own), "alt": own.alt, **size}
         return msgspec.json.encode(found).decode()
 
     return {
@@ -214,8 +180,7 @@ def shared_values(links: Links, **values: Any) -> dict[str, Any]:
 
 
 def pieces(shared: Mapping[str, Any], template: str, **values: Any) -> Iterator[Markup]:
-    """A filled template, piece by piece as somebody asks for it; it raises on what it lacks. It has
-    escaped everything, and its text must not be escaped again."""
+    """A filled template, piece by piece; it raises on what it lacks, and has escaped everything."""
     return map(Markup, _engine().get_template(f"{template}.html").generate({**shared, **values}))
 
 
@@ -227,50 +192,88 @@ def document(
     scripts: Iterable[str] = (),
     data: str = "",
 ) -> Iterator[Markup]:
-    """A whole HTML document around an article, in pieces; it loads the scripts that hold the
-    numbers of the page's grids, or in one file has everything inside, with these `data`."""
+    """A whole HTML document around an article, in pieces, with scripts or their data."""
     if page is not None:
         title, scripts = page.name, dict.fromkeys(own.script for own in figures_of(page.groups))
     about = {"title": title, "scripts": scripts, "data": Markup(data)}
     return pieces(shared, "document", article=article, **about)
 
 
-class _RunPages:
-    """The pages of a run: all images first, whose numbers the others count."""
+@dataclass
+class RunReport:
+    """The report of a run: all images first, whose numbers the other pages count."""
 
-    def __init__(self, views: ReportViews, links: Links) -> None:
-        self.views = views
-        self.totals: dict[tuple[str, str], ChannelTotals] = {}
-        self._first: Mapping[str, Floats] = {}
-        """The statistics of the first image, which the page of the run shows."""
-        fewer = {} if views.tiles is None else {"fewer": True}
-        runs = [views.run, *([views.other] if views.other else [])]
-        self._options = [{**(run.record.get("options") or {}), **fewer} for run in runs]
-        tensors = {
-            (layer.id, group.stem): f"t{n}-" if n else ""
-            for layer in views.layers
-            for n, group in enumerate(layer.groups)
-        }
+    run: ReadRun
+    other: ReadRun | None
+    images: Sequence[ReportPage]
+    layers: Sequence[ReportPage]
+    verdict: Comparison | None = None
+    not_compared: str = ""
+    audit: AuditViews | None = None
+    extras: Mapping[str, Sequence[Extra]] = field(default_factory=dict)
+    """By the id of the group of a layer's page with which they stand."""
+    totals: dict[tuple[str, str], ChannelTotals] = field(default_factory=dict)
+    _first: Mapping[str, Floats] = field(default_factory=dict)
+    """The statistics of the first image, which the page of the run shows."""
+
+    def render(self, links: Links) -> Files:
+        """The files of the report, one by one: no more is held than the numbers of a few images,
+        and no page as a whole. Of one file, the one document with everything inside."""
+        shared = self._shared(links)
+        grids: dict[str, dict[str, str]] = {}
+        articles: list[Iterable[Markup]] = []
+        if not links.inline:
+            yield from ((name, [asset(name)]) for name in REPORT_ASSETS)
+        for n, page in enumerate(self.images, 1):
+            article, scripts = self._image(page, shared)
+            for name, own in scripts.items():
+                grids.setdefault("" if links.inline else name, {}).update(own)
+            if links.inline:
+                articles.append([article])
+                continue
+            yield f"{page.id}.html", document(shared, [article], page)
+            if n % MOST_IMAGES == 0 or n == len(self.images):
+                yield from ((name, [script(own)]) for name, own in grids.items())
+                grids.clear()
+                gc.collect()  # templates leave cycles, which hold findings of thousands of channels
+        layers = ((layer, self._layer(layer, shared)) for layer in self.layers)
+        if not links.inline:
+            for layer, parts in layers:
+                yield f"{layer.id}.html", document(shared, parts, layer)
+            yield f"{RUN_PAGE}.html", document(shared, self._index(shared))
+            return
+        every = [self._index(shared), *articles, *(list(parts) for _, parts in layers)]
+        whole = (piece for parts in every for piece in parts)
+        yield f"{RUN_PAGE}.html", document(shared, whole, data=script(grids.get("", {})))
+
+    def _shared(self, links: Links) -> dict[str, Any]:
+        runs = [self.run, *([self.other] if self.other else [])]
         labels = tuple(real(run.root).name for run in runs) + ("",) * (2 - len(runs))
         if labels[0] == labels[1]:
             labels = f"{labels[0]} (this)", f"{labels[1]} (other)"
-        self.shared = shared_values(
+        options = [run.record.get("options") or {} for run in runs]
+        tensors = {
+            (layer.id, group.stem): f"t{n}-" if n else ""
+            for layer in self.layers
+            for n, group in enumerate(layer.groups)
+        }
+
+        def strip_keys_of(stages: Sequence[Mapping[str, Any]]) -> list[words.Key]:
+            steps = (step for stage in stages for step in stage["steps"] if step["tiles"])
+            keys = (words.key(step["figure"].row, options[0], strip=True) for step in steps)
+            return [key for key in dict.fromkeys(keys) if key[3]]
+
+        return shared_values(
             links,
-            model=words.name_of(views.run.record.get("model") or {}),
-            views=views,
+            model=words.name_of(self.run.record.get("model") or {}),
+            views=self,
             labels=labels,
             totals_of=self.totals_of,
             dark_count=lambda page: sum(int(self.totals_of(g).dark.sum()) for g in page.groups),
             explanations=network.EXPLANATIONS,
-            options=self._options,
-            key_of=lambda figure: words.key(figure.row, self._options[figure.other]),
-            strip_keys_of=lambda stages: dict.fromkeys(
-                key
-                for stage in stages
-                for step in stage["steps"]
-                if step["tiles"]
-                and (key := words.key(step["figure"].row, self._options[0], strip=True)).colors
-            ),
+            options=options,
+            key_of=lambda figure: words.key(figure.row, options[figure.other]),
+            strip_keys_of=strip_keys_of,
             # the name of a channel's place on the page of its layer, or how all these names begin
             spot=lambda group, channel: f"{tensors[group.page, group.stem]}c{channel}",
         )
@@ -279,24 +282,30 @@ class _RunPages:
         """The totals of a tensor over all images of this run."""
         return self.totals.setdefault((group.page, group.stem), ChannelTotals())
 
-    def run(self) -> Iterator[Markup]:
-        """The page of the run, in pieces."""
-        views = self.views
-        first = views.images[0] if views.images else None
+    def _index(self, shared: Mapping[str, Any]) -> Iterator[Markup]:
+        first = self.images[0] if self.images else None
         over = [self.totals_of(group) for group in first.groups] if first else []
-        audited = views.audit.dead if views.audit else None  # of more images than most runs have
+        audited = self.audit.dead if self.audit else None  # of more images than most runs have
+        apart: tuple[Figure, ...] = ()
+        if self.verdict is not None and (one := self.verdict.first) is not None:
+            groups = (g for page in self.images if page.name == one.image for g in page.groups)
+            own = (g.figures for g in groups if g.figures[0].row.place == one.place)
+            apart = next((figures for figures in own if len(figures) > 1), ())
         return pieces(
-            self.shared,
+            shared,
             "run",
-            run=views.run,
-            pages={page.name: page.id for page in views.layers},
+            run=self.run,
+            pages={page.name: page.id for page in self.layers},
             first=first,
-            dead=audited or network.dead(views.layers, self.totals_of),
+            apart=apart,
+            dead=audited or network.dead(self.layers, self.totals_of),
             stages=network.network(first, self._first, over) if first else [],
-            silent=Counter(pair for image in views.images for pair in dict.fromkeys(image.silent)),
+            silent=Counter(pair for image in self.images for pair in dict.fromkeys(image.silent)),
         )
 
-    def image(self, page: ReportPage) -> tuple[Markup, dict[str, dict[str, str]]]:
+    def _image(
+        self, page: ReportPage, shared: Mapping[str, Any]
+    ) -> tuple[Markup, dict[str, dict[str, str]]]:
         """The page of an image, and its grids as JSON, by script and by picture's id."""
         held = {other: view.image.stats() for other, view in page.inputs.items()}
         stats, scripts = {}, dict[str, dict[str, str]]()
@@ -304,32 +313,35 @@ class _RunPages:
             for figure in group.figures:
                 id, row = figure.picture.id, figure.row
                 stats[id] = held[figure.other][row.place.stats_key]
-                grey = words.key(row, self._options[figure.other]).grey
+                *_, grey = shared["key_of"](figure)
                 scripts.setdefault(figure.script, {})[id] = figure_entry(figure, stats[id], grey)
             figure = group.figures[0]
             self.totals_of(group).add(figure.row, stats[figure.picture.id])
-        if page is self.views.images[0]:
-            self._first = stats
-        values = self._values(page, self.views.images, stages=network.network(page, stats))
-        values["dark_of"] = lambda figure: [
-            channel
-            for channel, row in enumerate(stats[figure.picture.id].tolist())
-            if row[4:] == [1, 0]
-        ]
-        return Markup("".join(pieces(self.shared, "image", **values))), scripts
+        self._first = self._first or stats
+        values = self._values(page, self.images, shared, stages=network.network(page, stats))
+        values["dark_of"] = lambda figure: np.flatnonzero(
+            (stats[figure.picture.id][:, 4:] == (1, 0)).all(1)
+        ).tolist()
+        return Markup("".join(pieces(shared, "image", **values))), scripts
 
-    def layer(self, page: ReportPage) -> Iterator[Markup]:
-        """The page of a layer, in pieces."""
-        audited = self.views.audit.of(page.name) if self.views.audit else {}
+    def _layer(self, page: ReportPage, shared: Mapping[str, Any]) -> Iterator[Markup]:
+        audited = self.audit.of(page.name) if self.audit else {}
         rows = {g.id: network.channel_rows(self.totals_of(g), audited) for g in page.groups}
-        values = self._values(page, self.views.layers, rows=rows, audited=audited)
-        return pieces(self.shared, "layer", **values)
+        values = self._values(page, self.layers, shared, rows=rows, audited=audited)
+        return pieces(shared, "layer", **values)
 
-    def _values(self, page: ReportPage, pages: Sequence[ReportPage], **more: Any) -> dict[str, Any]:
+    def _values(
+        self,
+        page: ReportPage,
+        pages: Sequence[ReportPage],
+        shared: Mapping[str, Any],
+        **more: Any,
+    ) -> dict[str, Any]:
         """What a template of a page is given: the page, those around it, and the legend."""
         at = int(page.id.split("-")[1])
         around = pages[at - 1] if at else None, pages[at + 1] if at + 1 < len(pages) else None
-        legend = words.legend(self._options[0], (f.row for f in figures_of(page.groups)))
+        rows = (figure.row for figure in figures_of(page.groups))
+        legend = words.legend(shared["options"][0], rows)
         return {"page": page, "around": around, "legend": legend, **more}
 
 
@@ -359,9 +371,8 @@ def figure_entry(figure: Figure, stats: Floats, grey: bool, change: Floats | Non
 def entry(
     plan: GridPlan, slices: int, stats: Floats, change: np.ndarray | None, **more: Any
 ) -> str:
-    """What the scripts know of a grid, as a script may hold it. A column of the statistics [maps,
-    6] is base64 of little-endian float32, of a single number where all are the same bit for bit;
-    `change` [maps] is how far each map is from that of another run, 0..1."""
+    """What the scripts know of a grid. A column of the statistics [maps, 6] is base64 of
+    little-endian float32, of one number where all are the same; so is the `change` of maps."""
     bits = np.ascontiguousarray(stats.astype("<f4").T).view("<u4")
     same = (bits == bits[:, :1]).all(axis=1)
     kept = [column[:1] if one else column for column, one in zip(bits, same, strict=True)]

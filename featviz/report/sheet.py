@@ -25,21 +25,17 @@ from featviz.rundir.store import here
 from featviz.text import cut, read_ranges, safe_name
 
 _MARGIN, _GAP, _TEXT = 12, 4, 13
-_SMALLEST = 32
-"""Pixels that the picture of what the model saw has at least, on its longer side."""
+_SMALLEST = 32  # pixels of the longer side of what the model saw
 _PAPER, _INK, _NO_PICTURE = (255, 255, 255), (27, 33, 41), (223, 227, 232)
 _KIND = picture_of("sheet")
 _MARK = PngInfo()
 _MARK.add_text("Software", "featviz sheet")
 _LONGEST_NAME = 28
 
-
-ALL = -1
-"""Stands for the one tile that all channels became (`run --reduce`)."""
+ALL = -1  # stands for the one tile that all channels became (`run --reduce`)
 ORDERS = {"mean": 2, "max": 1, "variance": 3, "zeros": 4}
 """Columns of stats.npz by which channels are sorted; `index` sorts by number."""
-Cell = Image.Image | None
-"""A tile; None where an image does not have the channel."""
+Cell = Image.Image | None  # a tile; None where an image does not have the channel
 
 
 def make_sheet(
@@ -70,13 +66,11 @@ def make_sheet(
                 damaged.append(error)
     if not lines:
         raise damaged[0]
-    names = [cut(name, _LONGEST_NAME) for name in lines]
-    numbers = ["input", *("all" if channel == ALL else str(channel) for channel in channels)]
-    cells = list(lines.values())
-    if options.transpose:
-        picture = _table(numbers, names, cells)
-    else:
-        picture = _table(names, numbers, list(zip(*cells, strict=True)))
+    heads = ["input", *("all" if channel == ALL else str(channel) for channel in channels)]
+    sides, cells = [cut(name, _LONGEST_NAME) for name in lines], list(lines.values())
+    if not options.transpose:
+        heads, sides, cells = sides, heads, [list(row) for row in zip(*cells, strict=True)]
+    picture = _table(heads, sides, cells)
     with writing(out, _KIND, overwrite=options.overwrite) as file:
         picture.save(file, "png", pnginfo=_MARK)
     left_out = run.left_out | {error.image.name: error.message for error in damaged}
@@ -102,18 +96,17 @@ def _find(run: ReadRun, options: SheetOptions) -> list[tuple[ReadImage, Capture]
     if not run.images:
         reason = next(iter(run.left_out.values()), "its run.json says why")
         raise StoreError(f"{run.root} has no complete image", reason)
-    grids = [(image, row) for image in run.images.values() for row in image.captures.values()]
-    of_layer = [column for column in grids if column[1].label == options.layer]
-    columns = [column for column in of_layer if column[1].place.stem == options.stem]
-    if not of_layer:
-        layers = ", ".join({row.label: None for _, row in grids})
-        raise UsageError(f"the run has no layer {options.layer!r}", f"it has {layers}")
-    if not columns:
-        stems = ", ".join({row.place.stem: None for _, row in of_layer})
-        raise UsageError(
-            f"{options.layer} has no {options.stem!r}", f"it has {stems}; see --tensor"
-        )
-    return columns
+    layers: dict[str, dict[str, list[tuple[ReadImage, Capture]]]] = {}
+    for image in run.images.values():
+        for row in image.captures.values():
+            stems = layers.setdefault(row.label, {})
+            stems.setdefault(row.place.stem, []).append((image, row))
+    if (stems := layers.get(options.layer, {})) == {}:
+        raise UsageError(f"the run has no layer {options.layer!r}", f"it has {', '.join(layers)}")
+    if options.stem not in stems:
+        hint = f"it has {', '.join(stems)}; see --tensor"
+        raise UsageError(f"{options.layer} has no {options.stem!r}", hint)
+    return stems[options.stem]
 
 
 def _wanted(options: SheetOptions, rows: Sequence[Capture]) -> list[int]:
@@ -123,20 +116,16 @@ def _wanted(options: SheetOptions, rows: Sequence[Capture]) -> list[int]:
     if text is None:
         return drawn
     if drawn == [ALL]:
-        raise UsageError(
-            f"--pick {text}: all channels of {options.layer} are one tile ({rows[0].reduce})",
-            "leave out --pick, or run without --reduce",
-        )
+        words = f"--pick {text}: all channels of {options.layer} are one tile"
+        raise UsageError(words, "leave out --pick, or run without --reduce")
     try:
         wanted = read_ranges(text)
     except ValueError as error:
         words = f"--pick {text!r}: {str(error)!r} is no channel or range"
         raise UsageError(words, "0-31, 3,7,12") from None
     if missing := sorted(set(wanted) - set(drawn)):
-        raise UsageError(
-            f"--pick {text}: channel {missing[0]} was not drawn",
-            f"{len(drawn)} channels were, from {drawn[0]} to {drawn[-1]}",
-        )
+        hint = f"{len(drawn)} channels were, from {drawn[0]} to {drawn[-1]}"
+        raise UsageError(f"--pick {text}: channel {missing[0]} was not drawn", hint)
     return wanted
 
 

@@ -1,32 +1,28 @@
 """What the pages of a report show: a run's records, sorted by image and by layer; and where it is.
 
-Statistics are in none of these: a page of an image reads its own (`pages.render`), so that the
-memory of a report does not grow with the channels of its run.
+Statistics are in none of these: a page of an image reads its own, and no report holds all.
 """
 
 from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from featviz.records.findings import Comparison
 from featviz.report import words
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage, format_of
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import Capture
 
-_WIDE = 3.0
-"""A picture wider than this many times its height gets a row of its own."""
+_WIDE = 3.0  # a picture wider than this many times its height gets a row of its own
 _SMALL, _MIDDLE = 8, 16
 """Tiles side by side up to which a picture takes a third or two thirds of a page."""
-_IN_SCRIPT, _MOST_IMAGES = 16, 8
+_IN_SCRIPT, MOST_IMAGES = 16, 8
 """Grids whose numbers stand in one script, and of how many images they are at most. A layer's page
 loads twice what it shows then, an image's page up to eight times: it has fewer grids."""
 
@@ -37,8 +33,7 @@ class PictureView:
 
     id: str
     image: ReadImage
-    file: str
-    """Relative to the image's folder."""
+    file: str  # relative to the image's folder
     size: tuple[int, int]
     alt: str
     home: str = ""
@@ -53,8 +48,7 @@ class Figure:
     input: PictureView
     row: Capture
     script: str
-    other: bool = False
-    """Whether it belongs to the run that this one is compared with."""
+    other: bool = False  # whether it belongs to the run that this one is compared with
 
     @classmethod
     def of(
@@ -87,8 +81,7 @@ class Group:
     id: str
     layer: str
     type: str
-    stem: str
-    """`output`, `output.call1`."""
+    stem: str  # `output`, `output.call1`
     page: str
     figures: tuple[Figure, ...]
 
@@ -131,56 +124,26 @@ class ReportPage:
         return maps, zeros, sum(row.nonfinite for row in rows)
 
 
-@dataclass(frozen=True)
-class ReportViews:
-    """All pages."""
-
-    run: ReadRun
-    other: ReadRun | None
-    images: tuple[ReportPage, ...]
-    layers: tuple[ReportPage, ...]
-    together: int
-    """Images, one after another, whose numbers stand in the same scripts."""
-    audit: Any = None
-    extras: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """Each `beside.Extra` by the id of the group of a layer's page with which it stands."""
-    tiles: int | None = None
-    """The most tiles that a layer shows, where one file must stay small; None for all."""
-    verdict: Comparison | None = None
-    not_compared: str = ""
-
-    @property
-    def first_apart(self) -> tuple[Figure, ...]:
-        """The first layer that diverges in this run and in the other, where it differs most."""
-        if self.verdict is None or (first := self.verdict.first) is None:
-            return ()
-        groups = (g for page in self.images if page.name == first.image for g in page.groups)
-        own = (g.figures for g in groups if g.figures[0].row.place == first.place)
-        return next((figures for figures in own if len(figures) > 1), ())
-
-
-def arrange(run: ReadRun, other: ReadRun | None = None) -> ReportViews:
-    """Sort a run, and one to compare it with, into pages: layers in the model's order, the numbers
-    of some images, and some layers, that follow one another in one script."""
+def arrange(
+    run: ReadRun, other: ReadRun | None = None
+) -> tuple[Sequence[ReportPage], Sequence[ReportPage]]:
+    """Sort a run, and one to compare it with, into pages of images and of layers: these in the
+    model's order; the numbers of some images and layers that follow one another in one script."""
     rows = (row for image in run.images.values() for row in image.captures.values())
     layers = dict.fromkeys((row.index, row.layer) for row in rows)
     numbers = {layer: n for n, layer in enumerate(sorted(layers, key=lambda layer: layer[0]))}
-    together = max(1, min(_MOST_IMAGES, len(run.images)))
+    together = max(1, min(MOST_IMAGES, len(run.images)))
     pages = []
     by_page: dict[str, dict[str, list[Group]]] = {f"layer-{n:03d}": {} for n in numbers.values()}
     for n, image in enumerate(run.images.values()):
         id, double = f"image-{n:03d}", other and other.images.get(image.name)
-        inputs = {}
-        for side, own in enumerate((image, double)):
+        inputs, doubles, groups = {}, {}, list[Group]()
+        for side, own in ((False, image), (True, double)):
             if own:
-                alt, size = f"What the model saw of {own.name}", own.input_size
-                inputs[bool(side)] = PictureView(
-                    f"{'po'[side]}{n}-i", own, INPUT_FILE, size, alt, id
-                )
-        doubles = {}
+                about = INPUT_FILE, own.input_size, f"What the model saw of {own.name}", id
+                inputs[side] = PictureView(f"{'po'[side]}{n}-i", own, *about)
         for m, row in enumerate(double.captures.values() if double else ()):
             doubles[row.layer, row.place.stem] = f"o{n}-{m}", row
-        groups = []
         for m, row in enumerate(image.captures.values()):
             number = numbers[row.index, row.layer]
             script = f"grids-{n // together:03d}-{number // (_IN_SCRIPT // together):03d}.js"
@@ -196,12 +159,10 @@ def arrange(run: ReadRun, other: ReadRun | None = None) -> ReportViews:
         pages.append(ReportPage(id, image.name, tuple(groups), inputs=inputs, silent=silent))
     layer_pages = []
     for id, tensors in by_page.items():
-        merged = tuple(
-            replace(same[0], id=f"{id}-{n}", figures=tuple(figures_of(same)))
-            for n, same in enumerate(tensors.values())
-        )
-        layer_pages.append(ReportPage(id, merged[0].layer, merged, merged[0].type))
-    return ReportViews(run, other, tuple(pages), tuple(layer_pages), together)
+        each = enumerate(tensors.values())
+        merged = [replace(s[0], id=f"{id}-{n}", figures=tuple(figures_of(s))) for n, s in each]
+        layer_pages.append(ReportPage(id, merged[0].layer, tuple(merged), merged[0].type))
+    return pages, layer_pages
 
 
 def figures_of(groups: Iterable[Group]) -> Iterator[Figure]:
@@ -210,17 +171,11 @@ def figures_of(groups: Iterable[Group]) -> Iterator[Figure]:
 
 
 class Links:
-    """Where the pages of a report and their pictures are: pages in a folder, whose pictures stay
-    where they are; in one file everything, a picture only on its image's page; in a zip file pages
-    and the pictures that they show, under names of our own."""
+    """Where pages and pictures are: in a folder, whose pictures stay where they are; in one file,
+    with a picture only on its image's page; in a zip file, under names of our own."""
 
-    def __init__(
-        self,
-        folder: Path | None = None,
-        packed: bool = False,
-        content: Callable[[ReadImage, str], bytes] = ReadImage.content,
-    ) -> None:
-        self.folder, self.content = folder, content
+    def __init__(self, folder: Path | None = None, packed: bool = False) -> None:
+        self.folder = folder
         self.inline = folder is None and not packed
         self.packed: dict[tuple[Path, str], tuple[str, PictureView]] = {}
         """Pictures, and their names in the zip file, by folder and file."""
@@ -242,7 +197,7 @@ class Links:
         """Relative to the folder; the picture itself, in base64; or `pictures/000123.png`."""
         image, kind = view.image, format_of(view.file)
         if self.inline:
-            content = base64.b64encode(self.content(image, view.file)).decode()
+            content = base64.b64encode(image.content(view.file)).decode()
             return f"data:{kind.mime};base64,{content}"
         if self.folder is not None:
             if image.path not in self._folders:

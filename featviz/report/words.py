@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -17,8 +16,7 @@ from featviz.rundir.image import ReadImage
 from featviz.rundir.schema import Capture
 from featviz.text import counted, listed, ranges
 
-_LISTED = 24
-"""Runs of channels that are written out; of the others only their number is shown."""
+_LISTED = 24  # runs of channels that are written out; of the others only their number is shown
 _STOPS = (0, 51, 102, 153, 204, 255)
 
 
@@ -50,12 +48,12 @@ def channel_list(channels: Sequence[int]) -> str:
 def tiles(row: Capture) -> str:
     """`64 feature maps`; what all of them became where they share one tile."""
     if row.reduce is not None:
-        return f"{_reduced(row.reduce)} of {counted(row.maps, 'feature map')}"
+        return f"{_reduced(row)} of {counted(row.maps, 'feature map')}"
     return counted(len(row.drawn), "feature map")
 
 
-def _reduced(name: str) -> str:
-    return REDUCTIONS[name].words if name in REDUCTIONS else name
+def _reduced(row: Capture) -> str:
+    return REDUCTIONS[row.reduce].words if row.reduce in REDUCTIONS else str(row.reduce)
 
 
 def _is_saliency(row: Capture) -> bool:
@@ -72,20 +70,13 @@ def tensor(row: Capture) -> str:
     return f"{what}the layer’s {KINDS[row.kind].of}"
 
 
-def maps(row: Capture, options: Mapping[str, Any]) -> str:
+def maps(row: Capture) -> str:
     """How many maps there are, how many are drawn, and which options left the others out."""
     if row.reduce is not None:
-        return f"{row.maps}, as one tile: their {_reduced(row.reduce)} (--reduce {row.reduce})"
-    drawn = len(row.drawn)
-    if drawn == row.maps:
-        return f"{row.maps}"
-    alike = sum(len(group) - 1 for group in (row.collapsed or {}).values())
-    pick = options.get("pick")
-    picked = f" --pick {setting(pick)}" if pick not in (None, "first") else ""
-    cut = "--single-file" if options.get("fewer") else f"--max-maps{picked}"
-    reasons = [cut] if drawn + alike < row.maps else []
-    reasons += ["--collapse"] if alike else []
-    return f"{drawn} of {row.maps} ({', '.join(reasons)})"
+        return f"{row.maps}, as one tile: their {_reduced(row)} (--reduce {row.reduce})"
+    drawn, alike = len(row.drawn), sum(len(ids) - 1 for ids in (row.collapsed or {}).values())
+    reasons = ["--max-maps"] * (drawn + alike < row.maps) + ["--collapse"] * bool(alike)
+    return f"{drawn} of {row.maps} ({', '.join(reasons)})" if reasons else f"{row.maps}"
 
 
 def sharing(row: Capture) -> str:
@@ -156,49 +147,44 @@ def setting(value: Any) -> str:
 # What colours mean
 
 
-@dataclass(frozen=True)
-class Key:
-    """What dark and bright are in one picture."""
-
-    low: str
-    high: str
-    words: str
-    colors: tuple[str, ...]
-    """`#rrggbb`, from the darkest level to the brightest; none where the colours are no levels."""
-    grey: bool
-    """Whether the picture is grey, and may be shown in other colours."""
+Key = tuple[str, str, str, tuple[str, ...], bool]
+"""What dark, bright and the scale of a picture are, in words; its colours, darkest first, none
+where they are no levels; and whether it is grey, and may be shown in others."""
 
 
 def legend(options: Mapping[str, Any], captures: Iterable[Capture]) -> list[tuple[str, str]]:
-    """What the colours of these pictures of a run mean: `#rrggbb`, and words."""
+    """What the colours of these pictures of a run mean: `#rrggbb`, and words. Only maps by
+    themselves are marked: no overlay, no tile of all channels, and nothing under `--no-marks`."""
     entries: dict[tuple[str, str], None] = {}
-    looks = ((_colormap(row, options), _levels(row, options)) for row in captures)
-    for cmap, levels in dict.fromkeys(looks):
-        for level, meaning in levels:
-            color = level if isinstance(level, str) else _color(cmap, level)
-            if color is not None:
-                entries[color, meaning] = None
-    return [*entries, (_hex(colormap.MAGENTA), "NaN or infinite")]
+    for row in captures:
+        cmap, mode = _colormap(row, options), normalize.MODES.get(row.normalize)
+        if row.reduce in REDUCTIONS and REDUCTIONS[row.reduce].colors:
+            entries |= dict.fromkeys(REDUCTIONS[row.reduce].colors)
+        elif mode and (mode.shared or row.overlay is not None or options.get("marks") is not False):
+            levels = mode.over if mode.over and row.overlay is not None else mode.legend
+            colors = scale(cmap, tuple(level for level, _ in levels))
+            words = (meaning for _, meaning in levels)
+            entries |= dict.fromkeys(zip(colors, words, strict=False))
+    return [*entries, ("#{:02x}{:02x}{:02x}".format(*colormap.MAGENTA), "NaN or infinite")]
 
 
 def key(row: Capture, options: Mapping[str, Any], strip: bool = False) -> Key:
     """The colours of a picture; of a `strip` in words that suit other layers, too."""
-    cmap = _colormap(row, options)
-    if row.reduce in REDUCTIONS and REDUCTIONS[row.reduce].colors:
-        ends, unit = span(*(row.range or (None, None))), REDUCTIONS[row.reduce].unit
-        return Key("", "", f"each component from {ends} {unit}", (), False)
-    colors = scale(cmap)
-    grey = cmap in colormap.GREYS and row.overlay is None
+    reduction, mode = REDUCTIONS.get(row.reduce or ""), normalize.MODES.get(row.normalize)
+    if reduction and reduction.colors:
+        ends = span(*(row.range or (None, None)))
+        return "", "", f"each component from {ends} {reduction.unit}", (), False
+    cmap, fixed = _colormap(row, options), bool(mode and mode.fixed)
+    colors, grey = scale(cmap), cmap in colormap.GREYS and row.overlay is None
     over = [] if row.overlay is None else [f"{percent(row.overlay)} over the input"]
-    mode = normalize.MODES.get(row.normalize)
     if row.range is None:
         words = ["scaled per map"] if strip or len(row.drawn) > 1 else []
-        return Key("min", "max", ", ".join(words if strip else words + over), colors, grey)
-    if strip and not (mode and mode.fixed):
-        if None not in row.range and row.range[0] == -(row.range[1] or 0):
-            return Key("−", "+", "0 in the middle, scaled per layer", colors, grey)
-        return Key("min", "max", "scaled per layer", colors, grey)
+        return "min", "max", ", ".join(words if strip else words + over), colors, grey
     (bottom, top), below, above = row.range, False, False
+    if strip and not fixed:
+        if bottom is not None and bottom == -(top or 0):
+            return "−", "+", "0 in the middle, scaled per layer", colors, grey
+        return "min", "max", "scaled per layer", colors, grey
     if mode and mode.clips and (row.reduce is not None or row.layout == "mean"):
         below = above = ":" in mode.spelling  # the row's extremes are not the tiles' own
     elif mode and mode.clips:
@@ -206,23 +192,26 @@ def key(row: Capture, options: Mapping[str, Any], strip: bool = False) -> Key:
         above = None in (row.max, top) or row.max > top  # type: ignore[operator]
     low, high = "≤ " * below + number(bottom), "≥ " * above + number(top)
     if row.layout == "rgb":  # kernels of three inputs
-        return Key("", "", f"red, green and blue, each from {low} to {high}", (), False)
+        return "", "", f"red, green and blue, each from {low} to {high}", (), False
+    what = "values" if row.layout == "vector" else "maps"
+    words = [f"one scale for all {what}{'' if fixed else ' of this image'}"]
     if row.maps == 1 or row.reduce is not None:
         words = []
     elif row.constant is not None:
         words = ["one stripe per channel, each map constant; one scale for all"]
     elif row.kind == "kernel":
         words = ["one scale for all kernels"]
-    else:
-        what = "values" if row.layout == "vector" else "maps"
-        words = [f"one scale for all {what}{'' if mode and mode.fixed else ' of this image'}"]
-    return Key(low, high, ", ".join(words + over), colors, grey)
+    return low, high, ", ".join(words + over), colors, grey
 
 
 @lru_cache
-def scale(cmap: str) -> tuple[str, ...]:
-    """Colours of a colormap, `#rrggbb`, from the darkest level to the brightest."""
-    return tuple(color for level in _STOPS if (color := _color(cmap, level)) is not None)
+def scale(cmap: str, levels: tuple[int, ...] = _STOPS) -> tuple[str, ...]:
+    """Colours of levels 0..255 of a colormap; none where matplotlib here does not have it."""
+    try:
+        ramp = colormap.ramp(cmap).tolist()
+    except KeyError:
+        return ()
+    return tuple("#{:02x}{:02x}{:02x}".format(*ramp[level]) for level in levels)
 
 
 def _colormap(row: Capture, options: Mapping[str, Any]) -> str:
@@ -232,32 +221,3 @@ def _colormap(row: Capture, options: Mapping[str, Any]) -> str:
     kind = "output" if _is_saliency(row) else row.kind
     named = str(options.get("cmap") or "grey")
     return colormap.resolved(named, kind, row.overlay is not None, row.reduce)
-
-
-def _levels(row: Capture, options: Mapping[str, Any]) -> tuple[tuple[int | str, str], ...]:
-    """Grey levels 0..255, or colours, and what they stand for. Only maps by themselves are marked:
-    no overlay, no tile of all channels, and nothing under `--no-marks`."""
-    if row.reduce in REDUCTIONS and (colors := REDUCTIONS[row.reduce].colors):
-        return colors
-    mode = normalize.MODES.get(row.normalize)
-    if mode is None:
-        return ()
-    if mode.over is not None and row.overlay is not None:
-        return mode.over
-    return mode.legend if mode.shared or options.get("marks") is not False else ()
-
-
-def _color(cmap: str, level: int) -> str | None:
-    """The colour of a level; None for a colormap that matplotlib here does not have."""
-    if cmap in colormap.GREYS:
-        return _hex((level, level, level))
-    try:
-        palette = colormap.colored(cmap, 0)
-    except KeyError:
-        return None
-    at = 3 * round(level * (palette.levels - 1) / 255)
-    return _hex(tuple((palette.colors or b"")[at : at + 3]))
-
-
-def _hex(rgb: tuple[int, ...]) -> str:
-    return "#" + "".join(f"{value:02x}" for value in rgb)

@@ -38,7 +38,7 @@ def loaded(module: nn.Module, inputs: InputOptions = PLAIN) -> LoadedModel:
 def document(module: nn.Module, images: object, tmp_path: Path, **asked: Any) -> dict[str, Any]:
     out = tmp_path / "audit"
     shutil.rmtree(out, ignore_errors=True)
-    options = AuditOptions(inputs=PLAIN, out=out, **asked)
+    options = AuditOptions(inputs=PLAIN, out=out, **{"max_suspects": 0, **asked})
     audit(loaded(module), [str(images)], options)
     content: dict[str, Any] = json.loads((out / "audit.json").read_text())
     return content

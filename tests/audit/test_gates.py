@@ -96,11 +96,23 @@ def test_only_what_both_have_is_compared(caplog: pytest.LogCaptureFixture) -> No
 @pytest.fixture
 def call(noise: Path, tmp_path: Path) -> list[object]:
     """An audit of the planted model on pictures of noise."""
-    return ["audit", f"{PLANTED}:make", noise, *COLOURS, "--out", tmp_path / "out", "--overwrite"]
+    return [
+        "audit",
+        f"{PLANTED}:make",
+        noise,
+        *COLOURS,
+        "--max-suspects",
+        0,
+        "--overwrite",
+        "--out",
+        tmp_path / "out",
+    ]
 
 
+@pytest.mark.slow
 def test_exit_code_4_and_the_gate_on_stderr(featviz: Run, call: list[object]) -> None:
-    """Every broken gate with its figure; those that hold are not named; results are written."""
+    """Every broken gate with its figure; those that hold are not named; results are written. A
+    broken image alone gives 3, with a broken gate 4."""
     done = featviz(
         *call, "--fail-on", "dead>5%", "--fail-on", "dead>50%", "--fail-on", "act2:constant>1"
     )
@@ -109,37 +121,10 @@ def test_exit_code_4_and_the_gate_on_stderr(featviz: Run, call: list[object]) ->
     assert "gate act2:constant>1 is broken: 2 of 8 channels constant (25.00 %)" in done.err
     assert "dead>50%" not in done.err
     assert "act2" in done.out
-    assert featviz(*call, "--fail-on", "dead>2", "--fail-on", "nonfinite>20%").code == 0
-    assert (Path(str(call[-2])) / "audit.json").is_file()
-
-
-def test_a_broken_gate_outweighs_a_broken_image(featviz: Run, call: list[object]) -> None:
-    """3 with a broken image alone, 4 with a broken gate as well."""
     (Path(str(call[2])) / "bad.png").write_bytes(b"")
-    assert featviz(*call, "--fail-on", "dead>2").code == 3
+    assert featviz(*call, "--fail-on", "dead>2", "--fail-on", "nonfinite>20%").code == 3
     assert featviz(*call, "--fail-on", "dead>1").code == 4
-
-
-@pytest.mark.parametrize("gate", ["dead>>1", "nope:dead>1", "redundant>0", "act:ded>1"])
-def test_bad_gates_end_before_any_image_is_read(
-    gate: str, featviz: Run, call: list[object]
-) -> None:
-    """Exit code 2, and no results."""
-    done = featviz(*call, "--fail-on", gate)
-    assert done.code == 2 and f"--fail-on {gate!r}" in done.err
-    assert not Path(str(call[-2])).exists()
-
-
-@pytest.mark.parametrize("content", [None, "[]", '{"layers": [{}], "schema_version": 1}'])
-def test_what_is_no_baseline(
-    content: str | None, featviz: Run, call: list[object], tmp_path: Path
-) -> None:
-    """A missing file, no JSON, or JSON of something else: exit code 2, with the path."""
-    path = tmp_path / "baseline.json"
-    if content is not None:
-        path.write_text(content)
-    done = featviz(*call, "--baseline", path)
-    assert done.code == 2 and f"--baseline {path} is no audit.json" in done.err
+    assert (Path(str(call[-1])) / "audit.json").is_file()
 
 
 def test_baseline_and_junit(featviz: Run, call: list[object], tmp_path: Path) -> None:
@@ -147,7 +132,7 @@ def test_baseline_and_junit(featviz: Run, call: list[object], tmp_path: Path) ->
     verdicts are in JUnit, whether gates hold or not."""
     report, baseline = tmp_path / "ci" / "audit.xml", tmp_path / "baseline.json"
     assert featviz(*call).code == 0
-    content = json.loads((Path(str(call[-2])) / "audit.json").read_text())
+    content = json.loads((Path(str(call[-1])) / "audit.json").read_text())
     baseline.write_text(json.dumps(content))
     call = [*call, "--baseline", baseline]
     gates = ["--junit", report, "--fail-on", "dead>1", "--fail-on", "dead>2"]

@@ -32,6 +32,7 @@ def test_prune_names_the_layer_that_makes_each_dead_channel(noise: Path, tmp_pat
     assert content["verify"] == {"channels": 2, "images": 6, "largest_change": 0.0}
 
 
+@pytest.mark.slow
 def test_really_cutting_the_channels_out_changes_nothing(noise: Path, tmp_path: Path) -> None:
     """The oracle for prune.json: a smaller network, built by hand, gives the same output."""
     model = nn.Sequential(
@@ -68,20 +69,6 @@ def test_verification_sees_a_channel_that_matters(noise: Path, tmp_path: Path) -
     assert content["verify"]["largest_change"] == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_verification_counts_values_that_become_infinite(noise: Path, tmp_path: Path) -> None:
-    """An output that becomes infinite has its shape still: the change of the others is given."""
-
-    def way(self: Any, x: Tensor) -> Tensor:
-        y = self.relu(self.conv(x))
-        return torch.stack([(y[:, 1] / y[:, 0]).mean((1, 2)), y[:, 1].mean((1, 2))], 1)
-
-    conv = filled(nn.Conv2d(3, 2, 1), torch.zeros(2, 3), [1e-3, 1.0])
-    divided = Net(way, conv=conv, relu=nn.ReLU())
-    content = document(divided, noise, tmp_path, prove=True, thresholds=Thresholds(eps=0.01))
-    assert content["prune"] == {"conv": [0]}
-    assert content["verify"] == {"channels": 1, "images": 6, "largest_change": 0.0, "nonfinite": 6}
-
-
 def test_a_layer_that_runs_twice_loses_what_is_dead_both_times(tmp_path: Path) -> None:
     """Channel 1 dies at the first call only, channel 0 at the second only, channel 2 at both."""
     bright = solid(tmp_path / "bright.png", (255, 255, 255))
@@ -95,19 +82,7 @@ def test_a_layer_that_runs_twice_loses_what_is_dead_both_times(tmp_path: Path) -
     assert content["prune"] == {"conv": [2]}
 
 
-def test_a_layer_whose_other_call_is_used_as_it_is_loses_nothing(
-    noise: Path, tmp_path: Path
-) -> None:
-    """Its dead channel is -3 in the output of the second call: cutting it out would show."""
-    conv = nn.Conv2d(3, 3, 1)
-    wake(conv)
-    kill(conv, [1])
-    forked = Net(lambda self, x: self.conv(self.relu(self.conv(x))), conv=conv, relu=nn.ReLU())
-    content = document(forked, noise, tmp_path)
-    assert found(content)["relu"]["dead"] == [1]
-    assert content["prune"] == {}
-
-
+@pytest.mark.slow
 def test_channels_that_others_depend_on_are_not_pruned(noise: Path, tmp_path: Path) -> None:
     """GroupNorm mixes channels, and b's own output is used beside its ReLU."""
 

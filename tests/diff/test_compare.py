@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +23,6 @@ from featviz.diff.compare import (
     compare_stats,
     from_picture,
     from_tensor,
-    is_part,
     map_shape,
     no_change,
     scale_of,
@@ -47,7 +46,7 @@ def unlike(base: np.ndarray, new: np.ndarray) -> np.ndarray:
     return ~equal & ~(np.isfinite(base) & np.isfinite(new))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(PAIRS, st.floats(0, 1e6), st.floats(0, 1))
 @pytest.mark.slow
 def test_a_channel_differs_as_allclose_says(
@@ -72,15 +71,15 @@ def test_a_channel_differs_as_allclose_says(
 
 def test_equal_is_no_change() -> None:
     """Not by one bit, whatever the values; two zero channels are alike."""
-    values = np.random.default_rng(0).normal(size=(5, 700_000)).astype(np.float32)
+    values = np.random.default_rng(0).normal(size=(5, 150_000)).astype(np.float32)
     values[1] = 0
     values[2, ::3] = np.nan
     values[3, ::3] = -np.inf
     change = compare(values, values.copy(), 5.0)
-    for name, column in vars(no_change(5, 700_000)).items():
+    for name, column in vars(no_change(5, 150_000)).items():
         if name != "products":
             np.testing.assert_allclose(getattr(change, name), column, rtol=1e-12, err_msg=name)
-    assert change.layer_cosine == pytest.approx(no_change(5, 700_000).layer_cosine) == 1
+    assert change.layer_cosine == pytest.approx(no_change(5, 150_000).layer_cosine) == 1
     assert not change.differs(0.0).any()
 
 
@@ -97,8 +96,7 @@ def test_cosine_is_torchs() -> None:
     assert compare(base, new, 1e200).cosine[3] == pytest.approx(-1)
 
 
-@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
-@pytest.mark.parametrize("width", [1, 5])
+@pytest.mark.parametrize(("size", "width"), [(1e-200, 5), (1.0, 1), (1e200, 5)])
 def test_the_cosine_of_a_layer_is_that_of_all_its_values(size: float, width: int) -> None:
     """numpy's, over all channels; one that was zero before does not make it 0."""
     rng = np.random.default_rng(0)
@@ -177,13 +175,19 @@ SHAPES: dict[str, tuple[tuple[int, ...], Hints]] = {
 }
 
 
+def keeps(row: Capture) -> bool:
+    """Whether a kept tensor would have all channels of a row."""
+    kept = replace(row, tensor="output.npy")
+    return TensorPair(kept.place, (), (kept, kept), ()).keeps  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_kept_tensors_have_the_channels_of_the_manifest(name: str) -> None:
     """Least, largest and mean value of each channel are those of stats.npz."""
     shape, hints = SHAPES[name]
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     row, _, stats = captured(tensor, hints)[""]
-    assert not is_part(row)
+    assert keeps(row)
     values = from_tensor(tensor.numpy(), row)
     assert len(values) == row.maps
     np.testing.assert_array_equal(values.min(1), stats[:, 0])
@@ -201,16 +205,16 @@ def test_tokens_behind_a_grid_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("name", "options"),
     [
-        {}, {"cmap": "viridis"}, {"normalize": "layer"}, {"normalize": "range:-5,5"},
-        {"normalize": "symmetric", "cmap": "coolwarm"}, {"scale": 3, "padding": 0, "nrow": 2},
-        {"scale": 1, "padding": 5, "pad_value": 1.0}, {"max_maps": 3, "pick": "top"},
-        {"max_slices": 2},
+        ("nchw", {}), ("nchw", {"cmap": "viridis"}), ("nhwc", {"normalize": "layer"}),
+        ("tokens", {"normalize": "range:-5,5"}), ("ncl", {"scale": 3, "padding": 0, "nrow": 2}),
+        ("heads", {"normalize": "symmetric", "cmap": "coolwarm"}), ("vector", {}),
+        ("nchw", {"scale": 1, "padding": 5, "pad_value": 1.0}), ("sequence", {}),
+        ("nchw", {"max_maps": 3, "pick": "top"}), ("ncthw", {"max_slices": 2}),
     ],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("name", [name for name in SHAPES if name != "windows"])
 def test_pictures_give_values_back_within_half_a_level(name: str, options: dict[str, Any]) -> None:
     """Of the drawn channels and slices, in the order of the maps."""
     shape, hints = SHAPES[name]
@@ -274,7 +278,7 @@ def test_class_tokens_are_apart() -> None:
     tensor = torch.randn(1, 55, 7)
     tensor[0, 0] = 100.0
     found = captured(tensor, Hints(input_size=(96, 144), prefix=("class_token",)))
-    assert [is_part(row) for row, _, _ in found.values()] == [False, True]
+    assert [keeps(row) for row, _, _ in found.values()] == [True, False]
     values = from_tensor(tensor.numpy(), found[""][0])
     np.testing.assert_array_equal(values, tensor[0, 1:].T)
 
@@ -295,8 +299,8 @@ def test_every_layout_is_read_back() -> None:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("shape", [(), (0,), (1, 0, 0), (0, 0, 0, 0), (1, 0, 2, 2, 2), (1,) * 7])
-def test_arrays_that_do_not_fit_give_nothing(name: str, shape: tuple[int, ...]) -> None:
+def test_arrays_that_do_not_fit_give_nothing(name: str) -> None:
     """Whatever shape a manifest claims, an array is read or left alone."""
     row = captured(torch.randn(SHAPES[name][0]), SHAPES[name][1])[""][0]
-    assert from_tensor(np.zeros(shape, np.float32), row) is None
+    for shape in ((), (0,), (1, 0, 0), (0, 0, 0, 0), (1, 0, 2, 2, 2), (1,) * 7):
+        assert from_tensor(np.zeros(shape, np.float32), row) is None

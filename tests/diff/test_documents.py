@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,6 +48,7 @@ def test_the_page(featviz: CLI, run: Run, photos: Path, tmp_path: Path) -> None:
         assert words in page.text
 
 
+@pytest.mark.slow
 def test_the_page_tells_what_interventions_did(featviz: CLI, run: Run, tmp_path: Path) -> None:
     """At the top, beside the verdict; and the options in which the runs differ."""
     base, new = run("base"), run("new", "--ablate", f"2:{CHANGED}")
@@ -97,21 +96,6 @@ def tile_of(pixels: np.ndarray, one: dict[str, Any], size: tuple[int, ...]) -> n
     return pixels[at : at + size[0] * factor : factor, at : at + size[1] * factor : factor]
 
 
-def test_maps_from_pixels_say_so(featviz: CLI, run: Run, tmp_path: Path) -> None:
-    """In the document and in the picture's text; their signs are those of the tensors."""
-    base, new = run("base"), run("new", change=one_weight)
-    kept = run("base2", "--tensors", "npy"), run("new2", "--tensors", "npy", change=one_weight)
-    _, document = documented(featviz, base, new, "--out", tmp_path / "maps")
-    assert featviz("diff", *kept, "--out", tmp_path / "exact").code == 4
-    assert {one["source"] for one in document["maps"]} == {"pixels"}
-    first, other = (drawn(tmp_path / name)["2 (Conv2d)"] for name in ("maps", "exact"))
-    assert first.text["Source"] == "pixels"  # type: ignore[attr-defined]
-    signs, true = (np.sign(np.asarray(p).astype(int) - 127) for p in (first, other))
-    assert first.size == other.size
-    assert (signs != 0).mean() > 0.1
-    assert ((signs == 0) | (signs == true)).all()
-
-
 def test_what_is_not_finite_on_one_side_is_magenta(featviz: CLI, run: Run, tmp_path: Path) -> None:
     """All of the channel that became NaN."""
     featviz("diff", run("base"), run("new", change=nan_bias), "--out", tmp_path / "maps")
@@ -120,27 +104,20 @@ def test_what_is_not_finite_on_one_side_is_magenta(featviz: CLI, run: Run, tmp_p
     assert (np.asarray(picture.convert("RGB")) == (255, 0, 255)).all()
 
 
+@pytest.mark.slow
 def test_the_folder_of_the_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
-    """An earlier result is replaced whole; a folder of something else is refused before work."""
+    """It has the document, and its files; an earlier result is replaced whole."""
     base, new = run("base"), run("new", change=one_weight)
     maps, html = tmp_path / "d-maps", tmp_path / "d.html"
-    featviz("diff", base, new, "--html", html)
+    document = documented(featviz, base, new, "--html", html)[1]
     assert len(list(maps.glob("*.png"))) == 3
     written = json.loads((maps / "diff.json").read_text("utf-8"))
     files, version = written.pop("files"), written.pop("featviz")
     assert sorted(files) == sorted(p.name for p in maps.iterdir() if p.name != "diff.json")
-    assert version == __version__
-    assert written == documented(featviz, base, new, "--html", html)[1]
+    assert version == __version__ and written == document
     assert featviz("diff", base, base, "--html", html).code == 0
-    assert [path.name for path in sorted(maps.iterdir())] == sorted(
-        ["diff.json", "grids.js", *REPORT_ASSETS]
-    )
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("words")
-    done = featviz("diff", base, new, "--out", tmp_path / "mine")
-    assert done.code == 1
-    assert "is not empty and holds no diff of featviz" in done.err
-    assert (tmp_path / "mine" / "thesis.txt").read_text() == "words"
+    left = sorted(path.name for path in maps.iterdir())
+    assert left == sorted(["diff.json", "grids.js", *REPORT_ASSETS])
 
 
 def test_junit(featviz: CLI, run: Run, tmp_path: Path) -> None:
@@ -155,26 +132,6 @@ def test_junit(featviz: CLI, run: Run, tmp_path: Path) -> None:
     assert ElementTree.parse(path).getroot()[0].get("failures") == "0"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
-@pytest.mark.slow
-def test_names_that_are_no_text(
-    run: Run, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An image named in bytes that are no UTF-8 is told on stdout and in documents."""
-    one = run("one", images=photos / "a.png")
-    os.rename(photos / "b.png", os.fsencode(photos) + b"/b\xff.png")  # noqa: PTH104, bytes
-    both = run("both")
-    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
-    code = "from featviz.cli import main; main()"
-    for more in (("--json",), ("--html", tmp_path / "d.html", "--junit", tmp_path / "d.xml")):
-        command = [sys.executable, "-c", code, "diff", both, one, *more]
-        done = subprocess.run(list(map(str, command)), capture_output=True, check=False)
-        assert (done.returncode, done.stderr) == (4, b"")
-        assert rb"b\udcff.png" in done.stdout
-    assert "b?.png" in (tmp_path / "d.html").read_text("utf-8")
-    assert "b\N{REPLACEMENT CHARACTER}.png" in (tmp_path / "d.xml").read_text("utf-8")
-
-
 def two_runs(tmp_path: Path) -> tuple[Path, Path]:
     """Two images, six channels: channel 1 differs in both, 4 in one, and 1 is constant in NEW."""
     base = np.tile(np.float32([-2, 3, 0.5, 1, 0, 0]), (6, 1))
@@ -186,6 +143,7 @@ def two_runs(tmp_path: Path) -> tuple[Path, Path]:
     return write_run(tmp_path / "base", before), write_run(tmp_path / "new", after)
 
 
+@pytest.mark.slow
 def test_channels_are_counted_once_whatever_the_images(featviz: CLI, tmp_path: Path) -> None:
     """In the line, the table and on the page; JSON and the gate count each in each image."""
     base, new = two_runs(tmp_path)
@@ -197,3 +155,14 @@ def test_channels_are_counted_once_whatever_the_images(featviz: CLI, tmp_path: P
     assert document["channels"] == {"differing": 3, "total": 12, "ratio": 0.25}
     assert featviz("diff", base, new, "--max-diff-ratio", 0.25).code == 0
     assert featviz("diff", base, new, "--max-diff-ratio", 0.24).code == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+def test_names_that_are_no_text(featviz: CLI, tmp_path: Path) -> None:
+    """An image named in bytes that are no UTF-8 is told in documents."""
+    base = write_run(tmp_path / "base", {"a.png": [Drawn("x")], "b\udcff.png": [Drawn("x")]})
+    new = write_run(tmp_path / "new", {"a.png": [Drawn("x")]})
+    done = featviz("diff", base, new, "--html", tmp_path / "d.html", "--junit", tmp_path / "d.xml")
+    assert done.code == 4
+    assert "b?.png" in (tmp_path / "d.html").read_text("utf-8")
+    assert "b\N{REPLACEMENT CHARACTER}.png" in (tmp_path / "d.xml").read_text("utf-8")

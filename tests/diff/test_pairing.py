@@ -2,110 +2,114 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from rundirs import summed_anew
+from rundirs import Drawn, summed_anew, write_run
 
-from .changed_network import CLI, SMALL, Run, documented, one_weight, saved
+from .changed_network import CLI, documented
 
-
-def test_added_and_removed_layers_and_images(featviz: CLI, run: Run, photos: Path) -> None:
-    """What only one side has is a difference; --ignore-added excuses that of NEW."""
-    more = run("more")
-    convs, one = run("convs", "--layers", "!ReLU"), run("one", images=photos / "a.png")
-    for less, layers, images, words in (
-        (convs, ["1", "3"], {}, "layer 1 output (not there)"),
-        (one, [], {"b.png": "not there"}, "image b.png (not there)"),
-    ):
-        code, document = documented(featviz, less, more)
-        added = document["only_in_new"]
-        assert code == 4 and [row["layer"] for row in added["layers"]] == layers
-        assert added["images"] == images
-        assert document["images"] == [x for x in ("a.png", "b.png") if x not in images]
-        assert document["only_in_base"] == {"images": {}, "layers": []}
-        assert featviz("diff", less, more, "--ignore-added").code == 0
-        done = featviz("diff", more, less, "--ignore-added")
-        assert done.code == 4 and f"only in BASE: {words}" in done.out
+CONV, RELU = Drawn("conv", index=1, type="Conv2d"), Drawn("relu", index=2)
+CHANGED = replace(CONV, stats=CONV.numbers + np.float32([0, 0, 1, 0, 0, 0]))
+BOTH = {"a.png": [CONV], "b.png": [CONV]}
 
 
-def test_a_failed_image_is_missing_with_its_reason(
-    featviz: CLI, run: Run, photos: Path, tmp_path: Path
-) -> None:
+def edited(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_added_and_removed_layers_and_images(featviz: CLI, tmp_path: Path) -> None:
+    """What only one side has is a difference, with its reason; --ignore-added excuses NEW's."""
+    less = write_run(tmp_path / "less", {"a.png": [CONV]})
+    more = write_run(tmp_path / "more", {"a.png": [CONV, RELU], "b.png": [CONV]})
+    code, document = documented(featviz, less, more)
+    added = document["only_in_new"]
+    assert code == 4 and document["images"] == ["a.png"]
+    assert added["images"] == {"b.png": "not there"}
+    assert [(row["layer"], row["reason"]) for row in added["layers"]] == [("relu", "not there")]
+    assert document["only_in_base"] == {"images": {}, "layers": []}
+    assert featviz("diff", less, more, "--ignore-added").code == 0
+    done = featviz("diff", more, less, "--ignore-added")
+    assert done.code == 4 and "only in BASE: image b.png (not there)" in done.out
+    edited(less / "a.png" / "manifest.json", '"never_ran": []', '"never_ran": ["relu"]')
+    assert "layer relu output (never ran)" in featviz("diff", more, less).out
+
+
+def test_a_failed_image_is_missing_with_its_reason(featviz: CLI, tmp_path: Path) -> None:
     """An image that failed in NEW only is told with what was said of it."""
-    base = run("base")
-    (photos / "b.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    model = saved(tmp_path / "model.pth")
-    new = tmp_path / "new"
-    assert featviz("run", model, photos, *SMALL, "--out", new, "-q").code == 3
+    base = write_run(tmp_path / "base", BOTH)
+    new = write_run(tmp_path / "new", {"a.png": [CONV]}, {"b.png": "it is truncated"})
     done = featviz("diff", base, new)
     assert done.code == 4
-    assert "only in BASE: image b.png (failed: " in done.out
+    assert "only in BASE: image b.png (failed: it is truncated)" in done.out
     assert featviz("diff", new, new).code == 0
 
 
+def test_other_options_are_refused(featviz: CLI, tmp_path: Path) -> None:
+    """Another preprocessing or scale, with the words of both."""
+    base = write_run(tmp_path / "base", BOTH)
+    for name, record, words in (
+        ("one", {"preprocessing": "grey"}, "cannot be compared: the preprocessing is"),
+        ("two", {"options": {"normalize": "layer"}}, "scale mode is 'map' in BASE and 'layer' in"),
+    ):
+        done = featviz("diff", base, write_run(tmp_path / name, BOTH, **record))
+        assert (done.code, done.out) == (1, "") and words in done.err
+
+
+def other_pixels(folder: Path) -> None:
+    with Image.open(folder / "input.png") as seen:
+        pixels = np.asarray(seen).copy()
+    pixels[3, 4] ^= 2
+    Image.fromarray(pixels).save(folder / "input.png")
+    summed_anew(folder)
+
+
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("change", "words"),
     [
-        (("--mean", "0,0,0", "--std", "1,1,1"), "cannot be compared: the preprocessing is"),
-        (("--normalize", "layer"), "the scale mode is 'auto' in BASE and 'layer' in NEW"),
+        (
+            lambda p: edited(p / "manifest.json", "0" * 64, "1" * 64),
+            "b.png is another file in NEW (its sha256 differs)",
+        ),
+        (
+            lambda p: edited(p / "manifest.json", "[1, 3, 20, 24]", "[1, 4, 20, 24]"),
+            "the input made of b.png is 1×3×20×24 in BASE and 1×4×20×24 in NEW",
+        ),
+        (other_pixels, "what the model saw of b.png (input.png) has other pixels in NEW"),
     ],
 )
-def test_other_options_are_refused(
-    featviz: CLI, run: Run, options: tuple[str, ...], reason: str
+def test_another_image_or_input_is_refused(
+    featviz: CLI, tmp_path: Path, change: Callable[[Path], object], words: str
 ) -> None:
-    """Another preprocessing or scale, with the words of both."""
-    done = featviz("diff", run("base"), run("new", *options))
-    assert (done.code, done.out) == (1, "") and reason in done.err
-
-
-def test_another_image_of_that_name_is_refused(featviz: CLI, run: Run, photos: Path) -> None:
-    """Its sha256 tells, and the message names it."""
-    base = run("base")
-    shutil.copy(photos / "a.png", photos / "b.png")
-    done = featviz("diff", base, run("new"))
-    assert done.code == 1 and "a.png" not in done.err
-    assert "b.png is another file in NEW" in done.err
-
-
-def test_another_input_is_refused(featviz: CLI, run: Run, tmp_path: Path) -> None:
-    """Of another shape, where the words are the same; or another background under the same file."""
-    base, new = run("base"), run("new")
-    path = new / "b.png" / "manifest.json"
-    path.write_text(path.read_text().replace("[1, 3, 32, 32]", "[1, 4, 32, 32]"))
-    words = "the input made of b.png is 1×3×32×32 in BASE and 1×4×32×32 in NEW"
-    assert words in featviz("diff", base, new).err
-    pixels = np.full((40, 48, 4), 90, np.uint8)
-    pixels[:20, :, 3] = 0
-    Image.fromarray(pixels).save(tmp_path / "clear.png")
-    base = run("white", images=tmp_path / "clear.png")
-    new = run("black", "--background", "black", images=tmp_path / "clear.png")
+    """Another file of that name, and what the model saw of the same: it is named."""
+    base, new = (write_run(tmp_path / name, BOTH) for name in ("base", "new"))
+    change(new / "b.png")
     done = featviz("diff", base, new)
-    words = "what the model saw of clear.png (input.png) has other pixels in NEW"
-    assert done.code == 1 and words in done.err
+    assert done.code == 1 and words in done.err and "a.png" not in done.err
 
 
-def test_runs_without_a_common_image_or_layer_are_refused(
-    featviz: CLI, run: Run, photos: Path
-) -> None:
+def test_runs_without_a_common_image_or_layer_are_refused(featviz: CLI, tmp_path: Path) -> None:
     """There is nothing to compare, which is not the same as equal."""
-    images = [run(name, images=photos / f"{name}.png") for name in "ab"]
-    layers = [run("convs", "--layers", "!ReLU"), run("relus", "--layers", "!Conv2d")]
+    runs = {"a": {"a.png": [CONV]}, "b": {"b.png": [CONV]}, "c": {"a.png": [RELU]}}
+    one, other, relus = (write_run(tmp_path / name, own) for name, own in runs.items())
     for pair, words in (
-        (images, "no image is in both runs: BASE has a.png, NEW has b.png"),
-        (layers, "no layer is in both runs: BASE has 0, 2, 4, NEW has 1, 3"),
+        ((one, other), "no image is in both runs: BASE has a.png, NEW has b.png"),
+        ((one, relus), "no layer is in both runs: BASE has conv, NEW has relu"),
     ):
         done = featviz("diff", *pair)
         assert done.code == 1 and words in done.err
 
 
-def test_incomplete_images_are_named(featviz: CLI, run: Run) -> None:
+def test_incomplete_images_are_named(featviz: CLI, tmp_path: Path) -> None:
     """An image without a manifest is not compared, and nobody overlooks it."""
-    base, new = run("base"), run("new")
+    base, new = (write_run(tmp_path / name, BOTH) for name in ("base", "new"))
     (new / "b.png" / "manifest.json").unlink()
     done = featviz("diff", base, new)
     assert done.code == 4
@@ -113,55 +117,52 @@ def test_incomplete_images_are_named(featviz: CLI, run: Run) -> None:
     assert "only in BASE: image b.png (incomplete)" in done.out
     _, document = documented(featviz, base, new)
     assert document["incomplete"] == {"base": [], "new": ["b.png"]}
-    shutil.rmtree(new / "b.png")
-    assert "b.png is incomplete" in featviz("diff", base, new).err
 
 
 def halved(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: 200 if path.suffix == ".npy" else 60])
 
 
-def other_arrays(path: Path) -> None:
-    np.savez(path, other=np.zeros((99, 6), np.float32))
-
-
-def replacing(old: str, new: str) -> Callable[[Path], object]:
-    return lambda path: path.write_text(path.read_text().replace(old, new))
-
-
-TENSOR = "it has 72 bytes, not those of float32"
+TENSOR = "001_conv/output.npy"
 BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
-    ("003_2/output.npy", halved, f" cannot be read: {TENSOR}"),
-    ("stats.npz", other_arrays, " cannot be read: it has no 0|output|0|"),
-    ("stats.npz", lambda p: p.write_bytes(b"no zip" * 200), " cannot be read: File is not a zip"),
+    (TENSOR, halved, " cannot be read: it has 72 bytes, not those of float32"),
+    (
+        "stats.npz",
+        lambda path: np.savez(path, other=np.zeros((99, 6), np.float32)),
+        " cannot be read: it has no conv|output|0|",
+    ),
     ("input.png", Path.unlink, " is missing"),
     ("input.png", halved, " cannot be read: "),
-    ("003_2/output.png", Path.unlink, " is missing"),
     ("manifest.json", lambda p: p.write_text("{"), ": cannot be read: Expecting property name"),
     (
         "manifest.json",
-        replacing('"captures"', '"other"'),
-        ": Object missing required field `captures`",
-    ),
-    (
-        "manifest.json",
-        replacing("003_2/output.npy", "../../secret.npy"),
-        ': captures[2].tensor is "../../secret.npy", expected a file inside the image\'s folder',
+        lambda p: edited(p, f'"tensor": "{TENSOR}"', '"tensor": "../../secret.npy"'),
+        ': captures[0].tensor is "../../secret.npy", expected a file inside the image\'s folder',
     ),
 ]
 
 
 @pytest.mark.parametrize(("file", "spoil", "words"), BROKEN)
 def test_a_broken_image_is_left_out_and_the_others_are_compared(
-    featviz: CLI, run: Run, file: str, spoil: Callable[[Path], object], words: str
+    featviz: CLI, tmp_path: Path, file: str, spoil: Callable[[Path], object], words: str
 ) -> None:
     """With one line that says what is wrong with which file."""
-    base = run("base", "--tensors", "npy")
-    new = run("new", "--tensors", "npy", change=one_weight)
+    kept = replace(CHANGED, more={"tensor": TENSOR})
+    base, new = (
+        write_run(tmp_path / name, {"a.png": [drawn], "b.png": [drawn]})
+        for name, drawn in (("base", replace(CONV, more={"tensor": TENSOR})), ("new", kept))
+    )
+    for run in (base, new):
+        for image in ("a.png", "b.png"):
+            values = np.full((1, 6, 4, 5), run is new, np.float32)
+            np.save(run / image / TENSOR, values)
+            summed_anew(run / image)
     spoil(new / "a.png" / file)
-    summed_anew(new / "a.png")
+    if file != "manifest.json":
+        summed_anew(new / "a.png")
     done = featviz("diff", base, new)
     assert done.code == 4
     assert f"warning: NEW: a.png is incomplete (a.png/{file}{words}" in done.err
     assert "only in BASE: image a.png (incomplete)" in done.out
     assert " of 1 image compared" in done.out
+    assert json.loads(featviz("diff", base, new, "--json").out)["layers"][0]["by"] == ["tensors"]

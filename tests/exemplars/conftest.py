@@ -25,11 +25,11 @@ def draw(path: Path, pixels: np.ndarray) -> Path:
 
 @pytest.fixture
 def noise(tmp_path: Path) -> Path:
-    """Thirteen pictures of noise in two folders, 14 × 12; the last two are equal to earlier ones,
-    and every value is black or white, so that many places tie."""
+    """Eight pictures of noise in two folders, 14 × 12; the last two are equal to earlier ones, and
+    every value is black or white, so that many places tie."""
     folder = tmp_path / "noise"
     generator = np.random.default_rng(5)
-    pictures = [generator.integers(0, 2, (*SIZE, 3)) * 255 for _ in range(11)]
+    pictures = [generator.integers(0, 2, (*SIZE, 3)) * 255 for _ in range(6)]
     for number, pixels in enumerate([*pictures, pictures[0], pictures[4]]):
         draw(folder / ("cat" if number % 3 else "dog") / f"{number:02d}.png", pixels)
     return folder

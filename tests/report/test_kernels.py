@@ -11,9 +11,13 @@ import pytest
 import torch
 from conftest import SCENES, Outcome
 from PIL import Image
+from rundirs import Drawn, write_run
 from runs import refused
 
 import featviz as fv
+from featviz.errors import StoreError
+from featviz.records.commands import ReportOptions
+from featviz.report import build_report
 
 from .markup import EVIL, read
 
@@ -39,6 +43,7 @@ def both(drawn: Path, tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "out", tmp_path / "kernels #1"
 
 
+@pytest.mark.slow
 def test_kernels_stand_on_the_pages_of_their_layers(featviz: CLI, both: tuple[Path, Path]) -> None:
     """Each convolution has its picture, with the numbers of its scale; other layers have none. A
     kernel of three inputs is drawn as red, green and blue, which a grey key would not tell."""
@@ -58,52 +63,29 @@ def test_kernels_stand_on_the_pages_of_their_layers(featviz: CLI, both: tuple[Pa
     assert words in read(run / "report" / "layer-001.html").text and rows[0]["layout"] == "rgb"
 
 
-def named(kernels: Path, file: object) -> None:
-    """Have the manifest name another file as a picture."""
-    path = kernels / "manifest.json"
-    content = json.loads(path.read_text())
-    content["captures"][0]["file"] = file
-    path.write_text(json.dumps(content))
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda p: shutil.rmtree(p), "holds no kernels"),
-        (lambda p: next(p.rglob("kernel.png")).unlink(), "kernel.png is missing"),
-        (lambda p: Image.new("L", (3, 3)).save(next(p.rglob("kernel.png"))), "has 3×3 pixels"),
-        (
-            lambda p: (p / "manifest.json").write_text('{"schema_version": 2}'),
-            "Expected `array`, got `null`",
-        ),
-        (lambda p: (p / "manifest.json").unlink(), "manifest.json is missing"),
-        (lambda p: named(p, "../x.png"), "captures[0].file"),
-    ],
-)
-def test_what_holds_no_kernels_is_refused(
-    featviz: CLI, both: tuple[Path, Path], damage: Callable[[Path], object], words: str
-) -> None:
-    """In one line, beside a run with the file and alone, and nothing is written."""
+@pytest.mark.slow
+def test_kernels_beside_no_drawn_layer_are_refused(both: tuple[Path, Path]) -> None:
+    """They would vanish without a word; the message names the layers to draw."""
     run, kernels = both
-    damage(kernels)
-    refused(featviz("report", run, "--kernels", kernels), 1, words)
-    refused(featviz("report", kernels), 1 if kernels.exists() else 2)
-    assert not (run / "report").exists() and not (kernels / "report").exists()
+    model = json.loads((kernels / "run.json").read_text())["model"]
+    root = write_run(run.parent / "other", {"a.png": [Drawn("1", index=1)]}, model=model)
+    with pytest.raises(StoreError, match="has kernels of no layer of this run") as caught:
+        build_report(root, ReportOptions(kernels=kernels))
+    assert "--layers: 0, 2" in str(caught.value.hint)
 
 
-def test_kernels_alone_are_a_page(featviz: CLI, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_kernels_alone_are_a_page(featviz: CLI, both: tuple[Path, Path]) -> None:
     """A section for each layer in the order of the model, with the picture in its own size, the
     shape of the weights and their range, which are those of the file of weights."""
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 5), torch.nn.Conv2d(4, 9, 3))
-    torch.save(model, tmp_path / "two.pth")
-    kernels = tmp_path / "kernels #1"
-    assert featviz("kernels", tmp_path / "two.pth", "--out", kernels).code == 0
+    kernels = both[1]
+    model = torch.load(kernels.parent / "tiny.pth", weights_only=False)
     done = featviz("report", kernels, "--json")
     assert done.code == 0 and json.loads(done.out)["page"] == str(kernels / "report/index.html")
     page = read(kernels / "report" / "index.html")
     text = page.words
     rows = json.loads((kernels / "manifest.json").read_text())["captures"]
-    assert "two.pth 13 kernels in 2 layers" in text
+    assert "tiny.pth 6 kernels in 2 layers" in text
     pictures = [i for i in page.of("img") if "kernel" in str(i["alt"])]
     for row, picture in zip(rows, pictures, strict=True):
         weight = model.get_submodule(row["layer"]).weight
@@ -119,31 +101,27 @@ def test_kernels_alone_are_a_page(featviz: CLI, tmp_path: Path) -> None:
     ]
 
 
-def test_names_on_the_page_of_kernels_are_escaped(featviz: CLI, both: tuple[Path, Path]) -> None:
-    """Those of layers and of the model stand in files of somebody else."""
+@pytest.mark.slow
+def test_odd_records_of_kernels_are_shown(featviz: CLI, both: tuple[Path, Path]) -> None:
+    """Names are escaped: those of layers and of the model stand in files of somebody else, which
+    may say anything of the model and the options."""
     kernels = both[1]
-    for name, place in (
-        ("manifest.json", ("captures", 0, "layer")),
-        ("run.json", ("model", "file")),
-    ):
-        content = json.loads((kernels / name).read_text())
-        inner = content
-        for key in place[:-1]:
-            inner = inner[key]
-        inner[place[-1]] = EVIL
-        (kernels / name).write_text(json.dumps(content))
+    manifest, record = ((kernels / name) for name in ("manifest.json", "run.json"))
+    content = json.loads(manifest.read_text())
+    content["captures"][0]["layer"] = EVIL
+    manifest.write_text(json.dumps(content))
+    model = {"file": EVIL, "taken": {"a": {"b": None}}}
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"model": model, "options": "x"}))
     assert featviz("report", kernels).code == 0
     page = read(kernels / "report" / "index.html")
     assert page.text.count(EVIL) >= 2 and {i["src"] for i in page.of("img")}.isdisjoint({"x"})
 
 
-@pytest.mark.parametrize("model", [3, [], {"file": ["x"] * 9, "taken": {"a": {"b": None}}}])
-def test_records_of_kernels_that_are_odd_are_shown(
-    featviz: CLI, both: tuple[Path, Path], model: object
-) -> None:
-    """run.json may say anything of the model and the options."""
-    path = both[1] / "run.json"
-    record = json.loads(path.read_text()) | {"model": model, "options": "none"}
-    path.write_text(json.dumps(record))
-    assert featviz("report", both[1]).code == 0
-    assert "About these kernels" in read(both[1] / "report" / "index.html").text
+@pytest.mark.slow
+def test_what_holds_no_kernels_is_refused(featviz: CLI, both: tuple[Path, Path]) -> None:
+    """In one line, beside a run with the file and alone, and nothing is written."""
+    run, kernels = both
+    (kernels / "manifest.json").unlink()
+    refused(featviz("report", run, "--kernels", kernels), 1, "manifest.json is missing")
+    refused(featviz("report", kernels), 1)
+    assert not (run / "report").exists() and not (kernels / "report").exists()

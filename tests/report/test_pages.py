@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from conftest import SCENES, Outcome
+from conftest import Outcome
 from matplotlib import colormaps
 from PIL import Image
 from rundirs import Drawn, write_image, write_run
@@ -20,16 +20,14 @@ from featviz.report import build_report
 from featviz.rundir.write import RunDirectory
 
 from .markup import EVIL, HOSTILE, built, loaded, numbers, pages, script
-from .test_series import write_audit
 
 MIDDLE = colormaps["coolwarm"](127 / 253, bytes=True)
 
 
-def test_names_and_messages_are_text(root: Path) -> None:
+def test_names_and_messages_are_text(gallery: Path) -> None:
     """Whatever a file, a layer or an error is called, it appears as it is; the run's page has the
     model, versions, layers, images, failures and what is incomplete."""
-    result = build_report(root, ReportOptions())
-    found = pages(root)
+    found = pages(gallery)
     assert all(len(page.of("script")) <= 5 for page in found.values())
     assert HOSTILE in found["index.html"].text and EVIL in found["index.html"].text
     assert HOSTILE in found["image-002.html"].text and EVIL in found["layer-002.html"].text
@@ -40,22 +38,21 @@ def test_names_and_messages_are_text(root: Path) -> None:
         assert words in text
     assert "half.png" in text and "incomplete: it has no manifest.json" in text
     assert "3 complete of 4, 1 failed, 1 incomplete" in text
-    assert result.incomplete == {"half.png": "it has no manifest.json"}
 
 
-def test_alternative_texts_and_sizes_of_all_pictures(root: Path) -> None:
+def test_alternative_texts_and_sizes_of_all_pictures(gallery: Path) -> None:
     """Each says what it is and how large; sizes are those of the files (Pillow)."""
-    build_report(root, ReportOptions())
-    for page in pages(root).values():
+    for page in pages(gallery).values():
         for image in page.of("img"):
             assert image["src"] == "icon.svg" or image["alt"]
             if image["src"] == "icon.svg":
                 continue
-            with Image.open(root / "report" / unquote(str(image["src"]))) as picture:
+            with Image.open(gallery / "report" / unquote(str(image["src"]))) as picture:
                 assert (int(str(image["width"])), int(str(image["height"]))) == picture.size
             assert image["loading"] == "lazy"
 
 
+@pytest.mark.slow
 def test_skipped_and_silent_layers_are_named(tmp_path: Path) -> None:
     """With the reason, and for how many images; on the images' pages too."""
     root = write_run(tmp_path / "out", {"a.png": [Drawn("conv1")]})
@@ -70,13 +67,12 @@ def test_skipped_and_silent_layers_are_named(tmp_path: Path) -> None:
         assert "never ran" in text
 
 
-def test_dark_in_every_image(root: Path) -> None:
+def test_dark_in_every_image(gallery: Path) -> None:
     """Channels 1 and 5 are zero in all three images, 3 only in one."""
-    build_report(root, ReportOptions())
-    page = pages(root)["layer-001.html"].text
+    page = pages(gallery)["layer-001.html"].text
     assert "2 channels all zero in every one of 3 images: 1, 5" in " ".join(page.split())
     assert "3 channels all zero in the one image: 1, 3, 5" in " ".join(page.split())
-    index = (root / "report" / "index.html").read_text("utf-8")
+    index = (gallery / "report" / "index.html").read_text("utf-8")
     row = index.split('id="layers-table"')[1].split("<code>relu</code>")[1].split("</tr>")[0]
     assert re.findall(r'class="n">([^<]*)<', row) == ["6", "45.8\u00a0%", "5", "0"]
 
@@ -87,12 +83,12 @@ def test_the_numbers_of_the_pages_are_those_of_stats_npz(tmp_path: Path) -> None
     some = rng.random((6, 6), dtype=np.float32)
     nan = np.full((6, 6), [np.nan, 1, -0.0, 0, 0, 4], np.float32)
     nan[2, 1] = np.inf
-    layers = [(f"x{n}", stats) for n, stats in enumerate([some, nan, 0 * some, some[::-1]] * 2)]
+    layers = [(f"x{n}", stats) for n, stats in enumerate([some, nan, 0 * some, some[::-1]])]
     names = [f"{n}.png" for n in range(9)]
     drawn = [Drawn(layer, index=n, stats=stats) for n, (layer, stats) in enumerate(layers)]
     root = built(tmp_path / "out", dict.fromkeys(names, drawn))
     assert max(len(script(path)) for path in (root / "report").glob("grids-*.js")) == 16
-    for image, layer in ((0, 0), (3, 1), (7, 7), (8, 6)):
+    for image, layer in ((0, 0), (3, 1), (7, 3), (8, 2)):
         with np.load(root / names[image] / "stats.npz") as held:
             wanted = held[f"x{layer}|output|0|"]
         for page in (f"image-{image:03d}.html", f"layer-{layer:03d}.html"):
@@ -100,14 +96,13 @@ def test_the_numbers_of_the_pages_are_those_of_stats_npz(tmp_path: Path) -> None
             assert found.tobytes() == wanted.tobytes(), page
 
 
-def test_the_numbers_of_a_grid_stand_once(root: Path) -> None:
+def test_the_numbers_of_a_grid_stand_once(gallery: Path) -> None:
     """In one script, which all pages load that show the grid."""
-    build_report(root, ReportOptions())
-    held = [id for path in (root / "report").glob("grids-*.js") for id in script(path)]
+    held = [id for path in (gallery / "report").glob("grids-*.js") for id in script(path)]
     assert len(held) == len(set(held)) == 3 + 2 + 3
-    for name, page in pages(root).items():
+    for name, page in pages(gallery).items():
         shown = {str(tag["data-grid"]) for tag in page.of("div") if "data-grid" in tag}
-        assert shown <= loaded(root, name).keys()
+        assert shown <= loaded(gallery, name).keys()
         assert bool(shown) == name.startswith(("image", "layer"))
 
 
@@ -140,47 +135,23 @@ def test_compared_runs_stand_side_by_side(root: Path, tmp_path: Path) -> None:
     assert "new#2" not in "".join(str(tag) for tag in pages(root)["image-001.html"].tags)
 
 
-def test_layers_are_in_the_models_order(tmp_path: Path) -> None:
-    """By position, also where only a later image has the layer."""
-    one, two, three = (Drawn(f"layer{n}", index=n) for n in (1, 2, 10))
-    root = built(tmp_path / "out", {"a.png": [three], "b.png": [one, two, three]})
-    cells = [a["href"] for a in pages(root)["index.html"].of("a")]
-    cells = [str(href) for href in cells if re.fullmatch(r"layer-\d+.html", str(href))][-3:]
-    assert cells == ["layer-000.html", "layer-001.html", "layer-002.html"]
-    titles = [page.text.split("Layer\n")[1].split()[0] for n, page in pages(root).items()
-              if n.startswith("layer")]  # fmt: skip
-    assert titles == ["layer1", "layer2", "layer10"]
-
-
-def test_findings_of_the_audit_in_a_run(root: Path) -> None:
-    """Those of RUN/audit.json, with badges at the channels; that there are none is a sentence."""
-    write_audit(root, {"relu": {"dead": [1, 5], "constant": [], "nonfinite": []}})
-    build_report(root, ReportOptions())
-    text = pages(root)["index.html"].words
-    assert "Audit over 2 images" in text and "2 dead 1, 5" in text
-    assert "constant" not in text and "No findings in any channel" not in text
-    layer = (root / "report" / "layer-001.html").read_text("utf-8")
-    rows = [layer.split(f'<tr id="c{c}">')[1].split("</tr>")[0] for c in range(6)]
-    assert [row.count("dead (audit)") for row in rows] == [0, 1, 0, 0, 0, 1]
-    write_audit(root, {"relu": {"dead": []}})
-    build_report(root, ReportOptions())
-    text = pages(root)["index.html"].words
-    assert "No findings in any channel of these layers." in text
-
-
 @pytest.mark.parametrize(
-    ("normalize", "cmap", "words", "color"),
+    ("normalize", "cmap", "entries"),
     [
-        ("map", "grey", "crossed out: zero everywhere", "#000000"),
-        ("map", "grey", "one line across: constant", "#808080"),
-        ("layer", "viridis", "one scale for all maps of an image: min", "#440154"),
-        ("symmetric", "coolwarm", "zero", "#{:02x}{:02x}{:02x}".format(*MIDDLE[:3])),
-        ("none", "grey", "1 or more", "#ffffff"),
-        ("map", "grey", "NaN or infinite", "#ff00ff"),
+        (
+            *("map", "grey"),
+            {
+                "crossed out: zero everywhere": "#000000",
+                "one line across: constant": "#808080",
+                "NaN or infinite": "#ff00ff",
+            },
+        ),
+        ("layer", "viridis", {"one scale for all maps of an image: min": "#440154"}),
+        ("symmetric", "coolwarm", {"zero": "#{:02x}{:02x}{:02x}".format(*MIDDLE[:3])}),
     ],
 )
 def test_the_legend_says_what_colours_mean(
-    tmp_path: Path, normalize: str, cmap: str, words: str, color: str
+    tmp_path: Path, normalize: str, cmap: str, entries: dict[str, str]
 ) -> None:
     """By scale and colormap; the colours are matplotlib's."""
     options = {"normalize": normalize, "cmap": cmap}
@@ -188,68 +159,51 @@ def test_the_legend_says_what_colours_mean(
     root = built(tmp_path / "out", {"a.png": [drawn]}, options=options)
     for name in ("image-000.html", "layer-000.html"):
         text = (root / "report" / name).read_text("utf-8")
-        assert f'fill="{color}"/></svg>{words}</li>' in text.replace("&#39;", "'")
+        for words, color in entries.items():
+            assert f'fill="{color}"/></svg>{words}</li>' in text
 
 
-def shown_by(
-    featviz: Callable[..., Outcome], model: Path, out: Path, *options: object
-) -> tuple[str, dict[str, object]]:
-    """The text of an image's page, and the script's first grid, of a run with these options."""
-    done = featviz(
-        "run", model, SCENES / "spheres.jpg", "--layers", "0", "--size", 24, "--crop", 24,
-        "--out", out, "--report", *options,
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    return pages(out)["image-000.html"].words, loaded(out, "image-000.html")["p0-0"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("way", "words"),
-    [
-        ("pca", "4, as one tile: their principal components 1 to 3 (--reduce pca)"),
-        ("mean", "4, as one tile: their mean (--reduce mean)"),
-    ],
-)
 def test_one_tile_of_all_channels_is_called_that(
-    featviz: Callable[..., Outcome], tiny_file: Path, tmp_path: Path, way: str, words: str
+    featviz: Callable[..., Outcome], tmp_path: Path
 ) -> None:
     """No channel's numbers are its; the numbers that are told are those of all channels."""
-    text, grid = shown_by(featviz, tiny_file, tmp_path / "out", "--reduce", way)
-    assert f"Maps{words}" in text and ", of all channels Mean" in text
-    assert grid["channels"] == [] and "crossed out" not in text
-    components = "much of the first principal component" in text
-    assert components == (way == "pca") and ("standard deviations" in text) == (way == "pca")
-    alt = f"of 4 feature maps of 0, output, of {'spheres.jpg'}"
-    assert any(alt in str(i["alt"]) for i in pages(tmp_path / "out")["image-000.html"].of("img"))
+    more = {"reduce": "pca", "normalize": "range", "range": [-2.0, 2.0]}
+    drawn = Drawn("x", nrow=1, channels=[0], more=more)
+    root = built(tmp_path / "out", {"a.png": [drawn]})
+    page = pages(root)["image-000.html"]
+    assert "Maps6, as one tile: their principal components 1 to 3 (--reduce pca)" in page.words
+    assert ", of all channels Mean" in page.words and "crossed out" not in page.words
+    assert "each component from −2 to 2 standard deviations" in page.words
+    assert "much of the first principal component" in page.words
+    assert loaded(root, "image-000.html")["p0-0"]["channels"] == []
+    alt = "principal components 1 to 3 of 6 feature maps of x, output, of a.png"
+    assert alt in [i["alt"] for i in page.of("img")]
     sheet = tmp_path / "sheet.png"
-    done = featviz("sheet", tmp_path / "out", "--layer", "0", "--out", sheet, "--json")
+    done = featviz("sheet", root, "--layer", "x", "--out", sheet, "--json")
     assert done.code == 0 and json.loads(done.out)["channels"] == []
-    (drawn,) = tmp_path.rglob("output.png")
-    with Image.open(drawn) as one, Image.open(sheet) as all:
-        tile = np.asarray(one.convert("RGB"))
-        windows = np.lib.stride_tricks.sliding_window_view(np.asarray(all), tile.shape)[:, :, 0]
-        assert (windows == tile).all((2, 3, 4)).any()
-    done = featviz("sheet", tmp_path / "out", "--layer", "0", "--pick", "0")
-    assert done.code == 2 and f"all channels of 0 are one tile ({way})" in done.err
+    with Image.open(sheet) as all:
+        pixels, tile = np.asarray(all.convert("L")), drawn.pixels()[2:10, 2:12]
+    windows = np.lib.stride_tricks.sliding_window_view(pixels, tile.shape)
+    assert (windows == tile).all((2, 3)).any()
+    done = featviz("sheet", root, "--layer", "x", "--pick", "0")
+    assert done.code == 2 and "all channels of x are one tile" in done.err
 
 
-def test_an_overlay_has_no_marks(
-    featviz: Callable[..., Outcome], tiny_file: Path, tmp_path: Path
-) -> None:
+def test_an_overlay_has_no_marks(tmp_path: Path) -> None:
     """Its legend says what the colours over the input are, which are those of --cmap auto."""
-    text, grid = shown_by(featviz, tiny_file, tmp_path / "out", "--overlay", "0.6")
+    options, drawn = {"normalize": "map", "cmap": "auto"}, Drawn("x", more={"overlay": 0.6})
+    root = built(tmp_path / "out", {"a.png": [drawn]}, options=options)
+    text = pages(root)["image-000.html"].words
     assert "scaled per map, 60.0 % over the input" in text
     assert "over the input: min of each map" in text and "crossed out" not in text
-    assert grid["over"] is True
-    low, high = (colormaps["viridis"](end, bytes=True)[:3] for end in (0.0, 1.0))
-    page = (tmp_path / "out" / "report" / "image-000.html").read_text()
-    for color in (low, high):
+    assert loaded(root, "image-000.html")["p0-0"]["over"] is True
+    page = (root / "report" / "image-000.html").read_text()
+    for color in colormaps["viridis"]([0.0, 1.0], bytes=True)[:, :3]:
         assert 'fill="#{:02x}{:02x}{:02x}"'.format(*color) in page
 
 
 def test_the_option_that_left_maps_out_is_named(tmp_path: Path) -> None:
-    """--collapse, --max-maps with --pick, or both; who shares a tile; and the order."""
+    """--collapse, --max-maps, or both; who shares a tile; and the order."""
     shared = {"collapsed": {"1": [1, 2, 4]}}
     drawn = [
         Drawn("alike", index=1, channels=[3, 0, 5, 1], nrow=2, more=shared),
@@ -261,8 +215,8 @@ def test_the_option_that_left_maps_out_is_named(tmp_path: Path) -> None:
     root = built(tmp_path / "out", {"a.png": drawn}, options=options)
     text = pages(root)["image-000.html"].words
     assert "Maps4 of 6 (--collapse) Share a tile1 for 1–2, 4 Orderby similarity (--order)" in text
-    assert "Maps2 of 6 (--max-maps --pick top) Range" in text
-    assert "Maps2 of 6 (--max-maps --pick top, --collapse) Share a tile" in text
+    assert "Maps2 of 6 (--max-maps) Range" in text
+    assert "Maps2 of 6 (--max-maps, --collapse) Share a tile" in text
     assert "Maps6 Range" in text
     assert loaded(root, "image-000.html")["p0-0"]["collapsed"] == {"1": [1, 2, 4]}
 

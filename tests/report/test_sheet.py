@@ -15,7 +15,7 @@ from rundirs import Drawn, summed_anew, write_run
 
 from featviz.errors import StoreError, UsageError
 from featviz.records.commands import SheetOptions
-from featviz.report.sheet import ORDERS, make_sheet, sort_channels
+from featviz.report.sheet import make_sheet, sort_channels
 from featviz.rundir.read import read_run
 
 PAPER = 255
@@ -72,12 +72,10 @@ def test_columns_are_images_and_rows_are_channels(root: Path, transpose: bool) -
 @pytest.mark.parametrize(
     "drawn",
     [
-        Drawn("relu", maps=9, channels=[2, 5, 8], nrow=2),
         Drawn("relu", maps=3, slices=(4, 9), nrow=5, padding=0),
-        Drawn("relu", maps=1, padding=0, nrow=1),
-        Drawn("relu", maps=10, nrow=10, padding=0, tile=(32, 7), scale=(32, 7)),
+        Drawn("relu", maps=4, nrow=4, padding=0, tile=(32, 7), scale=(32, 7)),
     ],
-    ids=["max-maps", "slices across rows", "one map", "strip"],
+    ids=["slices across rows", "strip"],
 )
 def test_tiles_are_cut_by_the_manifests_geometry(tmp_path: Path, drawn: Drawn) -> None:
     """Also where maps were left out, where a channel has several tiles, and of a strip."""
@@ -103,8 +101,7 @@ def test_a_channel_that_one_image_lacks_leaves_its_place_empty(tmp_path: Path) -
     assert (empty == empty[0, 0]).all() and empty[0, 0] not in (PAPER, 0)
 
 
-@pytest.mark.parametrize(("by", "column"), [("mean", 2), ("max", 1), ("variance", 3), ("zeros", 4)])
-def test_order_is_numpys(tmp_path: Path, by: str, column: int) -> None:
+def test_order_is_numpys(tmp_path: Path) -> None:
     """The mean over the images, largest first; NaN last, equal ones in their order."""
     rng = np.random.default_rng(3)
     tables = rng.random((2, 8, 6)).round(1)
@@ -113,11 +110,11 @@ def test_order_is_numpys(tmp_path: Path, by: str, column: int) -> None:
     images = {f"{n}.png": [Drawn("relu", maps=8, stats=own)] for n, own in enumerate(tables)}
     runs = read_run(write_run(tmp_path / "o", images)).images.values()
     stats = [next(iter(image.stats().values())) for image in runs]
-    values = tables.astype(np.float32)[..., column].astype(np.float64)
-    values = values**2 if by == "variance" else values
-    means = np.array([own[~np.isnan(own)].mean() if (own == own).any() else -9 for own in values.T])
-    assert sort_channels(stats, range(8), by) == np.argsort(-means, kind="stable").tolist()
-    assert set(ORDERS) == {"mean", "max", "variance", "zeros"}
+    for by, column in {"mean": 2, "max": 1, "variance": 3, "zeros": 4}.items():
+        every = tables.astype(np.float32)[..., column].T.astype(np.float64)
+        every = every**2 if by == "variance" else every
+        means = np.array([o[~np.isnan(o)].mean() if (o == o).any() else -9 for o in every])
+        assert sort_channels(stats, range(8), by) == np.argsort(-means, kind="stable").tolist()
 
 
 def test_another_tensor_of_the_layer(tmp_path: Path) -> None:
@@ -130,6 +127,7 @@ def test_another_tensor_of_the_layer(tmp_path: Path) -> None:
     assert "output, output.call1" in str(caught.value.hint)
 
 
+@pytest.mark.slow
 def test_refusals(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No such layer, no such channel, too large, no image, a broken grid: each in one line."""
     with pytest.raises(UsageError, match="the run has no layer 'conv9'") as caught:
@@ -153,31 +151,16 @@ def test_refusals(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         sheet_of(root)
 
 
-@pytest.mark.parametrize("damage", [lambda b: b"no picture", lambda b: b[:-30]])
-def test_what_is_broken_is_left_out_by_name(
-    root: Path, damage: Callable[[bytes], bytes], featviz: Callable[..., Outcome]
-) -> None:
-    """A picture that is none, or half of one, does not take the others with it."""
-    path = root / "a.png" / "001_relu" / "output.png"
-    path.write_bytes(damage(path.read_bytes()))
-    out = root.parent / "sheet.png"
-    done = featviz("sheet", root, "--layer", "relu", "--out", out, "--json")
-    assert done.code == 0 and json.loads(done.out)["images"] == ["b.png"]
-    assert "warning: a.png is incomplete (a.png/001_relu/output.png " in done.err
-
-
 def test_command_line(
     featviz: Callable[..., Outcome], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The default name is the layer's, in the current folder; --json tells what is where."""
+    """The default name is the layer's, in the current folder; --json tells what is where. Half of a
+    picture is left out by name."""
+    path = root / "a.png" / "001_relu" / "output.png"
+    path.write_bytes(path.read_bytes()[:-30])
     monkeypatch.chdir(root.parent)
-    outcome = featviz("sheet", root, "--layer", "relu", "--order", "mean", "--json")
-    assert outcome.code == 0
-    assert json.loads(outcome.out) == {
-        "file": "sheet-relu.png",
-        "images": ["a.png", "b.png"],
-        "channels": [5, 4, 3, 2, 1, 0],
-    }
+    done = featviz("sheet", root, "--layer", "relu", "--order", "mean", "--json")
+    told = {"file": "sheet-relu.png", "images": ["b.png"], "channels": [5, 4, 3, 2, 1, 0]}
+    assert done.code == 0 and json.loads(done.out) == told
+    assert "warning: a.png is incomplete (a.png/001_relu/output.png " in done.err
     assert (root.parent / "sheet-relu.png").is_file()
-    assert featviz("sheet", root).code == 2
-    assert featviz("sheet", root.parent, "--layer", "relu").code == 1
