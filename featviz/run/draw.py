@@ -209,15 +209,15 @@ class ImageWriter:
     def close(self, result: ImageResult) -> ImageResult:
         """Write the input, and the manifest once all files are there, which were begun before."""
         height, width, channels = self._shown.shape
-        picture, plan, outcome = self.image.picture, self.run.prepared.plan, result.outcome
+        plan, outcome = self.run.prepared.plan, result.outcome
         try:
             with self.folder.writing(INPUT_FILE) as file:
                 write_png(file, (height, width), [self._shown.reshape(height, width * channels)])
             for task in self.tasks:
                 task.result()
             result = replace(result, rows=tuple(row.result() for row in self._rows))
-            size = dict(zip(("width", "height"), picture.size, strict=True))
-            image = {"path": self.sample.name, "sha256": picture.sha256, "size": size}
+            size = dict(zip(("width", "height"), self.image.images[0].size, strict=True))
+            image = {"path": self.sample.name, "sha256": self.image.sha256, "size": size}
             if len(self.sample.paths) > 1:
                 image["files"] = [path.name for path in self.sample.paths]
             shapes = [list(arg.shape) for arg in self.image.args]
