@@ -175,10 +175,12 @@ def test_a_tar_with_a_spoilt_header_in_its_midst(tmp_path: Path) -> None:
 def test_an_archive_that_changes_is_read_anew(photos: Path, tmp_path: Path) -> None:
     """Nothing is kept of an archive that was replaced."""
     path = packed(photos, "p.tar")
-    assert len(names(path)) == 5
+    inside, content = Path(f"{path}::b/c/00.png"), (photos / "a" / "02.png").read_bytes()
+    assert len(names(path)) == 5 and decode.read(inside) != content
+    (photos / "b" / "c" / "00.png").write_bytes(content)
     shutil.rmtree(photos / "a")
     packed(photos, "p.tar")
-    assert names(path) == ["b/c/00.png", "b/c/01.png"]
+    assert names(path) == ["b/c/00.png", "b/c/01.png"] and decode.read(inside) == content
 
 
 @pytest.mark.parametrize("kind", LOOKS)

@@ -114,4 +114,4 @@ def test_readers_that_open_an_archive_at_once_do_not_disturb_each_other(
         return decode.read(paths[number % 2])
 
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(read, range(4))) == content * 2
+        assert list(pool.map(read, range(40))) == content * 20

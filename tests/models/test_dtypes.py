@@ -14,6 +14,8 @@ from conftest import Outcome
 from torch import nn
 
 import featviz as fv
+from featviz.models.load import load_model
+from featviz.options import InputOptions, ModelOptions
 
 WISHES: dict[str, Any] = {"preset": "none", "target": "class:1"}
 
@@ -58,3 +60,11 @@ def test_a_file_in_double_precision(
     out = tmp_path / "out"
     done = featviz("run", tmp_path / "net.pth", picture, "--preset", "none", "--out", out)
     assert done.code == 0 and (out / picture.name / "manifest.json").is_file()
+
+
+def test_a_file_in_half_precision(tiny: nn.Module, tmp_path: Path) -> None:
+    """Becomes float32 on a CPU, which lacks many operations in half."""
+    torch.save(tiny.half(), tmp_path / "net.pth")
+    options = ModelOptions(str(tmp_path / "net.pth"), device="cpu")
+    module = load_model(options, InputOptions()).module
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
