@@ -8,10 +8,13 @@ import lzma
 import shutil
 import struct
 import tarfile
+import time
 import zipfile
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -175,10 +178,29 @@ def test_a_tar_with_a_spoilt_header_in_its_midst(tmp_path: Path) -> None:
 def test_an_archive_that_changes_is_read_anew(photos: Path, tmp_path: Path) -> None:
     """Nothing is kept of an archive that was replaced."""
     path = packed(photos, "p.tar")
-    assert len(names(path)) == 5
+    inside, content = Path(f"{path}::b/c/00.png"), (photos / "a" / "02.png").read_bytes()
+    assert len(names(path)) == 5 and decode.read(inside) != content
+    (photos / "b" / "c" / "00.png").write_bytes(content)
     shutil.rmtree(photos / "a")
     packed(photos, "p.tar")
-    assert names(path) == ["b/c/00.png", "b/c/01.png"]
+    assert names(path) == ["b/c/00.png", "b/c/01.png"] and decode.read(inside) == content
+
+
+def test_an_archive_is_read_by_one_thread_at_a_time(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has one place at which it is read."""
+    samples, real, inside = find.find_samples([str(packed(photos, "p.tar"))]), decode._content, []
+
+    def watched(*given: Any) -> bytes:
+        inside.append(given)
+        time.sleep(0.005)
+        assert inside == [given]
+        return real(*inside.pop())
+
+    monkeypatch.setattr(decode, "_content", watched)
+    with ThreadPoolExecutor(4) as pool:
+        assert len({*pool.map(decode.digest, samples)}) > 1
 
 
 @pytest.mark.parametrize("kind", LOOKS)

@@ -116,7 +116,6 @@ def test_where_the_image_goes(
     np.testing.assert_allclose(kept(out, picture.name, net), expected, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_tensor_is_the_same_for_every_image(
     featviz: Run, code: Path, tmp_path: Path, picture: Path
 ) -> None:

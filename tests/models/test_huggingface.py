@@ -135,7 +135,6 @@ def test_other_ways_to_say_it(folders: Callable[[str], Path], tmp_path: Path) ->
     assert load(file).source["kind"] == "file" and load(file).source["arch"] == "vit"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "names"),
     [("vit", list(NAMES.values())), ("clip", [])],

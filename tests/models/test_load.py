@@ -138,6 +138,19 @@ def test_weights_of_another_arch_do_not_fit(weights: dict[str, Tensor], tmp_path
         load(path, arch="shufflenet_v2_x0_5")
 
 
+def test_another_number_of_classes_is_told_by_shapes(
+    weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    """The shapes of the head are named, and the hint says how to change the model's."""
+    path = tmp_path / "weights.pth"
+    torch.save(weights, path)
+    n = len(weights)
+    match = rf"{n - 2} of {n} tensors; classifier\.1\.weight is \[1000, 512, 1, 1\], not \[10, 512"
+    with pytest.raises(LoadError, match=match) as caught:
+        load(path, arch=SMALL, model_args={"num_classes": 10})
+    assert "num_classes" in str(caught.value.hint)
+
+
 @pytest.mark.parametrize("choice", [None, "IMAGENET1K_V1"])
 def test_weights_that_cannot_be_downloaded(
     choice: str | None, hub: Path, monkeypatch: pytest.MonkeyPatch

@@ -287,7 +287,6 @@ def test_classifiers_resize_and_crop(tmp_path: Path) -> None:
         assert torch.equal(preprocess(path).tensor(picture(*size))[0], theirs(picture(*size)))
 
 
-@pytest.mark.slow
 def test_the_longer_side_comes_from_the_checkpoint(yolo: nn.Module, yolo_file: Path) -> None:
     """`train_args` first, then the model's own arguments, then 640; whole strides. What a
     file made up, sides and strides out of bounds, is not believed."""
