@@ -42,9 +42,9 @@ def report(given: Given) -> int:
     kernels`: these become one page. Of a run there is a page for the run, for
     each image and for each layer, whose channels have addresses of their own
     (layer-003.html#c17). The pages show the pictures where they are, so keep
-    the report with its run, or move one file: --single-file writes one of
-    about 25 MB, with fewer tiles where need be, --zip all pages and pictures,
-    to be unpacked. An earlier report is replaced.
+    the report with its run, or move one file: --single-file writes one page
+    with everything inside, --zip all pages and pictures, to be unpacked. An
+    earlier report is replaced.
 
     Where RUN is a series, which featviz.Watcher writes as a model is trained,
     one page has a slider over its steps.

@@ -80,6 +80,10 @@ def test_a_layer_that_runs_twice_loses_what_is_dead_both_times(tmp_path: Path) -
     dead = {label: own["dead"] for label, own in found(content).items()}
     assert dead == {"relu": [1, 2], "relu.call1": [0, 2]}
     assert content["prune"] == {"conv": [2]}
+    # where the output of the second call is used as it is, cutting a channel out would show
+    forked = Net(lambda self, x: self.conv(self.relu(self.conv(x))), conv=conv, relu=nn.ReLU())
+    content = document(forked, bright, tmp_path)
+    assert found(content)["relu"]["dead"] == [1, 2] and content["prune"] == {}
 
 
 @pytest.mark.slow

@@ -35,7 +35,9 @@ def test_added_and_removed_layers_and_images(featviz: CLI, tmp_path: Path) -> No
     assert added["images"] == {"b.png": "not there"}
     assert [(row["layer"], row["reason"]) for row in added["layers"]] == [("relu", "not there")]
     assert document["only_in_base"] == {"images": {}, "layers": []}
-    assert featviz("diff", less, more, "--ignore-added").code == 0
+    junit = tmp_path / "d.xml"
+    assert featviz("diff", less, more, "--ignore-added", "--junit", junit).code == 0
+    assert 'failures="0"' in junit.read_text()
     done = featviz("diff", more, less, "--ignore-added")
     assert done.code == 4 and "only in BASE: image b.png (not there)" in done.out
     edited(less / "a.png" / "manifest.json", '"never_ran": []', '"never_ran": ["relu"]')

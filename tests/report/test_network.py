@@ -142,7 +142,7 @@ def test_a_constant_gradient_and_a_single_number_are_no_finding() -> None:
 
 def test_rows_of_channels_hold_the_totals(tmp_path: Path) -> None:
     """Smallest, largest, mean and zeros over the images (numpy), at the channel's address."""
-    other = VALUES + np.float32([-1, 2, 0.5, 0, 0, 0])
+    other = VALUES + np.float32([-1.2343, 2, 0.5126, 0, 0, 0])
     root = built(
         tmp_path / "out", {"a.png": [Drawn("x", stats=VALUES)], "b.png": [Drawn("x", stats=other)]}
     )
