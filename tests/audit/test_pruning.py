@@ -24,7 +24,7 @@ def test_prune_names_the_layer_that_makes_each_dead_channel(noise: Path, tmp_pat
     wake(model.block.bn2)
     with torch.no_grad():  # the addition's channel 2 is far below zero, too
         model.block.bn2.bias[2] = -100
-    content = document(model, noise, tmp_path, prove=True)
+    content = document(model, noise, tmp_path, prove=True, batch_size=4)
     assert found(content)["block.relu"]["dead"] == [1, 3]
     assert found(content)["block.relu.call1"]["dead"] == [2]
     assert content["prune"] == {"block.conv1": [1, 3]}
