@@ -168,3 +168,10 @@ def test_a_broken_image_is_left_out_and_the_others_are_compared(
     assert "only in BASE: image a.png (incomplete)" in done.out
     assert " of 1 image compared" in done.out
     assert json.loads(featviz("diff", base, new, "--json").out)["layers"][0]["by"] == ["tensors"]
+
+
+def test_pixels_tell_what_statistics_do_not(featviz: CLI, tmp_path: Path) -> None:
+    """Values that have moved leave a map's statistics as they are."""
+    runs = [write_run(tmp_path / str(n), {"a.png": [Drawn("x", shade=n)]}) for n in (20, 60)]
+    code, document = documented(featviz, *runs)
+    assert code == 4 and document["layers"][0]["by"] == ["statistics and pixels"]
