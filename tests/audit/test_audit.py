@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from featviz.audit import plan
 from featviz.audit.audit import audit
-from featviz.errors import UsageError
 from featviz.records.commands import AuditOptions, Thresholds
 
 from . import planted
@@ -159,17 +158,6 @@ def test_the_model_is_given_back_as_it_was(noise: Path, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="head"):
         plan.choose(model, None, [torch.zeros(1, 3, 4, 4)])
     assert not any(module._forward_hooks for module in model.module.modules())
-
-
-@pytest.mark.slow
-def test_no_layers_at_all_and_none_that_ran(noise: Path, tmp_path: Path) -> None:
-    """Both are usage errors that say what there is."""
-    idle = Net(lambda self, x: x * 2, spare=nn.ReLU())
-    with pytest.raises(UsageError, match="neither activations nor convolutions"):
-        document(idle, noise, tmp_path)
-    with pytest.raises(UsageError) as error:
-        document(idle, noise, tmp_path, layers="ReLU")
-    assert "spare never ran" in str(error.value.hint)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -119,6 +120,16 @@ def test_thresholds_of_dead_and_constant() -> None:
     assert findings.judge(seen, Thresholds())["constant"] == [2]
     once = evidence([5], [5], count=[1])
     assert findings.judge(once, Thresholds())["constant"] == []
+
+
+def test_what_is_not_finite_behind_is_not_known_to_be_dead() -> None:
+    """Zeros and a NaN at the activation are no verdict of the layer before it."""
+    conv, relu = (plan.Spot(plan.Call(name, "X"), 1) for name in "cr")
+    tallies = {spot.call: Tally.nothing(2) for spot in (conv, relu)}
+    tallies[conv.call].sums[:, :3] = 4, -1, 1
+    tallies[relu.call].sums[:] = [[4, 0, 0, 0, 0, 4, 0, 0], [4, 0, 0, 0, 0, 4, 1, 0]]
+    row = findings.row_of(replace(conv, dead_at=relu), tallies, Thresholds())
+    assert row["findings"]["dead"] == [0] and row["apoz"] == pytest.approx((1 + 0.8) / 2)
 
 
 def test_redundant_channels_come_in_connected_components() -> None:

@@ -50,13 +50,13 @@ def test_command_prints_a_table_and_writes_the_files(
 def test_suspects_are_drawn_with_the_images_that_excite_them_most(
     featviz: Run, tmp_path: Path
 ) -> None:
-    """The row of a saturated channel shows the four brightest of six images, best first."""
+    """The row of a saturated channel shows the four darkest of six images, best first."""
     folder = tmp_path / "reds"
     folder.mkdir()
     for value in (40, 250, 120, 200, 80, 160):
         solid(folder / f"{value:03d}.png", (value, 0, 0))
-    weights = torch.tensor([[-1.0, 0, 0], [1, 0, 0]])  # 0 is sound, and the darkest excite it most
-    conv = filled(nn.Conv2d(3, 2, 1), weights, [0.0, 7.0])
+    weights = torch.tensor([[-1.0, 0, 0], [-1, 0, 0]])  # 0 is sound
+    conv = filled(nn.Conv2d(3, 2, 1), weights, [0.0, 9.0])
     torch.save(nn.Sequential(conv, nn.Sigmoid()), tmp_path / "m.pth")
     out = tmp_path / "out"
     done = featviz(
@@ -69,9 +69,9 @@ def test_suspects_are_drawn_with_the_images_that_excite_them_most(
         "rows": [44, 113],
     }  # fmt: skip
     pixels = np.asarray(Image.open(out / drawn["file"]))
-    reds = [v for v in (250, 200, 160, 120) if (pixels == (v, 0, 0)).all(-1).sum() > 2000]
-    assert reds == [250, 200, 160, 120]
-    assert not (pixels == (80, 0, 0)).all(-1).any()
+    reds = [v for v in (40, 80, 120, 160) if (pixels == (v, 0, 0)).all(-1).sum() > 2000]
+    assert reds == [40, 80, 120, 160]
+    assert not (pixels == (200, 0, 0)).all(-1).any()
     columns = [int(np.argwhere((pixels == (v, 0, 0)).all(-1))[:, 1].min()) for v in reds]
     assert columns == sorted(columns)
     label = pixels[44:, : columns[0]].reshape(-1, 3)  # the colour key of matplotlib's viridis

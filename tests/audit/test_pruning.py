@@ -24,7 +24,7 @@ def test_prune_names_the_layer_that_makes_each_dead_channel(noise: Path, tmp_pat
     wake(model.block.bn2)
     with torch.no_grad():  # the addition's channel 2 is far below zero, too
         model.block.bn2.bias[2] = -100
-    content = document(model, noise, tmp_path, prove=True)
+    content = document(model, noise, tmp_path, prove=True, batch_size=4)
     assert found(content)["block.relu"]["dead"] == [1, 3]
     assert found(content)["block.relu.call1"]["dead"] == [2]
     assert content["prune"] == {"block.conv1": [1, 3]}
@@ -80,6 +80,10 @@ def test_a_layer_that_runs_twice_loses_what_is_dead_both_times(tmp_path: Path) -
     dead = {label: own["dead"] for label, own in found(content).items()}
     assert dead == {"relu": [1, 2], "relu.call1": [0, 2]}
     assert content["prune"] == {"conv": [2]}
+    # where the output of the second call is used as it is, cutting a channel out would show
+    forked = Net(lambda self, x: self.conv(self.relu(self.conv(x))), conv=conv, relu=nn.ReLU())
+    content = document(forked, bright, tmp_path)
+    assert found(content)["relu"]["dead"] == [1, 2] and content["prune"] == {}
 
 
 @pytest.mark.slow

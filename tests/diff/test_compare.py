@@ -26,6 +26,7 @@ from featviz.diff.compare import (
     map_shape,
     no_change,
     scale_of,
+    signed,
 )  # fmt: skip
 from featviz.drawing import drawer
 from featviz.drawing.picture import describe, encode
@@ -110,6 +111,12 @@ def test_the_cosine_of_a_layer_is_that_of_all_its_values(size: float, width: int
     assert width == 1 or found.cosine[3] == 0
     assert np.isnan(compare_stats(*np.ones((2, 3, 6), np.float32), 1.0).layer_cosine)
     assert compare(base * 0, new, 1.0).layer_cosine == 0
+
+
+def test_differences_have_a_sign_beyond_the_slack() -> None:
+    """Set against the larger value and the scale; none where it is within the slack."""
+    found = signed(np.zeros((1, 3)), np.array([[1, -1, 0.1]]), 1.0, np.array([0.2]))
+    np.testing.assert_allclose(found, [[0.4, -0.4, 0]])
 
 
 def test_the_cosine_of_single_numbers_is_none() -> None:

@@ -94,11 +94,8 @@ def test_threads_and_libraries_make_no_difference(
     assert featviz("diff", *runs, "--tolerance", "0").code == 4
 
 
-@pytest.mark.parametrize(
-    "kept",
-    [(), pytest.param(("--tensors", "npy"), marks=pytest.mark.slow)],
-    ids=["pixels", "tensors"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [(), ("--tensors", "npy")], ids=["pixels", "tensors"])
 def test_nan_equals_nan_and_nothing_else(featviz: CLI, run: Run, kept: tuple[str, ...]) -> None:
     """NaN on both sides is no difference; on one side it is, whatever the tolerance."""
     plain, nan = run("plain", *kept), run("nan", *kept, change=nan_bias)

@@ -35,7 +35,9 @@ def test_added_and_removed_layers_and_images(featviz: CLI, tmp_path: Path) -> No
     assert added["images"] == {"b.png": "not there"}
     assert [(row["layer"], row["reason"]) for row in added["layers"]] == [("relu", "not there")]
     assert document["only_in_base"] == {"images": {}, "layers": []}
-    assert featviz("diff", less, more, "--ignore-added").code == 0
+    junit = tmp_path / "d.xml"
+    assert featviz("diff", less, more, "--ignore-added", "--junit", junit).code == 0
+    assert 'failures="0"' in junit.read_text()
     done = featviz("diff", more, less, "--ignore-added")
     assert done.code == 4 and "only in BASE: image b.png (not there)" in done.out
     edited(less / "a.png" / "manifest.json", '"never_ran": []', '"never_ran": ["relu"]')
@@ -166,3 +168,10 @@ def test_a_broken_image_is_left_out_and_the_others_are_compared(
     assert "only in BASE: image a.png (incomplete)" in done.out
     assert " of 1 image compared" in done.out
     assert json.loads(featviz("diff", base, new, "--json").out)["layers"][0]["by"] == ["tensors"]
+
+
+def test_pixels_tell_what_statistics_do_not(featviz: CLI, tmp_path: Path) -> None:
+    """Values that have moved leave a map's statistics as they are."""
+    runs = [write_run(tmp_path / str(n), {"a.png": [Drawn("x", shade=n)]}) for n in (20, 60)]
+    code, document = documented(featviz, *runs)
+    assert code == 4 and document["layers"][0]["by"] == ["statistics and pixels"]

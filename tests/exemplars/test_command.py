@@ -58,6 +58,7 @@ def test_pictures_show_the_best_images_first(
     done = featviz("exemplars", lights, reds, "--top", 3, "--layers", "0", "--out", out, *PLAIN)
     assert done.code == 0, done.err
     folder = out / "001_0" / "output"
+    assert pictures.slot(2, 3) == (8, 214, 136, 342)  # two in a row, texts between rows
     bright, dark = (tile_colours(folder / f"c0000{n}.png", 3) for n in (0, 1))
     assert bright == [(value, 0, 0) for value in (250, 200, 160)]
     assert dark == [(value, 0, 0) for value in (40, 80, 120)]

@@ -228,7 +228,10 @@ def test_a_run_shows_an_audits_findings_and_suspects(run: Path, audit: Path) -> 
     report = run / "report"
     index = read(report / "index.html").words
     assert index.count("2 dead (audit) 1 constant (audit)") == 1 and "2 dead 1, 4" in index
-    (image,) = pictures(read(report / "layer-001.html"))
+    layer = read(report / "layer-001.html")
+    (image,) = pictures(layer)
+    (rows,) = (json.loads(str(a["data-extra"])) for a in layer.of("details") if "data-extra" in a)
+    assert rows == {"4": [0, 42, 300, 112], "1": [0, 154, 300, 112]}
     assert (report / str(image["src"])).resolve() == (audit / "suspects" / "relu.png").resolve()
     assert pictures(read(report / "layer-000.html")) == []
     out = run.parent / "one.html"

@@ -11,13 +11,9 @@ import pytest
 import torch
 from conftest import SCENES, Outcome
 from PIL import Image
-from rundirs import Drawn, write_run
 from runs import refused
 
 import featviz as fv
-from featviz.errors import StoreError
-from featviz.records.commands import ReportOptions
-from featviz.report import build_report
 
 from .markup import EVIL, read
 
@@ -61,17 +57,6 @@ def test_kernels_stand_on_the_pages_of_their_layers(featviz: CLI, both: tuple[Pa
     low, high = (f"{value:.4g}".replace("-", "−") for value in rows[0]["range"])
     words = f"red, green and blue, each from {low} to {high}"
     assert words in read(run / "report" / "layer-001.html").text and rows[0]["layout"] == "rgb"
-
-
-@pytest.mark.slow
-def test_kernels_beside_no_drawn_layer_are_refused(both: tuple[Path, Path]) -> None:
-    """They would vanish without a word; the message names the layers to draw."""
-    run, kernels = both
-    model = json.loads((kernels / "run.json").read_text())["model"]
-    root = write_run(run.parent / "other", {"a.png": [Drawn("1", index=1)]}, model=model)
-    with pytest.raises(StoreError, match="has kernels of no layer of this run") as caught:
-        build_report(root, ReportOptions(kernels=kernels))
-    assert "--layers: 0, 2" in str(caught.value.hint)
 
 
 @pytest.mark.slow

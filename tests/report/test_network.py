@@ -142,7 +142,7 @@ def test_a_constant_gradient_and_a_single_number_are_no_finding() -> None:
 
 def test_rows_of_channels_hold_the_totals(tmp_path: Path) -> None:
     """Smallest, largest, mean and zeros over the images (numpy), at the channel's address."""
-    other = VALUES + np.float32([-1, 2, 0.5, 0, 0, 0])
+    other = VALUES + np.float32([-1.2343, 2, 0.5126, 0, 0, 0])
     root = built(
         tmp_path / "out", {"a.png": [Drawn("x", stats=VALUES)], "b.png": [Drawn("x", stats=other)]}
     )
@@ -337,6 +337,8 @@ def test_the_bars_of_a_gradient_are_by_magnitude(tmp_path: Path, strip: Drawn) -
     bars = page.split('class="bars values"')[1].split("</table>")[0]
     order = re.findall(r'href="layer-000.html#c(\d)"', bars)
     assert order == ["1", "4", "2", "0", "3", "5"] and "Largest magnitudes of 6" in bars
+    begins = [float(x) for x in re.findall(r'class="part" x="([\d.]+)"', bars)]
+    assert begins == [0, 60, 60, 60, 55, 60]
 
 
 @pytest.mark.slow
@@ -351,13 +353,14 @@ def test_gradients_are_stages_of_their_own(tmp_path: Path, strip: Drawn) -> None
     assert re.findall("<summary><h3>(.*?)</h3>", text) == ["7×7", "Gradients, 7×7"]
 
 
-@pytest.mark.slow
 def test_slices_are_named(tmp_path: Path) -> None:
     """Those that the manifest has; where it names none, they are the first."""
     some = Drawn("x", slices=(3, 24), nrow=3, more={"steps": [0, 6, 23]})
     rows = [some, Drawn("y", index=2, slices=(3, 24), nrow=3)]
     text = text_of(tmp_path / "out", "image-000.html", rows)
     assert "for each channel 3 of 24: 0, 6, 23" in text and "3 of 24: 0–2" in text
+    crops = {a.get("viewbox") for a in read(tmp_path / "out/report/index.html").of("svg")}
+    assert crops >= {f"2 {2 + 10 * channel} 10 8" for channel in range(6)}
     assert "slices 3 of 24: 0–2" in read(tmp_path / "out" / "report" / "layer-001.html").words
 
 

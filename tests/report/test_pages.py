@@ -31,6 +31,8 @@ def test_names_and_messages_are_text(gallery: Path) -> None:
     assert all(len(page.of("script")) <= 5 for page in found.values())
     assert HOSTILE in found["index.html"].text and EVIL in found["index.html"].text
     assert HOSTILE in found["image-002.html"].text and EVIL in found["layer-002.html"].text
+    next_ones = [a["href"] for a in found["image-001.html"].of("a") if a.get("rel") == "next"]
+    assert next_ones == ["image-002.html"]
     for page in found.values():
         assert not any("onerror" in attributes for _, attributes in page.tags)
     text = found["index.html"].text

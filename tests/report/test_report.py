@@ -13,7 +13,7 @@ import pytest
 from conftest import Outcome
 from rundirs import Drawn
 
-from featviz.errors import UsageError
+from featviz.errors import StoreError, UsageError
 from featviz.records.commands import ReportOptions
 from featviz.report import build_report, report
 from featviz.rundir.read import read_run
@@ -126,6 +126,16 @@ def test_the_command_line_prints_paths(featviz: Callable[..., Outcome], root: Pa
     paths = json.loads(featviz("report", root, "--json").out)
     assert paths["page"] == str(root / "report" / "index.html")
     assert sorted(paths["files"]) == sorted(str(p) for p in (root / "report").iterdir())
+
+
+def test_a_folder_of_something_else_stays(root: Path) -> None:
+    """It is refused before the run is read."""
+    (root / "report").mkdir()
+    (root / "report" / "thesis.txt").write_text("words")
+    (root / "run.json").write_text("{")
+    with pytest.raises(StoreError, match="is not empty and holds no"):
+        build_report(root, ReportOptions())
+    assert (root / "report" / "thesis.txt").read_text() == "words"
 
 
 def test_a_large_file_is_warned_of(
