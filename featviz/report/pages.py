@@ -212,6 +212,8 @@ class RunReport:
     audit: AuditViews | None = None
     extras: Mapping[str, Sequence[Extra]] = field(default_factory=dict)
     """By the id of the group of a layer's page with which they stand."""
+    tiles: int | None = None
+    """The most maps that a layer shows, where they are fewer so that one file stays small."""
     totals: dict[tuple[str, str], ChannelTotals] = field(default_factory=dict)
     _first: Mapping[str, Floats] = field(default_factory=dict)
     """The statistics of the first image, which the page of the run shows."""

@@ -17,6 +17,7 @@ from featviz.files.urls import Url
 from featviz.records.commands import ReportOptions
 from featviz.records.findings import Comparison
 from featviz.report import beside, pages, words
+from featviz.report.fitting import fitted
 from featviz.report.views import Links, arrange
 from featviz.rundir import REPORT_FILE, REPORT_RECORD, REPORT_ZIP, SERIES_ASSETS
 from featviz.rundir import place as outputs
@@ -26,9 +27,6 @@ from featviz.rundir.studies import is_audit, is_kernels, read_audit, read_kernel
 from featviz.rundir.write import write_record
 
 log = logging.getLogger(__name__)
-
-MOST_BYTES = 25_000_000
-"""What usual mail servers take; a larger file is warned of."""
 
 Render = Callable[[Links], pages.Files]
 Judge = Callable[[ReadRun, ReadRun], Comparison]
@@ -76,10 +74,17 @@ def build_report(
                 verdict = judge(base, run)
             except CompareError as error:
                 not_compared = error.message
+        tiles = None
+        if options.single_file:
+            (run, *others), tiles = fitted([run, *([base] if base else [])])
+            base = others[0] if others else None
+        if tiles is not None:
+            words_of = "each layer shows at most %d of its maps, so that one file stays small"
+            log.warning(f"{words_of}; --zip has all", tiles)
         images, layers = arrange(run, base)
         extras, audit = beside.read_extras(run, layers, options)
         told = verdict, not_compared, audit, extras
-        whole = pages.RunReport(run, base, images, layers, *told)
+        whole = pages.RunReport(run, base, images, layers, *told, tiles)
         gc.freeze()  # the search for cycles of templates passes the records over,
         gc.collect()  # and what else the process holds does not delay it
         try:
@@ -137,9 +142,6 @@ def _write(render: Render, out: Path, options: ReportOptions) -> tuple[Path, tup
         if options.single_file:
             ((_, parts),) = render(Links())
             file.writelines(encoded(parts))
-            if (size := file.tell()) > MOST_BYTES:
-                what = "%s has %d MB: --zip takes less, and so do fewer maps (run --max-maps)"
-                log.warning(what, out, size // 10**6)
             return out, (out,)
         with zipfile.ZipFile(file, "w") as packed:  # without times: the same bytes again
 

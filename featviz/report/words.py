@@ -71,12 +71,15 @@ def tensor(row: Capture) -> str:
 
 
 def maps(row: Capture) -> str:
-    """How many maps there are, how many are drawn, and which options left the others out."""
+    """How many maps there are, and how many of them are drawn."""
     if row.reduce is not None:
         return f"{row.maps}, as one tile: their {_reduced(row)} (--reduce {row.reduce})"
     drawn, alike = len(row.drawn), sum(len(ids) - 1 for ids in (row.collapsed or {}).values())
-    reasons = ["--max-maps"] * (drawn + alike < row.maps) + ["--collapse"] * bool(alike)
-    return f"{drawn} of {row.maps} ({', '.join(reasons)})" if reasons else f"{row.maps}"
+    return (
+        f"{row.maps}"
+        if drawn == row.maps
+        else f"{drawn} of {row.maps}" + " (--collapse)" * bool(alike)
+    )
 
 
 def sharing(row: Capture) -> str:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 from conftest import Outcome
-from rundirs import Drawn
+from PIL import Image
+from rundirs import Drawn, summed_anew, write_run
 
 from featviz.errors import StoreError, UsageError
 from featviz.records.commands import ReportOptions
-from featviz.report import build_report, report
+from featviz.report import build_report, fitting
 from featviz.rundir.read import read_run
 
 from .markup import Markup, built, pages, read
@@ -138,15 +142,40 @@ def test_a_folder_of_something_else_stays(root: Path) -> None:
     assert (root / "report" / "thesis.txt").read_text() == "words"
 
 
-def test_a_large_file_is_warned_of(
-    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("room", "left"), [(90_000, 18), (1_000, 4)])
+def test_one_file_shows_fewer_maps_where_it_must(
+    room: int, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond what a mail server takes; below it nothing is said."""
-    build_report(root, ReportOptions(single_file=True))
-    assert not caplog.messages
-    monkeypatch.setattr(report, "MOST_BYTES", 20_000)
-    build_report(root, ReportOptions(single_file=True))
-    assert "--zip takes less" in caplog.text
+    """Those that stay are maps of the run, pixel for pixel, and the same channels of both images,
+    never less than four; the page says how many."""
+    rng, size = np.random.default_rng(0), {"nrow": 6, "tile": (40, 40), "scale": 1}
+    stats = rng.random((36, 6), np.float32)
+    stats[:, 1], stats[:, 4:] = 2 + stats[:, 1], 0
+    row = Drawn("conv1", index=1, maps=36, stats=stats, **size)
+    root, out = write_run(tmp_path / "out", {"a.png": [row], "b.png": [row]}), tmp_path / "one.html"
+    sources = []
+    for path in root.rglob("output.png"):
+        pixels = rng.integers(0, 255, (254, 254), np.uint8)
+        Image.fromarray(pixels).save(path)
+        summed_anew(path.parent.parent)
+        corners = [(2 + 42 * (n // 6), 2 + 42 * (n % 6)) for n in range(36)]
+        sources.append([pixels[y : y + 40, x : x + 40].tobytes() for y, x in corners])
+    build_report(root, ReportOptions(single_file=True, out=out))
+    assert "the most varied ones" not in read(out).text
+    monkeypatch.setattr(fitting, "MOST_BYTES", room)
+    build_report(root, ReportOptions(single_file=True, out=out))
+    page = read(out)
+    assert f"at most {left} of its maps, the most varied ones" in page.text
+    (chosen,) = set(re.findall(r'"channels":\[([\d,]+)\]', out.read_text("utf-8")))
+    channels = sorted(map(int, chosen.split(",")))
+    assert len(channels) == left
+    shown = [i for i in page.of("img") if "src" in i and "of conv1" in str(i["alt"])]
+    for image in shown:
+        grid = np.asarray(Image.open(io.BytesIO(base64.b64decode(str(image["src"]).split(",")[1]))))
+        sides = [range(2, length - 2, 42) for length in grid.shape]
+        found = {grid[y : y + 40, x : x + 40].tobytes() for y in sides[0] for x in sides[1]}
+        found = {tile for tile in found if len(set(tile)) > 1}  # no empty place
+        assert found in [{own[channel] for channel in channels} for own in sources]
 
 
 def test_a_zip_file_has_the_pages_and_their_pictures(root: Path, tmp_path: Path) -> None:
