@@ -178,7 +178,6 @@ def test_tensorboard_has_training_steps(tmp_path: Path) -> None:
     assert read.Scalars("dead_channels/1")[-1].value == dead
 
 
-@pytest.mark.slow
 def test_a_second_process_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     """Steps behind the checkpoint go when the first new one is written; the others stay."""
     watch(network(), tmp_path / "s", 6)

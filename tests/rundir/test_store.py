@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rundirs import Drawn, write_run
 
 from featviz.errors import StoreError
 from featviz.records import Layer, Place, Site, Skip
 from featviz.rundir import SCHEMA_VERSION, schema, write
 from featviz.rundir.atomic import atomic
+from featviz.rundir.read import read_run
 from featviz.rundir.schema import Capture, read_json
 from featviz.rundir.write import RunDirectory
 from featviz.text import safe_name
@@ -214,6 +216,15 @@ def test_manifest_comes_back_with_its_floats(tmp_path: Path) -> None:
 def test_fields_of_a_row_that_contradict_each_other(fields: dict[str, Any], where: str) -> None:
     """Of two maps there is no third one, of three slices no fourth."""
     assert next(schema._of_row(replace(CAPTURE, **fields)))[0] == where
+
+
+@pytest.mark.parametrize("file", ["stats.npz", "001_relu/output.png", "input.png"])
+def test_a_file_of_another_length_does_not_fit(tmp_path: Path, file: str) -> None:
+    """One that has grown is as damaged as one that was cut."""
+    root = write_run(tmp_path / "out", {"a.png": [Drawn("relu")]})
+    with (root / "a.png" / file).open("ab") as grown:
+        grown.write(b"x")
+    assert f"a.png/{file} has " in read_run(root).damaged["a.png"]
 
 
 def test_nan_is_no_json(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from stores import URL, put, stored
 
 import featviz as fv
 from featviz.errors import UsageError
+from featviz.files.urls import Url
 from featviz.run import draw
 from featviz.rundir.store import Store
+from featviz.rundir.write import RunDirectory
 
 Run = Callable[..., Outcome]
 
@@ -54,6 +56,19 @@ def test_files_are_only_passing_through_this_machine(
     assert featviz(*words, "--out", URL).code == 0
     assert 1 <= max(seen) <= 4 and list((tmp_path / "tmp").iterdir()) == []
     assert not (tmp_path / "memory:").exists() and not (tmp_path / "featviz-out").exists()
+
+
+def test_the_manifest_of_an_image_is_uploaded_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has one there has all its files."""
+    puts: list[list[str]] = []
+    monkeypatch.setattr(Store, "put", lambda self, files: puts.append([*files]))
+    folder = RunDirectory(tmp_path, Url.of_run(URL)).new_image("a.png")
+    with folder.writing("input.png") as file:
+        file.write(b"x")
+    folder.finish({}, {})
+    assert puts == [["a.png/input.png", "a.png/stats.npz"], ["a.png/manifest.json"]]
 
 
 @pytest.mark.parametrize("lost", ["00.png/stats.npz"])
