@@ -227,6 +227,25 @@ def test_a_file_of_another_length_does_not_fit(tmp_path: Path, file: str) -> Non
     assert f"a.png/{file} has " in read_run(root).damaged["a.png"]
 
 
+def test_an_image_that_is_not_what_it_says_does_not_fit(tmp_path: Path) -> None:
+    """Statistics of fewer maps than the manifest has, and a folder with another's name."""
+    images = {"a.png": [Drawn("relu", stats=np.zeros((5, 6)))], "b.png": [Drawn("relu")]}
+    root = write_run(tmp_path / "out", images)
+    (root / "b.png").rename(root / "c.png")
+    damaged = read_run(root).damaged
+    assert "is float32 [5, 6], expected float32 [6, 6]" in damaged["a.png"]
+    assert "image.path is b.png, expected 'c.png'" in damaged["c.png"]
+
+
+def test_what_tells_two_runs_apart() -> None:
+    """Options as one types them come first; what one of the two lacks counts."""
+    old = {"model": {"name": "a"}, "options": {"nrow": 1, "size": [2, 3]}}
+    new = {"model": {"name": "b"}, "options": {"nrow": 1, "cmap": "grey"}}
+    words = ["there --size 2x3, here none", "there none, here --cmap grey"]
+    assert schema.differences(old, new) == [*words, 'its model.name is "a", this one\'s "b"']
+    assert schema.differences(old, dict(old)) == []
+
+
 def test_nan_is_no_json(tmp_path: Path) -> None:
     """A NaN in a manifest would be no JSON: it fails, and leaves no manifest."""
     folder = RunDirectory(tmp_path / "out").new_image("x")
