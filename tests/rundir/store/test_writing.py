@@ -83,32 +83,6 @@ def test_resume_mends_what_was_lost(
 
 
 @pytest.mark.slow
-def test_a_file_that_is_not_taken_fails_its_image(
-    featviz: Run, words: list[object], local: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing of it is there, the others are complete, `--resume` brings it."""
-    real, tries = type(memory).put_file, []
-
-    def refusing(self: Any, source: str, goal: str, **more: Any) -> None:
-        if goal.endswith("01.png/002_1/output.png"):
-            tries.append(goal)
-            raise OSError(5, "no answer")
-        real(self, source, goal, **more)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(type(memory), "put_file", refusing)
-        done = featviz(*words, "--out", URL)
-    assert done.code == 3 and len(tries) == 1
-    assert f"01.png: {URL}/01.png/" in done.err and "cannot be written" in done.err
-    assert not [name for name in stored() if name.startswith("01.png")]
-    run = json.loads(stored()["run.json"])
-    assert [row["image"] for row in run["failures"]] == ["01.png"]
-    assert run["images"]["complete"] == ["00.png", "02.png", "03.png"]
-    assert featviz(*words, "--out", URL, "--resume").code == 0
-    assert stored() == tree(local)
-
-
-@pytest.mark.slow
 def test_a_store_that_no_longer_answers_ends_the_run(
     featviz: Run, words: list[object], memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
