@@ -48,14 +48,8 @@ class Forked:
 def fork(
     streams: Path, function: Callable[..., object], *arguments: object, **variables: object
 ) -> Forked:
-    """Begin a function of a module in a process of its own, with one thread for torch.
-
-    Args:
-        streams: where `.out` and `.err` are written.
-        function: what is called.
-        *arguments: and with what.
-        **variables: of the environment, beside those of this process.
-    """
+    """Begin a function of a module in a process of its own, with one thread for torch and these
+    variables in its environment; `streams` is where `.out` and `.err` are written."""
     environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
     process = _CONTEXT.Process(
         target=_inside, args=(streams, environment, function, arguments), daemon=True
@@ -74,8 +68,7 @@ def command(streams: Path, *arguments: object, **variables: object) -> Forked:
 
 
 def team(streams: Path, *arguments: object, count: int) -> list[Forked]:
-    """Begin `featviz ARGUMENTS` in several processes, as srun or mpirun start them: nobody ends the
-    others when one of them has died."""
+    """Begin `featviz ARGUMENTS` in several processes, as srun or mpirun start them."""
     streams.mkdir()
     return [command(streams / str(n), *arguments, WORLD_SIZE=count, RANK=n) for n in range(count)]
 

@@ -44,6 +44,8 @@ class Server:
         answer = None if self.fault is None else self.fault(method, path)
         if isinstance(answer, int):
             start(f"{answer} Fault", [("Content-Type", "application/xml")])
+            if method == "HEAD":  # whose answers have no body
+                return []
             code = "AccessDenied" if answer == 403 else "ServiceUnavailable"
             return [f"<Error><Code>{code}</Code><Message>put in</Message></Error>".encode()]
         if answer is not None:

@@ -135,12 +135,10 @@ def test_names_are_no_markup(tiny: nn.Module, pixels: np.ndarray, tmp_path: Path
         assert "<img src=x" not in html and "onerror=alert(1)&gt;" in html
 
 
-@pytest.mark.parametrize("name", ["overwrite", "resume"])
-def test_what_needs_a_run_directory_asks_for_one(name: str, tiny: nn.Module, picture: Path) -> None:
-    """There is nothing to replace or to go on with."""
-    options: dict[str, Any] = {name: True, **AS_IT_IS}
-    with pytest.raises(UsageError, match=f"{name} is for a run directory"):
-        fv.run(tiny, picture, "Conv2d", **options)
+def test_what_needs_a_run_directory_asks_for_one(tiny: nn.Module, picture: Path) -> None:
+    """There is nothing to go on with."""
+    with pytest.raises(UsageError, match="resume is for a run directory"):
+        fv.run(tiny, picture, "Conv2d", resume=True)
 
 
 class Conditional(nn.Module):
@@ -182,15 +180,6 @@ def test_an_argument_that_forward_needs_is_no_image(pixels: np.ndarray) -> None:
         assert len(result.images) == len(images if isinstance(images, list) else [0])
         x = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None] / 255
         torch.testing.assert_close(result.captures[0].tensor, net.conv(x * 3).detach())
-
-
-def test_a_transform_may_name_the_arguments(pixels: np.ndarray) -> None:
-    """A dict of tensors by the names of forward's parameters."""
-    net = Conditional()
-    given = {"x": torch.ones(1, 3, 4, 5), "t": torch.tensor([4.0])}
-    (maps,) = fv.run(net, pixels, "conv", transform=lambda image: given, tensors=True).captures
-    assert maps.tensor is not None and torch.equal(maps.tensor, torch.full((1, 3, 4, 5), 4.0))
-    assert not net._forward_pre_hooks
 
 
 @pytest.mark.parametrize(

@@ -158,9 +158,6 @@ def test_report_of_a_run(ran: Path, tiny: nn.Module, picture: Path, tmp_path: Pa
 
 def test_capture_takes_all_leaves(tiny: nn.Module) -> None:
     """Without layers: every module that has none inside, also the model that is one itself."""
-    with fv.capture(nn.Sequential(tiny, nn.Tanh())) as maps:
-        nn.Sequential()  # the block may do anything
-    assert maps == {}
     model = nn.Sequential(tiny, nn.Tanh())
     with fv.capture(model) as maps:
         model(torch.zeros(1, 3, 8, 8))

@@ -19,7 +19,12 @@ FUNCTIONS = [name for name in fv.__all__ if name != "__version__"]
 EXAMPLE = Path(__file__).with_name("every_function.py")
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+QUICK = ("capture", "diff", "grid", "layers", "run")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in FUNCTIONS]
+)
 def test_every_function_has_an_example_that_holds(name: str) -> None:
     """And says what it takes."""
     function = getattr(fv, name)

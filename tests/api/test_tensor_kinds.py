@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,18 @@ SKIPPED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 }
 
 
+def mostly_slow(kinds: Iterable[str], count: int) -> list[Any]:
+    """The first kinds, and the others as slow ones."""
+    marks = pytest.mark.slow
+    return [k if n < count else pytest.param(k, marks=marks) for n, k in enumerate(kinds)]
+
+
 def _plain(tensor: Tensor) -> np.ndarray:
     dense = tensor.dequantize() if tensor.is_quantized else tensor
     return dense.float().resolve_neg().numpy()
 
 
-@pytest.mark.parametrize("kind", DRAWN)
+@pytest.mark.parametrize("kind", mostly_slow(DRAWN, 2))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_tensors_of_every_kind_are_drawn_kept_and_counted(
     kind: str, picture: Path, tmp_path: Path
@@ -92,7 +98,7 @@ def _histograms(board: Path) -> dict[str, Any]:
     return {tag: found.Histograms(tag)[0].histogram_value for tag in found.Tags()["histograms"]}
 
 
-@pytest.mark.parametrize("kind", SKIPPED)
+@pytest.mark.parametrize("kind", mostly_slow(SKIPPED, 2))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_cannot_be_drawn_is_skipped_with_the_reason(
     kind: str, picture: Path, tmp_path: Path
@@ -161,7 +167,7 @@ def test_complex_numbers_on_the_way(picture: Path, tmp_path: Path) -> None:
     assert fv.report(out).page.is_file()
 
 
-@pytest.mark.parametrize("kind", [*DRAWN, *SKIPPED])
+@pytest.mark.parametrize("kind", [*mostly_slow(DRAWN, 1), *mostly_slow(SKIPPED, 2)])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_audit_counts_or_skips_tensors_of_every_kind(kind: str, picture: Path) -> None:
     """A layer with real values is counted; another is named with the reason."""

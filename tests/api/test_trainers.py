@@ -69,8 +69,7 @@ class TestLightning:
         self, lightning: Any, folder: Path, callbacks: list[Any], steps: int = 4, **options: Any
     ) -> tuple[Any, Any]:
         """Train from a fixed seed; the trainer, and the module."""
-        ckpt, batches = options.pop("ckpt_path", None), options.pop("batches", 1)
-        forward = options.pop("forward", True)
+        ckpt, forward = options.pop("ckpt_path", None), options.pop("forward", True)
 
         class Digits(lightning.LightningModule):  # type: ignore[misc, name-defined]
             def __init__(self) -> None:
@@ -91,7 +90,7 @@ class TestLightning:
         trainer = lightning.Trainer(
             max_steps=steps, accelerator="cpu", devices=1, callbacks=callbacks,
             enable_checkpointing=False, default_root_dir=folder,
-            accumulate_grad_batches=batches, **quiet, **options,
+            **quiet, **options,
         )  # fmt: skip
         module = Digits()
         torch.manual_seed(7)
@@ -131,12 +130,12 @@ class TestLightning:
             self.fit(lightning, tmp_path, [self.watcher(tmp_path / "s"), Failing()])
         assert list(read_steps(tmp_path / "s")) == [0, 2]
 
-    def test_a_part_and_accumulated_batches(self, lightning: Any, tmp_path: Path) -> None:
-        """A module without forward is watched by its part; each step is drawn once."""
+    def test_a_part(self, lightning: Any, tmp_path: Path) -> None:
+        """A module without forward is watched by its part."""
         with pytest.raises(UsageError, match="part 'nett' is no module of Digits"):
             self.fit(lightning, tmp_path, [self.watcher(tmp_path / "s", part="nett")])
         callback = self.watcher(tmp_path / "s", part="net")
-        self.fit(lightning, tmp_path, [callback], batches=2, forward=False)
+        self.fit(lightning, tmp_path, [callback], forward=False)
         check_series(tmp_path / "s", [0, 2, 4], ["0", "3", "6"])
 
 

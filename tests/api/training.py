@@ -51,12 +51,7 @@ def moody_network() -> nn.Sequential:
 def train(
     model: nn.Module, steps: int, after: Callable[[], object] = lambda: None, cast: bool = False
 ) -> list[Any]:
-    """Train where the model is; all that must not depend on whether somebody watches.
-
-    Args:
-        after: called behind each step of the optimizer.
-        cast: whether the whole loop runs under autocast.
-    """
+    """Train where the model is, `cast` under autocast; what must not depend on who watches."""
     device = next(model.parameters()).device
     pixels, labels = (tensor.to(device) for tensor in digits())
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)

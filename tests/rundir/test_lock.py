@@ -76,7 +76,7 @@ def test_a_folder_that_vanishes_is_made_again(
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_a_link_in_the_place_of_the_lock_is_refused(
-    link: Callable[[Path, Path], object], draw: Run, featviz: Run, ran: Path, tmp_path: Path
+    link: Callable[[Path, Path], object], draw: Run, ran: Path, tmp_path: Path
 ) -> None:
     """Whatever kind of link: somebody else's folder cannot have a file elsewhere emptied."""
     (tmp_path / "precious").write_text("precious")

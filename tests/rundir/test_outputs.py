@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from conftest import Outcome
 from PIL import Image
 from rundirs import Drawn, write_run
+
+from featviz.records.findings import Verdict
+from featviz.rundir.studies import junit
 
 CLI = Callable[..., Outcome]
 SMALL = ["--size", "12", "--channels", "3"]
@@ -77,3 +81,14 @@ def test_what_is_like_ours_is_not_ours(
     words = COMMANDS[name].replace("FILE", "mine").replace("MODEL", str(tiny_file)).split()
     assert featviz(*words).code == 1
     assert (place / "mine").read_bytes() == FOREIGN[kind]
+
+
+def test_gates_as_ci_servers_read_them() -> None:
+    """A suite for each model and a case for each gate; what XML cannot hold is replaced."""
+    held = [Verdict(gate, True, "none") for gate in ("dead>5%", "nonfinite>0")]
+    verdicts = [*held, Verdict("dead>0", False, "3 of 4\0")]
+    (suite,) = ElementTree.fromstring(junit({"net": verdicts}))
+    counts = {"tests": "3", "failures": "1", "errors": "0", "skipped": "0"}
+    assert suite.attrib == {"name": "net", **counts}
+    assert [case[0].tag for case in suite] == ["system-out", "system-out", "failure"]
+    assert suite[2][0].attrib["message"] == "3 of 4\ufffd"

@@ -37,22 +37,6 @@ def test_a_run_json_of_another_program_makes_no_folder_ours(
     assert snapshot(proj) == before
 
 
-def test_files_of_others_in_a_run_stop_overwrite(draw: Run, ran: Path) -> None:
-    """They are named, and nothing at all is removed."""
-    (ran / "a.txt").write_text("mine")
-    (ran / "src" / "deep").mkdir(parents=True)
-    (ran / "src" / "deep" / "main.py").write_text("mine")
-    (ran / "src" / "other.py").write_text("mine")
-    (ran / "00.png" / "note.md").write_text("mine")
-    (ran / "00.png" / "001_0" / "output.bak.png").write_text("mine")
-    before = snapshot(ran)
-    done = draw(ran, "--overwrite")
-    refused(
-        done, 1, "holds files that featviz did not write: ", "a.txt", "src/other.py", "and 2 more"
-    )
-    assert snapshot(ran) == before
-
-
 def test_no_name_makes_a_file_ours(draw: Run, ran: Path) -> None:
     """Only what is listed goes; the name of a file is no proof."""
     names = ["manifest.json.txt", "00.png/manifest.json.bak", "00.png/001_0/notes.png"]

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rundirs import Drawn, write_run
 
 from featviz.errors import StoreError
 from featviz.records import Layer, Place, Site, Skip
 from featviz.rundir import SCHEMA_VERSION, schema, write
 from featviz.rundir.atomic import atomic
+from featviz.rundir.read import read_run
 from featviz.rundir.schema import Capture, read_json
 from featviz.rundir.write import RunDirectory
 from featviz.text import safe_name
@@ -214,6 +216,34 @@ def test_manifest_comes_back_with_its_floats(tmp_path: Path) -> None:
 def test_fields_of_a_row_that_contradict_each_other(fields: dict[str, Any], where: str) -> None:
     """Of two maps there is no third one, of three slices no fourth."""
     assert next(schema._of_row(replace(CAPTURE, **fields)))[0] == where
+
+
+@pytest.mark.parametrize("file", ["stats.npz", "001_relu/output.png", "input.png"])
+def test_a_file_of_another_length_does_not_fit(tmp_path: Path, file: str) -> None:
+    """One that has grown is as damaged as one that was cut."""
+    root = write_run(tmp_path / "out", {"a.png": [Drawn("relu")]})
+    with (root / "a.png" / file).open("ab") as grown:
+        grown.write(b"x")
+    assert f"a.png/{file} has " in read_run(root).damaged["a.png"]
+
+
+def test_an_image_that_is_not_what_it_says_does_not_fit(tmp_path: Path) -> None:
+    """Statistics of fewer maps than the manifest has, and a folder with another's name."""
+    images = {"a.png": [Drawn("relu", stats=np.zeros((5, 6)))], "b.png": [Drawn("relu")]}
+    root = write_run(tmp_path / "out", images)
+    (root / "b.png").rename(root / "c.png")
+    damaged = read_run(root).damaged
+    assert "is float32 [5, 6], expected float32 [6, 6]" in damaged["a.png"]
+    assert "image.path is b.png, expected 'c.png'" in damaged["c.png"]
+
+
+def test_what_tells_two_runs_apart() -> None:
+    """Options as one types them come first; what one of the two lacks counts."""
+    old = {"model": {"name": "a"}, "options": {"nrow": 1, "size": [2, 3]}}
+    new = {"model": {"name": "b"}, "options": {"nrow": 1, "cmap": "grey"}}
+    words = ["there --size 2x3, here none", "there none, here --cmap grey"]
+    assert schema.differences(old, new) == [*words, 'its model.name is "a", this one\'s "b"']
+    assert schema.differences(old, dict(old)) == []
 
 
 def test_nan_is_no_json(tmp_path: Path) -> None:

@@ -159,14 +159,8 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], None
     return lambda: monkeypatch.setattr(os, "unlink", real)
 
 
-@pytest.mark.parametrize("count", [5])
 def test_the_run_whose_place_was_taken_is_removed_by_the_next_one(
-    count: int,
-    featviz: Write,
-    tiny_file: Path,
-    photos: Path,
-    ran: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    featviz: Write, tiny_file: Path, photos: Path, ran: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """--overwrite is killed while it removes the earlier run: the new one is there and whole, and
     the next --overwrite finds the rest of the old one by its run.json, which goes last."""
@@ -175,7 +169,7 @@ def test_the_run_whose_place_was_taken_is_removed_by_the_next_one(
         return [path.name for path in ran.parent.iterdir() if path.name.startswith(".")]
 
     whole, base = tree(ran), ["run", tiny_file, photos, *SMALL, "--out", ran, "--overwrite"]
-    undo = kill_after(monkeypatch, count)
+    undo = kill_after(monkeypatch, 5)
     with pytest.raises(Killed):
         featviz(*base)
     undo()

@@ -75,6 +75,7 @@ def test_where_there_is_no_run_readers_say_so(featviz: Run, tmp_path: Path) -> N
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_errors_of_readers_name_the_url(featviz: Run, words: list[object], tmp_path: Path) -> None:
     """A broken run.json is one of the bucket, not one of a folder that is gone."""
     assert featviz(*words, "--out", URL).code == 0

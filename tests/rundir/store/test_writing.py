@@ -14,9 +14,10 @@ from stores import URL, put, stored
 
 import featviz as fv
 from featviz.errors import UsageError
+from featviz.files.urls import Url
 from featviz.run import draw
-from featviz.rundir import LOCK_FILE
 from featviz.rundir.store import Store
+from featviz.rundir.write import RunDirectory
 
 Run = Callable[..., Outcome]
 
@@ -34,6 +35,7 @@ def test_the_tree_is_that_of_a_folder(featviz: Run, words: list[object], tmp_pat
     assert stored() == tree(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_files_are_only_passing_through_this_machine(
     featviz: Run, words: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,47 +58,17 @@ def test_files_are_only_passing_through_this_machine(
     assert not (tmp_path / "memory:").exists() and not (tmp_path / "featviz-out").exists()
 
 
-class Killed(BaseException):
-    """Stands for the end of the process."""
-
-
-def stopped_at(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the process end before one of its uploads, and do nothing more."""
-    real, done = Store.put, []
-
-    def put_until(self: Store, files: dict[str, Path]) -> None:
-        done.append(1)
-        if len(done) >= count:
-            raise Killed
-        real(self, files)
-
-    monkeypatch.setattr(Store, "put", put_until)
-    monkeypatch.setattr(Store, "remove", lambda self, names: None)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [4, 7])
-def test_a_run_that_was_stopped_between_uploads_goes_on(
-    count: int,
-    words: list[object],
-    featviz: Run,
-    local: Path,
-    memory: Any,
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_manifest_of_an_image_is_uploaded_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has a manifest has all its files; `--resume` ends in the same tree."""
-    with monkeypatch.context() as patched:
-        stopped_at(count, patched)
-        with pytest.raises(Killed):
-            featviz(*words, "--out", URL)
-    whole, left = tree(local), stored()
-    for manifest in (name for name in left if name.endswith("/manifest.json")):
-        folder = manifest.removesuffix("manifest.json")
-        wanted = {name: data for name, data in whole.items() if name.startswith(folder)}
-        assert {name: left[name] for name in wanted} == wanted
-    memory.store.pop(f"/bucket/maps/{LOCK_FILE}", None)
-    assert featviz(*words, "--out", URL, "--resume").code == 0
-    assert stored() == whole
+    """What has one there has all its files."""
+    puts: list[list[str]] = []
+    monkeypatch.setattr(Store, "put", lambda self, files: puts.append([*files]))
+    folder = RunDirectory(tmp_path, Url.of_run(URL)).new_image("a.png")
+    with folder.writing("input.png") as file:
+        file.write(b"x")
+    folder.finish({}, {})
+    assert puts == [["a.png/input.png", "a.png/stats.npz"], ["a.png/manifest.json"]]
 
 
 @pytest.mark.parametrize("lost", ["00.png/stats.npz"])
@@ -111,51 +83,18 @@ def test_resume_mends_what_was_lost(
 
 
 @pytest.mark.slow
-def test_a_file_that_is_not_taken_fails_its_image(
-    featviz: Run, words: list[object], local: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing of it is there, the others are complete, `--resume` brings it."""
-    real, tries = type(memory).put_file, []
-
-    def refusing(self: Any, source: str, goal: str, **more: Any) -> None:
-        if goal.endswith("01.png/002_1/output.png"):
-            tries.append(goal)
-            raise OSError(5, "no answer")
-        real(self, source, goal, **more)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(type(memory), "put_file", refusing)
-        done = featviz(*words, "--out", URL)
-    assert done.code == 3 and len(tries) == 1
-    assert f"01.png: {URL}/01.png/" in done.err and "cannot be written" in done.err
-    assert not [name for name in stored() if name.startswith("01.png")]
-    run = json.loads(stored()["run.json"])
-    assert [row["image"] for row in run["failures"]] == ["01.png"]
-    assert run["images"]["complete"] == ["00.png", "02.png", "03.png"]
-    assert featviz(*words, "--out", URL, "--resume").code == 0
-    assert stored() == tree(local)
-
-
-@pytest.mark.slow
 def test_a_store_that_no_longer_answers_ends_the_run(
     featviz: Run, words: list[object], memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After three images in a row, with exit code 1 and the remedy; of four images of which the
-    third is taken, three are lost, and the run goes on."""
-    real, taken = type(memory).put_file, ["02.png"]
+    """After three images in a row, with exit code 1 and the remedy."""
+    real = type(memory).put_file
 
     def choosy(self: Any, source: str, goal: str, **more: Any) -> None:
-        if goal.endswith("input.png") and not any(name in goal for name in taken):
+        if goal.endswith("input.png"):
             raise OSError(5, "no answer")
         real(self, source, goal, **more)
 
     monkeypatch.setattr(type(memory), "put_file", choosy)
-    assert featviz(*words, "--out", URL, "--jobs", "1").code == 3
-    failures = json.loads(stored()["run.json"])["failures"]
-    assert [failure["image"] for failure in failures] == ["00.png", "01.png", "03.png"]
-    assert "02.png/manifest.json" in stored()
-    taken.clear()
-    memory.store.clear()
     done = featviz(*words, "--out", URL, "--jobs", "1")
     assert done.code == 1 and "--resume when the store answers" in done.err
     failures = json.loads(stored()["run.json"])["failures"]
@@ -186,16 +125,11 @@ def test_options_for_folders_are_refused(featviz: Run, words: list[object]) -> N
     assert stored() == {}
 
 
-def test_other_options_take_no_url(featviz: Run, words: list[object], ran: Path) -> None:
+def test_other_options_take_no_url(featviz: Run, words: list[object]) -> None:
     """A path would become a folder `s3:`; the message names the URL without its password."""
     secret = "s3://me:geheim@bucket/x"
     model, photos = words[1:3]
-    for command in (
-        [*words, "--tensorboard", secret],
-        ["audit", model, photos, "--out", secret],
-        ["report", ran, "--out", secret],
-        ["merge", ran, "--out", secret],
-    ):
+    for command in ([*words, "--tensorboard", secret], ["audit", model, photos, "--out", secret]):
         done = featviz(*command)
         refused(done, 2, "s3://bucket/x is a URL")
         assert "geheim" not in done.err
