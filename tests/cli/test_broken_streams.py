@@ -12,8 +12,6 @@ import pytest
 from runs import SMALL, complete, make_photos, run_json, tree
 
 from featviz import cli
-from featviz.errors import FeatvizError
-from featviz.models import requirements
 from featviz.run import run as pipeline
 
 from .outcomes import Run
@@ -121,24 +119,6 @@ def test_a_signal_before_the_first_image(photos: Path, tmp_path: Path) -> None:
         err = process.communicate("\n")[1]
     assert process.returncode == 130 and err.strip() == "error: interrupted"
     assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == {"net.py", "photos"}
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [("ImportError", "libtorch_cpu.so: failed to map segment from shared object"),
-     ("MemoryError", "")],
-)  # fmt: skip
-def test_too_little_memory_is_not_blamed_on_versions(
-    error: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the loader says of a library that cannot be mapped, and what Python says."""
-    (tmp_path / "torchvision.py").write_text(f"raise {error}({words!r})")
-    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(FeatvizError, match="too little memory to load torchvision") as raised:
-        requirements.require_torchvision()
-    assert "ulimit -v" in str(raised.value.hint)
-    assert words in raised.value.message
 
 
 def test_too_little_memory_is_one_line_anywhere(

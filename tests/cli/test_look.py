@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from conftest import DIGITS, DIGITS_MODEL
-from PIL import Image
 
 from .outcomes import Run
 
@@ -37,23 +36,6 @@ def test_json_is_one_document(featviz: Run) -> None:
     assert [len(row["channels"]) for row in document["layers"]] == [3, 3]
     assert document["layers"][1]["channels"][0] == document["prediction"][0]["index"] == 7
     assert Path(document["file"]).exists()
-
-
-@pytest.mark.slow
-def test_only_its_own_picture_is_replaced(featviz: Run, tmp_path: Path) -> None:
-    """An earlier one of look without a word; another file only with --overwrite."""
-    page = tmp_path / "page.png"
-    Image.new("RGB", (3, 3)).save(page)
-    before = page.read_bytes()
-    done = featviz(*LOOK, "--out", page)
-    assert (done.code, page.read_bytes()) == (1, before)
-    assert "page.png is there and is no picture of featviz look" in done.err
-    assert "hint: --overwrite replaces it" in done.err
-    for options in (["--overwrite"], [], ["--cmap", "grey"]):
-        before = page.read_bytes()
-        assert featviz(*LOOK, "--out", page, *options).code == 0
-        assert Image.open(page).info["Software"] == "featviz look"
-    assert page.read_bytes() != before
 
 
 @pytest.mark.parametrize(

@@ -94,25 +94,6 @@ def test_run_and_what_reads_it(featviz: CLI, net: str, photos: Path, tmp_path: P
     check_tame(featviz("merge", runs[1], "--out", tmp_path / "merged", "--json"))
 
 
-LOOKING = [("look", 0, ("--out", "look.png")), ("cam", 3, ("--target", "sum", "--out", "cams"))]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("command", "code", "more"), LOOKING)
-def test_look_and_cam(
-    featviz: CLI, net: str, photos: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, command: str, code: int, more: tuple[str, ...],
-) -> None:  # fmt: skip
-    """Their lines, their JSON, and the refusals, with names of images and of layers."""
-    monkeypatch.chdir(tmp_path)
-    where = ("--size", "12", "--layers", "*", *more)
-    done = featviz(command, net, photos, *where, "--json")
-    assert done.code == code, done.err
-    check_tame(done, named=command == "look")
-    check_tame(featviz(command, net, photos, "--layers", f"no{EVIL}"))
-    check_tame(featviz(command, net, photos, "--out", tmp_path / f"{EVIL}.jpg"))
-
-
 def test_audit_and_identify(featviz: CLI, net: str, photos: Path, tmp_path: Path) -> None:
     """Names of images and layers, of a file, and of what is in it."""
     options = ("--size", "12", "--out", tmp_path / "audit")

@@ -3,38 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
-from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
-from conftest import ROOT, Outcome
-
-from featviz.rundir.read import read_json
-
-
-@pytest.fixture
-def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the configurations and sample images of a clone."""
-    for name in ("configs", "sample_images"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.mark.slow
-def test_stages_config_draws_what_it_says(clone: Path, featviz: Callable[..., Outcome]) -> None:
-    """resnet18_stages: five layers, at most 64 maps, one range a layer, in colour."""
-    done = featviz("run", "--config", "configs/resnet18_stages.toml", "--weights", "none")
-    assert done.code == 0
-    for manifest in (clone / "out-resnet18").rglob("manifest.json"):
-        rows = read_json(manifest)["captures"]
-        assert [row["layer"] for row in rows] == ["conv1", "layer1", "layer2", "layer3", "layer4"]
-        assert all(
-            row["normalize"] == "layer" and len(row.get("channels", [0] * 64)) == 64 for row in rows
-        )
+from conftest import ROOT
 
 
 def train_script(name: str = "digits") -> ModuleType:

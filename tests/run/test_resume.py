@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from conftest import Outcome
 from PIL import Image
-from runs import SMALL, check_whole, make_photos, run_json, tree
+from runs import SMALL, make_photos, run_json, tree
 from torch import nn
 
 import featviz as fv
-from featviz.rundir.place import look
-from featviz.rundir.write import RunDirectory, as_json
+from featviz.rundir.write import as_json
 
 Run = Callable[..., Outcome]
 
@@ -76,11 +72,10 @@ def test_resume_without_a_run_begins_one(draw: Run, whole: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (["--layers", "Conv2d", *SMALL[2:]], "--layers Conv2d,ReLU, here --layers Conv2d"),
         ([*SMALL, "--no-marks"], "there none, here --no-marks"),
         ([*SMALL, "--ablate", "0:1"], "there none, here --ablate 0:1"),
     ],
-    ids=["layers", "marks", "ablate"],
+    ids=["marks", "ablate"],
 )
 def test_other_options_are_refused_by_name(
     change: list[str], named: str, featviz: Run, tiny_file: Path, photos: Path, whole: Path
@@ -135,6 +130,7 @@ def test_from_python(tiny: nn.Module, photos: Path, tmp_path: Path) -> None:
         fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16, resume=True)
 
 
+@pytest.mark.slow
 def test_an_image_that_has_changed_is_done_again(
     draw: Run, photos: Path, whole: Path, tmp_path: Path
 ) -> None:
@@ -145,6 +141,7 @@ def test_an_image_that_has_changed_is_done_again(
     assert tree(whole) == tree(tmp_path / "new")
 
 
+@pytest.mark.slow
 def test_failures_are_tried_again_and_keep_the_exit_code(
     draw: Run, photos: Path, tmp_path: Path
 ) -> None:
@@ -159,48 +156,6 @@ def test_failures_are_tried_again_and_keep_the_exit_code(
     (photos / "01.png").write_bytes(good)
     assert draw(tmp_path / "out", "--resume").code == 0
     assert run_json(tmp_path / "out")["failures"] == []
-
-
-@pytest.mark.slow
-def test_an_interrupted_resume_does_not_forget_what_was_complete(
-    draw: Run, whole: Path, tmp_path: Path, at_image: Callable[..., None]
-) -> None:
-    """run.json of a run that was stopped twice lists what is complete, reached or not."""
-    out = half(whole, tmp_path / "out")
-    shutil.rmtree(out / "00.png")
-    at_image("00.png", lambda: os.kill(os.getpid(), signal.SIGINT))
-    done = draw(out, "--resume")
-    assert done.code == 130
-    assert run_json(out)["images"] == {
-        "total": 4,
-        "complete": ["00.png", "01.png"],
-        "missing": ["02.png", "03.png"],
-    }
-
-
-@pytest.mark.slow
-def test_an_overwrite_that_is_killed_leaves_nothing_that_looks_complete(
-    draw: Run, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However far the removal got: no manifest without its files, and --resume makes it whole."""
-    before = tree(whole)
-    unlink = os.unlink
-    for count in (1, 5, 12):
-        left = [count]
-
-        def killed(*arguments: Any, left: list[int] = left, **named: Any) -> None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise SystemExit(9)
-            unlink(*arguments, **named)
-
-        with monkeypatch.context() as patched, pytest.raises(SystemExit):
-            patched.setattr(os, "unlink", killed)
-            RunDirectory(whole).clear(look(whole).ours)
-        check_whole(whole)
-        assert (whole / "run.json").is_file()
-        assert draw(whole, "--resume").code == 0
-        assert tree(whole) == before
 
 
 def rewrite(path: Path, old: str, new: str) -> None:
