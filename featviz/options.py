@@ -38,15 +38,13 @@ GROUPS = (
 """Headings in the order of help. The first is for the few that a short command alone has."""
 OPTIONS, LAYERS, READ, MODEL, DRAWING, GRADIENTS, FINDINGS, OUTPUT, LIMITS, GENERAL = GROUPS
 
-LONGEST_SIDE = 2**16
-"""Pixels; no image is larger, and its tensor would not fit into memory."""
+LONGEST_SIDE = 2**16  # pixels; no image is larger, and its tensor would not fit into memory
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "lanczos")
 """How images are resized: what torchvision takes for pictures of Pillow and for tensors alike."""
 PAD_GREY = 0.4
 """Between tiles unless the user says otherwise: neither the black in which maps begin, nor the grey
 (0.5) of a constant map."""
-HPARAMS = "@hparams"
-"""An argument of a model: all those that a Lightning checkpoint holds."""
+HPARAMS = "@hparams"  # an argument of a model: all those that a Lightning checkpoint holds
 
 # What makes values of what was given; each raises ValueError where it cannot
 

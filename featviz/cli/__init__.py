@@ -48,9 +48,7 @@ _FILES = {
 """The commands of each module, which is imported when one of them is used."""
 
 INTERRUPTED = 130
-CLOSED_PIPE = 128 + 13
-"""What shells give for a program that SIGPIPE has ended."""
-
+CLOSED_PIPE = 128 + 13  # what shells give for a program that SIGPIPE has ended
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 

@@ -41,9 +41,7 @@ from featviz.options import (
 )
 from featviz.text import quoted
 
-_MOST = 15
-"""Options that a command shows all at once; one that has more is long."""
-
+_MOST = 15  # options that a command shows all at once; one that has more is long
 _WHOLE = "featviz.help_all"
 
 

@@ -36,8 +36,7 @@ from featviz.text import by, counted, listed
 
 log = logging.getLogger(__name__)
 
-FLOPS_PER_MAC = 2
-"""One multiplication and one addition; the addition of a bias is left out."""
+FLOPS_PER_MAC = 2  # one multiplication and one addition; the addition of a bias is left out
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:

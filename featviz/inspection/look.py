@@ -34,10 +34,8 @@ log = logging.getLogger(__name__)
 MOST_STAGES = 10
 _LONGEST = 2**16 - 1
 """Pixels of the longer side of a page; matplotlib writes on none that is longer."""
-_SMALLEST_PICTURE = 8
-"""Pixels of the shorter side from which an output is shown as a picture."""
-ALIKE = 0.9
-"""Correlation from which on a map looks like another that is shown already."""
+_SMALLEST_PICTURE = 8  # pixels of the shorter side from which an output is shown as a picture
+ALIKE = 0.9  # correlation from which on a map looks like another that is shown already
 _COMPARED = 64
 Span = tuple[float | None, float | None]
 """The least and the greatest finite value; None where there is none."""

@@ -81,8 +81,7 @@ class RunDocument:
         """sha256 of the model and the options: what has the same was drawn in the same way."""
         self.errors: dict[str, str | None] = {}
         """The error of each finished image, by its name; None for one without."""
-        self.failed = 0
-        """How many images have failed by now, those of other shards included."""
+        self.failed = 0  # how many images have failed by now, those of other shards included
 
     def write(self, run: RunDirectory) -> list[str]:
         """Write run.json, the images in their order, and return those that are missing. An earlier

@@ -30,12 +30,8 @@ from featviz.text import counted, listed, quoted
 
 log = logging.getLogger(__name__)
 
-_NAMED = 5
-"""Layers that gave NaN or infinite values which a warning names."""
-
-SAVED_EVERY = 5.0
-"""Seconds between two writings of run.json while a run goes on."""
-
+_NAMED = 5  # layers that gave NaN or infinite values which a warning names
+SAVED_EVERY = 5.0  # seconds between two writings of run.json while a run goes on
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )

@@ -58,11 +58,7 @@ PLACES = [
         "'model.pth' is a file of a model",
         "featviz look net.py:Net cat.jpg --weights model.pth",
     ),
-    (
-        "look weights.pth cat.jpg --arch MyNet",
-        "named 'MyNet'",
-        "or FILE.py:MyNet for a class",
-    ),
+    ("look weights.pth cat.jpg --arch MyNet", "named 'MyNet'", "or FILE.py:MyNet for a class"),
     (f"{RUN} --layers b1 b2", "no image 'b2'", f"a list has commas: featviz {RUN} --layers b1,b2"),
     (f"{RUN} --size 8 8 -q", "no image '8'", f"a list has commas: featviz {RUN} --size 8,8 -q"),
     ("run model.pth --layers b1 gone.jpg", "no image 'gone.jpg'", "check the path"),

@@ -32,10 +32,7 @@ def net(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize(
     ("layers", "code", "reasons"),
-    [
-        ("odd,unused", 1, "never ran: unused; skipped: odd ("),
-        ("conv,odd,unused", 0, None),
-    ],
+    [("odd,unused", 1, "never ran: unused; skipped: odd ("), ("conv,odd,unused", 0, None)],
 )
 def test_a_run_that_drew_nothing_has_failed(
     layers: str, code: int, reasons: str | None, net: str, featviz: Run, picture: Path, out: Path

@@ -28,9 +28,7 @@ TIMM = {
     "mobilenetv4_conv_small": "conv_stem bn1 blocks.0 blocks.1 blocks.2 blocks.4",
 }
 
-YOLO = {
-    "yolo11n": "0 0.conv 2 4 6 10 13 16 19 22",
-}
+YOLO = {"yolo11n": "0 0.conv 2 4 6 10 13 16 19 22"}
 """Names of the layers without `model`: backbone, then neck; nothing of the head."""
 
 

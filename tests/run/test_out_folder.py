@@ -16,8 +16,7 @@ Run = Callable[..., Outcome]
 
 
 @pytest.mark.parametrize(
-    ("out", "more"),
-    [("photos/../photos", ()), ("link", ("--overwrite",)), (".", ("--resume",))],
+    ("out", "more"), [("photos/../photos", ()), ("link", ("--overwrite",)), (".", ("--resume",))]
 )
 def test_out_may_not_be_or_hold_the_images(
     out: str,
