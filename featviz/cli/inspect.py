@@ -201,8 +201,6 @@ def cam(given: Given) -> int:
     return 3 if failed else 0
 
 
-_NAMED = 3
-
 _DEFINITIONS = "\n".join(
     textwrap.fill(finding.definition, 78, initial_indent=f"{name:<11}", subsequent_indent=" " * 11)
     for name, finding in FINDINGS.items()
@@ -235,9 +233,7 @@ def audit(given: Given) -> int:
     """Audit the model, print the table, and return the exit code."""
     from featviz.audit.audit import audit
     from featviz.audit.output import audit_table
-    from featviz.cli.run import refuse_shares
 
-    refuse_shares("audit", "its findings hold for all images together")
     with output.batch_progress() as progress:
         result = audit(
             given["source"], given["images"], read_from(AuditOptions, {**given}), progress
@@ -284,10 +280,8 @@ def exemplars(given: Given) -> int:
     \f
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed.
     """
-    from featviz.cli.run import refuse_shares
     from featviz.exemplars.exemplars import find_exemplars
 
-    refuse_shares("exemplars", "it ranks all images against each other")
     with output.batch_progress() as progress:
         options = read_from(ExemplarOptions, {**given})
         result = find_exemplars(given["source"], given["images"], options, progress)
@@ -296,10 +290,9 @@ def exemplars(given: Given) -> int:
         output.document(record.as_json())
     else:
         output.text(str(result.table))
-    skipped = [f"{one['layer']} ({one['reason']})" for one in record.skipped]
-    for what, layers in (("skipped", skipped), ("never ran", record.never_ran)):
-        if layers:
-            log.warning("%s: %s", what, listed(layers, _NAMED))
+    for skip in record.skipped:
+        log.warning("skipped: %s (%s)", skip["layer"], skip["reason"])
+    output.left_out((), record.never_ran)
     log.info("%s seen", counted(record.images.seen, "image"))
     log.info("results in %s", result.out)
     return result.exit_code

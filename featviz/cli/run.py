@@ -221,15 +221,6 @@ def shard_of_process() -> Shard | None:
     return None
 
 
-def refuse_shares(command: str, why: str) -> None:
-    """Refuse to divide the images of a command that has to see all of them."""
-    if _runs_in_torchrun():
-        raise UsageError(
-            f"{command} cannot be divided among processes ({_shown(_TORCHRUN)}): {why}",
-            "start it without torchrun",
-        )
-
-
 def _runs_in_torchrun() -> bool:
     return "WORLD_SIZE" in os.environ and shard_of_process() is not None
 

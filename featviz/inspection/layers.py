@@ -150,8 +150,8 @@ def list_model(
     functions: bool = False,
     tree: bool = False,
 ) -> Listing:
-    """List a model's modules (and functions that they call), as one forward pass on zeros shows them;
-    a model that cannot be run on zeros is listed without shapes."""
+    """List a model's modules (and functions that they call) as one forward pass on zeros shows
+    them; a model that cannot be run on zeros is listed without shapes."""
     model = load_model(options, inputs)
     blank = model.preprocess.blank()
     functions |= selectors is not None and wants_functions(parse(selectors))

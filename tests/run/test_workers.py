@@ -106,24 +106,6 @@ def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert pick_device("auto").type in ("cpu", "mps")
 
 
-@pytest.mark.parametrize("words", [("audit", "findings"), ("exemplars", "ranks all images")])
-def test_who_has_to_see_all_images_takes_no_shard(
-    words: tuple[str, str],
-    featviz: Run,
-    tiny_file: Path,
-    photos: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Under torchrun one line says why, and nothing is written."""
-    command, why = words
-    out = photos.parent / "out"
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    done = featviz(command, tiny_file, photos, "--out", out)
-    refused(done, 2, "cannot be divided among processes (RANK=1 and WORLD_SIZE=2)", why)
-    assert not out.exists()
-
-
 def test_stdin_under_torchrun_is_refused(
     featviz: Run, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
