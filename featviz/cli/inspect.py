@@ -4,7 +4,6 @@ of images; `audit` and `exemplars`, which count over many of them."""
 from __future__ import annotations
 
 import logging
-import textwrap
 from pathlib import Path
 
 from featviz.cli import output
@@ -19,7 +18,6 @@ from featviz.records.commands import (
     ListOptions,
     LookOptions,
 )
-from featviz.records.findings import FINDINGS
 from featviz.text import counted, listed, printable
 
 log = logging.getLogger(__name__)
@@ -201,36 +199,23 @@ def cam(given: Given) -> int:
     return 3 if failed else 0
 
 
-_DEFINITIONS = "\n".join(
-    textwrap.fill(finding.definition, 78, initial_indent=f"{name:<11}", subsequent_indent=" " * 11)
-    for name, finding in FINDINGS.items()
-)
-
-_AUDIT = f"""Stream images through a model, and find channels that do nothing for them.
-
-Findings are {", ".join(FINDINGS)}. A verdict holds for these images: a channel that is dead on
-them may live on others.
-
-\b
-Examples:
-  featviz audit model.pth photos/ --fail-on 'dead>5%' --fail-on 'nonfinite>0'
-  featviz audit model.pth photos/ --prune-out prune.json --prove
-  featviz audit new.pth photos/ --baseline old/audit.json --out new
-
-{{MODEL}}
-
-Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 4 broken gate.
-\f
-What the findings of a channel mean:
-
-\b
-{_DEFINITIONS}
-"""
-
-
-@command(AuditOptions, ModelOptions, arguments=[MODEL, IMAGES], json="audit.json", help=_AUDIT)
+@command(AuditOptions, ModelOptions, arguments=[MODEL, IMAGES], json="audit.json")
 def audit(given: Given) -> int:
-    """Audit the model, print the table, and return the exit code."""
+    """Stream images through a model, and find channels that do nothing for them.
+
+    Findings are dead, constant, saturated, nonfinite and redundant. A verdict
+    holds for these images: a channel that is dead on them may live on others.
+
+    \b
+    Examples:
+      featviz audit model.pth photos/ --fail-on 'dead>5%' --fail-on 'nonfinite>0'
+      featviz audit model.pth photos/ --prune-out prune.json --prove
+      featviz audit new.pth photos/ --baseline old/audit.json --out new
+
+    {MODEL}
+
+    Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 4 broken gate.
+    """
     from featviz.audit.audit import audit
     from featviz.audit.output import audit_table
 
@@ -248,11 +233,10 @@ def audit(given: Given) -> int:
         log.info("nothing to verify: no channel can be cut out")
     elif proof is not None:
         change, nonfinite = proof["largest_change"], proof.get("nonfinite", 0)
-        words = (
-            f"without the {counted(proof['channels'], 'channel')} that can be cut out the output "
-        )
-        same = f"cannot be compared: {UNLIKE_OUTPUTS}"
-        words += same if change is None else f"changes by {change:g} at most"
+        channels = counted(proof["channels"], "channel")
+        words = f"without the {channels} that can be cut out the output "
+        unlike = f"cannot be compared: {UNLIKE_OUTPUTS}"
+        words += unlike if change is None else f"changes by {change:g} at most"
         if nonfinite:
             words += f", and {nonfinite} of its values become, or cease to be, NaN or infinite"
         log.info("%s (%s)", words, counted(proof["images"], "image"))

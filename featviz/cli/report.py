@@ -208,17 +208,15 @@ def _is_whole(run: RunVerdict) -> bool:
     images = counted(len(run.images), "image")
     what = f"{images}, {counted(files, 'file')}, {size / 1e6:.1f} MB"
     missing = f"; {counted(run.missing, 'image')} failed or not drawn yet" if run.missing else ""
-    found = "whole" if run.is_whole else "damaged"
-    found = f"{counted(damaged, 'image')} damaged" if damaged else found
+    found = f"{counted(damaged, 'image')} damaged" if damaged else "damaged"
+    found = "whole" if run.is_whole else found
     log.info("%s: %s: %s%s", run.root, what, found, missing)
     return run.is_whole
 
 
 def _as_json(run: RunVerdict) -> dict[str, Any]:
-    faults = [{"image": None, "fault": fault} for fault in run.faults]
-    faults += [
-        {"image": image.name, "fault": fault} for image in run.images for fault in image.faults
-    ]
+    faults: list[tuple[str | None, str]] = [(None, fault) for fault in run.faults]
+    faults += [(image.name, fault) for image in run.images for fault in image.faults]
     return {
         "run": str(run.root),
         "series": None if run.series is None else str(run.series),
@@ -227,5 +225,5 @@ def _as_json(run: RunVerdict) -> dict[str, Any]:
         "bytes": sum(image.bytes for image in run.images),
         "missing": run.missing,
         "unlisted": list(run.unlisted),
-        "faults": faults,
+        "faults": [{"image": image, "fault": fault} for image, fault in faults],
     }
