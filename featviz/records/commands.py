@@ -55,11 +55,7 @@ class LookOptions(Struct, frozen=True):
     out: Annotated[File | None, the_out("Write the picture into this PNG file, in place of an "
         "earlier picture of look.", usual="look-MODEL-IMAGE.png")] = None
     overwrite: Annotated[bool, may_replace("Replace any file in --out.")] = False
-    nul_separated: Annotated[bool, the_nul] = False
     maps: Annotated[Count, option("Show N maps of each layer.", group=LAYERS, first=True)] = 8
-    pick: Annotated[Literal["deviation", "value"], option(
-        "Show the maps whose values vary most from place to place, or those of highest mean.",
-        group=LAYERS, first=True)] = "deviation"
     cmap: Annotated[str, of_maps("Colour maps with this colormap.", "CMAP", True)] = "viridis"
     inputs: InputOptions = InputOptions()
 

@@ -30,7 +30,7 @@ def test_it_writes_one_picture_here(featviz: Run, tmp_path: Path) -> None:
 
 def test_json_is_one_document(featviz: Run) -> None:
     """With the layers, channels and prediction."""
-    done = featviz(*LOOK, "--json", "--maps", "3", "--pick", "value", "--layers", "ReLU#0,Linear")
+    done = featviz(*LOOK, "--json", "--maps", "3", "--layers", "ReLU#0,Linear")
     document = json.loads(done.out)
     assert [row["layer"] for row in document["layers"]] == ["1", "10"]
     assert [len(row["channels"]) for row in document["layers"]] == [3, 3]
@@ -52,11 +52,3 @@ def test_refusals(featviz: Run, tmp_path: Path, words: list[str], code: int, mes
     done = featviz(*LOOK, *words)
     assert done.code == code and message in done.err and "Traceback" not in done.err
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_of_a_folder_the_first_image_is_shown(featviz: Run, tmp_path: Path) -> None:
-    """It says so, and which one."""
-    done = featviz("look", DIGITS_MODEL, DIGITS)
-    assert done.code == 0 and (tmp_path / "look-digits_cnn-00-5.png").exists()
-    assert "the first of 20 images, 00-5.png; name another one" in done.err

@@ -107,7 +107,6 @@ LAYERS = [
 VALUES = [
     (f"{RUN} --cmap virdis", "--cmap 'virdis' is no colormap", "did you mean viridis"),
     (f"{RUN} --format pgn", "format=pgn: expected one of png", "did you mean png?"),
-    (f"{RUN} --device gpu", "--device 'gpu' is no device", "one of auto, cpu, cuda"),
     (f"{RUN} --config bad.toml", "has 'layer', which featviz run lacks; did you mean layers?", "a"),
     (f"{RUN} --config worse.toml", "Unclosed array (at line 3, column", "lines of TOML say OPTION"),
     (f"{RUN} --target sum", "target does nothing without gradients", "add --capture output,grad"),

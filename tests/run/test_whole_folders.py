@@ -126,13 +126,3 @@ def test_an_overwrite_that_fails_keeps_the_earlier_run(
     at_image("03.png", fail)
     assert draw(whole, "--overwrite", "--cmap", "viridis").code == 1
     assert tree(whole) == before and sorted(whole.parent.iterdir()) == around
-
-
-@pytest.mark.slow
-def test_an_overwrite_that_cannot_begin_leaves_nothing(
-    featviz: Run, tiny_file: Path, photos: Path, whole: Path
-) -> None:
-    """No layer, no model: the old run stays, and no folder appears."""
-    before, around = tree(whole), sorted(whole.parent.iterdir())
-    assert featviz("run", tiny_file, photos, "--layers", "x", "--out", whole, "--overwrite").code
-    assert tree(whole) == before and sorted(whole.parent.iterdir()) == around
