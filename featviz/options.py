@@ -155,16 +155,6 @@ def _arguments(given: Any) -> Mapping[str, Any]:
     return arguments
 
 
-def _known_word(given: Any, choices: Collection[str]) -> str:
-    """The choice that is meant, without regard to case."""
-    word = "jpg" if given == "jpeg" else given.strip().lower()
-    return next(choice for choice in choices if choice.lower() == word)
-
-
-def _tensors(given: Any) -> str | None:
-    return ("npy" if given else None) if isinstance(given, bool) else _known_word(given, ["npy"])
-
-
 LISTS = (_size, _numbers, _captures, _selectors)
 """Readers of lists, of which each part may be an option of its own."""
 
@@ -347,7 +337,7 @@ class DrawOptions(Struct, frozen=True):
         choices=tuple(FORMATS))] = "png"
     flat: Annotated[bool, of_files("Write all pictures of an image into one folder.")] = False
     tensors: Annotated[
-        str | None, of_files("Also keep the raw tensors.", choices=("npy",), read=_tensors)] = None
+        str | None, of_files("Also keep the raw tensors.", choices=("npy",))] = None
 
     @property
     def weighs(self) -> bool:
@@ -469,8 +459,10 @@ class Option:
         try:
             if self.read is not None:
                 return self.read(given)
-            if self.choices:
-                return _known_word(given, self.choices)
+            if self.choices:  # in any case; `tensors=True` takes the only one
+                word = (self.choices[0] if given is True else given).strip().lower()
+                word = "jpg" if word == "jpeg" else word
+                return next(choice for choice in self.choices if choice.lower() == word)
             if tuple in self.kinds and isinstance(given, (str, tuple)):
                 return tuple(_as(list[str], [given] if isinstance(given, str) else list(given)))
             if str in self.kinds:

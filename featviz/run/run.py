@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, current_thread, main_thread
 from time import monotonic
@@ -20,7 +21,7 @@ from featviz.errors import FeatvizError, UploadError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import ModelOptions, RunOptions
-from featviz.records import ImageResult, RunResult, Shard
+from featviz.records import ImageResult, Outcome, RunResult, Shard
 from featviz.run.draw import Drawing, draw_all
 from featviz.run.prepare import Prepared, files_read, find_images, prepare
 from featviz.run.resume import RunDocument, held, open_run, run_record, together
@@ -61,6 +62,7 @@ def run(
     if below is not None:
         check_apart(below, "--out", files_read(model, found))
     images: list[ImageResult] = []  # only their names and errors
+    nothing: Any = {"rows": (), "skipped": (), "never_ran": (), "outcome": Outcome()}
     nonfinite: Counter[str] = Counter()
     with held(options) as root:
         prepared = prepare(model, found, options)
@@ -80,9 +82,7 @@ def run(
                 drawing = Drawing(prepared, folder, document.fingerprint, board)
                 with closing(draw_all(drawing, samples, stop)) as results:
                     for result in results:
-                        about: Any = {"error": result.error, "hint": result.hint}
-                        about |= {"kept": result.kept}
-                        images.append(ImageResult(result.name, result.folder, **about))
+                        images.append(replace(result, **nothing))
                         pictures += len(result.rows)
                         rows = () if result.kept else result.rows
                         nonfinite.update({row.label for row in rows if row.nonfinite})
