@@ -108,6 +108,13 @@ def test_models_of_transformers(
     assert [name.removeprefix(prefix) for name in looked_at(model, *size)] == names.split()
 
 
+def test_blocks_of_one_resolution_are_all_taken() -> None:
+    """Those of a transformer behind its patch embedding, and nothing around them."""
+    vit = models.VisionTransformer(64, 16, 3, 2, 32, 64, num_classes=5)
+    blocks = [f"encoder.layers.encoder_layer_{n}" for n in range(3)]
+    assert looked_at(vit, 64, 64) == ["conv_proj", *blocks]
+
+
 def test_a_model_without_maps_shows_its_vectors() -> None:
     """Its linear layers and what follows them; the model itself is none of its layers."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 2))

@@ -195,6 +195,17 @@ def test_nothing_is_lost_without_a_word(tmp_path: Path) -> None:
     assert (tmp_path / "out/spheres.jpg/000_Net/output.out.png").is_file()
 
 
+def test_each_part_of_a_tensor_has_statistics_of_its_own(tmp_path: Path) -> None:
+    """A grid of tokens, and the token before it."""
+    tokens = torch.rand(1, 17, 8)
+    net = nn.Sequential(Net(lambda self, x: tokens), nn.Linear(8, 2))
+    more: Any = {"tensor_layout": "tokens:4x4+1", **INPUTS}
+    image = fv.run(net, SCENES / "spheres.jpg", "0", tmp_path / "out", **more).images[0]
+    with np.load(tmp_path / "out/spheres.jpg/stats.npz") as stats:
+        assert {f"0|output|0|{row.key}" for row in image.captures} == {*stats}
+        assert np.allclose(stats["0|output|0|"][:, 2], tokens[0, 1:].mean(0), atol=1e-6)
+
+
 def test_nan_is_drawn_counted_and_warned_about(
     tmp_path: Path, picture: Path, messages: pytest.LogCaptureFixture
 ) -> None:
