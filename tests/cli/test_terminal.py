@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from conftest import Outcome
 from PIL import Image
 
@@ -92,19 +91,6 @@ def test_run_and_what_reads_it(featviz: CLI, net: str, photos: Path, tmp_path: P
     check_tame(featviz("sheet", runs[0], "--layer", EVIL, "--json", "--out", tmp_path / "s.png"),
                named=False)  # fmt: skip
     check_tame(featviz("merge", runs[1], "--out", tmp_path / "merged", "--json"))
-
-
-def test_audit_and_identify(featviz: CLI, net: str, photos: Path, tmp_path: Path) -> None:
-    """Names of images and layers, of a file, and of what is in it."""
-    options = ("--size", "12", "--out", tmp_path / "audit")
-    check_tame(featviz("audit", net, photos, *options))
-    check_tame(featviz("audit", net, photos, *options, "--overwrite", "--json"))
-    path = tmp_path / f"{EVIL}.pth"
-    torch.save({f"{EVIL}.weight": torch.zeros(3)}, path)
-    check_tame(featviz("identify", path))
-    check_tame(featviz("identify", path, "--json"), named=False)
-    check_tame(featviz("identify", path, "--key", EVIL))
-    check_tame(featviz("layers", path))
 
 
 @pytest.mark.slow

@@ -26,13 +26,6 @@ def test_lazy_convolutions_are_named(drawn: Any) -> None:
     assert all(document[name] == found.manifest[name] for name in ("captures", "skipped"))
 
 
-def test_selected_layers_without_kernels_are_named(drawn: Any) -> None:
-    """ReLU has none; the convolution beside it is drawn."""
-    found = drawn("colour", "--layers", "first,ReLU")
-    assert list(found.rows) == ["first"]
-    assert found.manifest["skipped"][0]["reason"] == "ReLU has no convolution kernels"
-
-
 @pytest.mark.parametrize(
     ("net", "arguments", "message"),
     [
