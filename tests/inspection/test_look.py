@@ -155,13 +155,15 @@ def test_an_output_that_is_a_picture_is_shown(see: Callable[..., LookResult]) ->
     assert not result.prediction
 
 
-@pytest.mark.parametrize(("key", "side", "drawn"), [("logits", 10, True), ("", 10, False)])
+@pytest.mark.parametrize(
+    ("key", "drawn"), [("logits", True), pytest.param("", False, marks=pytest.mark.slow)]
+)
 def test_scores_of_a_segmentation_are_shown_as_classes(
-    key: str, side: int, drawn: bool, see: Callable[..., LookResult]
+    key: str, drawn: bool, see: Callable[..., LookResult]
 ) -> None:
     """The likeliest class of each place, one colour each, where the output is named so or has the
     input's size; maps of features are no picture."""
-    classes = torch.randint(0, 3, (1, side, side), generator=torch.Generator().manual_seed(0))
+    classes = torch.randint(0, 3, (1, 10, 10), generator=torch.Generator().manual_seed(0))
     scores = nn.functional.one_hot(classes, 5).movedim(3, 1).float()
     net = Fixed({key: scores} if key else scores)
     result = see(nn.Sequential(net), np.zeros((1, 20, 20)), layers="Fixed")

@@ -96,7 +96,7 @@ def test_what_a_killed_run_left_is_cleared(
     assert snapshot(whole) == snapshot(tmp_path / "new")
 
 
-@pytest.mark.parametrize("folder", [".01.png.part", "a/x/y"])
+@pytest.mark.parametrize("folder", [".01.png.part", pytest.param("a/x/y", marks=pytest.mark.slow)])
 def test_folders_of_others_that_look_hidden(
     folder: str, draw: Run, featviz: Run, whole: Path
 ) -> None:

@@ -19,7 +19,7 @@ from featviz.text import safe_name
 Run = Callable[..., Outcome]
 
 
-@pytest.mark.parametrize("name", ODD_MEMBERS[::8], ids=lambda name: ascii(name)[:24])
+@pytest.mark.parametrize("name", ODD_MEMBERS[::12], ids=lambda name: ascii(name)[:24])
 def test_a_member_of_an_archive_takes_no_place_of_ours(
     name: str, featviz: Run, tiny_file: Path, tmp_path: Path
 ) -> None:
