@@ -24,7 +24,7 @@ from featviz.options import ModelOptions, RunOptions
 from featviz.records import ImageResult, Outcome, RunResult, Shard
 from featviz.run.draw import Drawing, draw_all
 from featviz.run.prepare import Prepared, files_read, find_images, prepare
-from featviz.run.resume import RunDocument, held, open_run, run_record, together
+from featviz.run.resume import RunDocument, held, open_run, run_record
 from featviz.rundir.place import check_apart
 from featviz.rundir.write import RunDirectory
 from featviz.text import counted, listed, quoted
@@ -95,24 +95,15 @@ def run(
                         progress(result, len(samples))
         except BaseException:
             with suppress(FeatvizError, BrokenPipeError):
-                _end(document, folder, options)
+                document.write(folder, options)
             raise
-        missed = _end(document, folder, options)
+        missed = document.write(folder, options)
     if nonfinite:
         layers = [f"{quoted(name)} ({counted(n, 'image')})" for name, n in nonfinite.items()]
         log.warning("NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED))
     missing = tuple(sample.name for sample in samples if sample.name in missed)
     end = stop.is_set(), pictures, not missed, document.failed
     return RunResult(options.out, tuple(images), missing, *end)
-
-
-def _end(document: RunDocument, folder: RunDirectory, options: RunOptions) -> list[str]:
-    """Write run.json, and return the images that are missing. The last of several shards knows what
-    became of all, by the manifests and by what the others have written into run.json."""
-    with together(options):
-        if options.shard is not None:
-            folder.refresh()
-        return document.write(folder)
 
 
 def draw_into(folder: Path, prepared: Prepared, board: Board | None) -> list[ImageResult]:
