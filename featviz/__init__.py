@@ -24,37 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 from featviz.version import __version__
 
-__all__ = [
-    "Watcher",
-    "__version__",
-    "audit",
-    "cam",
-    "capture",
-    "diff",
-    "exemplars",
-    "grid",
-    "kernels",
-    "layers",
-    "look",
-    "report",
-    "run",
-]
+__all__ = ["Watcher", "__version__", "audit", "cam", "capture", "diff", "exemplars", "grid"]
+__all__ += ["kernels", "layers", "look", "report", "run"]
 
 if TYPE_CHECKING:
-    from featviz.api import (
-        Watcher,
-        audit,
-        cam,
-        capture,
-        diff,
-        exemplars,
-        grid,
-        kernels,
-        layers,
-        look,
-        report,
-        run,
-    )
+    from featviz.api.running import diff, report, run
+    from featviz.api.studies import audit, cam, exemplars, kernels, layers, look
+    from featviz.api.tensors import capture, grid
+    from featviz.api.watching import Watcher
 
 
 class _Package(ModuleType):

@@ -38,15 +38,13 @@ GROUPS = (
 """Headings in the order of help. The first is for the few that a short command alone has."""
 OPTIONS, LAYERS, READ, MODEL, DRAWING, GRADIENTS, FINDINGS, OUTPUT, LIMITS, GENERAL = GROUPS
 
-LONGEST_SIDE = 2**16
-"""Pixels; no image is larger, and its tensor would not fit into memory."""
+LONGEST_SIDE = 2**16  # pixels; no image is larger, and its tensor would not fit into memory
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "lanczos")
 """How images are resized: what torchvision takes for pictures of Pillow and for tensors alike."""
 PAD_GREY = 0.4
 """Between tiles unless the user says otherwise: neither the black in which maps begin, nor the grey
 (0.5) of a constant map."""
-HPARAMS = "@hparams"
-"""An argument of a model: all those that a Lightning checkpoint holds."""
+HPARAMS = "@hparams"  # an argument of a model: all those that a Lightning checkpoint holds
 
 # What makes values of what was given; each raises ValueError where it cannot
 
@@ -157,16 +155,6 @@ def _arguments(given: Any) -> Mapping[str, Any]:
     return arguments
 
 
-def _known_word(given: Any, choices: Collection[str]) -> str:
-    """The choice that is meant, without regard to case."""
-    word = "jpg" if given == "jpeg" else given.strip().lower()
-    return next(choice for choice in choices if choice.lower() == word)
-
-
-def _tensors(given: Any) -> str | None:
-    return ("npy" if given else None) if isinstance(given, bool) else _known_word(given, ["npy"])
-
-
 LISTS = (_size, _numbers, _captures, _selectors)
 """Readers of lists, of which each part may be an option of its own."""
 
@@ -188,7 +176,9 @@ def _takes(metavar: str, expects: str, read: Callable[[Any], Any]) -> Meta:
 
 
 Count = Annotated[int, Meta(ge=1)]
+Whole = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+Fraction = Annotated[float, Meta(gt=0, lt=1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _PIXELS = f"pixels from 1 to {LONGEST_SIDE}, such as 224 or 224x320"
 _RUN = partial(_path, of_run=True)
@@ -259,15 +249,11 @@ class ModelOptions(Struct, frozen=True):
     """Pass a Lightning checkpoint's hyper_parameters to the factory, too; `model_args` win."""
     trust: Annotated[bool, of_model("Trust MODEL: let a pickled model run any code.\f Classes "
         "may be in the current folder and the folder of the file.")] = False
-    key: Annotated[str | None, of_model("Take the weights at this key of a checkpoint.", "KEY")] = (
-        None)
-    strip_prefix: Annotated[
-        str | None, of_model("Remove this prefix from the names of weights.", "PREFIX")] = None
-    ema: Annotated[bool | None, of_model("Take a checkpoint's averaged (EMA) weights, or the plain "
-        "ones.", usual="no-ema")] = None
+    key: Annotated[str | None, of_model("Take the weights at this key of a file.", "KEY")] = None
+    strip_prefix: Annotated[str | None, of_model("Cut this off names of weights.", "PREFIX")] = None
+    ema: Annotated[bool | None, of_model("Take averaged (EMA) weights.", usual="no-ema")] = None
     partial: Annotated[bool, of_model("Load the weights that fit; leave the others out.")] = False
-    device: Annotated[
-        str, of_model("Run the model on auto, cpu, cuda, cuda:N or mps.", "DEVICE")] = "auto"
+    device: Annotated[str, of_model("Run on auto, cpu, cuda, cuda:N or mps.", "DEVICE")] = "auto"
 
     def __post_init__(self) -> None:
         """`@hparams` among the arguments is an argument of its own."""
@@ -286,8 +272,7 @@ class InputOptions(Struct, frozen=True):
     size: Annotated[Size | None, of_input("Resize the shorter side of images to N pixels, or "
         "images to HxW.\f A YOLO's longer side becomes N.", first=True)] = None
     crop: Annotated[Size | None, of_input("Then crop the centre to NxN or HxW pixels.")] = None
-    interpolation: Annotated[
-        str | None, of_input("Resize images in this way.", choices=INTERPOLATIONS)] = None
+    interpolation: Annotated[str | None, of_input("Resize by this.", choices=INTERPOLATIONS)] = None
     mean: Annotated[Numbers | None, of_input("Subtract these means from channels (0..1).")] = None
     std: Annotated[Numbers | None, of_input("Then divide by these standard deviations.")] = None
     channels: Annotated[Annotated[int, Meta(ge=1, le=4096)] | None, of_input(
@@ -300,8 +285,7 @@ class InputOptions(Struct, frozen=True):
         "Give the model this tensor in place of an image: randn:1,128 (random numbers of --seed), "
         "zeros:1,128, or a file (.npy, .npz, .pt). NAME is a parameter of its forward; repeatable.",
         "NAME=VALUE")] = ()
-    inputs: Annotated[
-        Count | None, of_input("Pass N images to a forward.", usual="as its arguments say")] = None
+    inputs: Annotated[Count | None, of_input("Pass N images at once.", usual="by its code")] = None
     forward_args: Annotated[Texts, of_input(
         "Pass this to the model's forward, too: a number, true, false, none, zeros:1,77, "
         "ones:1,77:int64, randn:1,9, a file (.npy, .npz, .pt), or image; NAME.KEY=VALUE fills a "
@@ -324,16 +308,13 @@ class DrawOptions(Struct, frozen=True):
     cmap: Annotated[str, of_maps("Colour maps with grey, viridis, coolwarm or another colormap of "
         "matplotlib.\f Auto means grey, for gradients coolwarm.", "CMAP", True)] = "auto"
     nrow: Annotated[Auto, of_maps("Put N maps in a row; auto makes a square.", usual="auto")] = None
-    padding: Annotated[
-        Annotated[int, Meta(ge=0)] | None, of_maps("Leave N pixels around maps.", usual="2")] = None
+    padding: Annotated[Whole | None, of_maps("Leave N pixels around maps.", usual="2")] = None
     pad_value: Annotated[Share | None, of_maps("Fill the pixels around maps with this grey, from 0 "
         "(black) to 1 (white).", "GREY", usual=f"{PAD_GREY}, with padding 0")] = None
-    scale: Annotated[
-        Auto, of_maps("Enlarge maps N times; auto those below 32 pixels.", usual="auto")] = None
+    scale: Annotated[Auto, of_maps("Enlarge maps N times; auto small ones.", usual="auto")] = None
     min_tile: int = 32
     """Pixels that the longer side of a tile should have, for `scale=None`."""
-    max_maps: Annotated[Count | None, of_maps("Draw at most N maps of each layer.", first=True)] = (
-        None)
+    max_maps: Annotated[Count | None, of_maps("Draw at most N maps of a layer.", first=True)] = None
     max_slices: Annotated[Count, of_maps("Draw at most N slices of each map of a clip, volume or "
         "batch: evenly spread ones, of a batch the first.")] = 16
     tensor_layout: Annotated[Texts, the_layout] = ()
@@ -354,10 +335,9 @@ class DrawOptions(Struct, frozen=True):
     format: Annotated[str, of_files("Write pictures in this format: "
         + "; ".join(f"{name}, {one.words}" for name, one in FORMATS.items()) + ".",
         choices=tuple(FORMATS))] = "png"
-    flat: Annotated[bool, of_files(
-        "Write an image's pictures into one folder: cat__004_layer1.0.conv1.png.")] = False
-    tensors: Annotated[str | None, of_files(
-        "Also keep the raw tensors, in this format.", choices=("npy",), read=_tensors)] = None
+    flat: Annotated[bool, of_files("Write all pictures of an image into one folder.")] = False
+    tensors: Annotated[
+        str | None, of_files("Also keep the raw tensors.", choices=("npy",))] = None
 
     @property
     def weighs(self) -> bool:
@@ -399,10 +379,9 @@ class PassOptions(Struct, frozen=True):
         f"Draw these tensors of each layer: {', '.join(kind.help for kind in KINDS.values())}.",
         "KINDS", usual="output", read=_captures, expects=f"some of {', '.join(KINDS)}",
     )] = ("output",)
-    target: Annotated[
-        Target | None, of_grads(f"Take gradients of this value: {TARGETS}", usual="top1")] = None
-    grad_rule: Annotated[Literal["plain", "guided", "deconv"], of_grads(
-        "Pass gradients through ReLUs by this rule.")] = "plain"
+    target: Annotated[Target | None, of_grads("Take gradients of " + TARGETS, usual="top1")] = None
+    grad_rule: Annotated[
+        Literal["plain", "guided", "deconv"], of_grads("Pass ReLUs back by this rule.")] = "plain"
     ablate: Annotated[Texts, of_grads(
         "Set these channels of the outputs of layers to zero; repeatable.", "SELECTORS:C,C")] = ()
     edit: Annotated[Texts, of_grads(
@@ -435,8 +414,7 @@ class RunOptions(Struct, frozen=True):
     overwrite: Annotated[bool, may_replace("Replace the run in --out.")] = False
     resume: Annotated[bool, of_files("Continue the run in --out where it stopped.")] = False
     nul_separated: Annotated[bool, the_nul] = False
-    jobs: Annotated[Count | None, of_limits(
-        "Encode pictures in N threads.", usual="a quarter of the cores, at least 2")] = None
+    jobs: Annotated[Count | None, of_limits("Encode in N threads.", usual="cores / 4")] = None
     tensorboard: Annotated[Folder | None, the_board] = None
     shard: Annotated[Shard | None, option(
         "Draw only part I of N parts of the images; all parts may write into one --out.", "I/N",
@@ -481,8 +459,10 @@ class Option:
         try:
             if self.read is not None:
                 return self.read(given)
-            if self.choices:
-                return _known_word(given, self.choices)
+            if self.choices:  # in any case; `tensors=True` takes the only one
+                word = (self.choices[0] if given is True else given).strip().lower()
+                word = "jpg" if word == "jpeg" else word
+                return next(choice for choice in self.choices if choice.lower() == word)
             if tuple in self.kinds and isinstance(given, (str, tuple)):
                 return tuple(_as(list[str], [given] if isinstance(given, str) else list(given)))
             if str in self.kinds:

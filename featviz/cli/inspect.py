@@ -4,7 +4,6 @@ of images; `audit` and `exemplars`, which count over many of them."""
 from __future__ import annotations
 
 import logging
-import textwrap
 from pathlib import Path
 
 from featviz.cli import output
@@ -19,7 +18,6 @@ from featviz.records.commands import (
     ListOptions,
     LookOptions,
 )
-from featviz.records.findings import FINDINGS
 from featviz.text import counted, listed, printable
 
 log = logging.getLogger(__name__)
@@ -201,43 +199,26 @@ def cam(given: Given) -> int:
     return 3 if failed else 0
 
 
-_NAMED = 3
-
-_DEFINITIONS = "\n".join(
-    textwrap.fill(finding.definition, 78, initial_indent=f"{name:<11}", subsequent_indent=" " * 11)
-    for name, finding in FINDINGS.items()
-)
-
-_AUDIT = f"""Stream images through a model, and find channels that do nothing for them.
-
-Findings are {", ".join(FINDINGS)}. A verdict holds for these images: a channel that is dead on
-them may live on others.
-
-\b
-Examples:
-  featviz audit model.pth photos/ --fail-on 'dead>5%' --fail-on 'nonfinite>0'
-  featviz audit model.pth photos/ --prune-out prune.json --prove
-  featviz audit new.pth photos/ --baseline old/audit.json --out new
-
-{{MODEL}}
-
-Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 4 broken gate.
-\f
-What the findings of a channel mean:
-
-\b
-{_DEFINITIONS}
-"""
-
-
-@command(AuditOptions, ModelOptions, arguments=[MODEL, IMAGES], json="audit.json", help=_AUDIT)
+@command(AuditOptions, ModelOptions, arguments=[MODEL, IMAGES], json="audit.json")
 def audit(given: Given) -> int:
-    """Audit the model, print the table, and return the exit code."""
+    """Stream images through a model, and find channels that do nothing for them.
+
+    Findings are dead, constant, saturated, nonfinite and redundant. A verdict
+    holds for these images: a channel that is dead on them may live on others.
+
+    \b
+    Examples:
+      featviz audit model.pth photos/ --fail-on 'dead>5%' --fail-on 'nonfinite>0'
+      featviz audit model.pth photos/ --prune-out prune.json --prove
+      featviz audit new.pth photos/ --baseline old/audit.json --out new
+
+    {MODEL}
+
+    Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 4 broken gate.
+    """
     from featviz.audit.audit import audit
     from featviz.audit.output import audit_table
-    from featviz.cli.run import refuse_shares
 
-    refuse_shares("audit", "its findings hold for all images together")
     with output.batch_progress() as progress:
         options = read_from(AuditOptions, {**given})
         document, verdicts, code = audit(given["source"], given["images"], options, progress)
@@ -251,11 +232,10 @@ def audit(given: Given) -> int:
         log.info("nothing to verify: no channel can be cut out")
     elif proof is not None:
         change, nonfinite = proof["largest_change"], proof.get("nonfinite", 0)
-        words = (
-            f"without the {counted(proof['channels'], 'channel')} that can be cut out the output "
-        )
-        same = f"cannot be compared: {UNLIKE_OUTPUTS}"
-        words += same if change is None else f"changes by {change:g} at most"
+        channels = counted(proof["channels"], "channel")
+        words = f"without the {channels} that can be cut out the output "
+        unlike = f"cannot be compared: {UNLIKE_OUTPUTS}"
+        words += unlike if change is None else f"changes by {change:g} at most"
         if nonfinite:
             words += f", and {nonfinite} of its values become, or cease to be, NaN or infinite"
         log.info("%s (%s)", words, counted(proof["images"], "image"))
@@ -283,10 +263,8 @@ def exemplars(given: Given) -> int:
     \f
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed.
     """
-    from featviz.cli.run import refuse_shares
     from featviz.exemplars.exemplars import exemplar_table, find_exemplars
 
-    refuse_shares("exemplars", "it ranks all images against each other")
     with output.batch_progress() as progress:
         options = read_from(ExemplarOptions, {**given})
         record = find_exemplars(given["source"], given["images"], options, progress)
@@ -294,10 +272,9 @@ def exemplars(given: Given) -> int:
         output.document(record.as_json())
     else:
         output.text(str(exemplar_table(record)))
-    skipped = [f"{one['layer']} ({one['reason']})" for one in record.skipped]
-    for what, layers in (("skipped", skipped), ("never ran", record.never_ran)):
-        if layers:
-            log.warning("%s: %s", what, listed(layers, _NAMED))
+    for skip in record.skipped:
+        log.warning("skipped: %s (%s)", skip["layer"], skip["reason"])
+    output.left_out((), record.never_ran)
     log.info("%s seen", counted(record.images.seen, "image"))
     log.info("results in %s", options.out)
     return 3 if record.images.failures else 0

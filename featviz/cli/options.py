@@ -41,9 +41,7 @@ from featviz.options import (
 )
 from featviz.text import quoted
 
-_MOST = 15
-"""Options that a command shows all at once; one that has more is long."""
-
+_MOST = 15  # options that a command shows all at once; one that has more is long
 _WHOLE = "featviz.help_all"
 
 
@@ -210,7 +208,6 @@ def command(
     arguments: Sequence[click.Argument] = (),
     flags: Sequence[click.Option] = (),
     json: str = "one JSON document",
-    help: str | None = None,
     but: Collection[str] = (),
     first: Collection[str] = (),
     check: Callable[[Given], object] | None = None,
@@ -222,7 +219,6 @@ def command(
         *records: its options are the fields of these records, and of those nested in them, `but`
             for some; `flags` are options that only the command line has.
         json: what --json prints on stdout.
-        help: by default the function's documentation.
         first: fields whose options `--help` shows, beside those that it shows of each command.
         check: refuses options that cannot go together, before torch is imported.
         **defaults: of this command, where they are not those of the record.
@@ -251,7 +247,7 @@ def command(
         params.append(ClickOption(words, "--help-all", is_eager=True, **general))
 
     def decorate(function: Callable[[Given], int]) -> Command:
-        words = (help or str(function.__doc__)).replace("{MODEL}", MODEL_HELP)
+        words = str(function.__doc__).replace("{MODEL}", MODEL_HELP)
         call = partial(_call, function, check)
         return Command(function.__name__, params=params, callback=call, help=words)
 

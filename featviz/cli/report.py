@@ -88,10 +88,7 @@ def sheet(given: Given) -> int:
     return 0
 
 
-@command(
-    *(DiffThresholds, DiffFiles),
-    arguments=[run_argument("base"), run_argument("new")],
-)
+@command(*(DiffThresholds, DiffFiles), arguments=[run_argument("base"), run_argument("new")])
 def diff(given: Given) -> int:
     """Compare two run directories, layer by layer.
 

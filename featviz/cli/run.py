@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from msgspec import structs
@@ -23,7 +23,6 @@ from featviz.text import counted, listed, quoted
 log = logging.getLogger(__name__)
 
 _NAMED = 3
-_TORCHRUN, _SLURM = ("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")
 
 
 def _passes(given: Given) -> PassOptions:
@@ -96,12 +95,9 @@ def run(given: Given) -> int:
     if given["dry_run"]:
         from featviz.run import dry_run
 
-        if shard is None or not shard.index:
+        if shard is None or not shard.index:  # the first process speaks for all
             plan = dry_run.dry_run(source, images, options)
-            if given["json"]:
-                output.document(plan)
-            else:
-                output.text(dry_run.render(plan))
+            output.document(plan) if given["json"] else output.text(dry_run.render(plan))
         return 0
     if shard is not None:
         if "-" in images and _runs_in_torchrun():
@@ -206,33 +202,18 @@ def _conclude(result: RunResult, unseen: Mapping[str, Mapping[str, str]], to_loo
 def shard_of_process() -> Shard | None:
     """The share that RANK and WORLD_SIZE (torchrun), or SLURM_PROCID and SLURM_NTASKS, name; None
     for a process that runs alone."""
-    for names in (_TORCHRUN, _SLURM):
+    for names in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
         given = [os.environ[name] for name in names if name in os.environ]
         if len(given) < len(names):
             continue
         index, count = (int(word) if re.fullmatch(r"[0-9]{1,9}", word) else -1 for word in given)
         if not 0 <= index < count:
-            raise UsageError(
-                f"{_shown(names)} name no process of several: the number of a process is to be "
-                "from 0 to that of all of them - 1",
-                "start with torchrun or srun, or unset them",
-            )
+            shown = " and ".join(f"{name}={quoted(os.environ[name], 20)}" for name in names)
+            words = f"{shown} name no process of several: numbers begin with 0"
+            raise UsageError(words, "start with torchrun or srun, or unset them")
         return Shard(index, count) if count > 1 else None
     return None
 
 
-def refuse_shares(command: str, why: str) -> None:
-    """Refuse to divide the images of a command that has to see all of them."""
-    if _runs_in_torchrun():
-        raise UsageError(
-            f"{command} cannot be divided among processes ({_shown(_TORCHRUN)}): {why}",
-            "start it without torchrun",
-        )
-
-
 def _runs_in_torchrun() -> bool:
     return "WORLD_SIZE" in os.environ and shard_of_process() is not None
-
-
-def _shown(names: Sequence[str]) -> str:
-    return " and ".join(f"{name}={quoted(os.environ[name], 20)}" for name in names)

@@ -37,8 +37,7 @@ from featviz.text import by, counted, listed
 
 log = logging.getLogger(__name__)
 
-FLOPS_PER_MAC = 2
-"""One multiplication and one addition; the addition of a bias is left out."""
+FLOPS_PER_MAC = 2  # one multiplication and one addition; the addition of a bias is left out
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -152,7 +151,7 @@ def list_model(
     functions: bool = False,
     tree: bool = False,
 ) -> Listing:
-    """List a model's modules (and functions that they call), as one forward pass on zeros shows
+    """List a model's modules (and functions that they call) as one forward pass on zeros shows
     them; a model that cannot be run on zeros is listed without shapes."""
     model = load_model(options, inputs)
     blank = model.preprocess.blank()

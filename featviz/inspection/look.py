@@ -32,10 +32,8 @@ from featviz.text import by, counted, listed, quoted, safe_name
 log = logging.getLogger(__name__)
 
 MOST_STAGES = 10
-_SMALLEST_PICTURE = 8
-"""Pixels of the shorter side from which an output is shown as a picture."""
-ALIKE = 0.9
-"""Correlation from which on a map looks like another that is shown already."""
+_SMALLEST_PICTURE = 8  # pixels of the shorter side from which an output is shown as a picture
+ALIKE = 0.9  # correlation from which on a map looks like another that is shown already
 _COMPARED = 64
 Span = tuple[float | None, float | None]
 """The least and the greatest finite value; None where there is none."""
@@ -113,7 +111,6 @@ def look(
     colormap.check_cmap(options.cmap)
     run = RunOptions(
         layers=options.layers,
-        nul_separated=options.nul_separated,
         draw=DrawOptions(cmap=options.cmap, max_slices=2**31),
         inputs=options.inputs,
     )
@@ -220,7 +217,6 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
     )
     pictures = pictures[:1] if result.prediction else pictures
     remarks = [f"output {listed(shapes, 3)}", ""] if shapes and not pictures[1:] else []
-    which = "vary most" if options.pick == "deviation" else "have the highest mean"
     page = draw_page(
         title=name,
         subtitle=f"{result.name}   input {by(result.input_shape)}",
@@ -228,7 +224,7 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
         bars=[(guess.title, guess.probability) for guess in result.prediction],
         remarks=[*remarks, "preprocessing", *re.split(r", (?![^\[(]*[\])])", image.words)],
         rows=[words_on(row) for row in result.layers],
-        key=f"the maps of each layer that {which}; near-duplicates are shown once",
+        key="the maps of each layer that vary most; near-duplicates are shown once",
         cmap=options.cmap,
     )
     return replace(result, picture=page)
@@ -268,7 +264,7 @@ def _telling(site: Site, tensor: Tensor, picture: GridPicture, options: LookOpti
     """The most telling maps of a tensor that is drawn."""
     numbers = picture.stats
     colors, side = colormap.table(picture.palette), picture.slices[0]
-    order, levels = ranked(numbers, options.pick), picture.tiles[:]
+    order, levels = ranked(numbers), picture.tiles[:]
     limits: Any = numbers[:, [values.MIN, values.MAX]]
     if picture.strip:  # one for all numbers together
         channels, tiles = order[: options.maps], [colors[np.concatenate(list(levels), axis=1)]]
@@ -298,12 +294,12 @@ def _telling(site: Site, tensor: Tensor, picture: GridPicture, options: LookOpti
     )
 
 
-def ranked(numbers: Floats, by: str) -> list[int]:
-    """Channels by how much their maps tell, from statistics [C, 6]: by `deviation`, or by the mean
-    (`value`, or where all maps are constant). Constant maps are left out where others are; those
-    without a finite value come last, and equal ones in their order."""
+def ranked(numbers: Floats) -> list[int]:
+    """Channels by how much their maps vary, from statistics [C, 6], or by the mean where all maps
+    are constant. Constant maps are left out where others are; those without a finite value come
+    last, and equal ones in their order."""
     constant = values.is_constant(numbers)
-    column = values.MEAN if by == "value" or constant.all() else values.STD
+    column = values.MEAN if constant.all() else values.STD
     keys = np.nan_to_num(-numbers[:, column], nan=np.inf)
     order = [int(channel) for channel in np.argsort(keys, kind="stable")]
     return [channel for channel in order if not constant[channel]] or order

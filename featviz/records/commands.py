@@ -18,12 +18,14 @@ from featviz.options import (
     DrawOptions,
     File,
     Folder,
+    Fraction,
     InputOptions,
     Place,
     Selectors,
     Share,
     Target,
     Texts,
+    Whole,
     may_replace,
     of_files,
     of_grads,
@@ -53,13 +55,8 @@ class LookOptions(Struct, frozen=True):
     out: Annotated[File | None, the_out("Write the picture into this PNG file, in place of an "
         "earlier picture of look.", usual="look-MODEL-IMAGE.png")] = None
     overwrite: Annotated[bool, may_replace("Replace any file in --out.")] = False
-    nul_separated: Annotated[bool, the_nul] = False
     maps: Annotated[Count, option("Show N maps of each layer.", group=LAYERS, first=True)] = 8
-    pick: Annotated[Literal["deviation", "value"], option(
-        "Show the maps whose values vary most from place to place, or those of highest mean.",
-        group=LAYERS, first=True)] = "deviation"
-    cmap: Annotated[
-        str, of_maps("Draw in grey, or in a colormap of matplotlib.", "CMAP", True)] = "viridis"
+    cmap: Annotated[str, of_maps("Colour maps with this colormap.", "CMAP", True)] = "viridis"
     inputs: InputOptions = InputOptions()
 
 
@@ -90,8 +87,7 @@ class ListOptions(Struct, frozen=True):
     layers: Annotated[Selectors | None, option(
         "Mark the layers that these selectors match, as in `featviz run`.",
         first=True, group=LAYERS, usual="one layer for each stage")] = None
-    functions: Annotated[bool, option(
-        "Also list the functions that modules call.", group=LAYERS, first=True)] = False
+    functions: Annotated[bool, option("List functions, too.", group=LAYERS, first=True)] = False
     tree: Annotated[bool, of_files("Indent modules below their parents.", first=True)] = False
     inputs: InputOptions = InputOptions()
 
@@ -105,8 +101,7 @@ class KernelOptions(Struct, frozen=True):
     out: Annotated[AnyPath, the_out("Write the pictures into this folder.")] = (
         Path("featviz-kernels"))
     overwrite: Annotated[bool, may_replace("Replace the kernels in --out.")] = False
-    all_slices: Annotated[bool, of_maps(
-        "Draw a tile for each input channel, in rows of output channels.", first=True)] = False
+    all_slices: Annotated[bool, of_maps("Draw a tile for each input channel.", first=True)] = False
     tensorboard: Annotated[Folder | None, the_board] = None
     draw: DrawOptions = DrawOptions(normalize="symmetric")
 
@@ -116,10 +111,10 @@ class Thresholds(Struct, frozen=True):
 
     eps: Annotated[Annotated[float, Meta(ge=0)], of_gates("Take values of at most E for zero, and "
         "values no further apart than E for equal.", "E")] = 0.0
-    saturated_at: Annotated[Annotated[float, Meta(gt=0, lt=1)], of_gates("Call a channel saturated "
-        "where more than this share of its values is at a bound.", "SHARE")] = 0.99
-    redundant_at: Annotated[Annotated[float, Meta(gt=0, lt=1)] | None, of_gates(
-        "Look for redundant channels, whose correlation with another is above R.", "R")] = None
+    saturated_at: Annotated[Fraction, of_gates("Call a channel saturated where more than this "
+        "share of its values is at a bound.", "SHARE")] = 0.99
+    redundant_at: Annotated[Fraction | None, of_gates("Call channels redundant whose "
+        "correlation with another is above R.", "R")] = None
 
 
 class AuditOptions(Struct, frozen=True):
@@ -131,11 +126,9 @@ class AuditOptions(Struct, frozen=True):
     thresholds: Thresholds = Thresholds()
     prove: Annotated[bool, of_gates("Run the images again without the channels that can go, and "
         "print by how much the output changes.", first=True)] = False
-    max_suspects: Annotated[Annotated[int, Meta(ge=0)], of_files(
-        "Draw at most N of the channels that have a finding.")] = 48
+    max_suspects: Annotated[Whole, of_files("Draw at most N channels with a finding.")] = 48
     out: Annotated[AnyPath, the_out("Write the results into this folder.")] = Path("featviz-audit")
-    overwrite: Annotated[bool, may_replace(
-        "Replace the audit in --out, and any file at --junit and --prune-out.")] = False
+    overwrite: Annotated[bool, may_replace("Replace the audit in --out, and any files.")] = False
     nul_separated: Annotated[bool, the_nul] = False
     fail_on: Annotated[Texts, of_gates("End with exit code 4 if this gate is broken: dead>5%, "
         "nonfinite>0, 'layer3.*:constant>2'; repeatable.", "GATE", True)] = ()
@@ -168,8 +161,7 @@ class ExemplarOptions(Struct, frozen=True):
 class DiffThresholds(Struct, frozen=True):
     """What counts as a difference."""
 
-    tolerance: Annotated[
-        Share, option("Accept relative differences up to this.", "RELATIVE")] = 1e-4
+    tolerance: Annotated[Share, option("Accept relative differences up to T.", "T")] = 1e-4
     """How far a value may change, in the terms of `diff.compare.compare`. Threads and oneDNN moved
     values by up to 3e-6 (ten of torchvision's models on two cores)."""
     max_diff_ratio: Annotated[Share, option("Accept that up to this share of all channels, each "
@@ -184,8 +176,7 @@ class DiffFiles(Struct, frozen=True):
         usual="with --html, PAGE-maps beside the page")] = None
     html: Annotated[File | None, of_files("Write an HTML page into this file.")] = None
     junit: Annotated[File | None, _JUNIT] = None
-    overwrite: Annotated[bool, may_replace(
-        "Replace any file at --html and --junit, not only those of an earlier diff.")] = False
+    overwrite: Annotated[bool, may_replace("Replace any file at --html and --junit.")] = False
 
 
 class ReportOptions(Struct, frozen=True):
@@ -195,8 +186,7 @@ class ReportOptions(Struct, frozen=True):
         "Write the report into this folder, or with --single-file or --zip into this file.",
         usual="RUN/report, RUN/report.html or RUN/report.zip")] = None
     overwrite: Annotated[bool, may_replace("Replace any file that is in --out.")] = False
-    single_file: Annotated[bool, option("Write one HTML file that holds everything; of a large "
-        "run it has fewer tiles a layer.")] = False
+    single_file: Annotated[bool, option("Write one HTML file, of large runs fewer tiles.")] = False
     zip: Annotated[bool, option("Write one zip file of the report and its pictures.")] = False
     compare: Annotated[Place | None, option(
         "Show the pictures of this other run beside those of RUN.", "RUN")] = None
@@ -215,13 +205,10 @@ class SheetOptions(Struct, frozen=True):
     stem: Annotated[str, option("Cut the tiles from this picture of the layer: its file name "
         "without the ending, such as output.call1 or output.boxes.", "FILE", flags=("--tensor",),
     )] = "output"
-    pick: Annotated[str | None, option(
-        "Show these channels, such as 0-31 or 3,7,12-15.", "LIST", usual="all that the run drew"),
-    ] = None
+    pick: Annotated[str | None, option("Show these channels.", "0-31,40", usual="all drawn")] = None
     order: Annotated[Literal["index", "mean", "max", "variance", "zeros"], option("Sort channels "
         "by number, or by a statistic averaged over the images, largest first.")] = "index"
-    transpose: Annotated[
-        bool, option("Draw a row for each image and a column for each channel.")] = False
+    transpose: Annotated[bool, option("Draw images as rows and channels as columns.")] = False
     out: Annotated[
         File | None, the_out("Write the sheet into this PNG file.", usual="sheet-NAME.png")] = None
     overwrite: Annotated[bool, may_replace("Replace any file in --out.")] = False

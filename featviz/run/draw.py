@@ -18,14 +18,7 @@ from torch import Tensor
 from featviz import layout
 from featviz.drawing import colormap
 from featviz.drawing.drawer import draw, magnitude_and_phase
-from featviz.drawing.picture import (
-    GridPicture,
-    caption,
-    describe,
-    encode,
-    to_png,
-    write_png,
-)
+from featviz.drawing.picture import GridPicture, caption, describe, encode, to_png, write_png
 from featviz.drawing.tensorboard import Board, as_make_grid, histogram
 from featviz.drawing.values import to_pixels
 from featviz.errors import LayoutError, UploadError
@@ -41,8 +34,7 @@ from featviz.rundir.write import RunDirectory, manifest_rows
 Drawn = Visit["ImageResult | ModelInput", "ImageResult | ImageWriter"]
 """An image of a run: one that was kept, or one that is drawn."""
 
-MOST_LOST = 3
-"""Images in a row that a store did not take, after all tries, at which the run ends."""
+MOST_LOST = 3  # images in a row that a store did not take, after all tries, at which the run ends
 
 
 def draw_all(
@@ -143,8 +135,7 @@ class ImageWriter:
         self.tasks: list[Future[Any]] = []
         """What encoders do for this image before they write its manifest."""
         self.posts: list[Iterator[dict[str, Any]]] = []
-        self._rows: list[Future[Capture]] = []
-        """The same for the pictures, which are rows of it."""
+        self._rows: list[Future[Capture]] = []  # the same for the pictures, which are rows of it
         self._stats: dict[str, Floats] = {}
         self._sites: set[Site] = set()
         # before the model may change it in place: frames and several images side by side

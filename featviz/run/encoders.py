@@ -17,9 +17,7 @@ import torch
 K = TypeVar("K")
 T = TypeVar("T")
 
-QUEUE_BYTES = 64 * 2**20
-"""Tiles that may wait for an encoder."""
-
+QUEUE_BYTES = 64 * 2**20  # tiles that may wait for an encoder
 STEP_BACK = sys.platform == "linux"
 """Whether threads have a niceness of their own; elsewhere it would be the whole process."""
 

@@ -80,26 +80,29 @@ class RunDocument:
         """sha256 of the model and the options: what has the same was drawn in the same way."""
         self.errors: dict[str, str | None] = {}
         """The error of each finished image, by its name; None for one without."""
-        self.failed = 0
-        """How many images have failed by now, those of other shards included."""
+        self.failed = 0  # how many images have failed by now, those of other shards included
 
-    def write(self, run: RunDirectory) -> list[str]:
+    def write(self, run: RunDirectory, options: RunOptions | None = None) -> list[str]:
         """Write run.json, the images in their order, and return those that are missing. An earlier
-        run or another shard may have left manifests of other images, or failures in run.json."""
-        others = set(self.names) - self.errors.keys()
-        errors: dict[str, str | None] = {
-            name: error for name, error in run.before()[1].items() if name in others
-        }
-        errors |= {name: None for name in others if run.image(name).is_complete}
-        errors |= self.errors
-        seen = [name for name in self.names if name in errors]
-        missing = [name for name in self.names if name not in errors]
-        complete = [name for name in seen if errors[name] is None]
-        images = {"total": len(self.names), "complete": complete, "missing": missing}
-        failures = [{"image": n, "error": errors[n]} for n in seen if errors[n] is not None]
-        self.failed = len(failures)
-        run.write_run({**self.record, "images": images, "failures": failures})
-        return missing
+        run or another shard may have left manifests of other images, or failures in run.json; with
+        options, at its end, a shard is the only one that writes."""
+        with nullcontext() if options is None else together(options):
+            if options is not None and options.shard is not None:
+                run.refresh()
+            others = set(self.names) - self.errors.keys()
+            errors: dict[str, str | None] = {
+                name: error for name, error in run.before()[1].items() if name in others
+            }
+            errors |= {name: None for name in others if run.image(name).is_complete}
+            errors |= self.errors
+            seen = [name for name in self.names if name in errors]
+            missing = [name for name in self.names if name not in errors]
+            complete = [name for name in seen if errors[name] is None]
+            images = {"total": len(self.names), "complete": complete, "missing": missing}
+            failures = [{"image": n, "error": errors[n]} for n in seen if errors[n] is not None]
+            self.failed = len(failures)
+            run.write_run({**self.record, "images": images, "failures": failures})
+            return missing
 
 
 def run_record(prepared: Prepared) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, current_thread, main_thread
 from time import monotonic
@@ -20,22 +21,18 @@ from featviz.errors import FeatvizError, UploadError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import ModelOptions, RunOptions
-from featviz.records import ImageResult, RunResult, Shard
+from featviz.records import ImageResult, Outcome, RunResult, Shard
 from featviz.run.draw import Drawing, draw_all
 from featviz.run.prepare import Prepared, files_read, find_images, prepare
-from featviz.run.resume import RunDocument, held, open_run, run_record, together
+from featviz.run.resume import RunDocument, held, open_run, run_record
 from featviz.rundir.place import check_apart
 from featviz.rundir.write import RunDirectory
 from featviz.text import counted, listed, quoted
 
 log = logging.getLogger(__name__)
 
-_NAMED = 5
-"""Layers that gave NaN or infinite values which a warning names."""
-
-SAVED_EVERY = 5.0
-"""Seconds between two writings of run.json while a run goes on."""
-
+_NAMED = 5  # layers that gave NaN or infinite values which a warning names
+SAVED_EVERY = 5.0  # seconds between two writings of run.json while a run goes on
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
@@ -65,6 +62,7 @@ def run(
     if below is not None:
         check_apart(below, "--out", files_read(model, found))
     images: list[ImageResult] = []  # only their names and errors
+    nothing: Any = {"rows": (), "skipped": (), "never_ran": (), "outcome": Outcome()}
     nonfinite: Counter[str] = Counter()
     with held(options) as root:
         prepared = prepare(model, found, options)
@@ -84,9 +82,7 @@ def run(
                 drawing = Drawing(prepared, folder, document.fingerprint, board)
                 with closing(draw_all(drawing, samples, stop)) as results:
                     for result in results:
-                        about: Any = {"error": result.error, "hint": result.hint}
-                        about |= {"kept": result.kept}
-                        images.append(ImageResult(result.name, result.folder, **about))
+                        images.append(replace(result, **nothing))
                         pictures += len(result.rows)
                         rows = () if result.kept else result.rows
                         nonfinite.update({row.label for row in rows if row.nonfinite})
@@ -99,24 +95,15 @@ def run(
                         progress(result, len(samples))
         except BaseException:
             with suppress(FeatvizError, BrokenPipeError):
-                _end(document, folder, options)
+                document.write(folder, options)
             raise
-        missed = _end(document, folder, options)
+        missed = document.write(folder, options)
     if nonfinite:
         layers = [f"{quoted(name)} ({counted(n, 'image')})" for name, n in nonfinite.items()]
         log.warning("NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED))
     missing = tuple(sample.name for sample in samples if sample.name in missed)
     end = stop.is_set(), pictures, not missed, document.failed
     return RunResult(options.out, tuple(images), missing, *end)
-
-
-def _end(document: RunDocument, folder: RunDirectory, options: RunOptions) -> list[str]:
-    """Write run.json, and return the images that are missing. The last of several shards knows what
-    became of all, by the manifests and by what the others have written into run.json."""
-    with together(options):
-        if options.shard is not None:
-            folder.refresh()
-        return document.write(folder)
 
 
 def draw_into(folder: Path, prepared: Prepared, board: Board | None) -> list[ImageResult]:

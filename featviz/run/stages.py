@@ -21,9 +21,7 @@ from featviz.layout.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.records import Layer, Site
 
-Size = tuple[int, int]
-"""Height and width."""
-
+Size = tuple[int, int]  # height and width
 ADDS_NOTHING = {
     *("DropPath", "Flatten", "Identity", "Permute", "StochasticDepth", "Unflatten", "Upsample"),
     *("_AdaptiveAvgPoolNd", "_AdaptiveMaxPoolNd", "_AvgPoolNd", "_DropoutNd", "_MaxPoolNd"),
@@ -38,8 +36,7 @@ class Ran(NamedTuple):
     size: Size | None
     """Height and width of the first of its outputs that is a map; None where none is, and for the
     head of a detector, which gives something else first."""
-    takes_several: bool
-    """True for the head of a detector: it takes maps of several sizes or stages."""
+    takes_several: bool  # true for the head of a detector: it takes maps of several sizes or stages
     learned: bool
 
 

@@ -18,12 +18,10 @@ from featviz.files.urls import Url
 from featviz.records import Sample
 from featviz.run.encoders import read_ahead
 
-Image = TypeVar("Image")
-"""What is read of an image: as the model takes it."""
+Image = TypeVar("Image")  # what is read of an image: as the model takes it
 T = TypeVar("T")
 
-READERS_OF_STORES = 8
-"""Threads that read images of a store."""
+READERS_OF_STORES = 8  # threads that read images of a store
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +32,7 @@ class Visit(Generic[Image, T]):
 
     number: int
     sample: Sample
-    image: Image | None = None
-    """What was read of it; None where it cannot be read."""
+    image: Image | None = None  # what was read of it; None where it cannot be read
     result: T | None = None
     """What `show` returned for it, and for those that went through the model with it."""
     error: FeatvizError | None = None

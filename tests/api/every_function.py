@@ -35,7 +35,7 @@ def use_all(folder: Path) -> list[str]:
     drawn: Image.Image = fv.grid(captured["1"][0], normalize="symmetric", nrow=2)
     assert drawn.height
 
-    page = fv.look(model, photo, [nn.Conv2d], folder / "look.png", size=16, maps=2, pick="value")
+    page = fv.look(model, photo, [nn.Conv2d], folder / "look.png", size=16, maps=2)
     seen: Image.Image = page.image
     assert seen.size == page.image.size and page.layers[0].layer == "0"
 

@@ -180,7 +180,7 @@ def test_every_function_has_its_options_in_its_signature() -> None:
     parameters = inspect.signature(fv.run).parameters
     for kind in (DrawOptions, ModelOptions):
         assert declared(kind).keys() <= parameters.keys()
-    assert "max_maps: Draw at most N maps of each layer." in str(fv.run.__doc__)
+    assert "max_maps: Draw at most N maps of a layer." in str(fv.run.__doc__)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from runs import complete, refused
 
+from featviz.options import InputOptions, read
+
 from .outcomes import Run
 
 
@@ -78,3 +80,8 @@ def test_a_config_with_mistakes(
 ) -> None:
     """An unknown key names the nearest, bad TOML its place, a bad value what is taken."""
     refused(featviz("run", tiny_file, picture, "--config", config(tmp_path, text)), 2, message)
+
+
+def test_a_size_is_height_and_width() -> None:
+    """Read once, as Python gives it."""
+    assert read(InputOptions, {"size": "40x50"}).size == (40, 50)

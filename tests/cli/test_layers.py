@@ -59,16 +59,6 @@ def test_the_table_has_a_line_for_each_module(featviz: Run, resnet: nn.Module) -
     assert footer == "68 modules; * 4 taken by the selectors"
 
 
-@pytest.mark.slow
-def test_a_tree_is_indented(featviz: Run, resnet: nn.Module) -> None:
-    """Two spaces for each level, and the last part of the name."""
-    out = featviz("layers", "resnet18", "--weights", "none", "--layers", "fc", "--tree", "-q").out
-    lines = out.splitlines()[1:]
-    names = [name for name, _ in resnet.named_modules() if name]
-    for line, name in zip(lines[1:], names, strict=False):
-        assert line[3:].startswith("  " * (name.count(".") + 1) + name.rpartition(".")[2] + " ")
-
-
 def test_layers_of_a_model_that_cannot_be_run(featviz: Run, tmp_path: Path) -> None:
     """The modules are listed without shapes and calls, with a warning that says why."""
     path = tmp_path / "odd.pth"

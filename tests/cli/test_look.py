@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from conftest import DIGITS, DIGITS_MODEL
-from PIL import Image
 
 from .outcomes import Run
 
@@ -31,29 +30,12 @@ def test_it_writes_one_picture_here(featviz: Run, tmp_path: Path) -> None:
 
 def test_json_is_one_document(featviz: Run) -> None:
     """With the layers, channels and prediction."""
-    done = featviz(*LOOK, "--json", "--maps", "3", "--pick", "value", "--layers", "ReLU#0,Linear")
+    done = featviz(*LOOK, "--json", "--maps", "3", "--layers", "ReLU#0,Linear")
     document = json.loads(done.out)
     assert [row["layer"] for row in document["layers"]] == ["1", "10"]
     assert [len(row["channels"]) for row in document["layers"]] == [3, 3]
     assert document["layers"][1]["channels"][0] == document["prediction"][0]["index"] == 7
     assert Path(document["file"]).exists()
-
-
-@pytest.mark.slow
-def test_only_its_own_picture_is_replaced(featviz: Run, tmp_path: Path) -> None:
-    """An earlier one of look without a word; another file only with --overwrite."""
-    page = tmp_path / "page.png"
-    Image.new("RGB", (3, 3)).save(page)
-    before = page.read_bytes()
-    done = featviz(*LOOK, "--out", page)
-    assert (done.code, page.read_bytes()) == (1, before)
-    assert "page.png is there and is no picture of featviz look" in done.err
-    assert "hint: --overwrite replaces it" in done.err
-    for options in (["--overwrite"], [], ["--cmap", "grey"]):
-        before = page.read_bytes()
-        assert featviz(*LOOK, "--out", page, *options).code == 0
-        assert Image.open(page).info["Software"] == "featviz look"
-    assert page.read_bytes() != before
 
 
 @pytest.mark.parametrize(
@@ -70,11 +52,3 @@ def test_refusals(featviz: Run, tmp_path: Path, words: list[str], code: int, mes
     done = featviz(*LOOK, *words)
     assert done.code == code and message in done.err and "Traceback" not in done.err
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_of_a_folder_the_first_image_is_shown(featviz: Run, tmp_path: Path) -> None:
-    """It says so, and which one."""
-    done = featviz("look", DIGITS_MODEL, DIGITS)
-    assert done.code == 0 and (tmp_path / "look-digits_cnn-00-5.png").exists()
-    assert "the first of 20 images, 00-5.png; name another one" in done.err

@@ -32,10 +32,7 @@ def net(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize(
     ("layers", "code", "reasons"),
-    [
-        ("odd,unused", 1, "never ran: unused; skipped: odd ("),
-        ("conv,odd,unused", 0, None),
-    ],
+    [("odd,unused", 1, "never ran: unused; skipped: odd ("), ("conv,odd,unused", 0, None)],
 )
 def test_a_run_that_drew_nothing_has_failed(
     layers: str, code: int, reasons: str | None, net: str, featviz: Run, picture: Path, out: Path
@@ -52,15 +49,3 @@ def test_a_run_that_drew_nothing_has_failed(
     assert f"error: no picture was drawn; {reasons}" in outcome.err
     assert "hint: --layers takes others" in outcome.err
     assert "warning: " not in outcome.err
-
-
-def test_a_model_of_one_layer_is_drawn(
-    featviz: Run, picture: Path, tmp_path: Path, out: Path
-) -> None:
-    """Without --layers, too, though it has no stages."""
-    (tmp_path / "user_one.py").write_text(
-        "from torch import nn\ndef make():\n    return nn.Conv2d(1, 2, 1)\n"
-    )
-    outcome = featviz("run", f"{tmp_path}/user_one.py:make", picture, "--out", out)
-    assert outcome.code == 0, outcome.err
-    assert len(list(out.rglob("output.png"))) == 1

@@ -22,7 +22,6 @@ class Net(nn.Sequential):
 
 WITHOUT = [
     "run net.py:Net noise.png --out 1 --preset clip --size 64x48 --crop 32 --channels 3",
-    "cam net.py:Net noise.png --target class:1 --out page.png",
 ]
 OF_TORCHVISION = "layers resnet18 --weights none"
 """By which one sees that the two are told apart."""

@@ -65,6 +65,8 @@ def test_a_dry_run_foretells_the_run(
             pixels += image.width * image.height
     maps = sum(len(capture.get("channels") or range(capture["maps"])) for capture in captures)
     assert told["images"] == 2 and told["layers"] == 3
+    written = [path for path in out.rglob("*") if path.is_file() and path.name != "run.json"]
+    assert told["all_files"] == len(written)
     assert told["files"] == len(captures) == len(list(out.rglob("output*.png")))
     assert told["maps"] == maps
     assert told["megapixels"] == pytest.approx(pixels / 1e6, abs=6e-4)

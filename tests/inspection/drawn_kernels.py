@@ -40,9 +40,6 @@ def shapes():
         groups=nn.Conv2d(8, 4, 3, groups=2), point=nn.Conv2d(5, 7, 1),
     )
 
-def four():
-    return nn.Sequential(nn.Conv2d(4, 2, 3))
-
 def lazy():
     return Named(first=nn.Conv2d(3, 2, 3), later=nn.LazyConv2d(4, 3), norm=nn.LazyBatchNorm2d())
 
@@ -67,9 +64,6 @@ def zero():
     with torch.no_grad():
         model.first.weight[3] = 0
     return model
-
-def wide():
-    return nn.Sequential(nn.Conv2d(256, 512, 3))
 """
 
 

@@ -76,6 +76,7 @@ def test_json_has_a_line_for_each_image(featviz: Run) -> None:
     assert all(row["range"][0] == -row["range"][1] for row in first["maps"])
 
 
+@pytest.mark.slow
 def test_images_of_one_name_have_pictures_of_their_own(featviz: Run, tmp_path: Path) -> None:
     """a/x.png, b/x.png and b/x.bmp are three images."""
     for name in ("a/x.png", "b/x.png", "b/x.bmp"):
@@ -132,6 +133,7 @@ def test_bad_input_gets_one_line(
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_overwrite_and_the_image_itself(featviz: Run, tmp_path: Path) -> None:
     """--overwrite replaces a foreign file, and never the image."""
     Image.open(FIVE).save(tmp_path / "cam.png")
@@ -162,17 +164,3 @@ def test_a_module_is_given_back_as_it_was() -> None:
     before = state_of(net)
     assert fv.cam(net, image, size=16).tensor.shape == (14, 14)
     assert_same(before, state_of(net))
-
-
-@pytest.mark.parametrize(
-    ("layers", "words"),
-    [(None, "--layers names another one"), ("0", "leave --layers out for the last layer")],
-)
-def test_the_hint_where_nothing_depends_on_a_layer(layers: str | None, words: str) -> None:
-    """It does not ask to leave out what was not given."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
-    nn.init.zeros_(model[3].weight)
-    with pytest.raises(FeatvizError) as raised:
-        fv.cam(model, torch.rand(3, 8, 8), layers=layers, preset="none")
-    assert "there is no class activation map" in raised.value.message
-    assert str(raised.value.hint).startswith(words)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from torchvision.ops import DeformConv2d
 
 from featviz.audit import plan
 from featviz.drawing import kernels as filters
-from featviz.gradients.passes import relu_rule
-from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import adopt
 from featviz.models.weights import read_program
 from featviz.options import InputOptions
@@ -109,24 +106,6 @@ def test_a_hardtanh_keeps_its_own_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_kernels_of_a_program_are_the_eager_models(
-    sources: dict[str, list[Any]], tmp_path: Path, featviz: Callable[..., Any]
-) -> None:
-    """The same layers, groups, statistics and pixels; a transposed one included."""
-    for kind, model in sources.items():
-        assert featviz("kernels", *model, "--out", tmp_path / kind).code == 0
-    files = {
-        kind: {p.relative_to(tmp_path / kind): p for p in (tmp_path / kind).rglob("*.png")}
-        for kind in sources
-    }
-    assert len(files["eager"]) == 5 and files["eager"].keys() == files["program"].keys()
-    for name, path in files["eager"].items():
-        assert path.read_bytes() == files["program"][name].read_bytes()
-    manifests = [json.loads((tmp_path / kind / "manifest.json").read_text()) for kind in sources]
-    assert manifests[0]["captures"] == manifests[1]["captures"]
-
-
-@pytest.mark.slow
 def test_effective_kernels_are_read_from_a_program(tmp_path: Path) -> None:
     """Grouped, transposed and deformable ones, of a program in core operators."""
     torch.manual_seed(0)
@@ -143,32 +122,3 @@ def test_effective_kernels_are_read_from_a_program(tmp_path: Path) -> None:
         own, kept = (filters.read_filters(m) for m in (program[name], eager.get_submodule(name)))
         torch.testing.assert_close(own[0], kept[0])
         assert own[1:] == kept[1:]
-
-
-def _gradient(module: nn.Module, rule: str, image: Tensor) -> tuple[Tensor, int]:
-    """Of the sum of the output at the input, and how many ReLUs the rule met."""
-    given = image.clone().requires_grad_()
-    passing = nullcontext() if rule == "plain" else relu_rule(rule)
-    with in_eval_mode(module, True), passing as found:
-        (gradient,) = torch.autograd.grad(module(given).sum(), given)
-    return gradient, found.total() if found else 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rule", "decomposed"),
-    [("plain", False), ("guided", True)],
-)
-def test_gradients_of_a_program_follow_the_rule(
-    rule: str, decomposed: bool, tmp_path: Path
-) -> None:
-    """Guided and deconvnet gradients are the eager model's, and not the plain ones."""
-    eager = _mixed()
-    program = _read(_exported(eager, tmp_path, decomposed))
-    image = torch.randn(1, 3, 16, 16)
-    expected, met = _gradient(eager, rule, image)
-    gradient, met_in_program = _gradient(program, rule, image)
-    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
-    assert met == met_in_program == (0 if rule == "plain" else 3)
-    plain, _ = _gradient(program, "plain", image)
-    assert torch.equal(gradient, plain) is (rule == "plain")

@@ -13,7 +13,6 @@ from torch.nn.utils import parametrizations, prune
 from torchvision.utils import make_grid
 
 from featviz.drawing import kernels as filters
-from featviz.drawing.kernels import AUTO_PIXELS
 from featviz.options import PAD_GREY
 
 from .drawn_kernels import close, levels, weights
@@ -160,17 +159,6 @@ def test_a_tile_is_the_mean_over_the_inputs_of_its_group(layer: str, drawn: Any)
     assert close(found.tiles(layer), expected)
     groups = {"line": 1, "groups": 2, "up": 2}
     assert row["groups"] == groups[layer]
-
-
-def test_large_pictures_are_not_enlarged_beyond_reason(drawn: Any) -> None:
-    """131,072 slices at 33 pixels would be 160 megapixels: the factor falls until they are 67."""
-    found = drawn("wide", "--all-slices")
-    row = found.rows["0"]
-    image = found.image("0")
-    assert row["grid"]["nrow"] == 256 and 1 < row["grid"]["scale"] < 11
-    assert image.width * image.height <= AUTO_PIXELS
-    larger = (row["grid"]["scale"] + 1) * 3 + 2
-    assert (256 * larger + 2) * (512 * larger + 2) > AUTO_PIXELS
 
 
 def effective(module: nn.Module) -> torch.Tensor:

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from featviz.inspection import kernels
-from featviz.options import ModelOptions
-from featviz.rundir import write
 from featviz.rundir.schema import read_json
 
 from .drawn_kernels import Run
@@ -27,13 +24,6 @@ def test_lazy_convolutions_are_named(drawn: Any) -> None:
     assert "skipped: later (its weight has no size yet" in found.done.err
     document = json.loads(found.done.out)
     assert all(document[name] == found.manifest[name] for name in ("captures", "skipped"))
-
-
-def test_selected_layers_without_kernels_are_named(drawn: Any) -> None:
-    """ReLU has none; the convolution beside it is drawn."""
-    found = drawn("colour", "--layers", "first,ReLU")
-    assert list(found.rows) == ["first"]
-    assert found.manifest["skipped"][0]["reason"] == "ReLU has no convolution kernels"
 
 
 @pytest.mark.parametrize(
@@ -64,21 +54,3 @@ def test_run_json_says_what_ran(drawn: Any) -> None:
     assert run["options"]["all_slices"] is True and run["options"]["normalize"] == "symmetric"
     assert run["model"]["name"] == "kernel_nets.py:colour"
     assert str(found.out) not in (found.out / "run.json").read_text()
-
-
-def test_a_failure_leaves_nothing(
-    kernel_nets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A failure at the second layer, with a picture written: no folder, hidden or not."""
-    real = kernels.encode
-
-    def fails(drawing: Any, file: Any, *rest: Any) -> None:
-        real(drawing, file, *rest)
-        if len(drawing.stats) == 6:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(kernels, "encode", fails)
-    options = kernels.KernelOptions(out=tmp_path / "new" / "out")
-    with pytest.raises(write.StoreError, match="No space left"):
-        kernels.draw_kernels(ModelOptions(kernel_nets("colour")), options)
-    assert not list((tmp_path / "new").iterdir())

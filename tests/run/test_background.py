@@ -114,26 +114,6 @@ def test_an_interrupted_helper_leaves_no_task_without_an_end(gate: threading.Eve
     assert futures[1].done() and busy.result()
 
 
-def test_bytes_under_way_never_exceed_the_bound() -> None:
-    """With many tasks of many sizes, those not yet finished hold at most the bound."""
-    lock, held, most = threading.Lock(), 0, 0
-
-    def task(size: int) -> None:
-        nonlocal held
-        time.sleep(0.001)
-        with lock:
-            held -= size
-
-    with shared_cores(3, 50) as background:
-        for i in range(150):
-            size = i * 7 % 50 + 1
-            background.submit(size, partial(task, size))
-            with lock:
-                held += size
-                most = max(most, held)
-    assert held == 0 and 40 < most <= 50
-
-
 def test_task_larger_than_the_bound_goes_alone(gate: threading.Event) -> None:
     """An oversize task is taken when nothing else is under way, and nothing beside it."""
     with shared_cores(4, 10) as background:
@@ -147,18 +127,6 @@ def test_task_larger_than_the_bound_goes_alone(gate: threading.Event) -> None:
         assert not small.wait(SOON)
         second.set()
         assert small.wait(LONG)
-
-
-def test_cancelled_task_gives_its_bytes_back(gate: threading.Event) -> None:
-    """A task that is cancelled before it begins makes room, and is never run."""
-    ran: list[int] = []
-    with shared_cores(1, 10) as background:
-        kept_busy(background, gate, 5)
-        waiting = background.submit(5, partial(ran.append, 1))
-        assert waiting.cancel()
-        assert started(lambda: background.submit(5, partial(ran.append, 2))).wait(LONG)
-        gate.set()
-    assert ran == [2]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have a niceness of their own on Linux")

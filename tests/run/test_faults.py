@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import Outcome
 from PIL import Image
-from runs import check_whole, complete, fill_disk, make_photos, run_json, tree
+from runs import complete, fill_disk, make_photos, run_json, tree
 
 from featviz.images import decode, find
 from featviz.options import InputOptions, ModelOptions, RunOptions
 from featviz.records import ImageResult
 from featviz.run import run as pipeline
-from featviz.rundir import LOCK_FILE, write
+from featviz.rundir import write
 from featviz.rundir.schema import read_json
 
 Run = Callable[..., Outcome]
@@ -77,60 +75,7 @@ def test_a_second_signal(
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [*kept, "run.json"]
 
 
-def test_signals_are_taken_only_in_the_main_thread() -> None:
-    """In another thread nothing is installed, and nothing fails."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    def inside() -> bool:
-        with pipeline.stop_requests() as stop:
-            return stop.is_set() or signal.getsignal(signal.SIGINT) is not before
-
-    before = signal.getsignal(signal.SIGINT)
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(inside).result() is False
-
-
 # Disks
-
-
-@contextmanager
-def tmpfs(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of its own, of so many bytes."""
-    folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder],
-        capture_output=True,
-        check=False,
-    )
-    if made.returncode:
-        pytest.skip(f"no tmpfs can be mounted here: {made.stderr.decode().strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
-
-
-@pytest.mark.slow
-def test_a_full_disk(featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path) -> None:
-    """One error that names the file; complete images stay; with room, --resume goes on."""
-    make_photos(photos, 30, (64, 64))
-    base = ["run", tiny_file, photos, "--layers", "Conv2d", "--size", "64", "--out"]
-    assert featviz(*base, tmp_path / "whole").code == 0
-    with tmpfs(tmp_path / "disk", "512k") as disk:
-        done = featviz(*base, disk / "out")
-        assert done.code == 1
-        (line,) = [line for line in done.err.splitlines() if line.startswith("error: ")]
-        assert line.endswith("cannot be written: No space left on device")
-        assert "hint: what is complete stays complete" in done.err
-        check_whole(disk / "out")
-        kept = complete(disk / "out")
-        assert 2 < len(kept) < 30
-        assert run_json(disk / "out")["images"]["complete"] == kept
-        assert {p.name for p in (disk / "out").iterdir()} == {*kept, "run.json"}
-        subprocess.run(["mount", "-o", "remount,size=32m", disk], check=True)
-        done = featviz(*base, disk / "out", "--resume")
-        assert done.code == 0 and f"({len(kept)} were complete before)" in done.err
-        assert tree(disk / "out") == tree(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("name", ["output.png", "manifest.json"])
@@ -143,25 +88,6 @@ def test_a_write_that_fails(
     assert done.code == 1 and f"{name} cannot be written: No space left" in done.err
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"00.png", "01.png", "run.json"}
     assert run_json(tmp_path / "out")["images"]["missing"] == ["02.png", "03.png"]
-
-
-def test_a_run_json_that_cannot_be_written_hides_no_other_error(
-    draw: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The message is that of the first failure, not of the attempt to note it."""
-    written: list[Path] = []
-
-    def full(path: Path) -> bool:
-        if path.name == "manifest.json" or (path.name == "run.json" and written):
-            return True
-        if path.name != LOCK_FILE:
-            written.append(path)
-        return False
-
-    fill_disk(monkeypatch, full)
-    done = draw(tmp_path / "out")
-    assert done.code == 1 and "manifest.json cannot be written: No space left" in done.err
-    assert run_json(tmp_path / "out")["images"]["missing"] == [f"0{i}.png" for i in range(4)]
 
 
 def test_an_encoder_that_dies(draw: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,13 +28,11 @@ TIMM = {
     "mobilenetv4_conv_small": "conv_stem bn1 blocks.0 blocks.1 blocks.2 blocks.4",
 }
 
-YOLO = {
-    "yolo11n": "0 0.conv 2 4 6 10 13 16 19 22",
-}
+YOLO = {"yolo11n": "0 0.conv 2 4 6 10 13 16 19 22"}
 """Names of the layers without `model`: backbone, then neck; nothing of the head."""
 
 
-QUICK = {"resnet18", "squeezenet1_1", "mobilenetv4_conv_small"}
+QUICK = {"squeezenet1_1"}
 
 
 def cases(models: dict[str, str]) -> list[Any]:
@@ -108,6 +106,13 @@ def test_models_of_transformers(
     library: Any = pytest.importorskip("transformers", reason="transformers is not installed")
     model = getattr(library, f"{config}{kind}")(getattr(library, f"{config}Config")(**told))
     assert [name.removeprefix(prefix) for name in looked_at(model, *size)] == names.split()
+
+
+def test_blocks_of_one_resolution_are_all_taken() -> None:
+    """Those of a transformer behind its patch embedding, and nothing around them."""
+    vit = models.VisionTransformer(64, 16, 3, 2, 32, 64, num_classes=5)
+    blocks = [f"encoder.layers.encoder_layer_{n}" for n in range(3)]
+    assert looked_at(vit, 64, 64) == ["conv_proj", *blocks]
 
 
 def test_a_model_without_maps_shows_its_vectors() -> None:

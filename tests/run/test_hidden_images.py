@@ -16,10 +16,6 @@ from runs import SMALL, complete, make_photos, refused, run_json, snapshot
 from torch import Tensor, nn
 
 import featviz as fv
-from featviz.drawing import values
-from featviz.run import draw as drawing
-from featviz.rundir.read import read_run
-from featviz.rundir.write import ImageFolder
 
 Run = Callable[..., Outcome]
 
@@ -100,7 +96,7 @@ def test_what_a_killed_run_left_is_cleared(
     assert snapshot(whole) == snapshot(tmp_path / "new")
 
 
-@pytest.mark.parametrize("folder", [".01.png.part", "a/x/y"])
+@pytest.mark.parametrize("folder", [".01.png.part", pytest.param("a/x/y", marks=pytest.mark.slow)])
 def test_folders_of_others_that_look_hidden(
     folder: str, draw: Run, featviz: Run, whole: Path
 ) -> None:
@@ -115,15 +111,7 @@ def test_folders_of_others_that_look_hidden(
     refused(done, 1, "featviz did not write: ")
 
 
-def test_a_file_in_the_place_of_a_folder_of_images(draw: Run, whole: Path) -> None:
-    """The images whose folders would be in it fail, and the file stays."""
-    shutil.rmtree(whole / "a")
-    (whole / "a").write_text("mine")
-    done = draw(whole, "--resume")
-    assert done.code == 3 and "whole/a/00.png cannot be written: Not a directory" in done.err
-    assert (whole / "a").read_text() == "mine" and hidden(whole) == []
-
-
+@pytest.mark.slow
 def test_a_shard_leaves_what_another_may_be_writing(draw: Run, whole: Path) -> None:
     """Two shards with --resume in one folder: each clears its own images; all are cleared without
     --shard."""
@@ -160,25 +148,6 @@ def test_no_reader_sees_a_hidden_folder(
     assert done.code == 0 and ".part" not in done.out + done.err
 
 
-def test_a_reader_beside_a_run_that_is_going_on(
-    draw: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At every file that is written, each image is whole or not there."""
-    real, seen = ImageFolder.writing, []
-
-    def writing(self: ImageFolder, relative: str) -> object:
-        run = read_run(out)
-        seen.append((len(run.images), run.left_out))
-        return real(self, relative)
-
-    out = tmp_path / "out"
-    monkeypatch.setattr(ImageFolder, "writing", writing)
-    assert draw(out).code == 0
-    assert len(seen) == 6 * 5 and not any(left for _, left in seen)
-    counts = [count for count, _ in seen]
-    assert counts[0] == 0 and max(counts) >= 4 and len(set(counts)) >= 3
-
-
 # Images that fail
 
 
@@ -203,24 +172,6 @@ def test_a_failed_image_leaves_nothing(tmp_path: Path) -> None:
     assert complete(tmp_path / "out") == ["mixed/00.png", "mixed/01.png"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"mixed", "run.json"}
     assert {path.name for path in (tmp_path / "out" / "mixed").iterdir()} == {"00.png", "01.png"}
-
-
-def test_an_image_that_ends_before_its_first_layer(
-    tiny: nn.Module, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A second Ctrl-C while the input's picture waits for an encoder: no hidden folder is left."""
-    real, calls = values.to_pixels, [0]
-
-    def pixels(*given: object) -> object:
-        calls[0] += 1
-        if calls[0] == 4:
-            raise KeyboardInterrupt
-        return real(*given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(drawing, "to_pixels", pixels)
-    with pytest.raises(KeyboardInterrupt):
-        fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16)
-    assert hidden(tmp_path / "out") == [] and len(complete(tmp_path / "out")) == 3
 
 
 def test_two_parts_of_an_output_with_one_name(photos: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import SCENES, Outcome
-from runs import make_photos, tree
+from runs import tree
 
 Run = Callable[..., Outcome]
 
@@ -27,11 +27,3 @@ def test_the_estimate_is_what_is_written(
     written = {name: data for name, data in tree(out).items() if name != "run.json"}
     assert len(written) == told["all_files"]
     assert 1 <= told["estimated_bytes"] / sum(map(len, written.values())) < 2
-
-
-def test_a_shard_is_told_its_share(draw: Run, tmp_path: Path) -> None:
-    """Half of the images are half of the bytes."""
-    make_photos(tmp_path / "photos", 4)
-    plans = [draw("x", "--dry-run", "--json", *more).out for more in ([], ["--shard", "1/2"])]
-    whole, half = (json.loads(plan)["estimated_bytes"] for plan in plans)
-    assert half == whole // 2

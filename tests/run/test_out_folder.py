@@ -16,8 +16,7 @@ Run = Callable[..., Outcome]
 
 
 @pytest.mark.parametrize(
-    ("out", "more"),
-    [("photos/../photos", ()), ("link", ("--overwrite",)), (".", ("--resume",))],
+    ("out", "more"), [("photos/../photos", ()), ("link", ("--overwrite",)), (".", ("--resume",))]
 )
 def test_out_may_not_be_or_hold_the_images(
     out: str,
@@ -106,35 +105,6 @@ def test_out_below_the_images_works_again_and_again(
     assert json.loads(Path("featviz-audit/audit.json").read_text())["images"]["total"] == 2
     shutil.rmtree("featviz-audit")
     assert snapshot(photos) == before
-
-
-@pytest.mark.parametrize(
-    ("command", "out"), [pytest.param("run", "ran", marks=pytest.mark.slow), ("kernels", "ker")]
-)
-def test_what_is_wrong_with_the_model_is_said_before_the_place_is_refused(
-    command: str, out: str, featviz: Run, photos: Path, tmp_path: Path
-) -> None:
-    """A device or a name that is not there, in a place that is taken."""
-    code = tmp_path / "net.py"
-    code.write_text(
-        "from torch import nn\n"
-        "class Net(nn.Sequential):\n"
-        "    def __init__(self, width=4):\n"
-        "        super().__init__(nn.Conv2d(3, width, 3), nn.ReLU())\n"
-    )
-    place, base = ["--out", tmp_path / out], [command, f"{code}:Net"]
-    images = [] if command == "kernels" else [photos]
-    size = [] if command == "kernels" else ["--size", "8"]
-    assert featviz(*base, *images, *place, *size).code == 0
-    before = snapshot(tmp_path / out)
-    refused(featviz(*base, *images, *place, "--device", "gpu"), 2, "'gpu' is no device")
-    refused(
-        featviz(command, "resnet81", *images, *place),
-        2,
-        "no torchvision model or file named 'resnet81'",
-    )
-    refused(featviz(*base, *images, *place, *size), 1, "--overwrite replaces it")
-    assert snapshot(tmp_path / out) == before
 
 
 @pytest.mark.slow

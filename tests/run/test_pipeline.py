@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import SCENES, Outcome
+from conftest import SCENES
 from networks import Net
 from PIL import Image
 from runs import tree
@@ -196,38 +195,35 @@ def test_nothing_is_lost_without_a_word(tmp_path: Path) -> None:
     assert (tmp_path / "out/spheres.jpg/000_Net/output.out.png").is_file()
 
 
+def test_each_part_of_a_tensor_has_statistics_of_its_own(tmp_path: Path) -> None:
+    """A grid of tokens, and the token before it."""
+    tokens = torch.rand(1, 17, 8)
+    net = nn.Sequential(Net(lambda self, x: tokens), nn.Linear(8, 2))
+    more: Any = {"tensor_layout": "tokens:4x4+1", **INPUTS}
+    image = fv.run(net, SCENES / "spheres.jpg", "0", tmp_path / "out", **more).images[0]
+    with np.load(tmp_path / "out/spheres.jpg/stats.npz") as stats:
+        assert {f"0|output|0|{row.key}" for row in image.captures} == {*stats}
+        assert np.allclose(stats["0|output|0|"][:, 2], tokens[0, 1:].mean(0), atol=1e-6)
+
+
 def test_nan_is_drawn_counted_and_warned_about(
-    tmp_path: Path, featviz: Callable[..., Outcome], picture: Path
+    tmp_path: Path, picture: Path, messages: pytest.LogCaptureFixture
 ) -> None:
-    """One NaN does not blacken the grid; it is magenta, in the numbers, and on stderr once."""
-    code = (
-        "import torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.inner = torch.nn.Identity()\n"
-        "    def forward(self, x):\n"
-        "        x = x.clone()\n"
-        "        x[0, 1, 2, 3] = float('nan')\n"
-        "        return self.inner(x)\n"
-    )
-    (tmp_path / "net.py").write_text(code)
-    out = tmp_path / "out"
+    """One NaN does not blacken the grid; it is magenta, in the numbers, and warned of once."""
+    spoilt = torch.zeros(1, 3, 20, 20)
+    spoilt[0, 1, 2, 3] = torch.nan
+    net = Net(lambda self, x: self.inner(x + spoilt), inner=nn.Identity())
     second = tmp_path / "second.png"
     second.write_bytes(picture.read_bytes())
-    done = featviz(
-        "run", f"{tmp_path}/net.py:Net", picture, second, "--layers", "Identity", "--out", out,
-        "--mean", "0,0,0", "--std", "1,1,1", "--size", "20", "--scale", "1",
-    )  # fmt: skip
-    assert done.code == 0
-    assert done.err.count("NaN or infinite values") == 1
-    assert "warning: NaN or infinite values, shown in magenta: inner (2 images)\n" in done.err
-    row = read_json(out / "picture.png" / "manifest.json")["captures"][0]
-    assert row["nonfinite"] == 1
-    image = Image.open(out / "picture.png" / row["file"]).convert("RGB")
-    pixels = np.asarray(image).reshape(-1, 3)
-    assert (pixels == (255, 0, 255)).all(axis=1).sum() == 1
-    assert pixels[:, 0].std() > 30
+    options = {"size": (20, 20), "scale": 1, "preset": "none"}
+    done = fv.run(net, [picture, second], "Identity", tmp_path / "out", **options)
+    assert messages.text.count("NaN or infinite values") == 1
+    assert "NaN or infinite values, shown in magenta: inner (2 images)" in messages.text
+    (row,) = done.images[0].captures
+    assert row.nonfinite == 1
+    pixels = np.asarray(Image.open(tmp_path / "out/picture.png" / row.file).convert("RGB"))
+    assert (pixels == (255, 0, 255)).all(axis=2).sum() == 1
+    assert pixels[..., 0].std() > 30
 
 
 def test_torch_leaves_cores_where_encoders_do_not_step_back(

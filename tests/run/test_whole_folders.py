@@ -3,10 +3,7 @@ and how its run.json comes back."""
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,16 +54,6 @@ def test_a_folder_that_goes_away_ends_the_run(
 
 
 # run.json
-
-
-def test_what_run_json_lacks_comes_from_the_manifests(draw: Run, whole: Path) -> None:
-    """--resume keeps the images, and writes it as it was."""
-    before, path = tree(whole), whole / "run.json"
-    images = {"total": 5, "complete": [], "missing": run_json(whole)["images"]["complete"]}
-    path.write_text(json.dumps({**run_json(whole), "images": images}))
-    done = draw(whole, "--resume", "--json")
-    assert done.code == 0 and done.out.count('"kept": true') == 5
-    assert tree(whole) == before
 
 
 def test_images_without_run_json_are_not_taken_over(draw: Run, whole: Path) -> None:
@@ -126,6 +113,7 @@ def test_the_old_run_stays_until_the_new_one_is_whole(
     assert tree(whole) == tree(whole.parent / "fresh")
 
 
+@pytest.mark.slow
 def test_an_overwrite_that_fails_keeps_the_earlier_run(
     draw: Run, whole: Path, at_image: AtImage
 ) -> None:
@@ -137,27 +125,4 @@ def test_an_overwrite_that_fails_keeps_the_earlier_run(
 
     at_image("03.png", fail)
     assert draw(whole, "--overwrite", "--cmap", "viridis").code == 1
-    assert tree(whole) == before and sorted(whole.parent.iterdir()) == around
-
-
-@pytest.mark.slow
-def test_an_overwrite_that_is_stopped_is_gone_on_with(
-    draw: Run, whole: Path, at_image: AtImage
-) -> None:
-    """The new run has taken the place of the earlier one, and --resume makes it whole."""
-    at_image("03.png", lambda: os.kill(os.getpid(), signal.SIGINT))
-    done = draw(whole, "--overwrite", "--cmap", "viridis")
-    assert done.code == 130 and "1 image missing, 4 complete; --resume goes on" in done.err
-    assert len(complete(whole)) == 4
-    assert draw(whole, "--resume", "--cmap", "viridis").code == 0
-    assert draw(whole.parent / "fresh", "--cmap", "viridis").code == 0
-    assert tree(whole) == tree(whole.parent / "fresh")
-
-
-def test_an_overwrite_that_cannot_begin_leaves_nothing(
-    featviz: Run, tiny_file: Path, photos: Path, whole: Path
-) -> None:
-    """No layer, no model: the old run stays, and no folder appears."""
-    before, around = tree(whole), sorted(whole.parent.iterdir())
-    assert featviz("run", tiny_file, photos, "--layers", "x", "--out", whole, "--overwrite").code
     assert tree(whole) == before and sorted(whole.parent.iterdir()) == around

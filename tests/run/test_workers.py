@@ -6,10 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import forked
 import pytest
 import torch
 from conftest import Outcome
@@ -107,24 +106,6 @@ def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert pick_device("auto").type in ("cpu", "mps")
 
 
-@pytest.mark.parametrize("words", [("audit", "findings"), ("exemplars", "ranks all images")])
-def test_who_has_to_see_all_images_takes_no_shard(
-    words: tuple[str, str],
-    featviz: Run,
-    tiny_file: Path,
-    photos: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Under torchrun one line says why, and nothing is written."""
-    command, why = words
-    out = photos.parent / "out"
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    done = featviz(command, tiny_file, photos, "--out", out)
-    refused(done, 2, "cannot be divided among processes (RANK=1 and WORLD_SIZE=2)", why)
-    assert not out.exists()
-
-
 def test_stdin_under_torchrun_is_refused(
     featviz: Run, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,55 +179,20 @@ def test_what_a_shard_may_not_join(draw: Run, tmp_path: Path) -> None:
     assert draw(out, "--overwrite").code == 0
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Numbers as under torchrun."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def slow_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """A run of 12 images, four in a second; half of them in each of two processes."""
-    photos = make_photos(tmp_path / "photos", 12)
-    (photos / "03.png").write_bytes(b"no picture")
-    (tmp_path / "slow.py").write_text(SLOW)
-    monkeypatch.setenv("PAUSE", "0.3")
-    model = f"{tmp_path / 'slow.py'}:Slow"
-    return ["run", model, photos, "--layers", "Conv2d", "--size", "16", "--out", tmp_path / "out"]
-
-
-def check_resumed(
-    base: list[object], featviz: Run, monkeypatch: pytest.MonkeyPatch, out: Path
-) -> None:
-    """What has stopped is whole, and --resume in one process makes the tree of one run."""
-    check_whole(out)
-    assert 3 <= len(complete(out)) < 11
-    monkeypatch.setenv("PAUSE", "0")
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    assert featviz(*base, "--resume").code == 3
-    assert featviz(*base[:-1], out.parent / "single").code == 3
-    assert tree(out) == tree(out.parent / "single") and not list(out.glob(".*"))
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
 def test_torchrun_divides_the_images_and_leaves_one_run(
-    slow_run: list[object], featviz: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    featviz: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a signal, which torchrun passes on, run.json tells what is missing; --resume goes on to
     the tree of a single process, with the failed image."""
-    out = tmp_path / "out"
+    photos, out = make_photos(tmp_path / "photos", 12), tmp_path / "out"
+    (photos / "03.png").write_bytes(b"no picture")
+    (tmp_path / "slow.py").write_text(SLOW)
+    base = ["run", f"{tmp_path}/slow.py:Slow", str(photos), "--layers", "Conv2d", "--size", "16"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    torchrun += ["--nproc-per-node=2", "-m", "featviz", *map(str, slow_run)]
+    torchrun += ["--nproc-per-node=2", "-m", "featviz", *base, "--out", str(out)]
     with subprocess.Popen(
-        torchrun,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        torchrun, stderr=subprocess.PIPE, text=True, env={**os.environ, "PAUSE": "0.3"}
     ) as process:
         wait_for(3, out)
         process.send_signal(signal.SIGTERM)
@@ -255,28 +201,11 @@ def test_torchrun_divides_the_images_and_leaves_one_run(
     images = run_json(out)["images"]
     assert images["complete"] == complete(out), err
     assert "stopping after this image" in err and images["missing"]
-    check_resumed(slow_run, featviz, monkeypatch, out)
+    check_whole(out)
+    assert 3 <= len(complete(out)) < 11
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert featviz(*base, "--out", out, "--resume").code == 3
+    assert featviz(*base, "--out", tmp_path / "single").code == 3
+    assert tree(out) == tree(tmp_path / "single") and not list(out.glob(".*"))
     assert [row["image"] for row in run_json(out)["failures"]] == ["03.png"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
-def test_one_of_two_is_killed(
-    slow_run: list[object], featviz: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other ends its share as if nothing had happened, and run.json tells what is missing, and
-    what has failed, which is said in the exit code of the last of all; while they write, nobody
-    else may; --resume makes the tree of one run."""
-    out = tmp_path / "out"
-    team = forked.team(tmp_path / "said", *slow_run, count=2)
-    wait_for(3, out)
-    monkeypatch.setenv("PAUSE", "0")
-    for more in ((), ("--shard", "1/2"), ("--shard", "1/3")):
-        done = featviz(*slow_run, "--resume", *more)
-        assert done.code == 1 and "is being written by process" in done.err, (more, done.err)
-    team[0].kill(signal.SIGKILL)
-    codes = [process.code for process in forked.ended(team)]
-    assert codes == [-signal.SIGKILL, 0]
-    images = run_json(out)["images"]
-    assert images["complete"] == complete(out) and len(images["complete"]) >= 5
-    check_resumed(slow_run, featviz, monkeypatch, out)
