@@ -120,10 +120,8 @@ def _next_match(left):
 @no_type_check
 def count(words, rest, step, symbols, counts):
     """Add how often each symbol occurs in one sample of each `step`, or nearly so, to counts
-    [4, symbols]; `symbols` are those of lengths.
-
-    The counts of neighbours stand apart: what is alike would have to wait for the count before.
-    """
+    [4, symbols], where neighbours stand apart, so that none waits for the count before; `symbols`
+    are those of lengths."""
     for start in range(0, words.size, _SAMPLE * step):
         at, end = start, start + _SAMPLE if start + _SAMPLE < words.size else words.size
         while at < end:

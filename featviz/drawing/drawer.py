@@ -14,19 +14,10 @@ from msgspec import structs
 from torch import Tensor
 
 from featviz import records
-from featviz.drawing import colormap, grid, normalize
+from featviz.drawing import colormap, grid, normalize, values
 from featviz.drawing.normalize import Scale
 from featviz.drawing.picture import GridPicture, lay_over
-from featviz.drawing.values import (
-    MAX,
-    MEAN,
-    MIN,
-    NONFINITE,
-    is_constant,
-    limits,
-    statistics,
-    to_levels,
-)
+from featviz.drawing.values import MAX, MEAN, MIN, NONFINITE, is_constant, limits, statistics
 from featviz.errors import LayoutError
 from featviz.layout import Maps, to_floats, to_maps
 from featviz.layout.layouts import LAYOUTS
@@ -178,14 +169,14 @@ def draw_tiles(
     if len(ends.low) > 1 and (channels is not None or slices > 1):
         low, high = (v if channels is None else v[channels] for v in (ends.low, ends.high))
         ends = replace(ends, low=low.repeat(slices), high=high.repeat(slices))
-    values, nonfinite = drawn.flatten(0, 1), bool(numbers[:, NONFINITE].any())
+    maps, nonfinite = drawn.flatten(0, 1), bool(numbers[:, NONFINITE].any())
     colors = colormap.chosen(options, nonfinite, colours == 3)
     if colours == 3:
-        painted = to_levels(values, ends, colors.levels, 0 if nonfinite else None)
+        painted = values.to_levels(maps, ends, colors.levels, 0 if nonfinite else None)
         painted = painted.transpose(0, 2, 3, 1).copy()
-        painted[~torch.isfinite(values).all(1).cpu().numpy()] = colormap.MAGENTA
+        painted[~torch.isfinite(maps).all(1).cpu().numpy()] = colormap.MAGENTA
     else:
-        painted = to_levels(values[:, 0], ends, colors.levels, colors.nonfinite)
+        painted = values.to_levels(maps[:, 0], ends, colors.levels, colors.nonfinite)
     return GridPicture(
         *(layout, plan, painted, colors, ends, numbers, channels),
         slices=(slices, held.shape[1]),
@@ -368,15 +359,13 @@ METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     # ReLU(sum_k mean_p(G_k) A_k): Selvaraju et al., arXiv 1610.02391, equations 1 and 2
     "gradcam": lambda output, gradient: _weighted(output, gradient.mean(_PLACES)).relu(),
     "gradcam++": gradcam_plus_plus,
-    # ReLU(sum_k ReLU(G_k) A_k), place by place: Jiang et al., LayerCAM, IEEE TIP 30 (2021),
-    # doi 10.1109/TIP.2021.3089943
+    # ReLU(sum_k ReLU(G_k) A_k): Jiang et al., LayerCAM, doi 10.1109/TIP.2021.3089943
     "layercam": lambda output, gradient: (gradient.relu() * output).sum(0, keepdim=True).relu(),
-    # ReLU(sum_k G_k A_k), place by place: Draelos and Carin, arXiv 2011.08891. The sum of the paper
-    # has a sign, which gradxact shows; here, as with Grad-CAM, what speaks against the target is 0
+    # ReLU(sum_k G_k A_k): Draelos and Carin, arXiv 2011.08891, whose sum has a sign (see gradxact)
     "hirescam": lambda output, gradient: (gradient * output).sum(0, keepdim=True).relu(),
     "xgradcam": xgradcam,
-    # sum_k G_k A_k, place by place: gradient × input (Shrikumar et al., arXiv 1605.01713) at a
-    # layer. Of a network that is linear from there on, each value is that place's share
+    # sum_k G_k A_k: gradient × input (Shrikumar et al., arXiv 1605.01713) at a layer. Of a network
+    # that is linear from there on, each value is that place's share
     "gradxact": lambda output, gradient: (gradient * output).sum(0, keepdim=True),
 }
 """The arithmetic of `records.CLASS_MAPS`: from output and gradient [C, S, H, W] to [1, S, H, W]."""

@@ -98,12 +98,10 @@ def read_filters(module: nn.Module) -> Filters:
 def draw_filters(
     kernels: Filters, options: DrawOptions, all_slices: bool = False
 ) -> tuple[GridPicture, str]:
-    """The picture of a layer's kernels, by output channel, and what its tiles are, in words.
-
-    A tile is RGB for three input channels, else the mean over the inputs, or with `all_slices` one
+    """The picture of a layer's kernels, by output channel, and what its tiles are, in words. A tile
+    is RGB for three input channels, else the mean over the inputs, or with `all_slices` one
     input's: a row is then an output channel, a column an input. Kernels with a time axis have a
-    tile for each step. `auto` makes few kernels large enough to be seen, and no picture huge.
-    """
+    tile for each step. `auto` makes few kernels large enough to be seen, and no picture huge."""
     (data, _, groups, _), layout = kernels, "mean"
     outputs, inputs, steps, *size = data.shape
     if inputs == 1 or all_slices:

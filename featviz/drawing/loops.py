@@ -38,10 +38,9 @@ njit: Any = numba.njit
 _FILES = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("loops", "deflate")]
 _CACHE = Path(config.CACHE_DIR or user_cache_dir("featviz", appauthor=False))
 _FOLDER = str(_CACHE / f"{crc32(b''.join(_FILES)):08x}")
-"""Where compiled loops are kept: in the user's cache folder, or where NUMBA_CACHE_DIR says. numba's
-own choice is a folder inside the package, which pip would leave behind. The name has a checksum,
-since numba compiles a file anew when it has changed, but not when another has, whose loops it
-calls."""
+"""Where compiled loops are kept: in the user's cache folder, or where NUMBA_CACHE_DIR says (numba's
+own choice is in the package, and pip would leave it). The name has a checksum, since numba compiles
+a file anew when it has changed, but not when another has, whose loops it calls."""
 
 _ONE_FOLDER = Lock()
 part = njit(**_PLAIN, no_cpython_wrapper=True)

@@ -1,8 +1,8 @@
 """White paper in inches for pictures, lines and letters, and what is drawn on it: figures of some
 maps beside the input, with colour bars, and the page of `look`.
 
-matplotlib draws the letters, in its own font, and chooses the ticks of colour bars; its axes, of
-which a figure has 33, would take twenty times as long. Nothing here needs torch.
+matplotlib draws the letters and chooses the ticks of colour bars; its axes, of which a figure has
+33, would take twenty times as long.
 """
 
 from __future__ import annotations

@@ -257,13 +257,12 @@ class Overlay:
     """Levels [N, h, w], or RGB [N, h, w, 3]."""
     colors: Bytes
     nonfinite: int | None
-    """The level that is none: it is not mixed with its neighbours when a map is resized."""
+    """The level that is not mixed with its neighbours when a map is resized."""
     ground: Sequence[Bytes]
     """What the model saw, [H, W, 3]: one picture, or the frames of a clip."""
     frames: Sequence[int]
     alpha: float
     window: Sequence[int]
-    """Top, left, height and width of the part of the input that is drawn."""
 
     def __getitem__(self, part: slice) -> Bytes:
         """Some of the tiles, uint8 [n, H, W, 3]."""

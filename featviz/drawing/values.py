@@ -1,8 +1,5 @@
 """From maps of floats to numbers and levels: statistics of channels, limits, the one quantiser.
-
-Values on a CPU go through compiled loops (`loops`), where each is read once. torch is imported only
-for what lies on another device.
-"""
+Values on a CPU go through compiled loops; torch is imported only for what lies elsewhere."""
 
 from __future__ import annotations
 

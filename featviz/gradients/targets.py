@@ -1,8 +1,5 @@
 """What is asked of a pass: the target of gradients, a number from the output of a model or a layer;
-interventions; and what the options of a pass mean together.
-
-Reading them needs no torch: what cannot be read is refused before torch is imported.
-"""
+interventions; and what the options of a pass mean together. Reading them needs no torch."""
 
 from __future__ import annotations
 
@@ -40,9 +37,8 @@ class Target:
     keys: tuple[str, ...] = ()
     """The keys that lead to a tensor inside the output."""
     reduction: str = "top1"
-    """top1, class, sum, mean or norm."""
+    """top1, sum, mean or norm; or class, with an index or a name."""
     name: str = ""
-    """For the reduction `class`: an index or a name."""
     layer: str | None = None
     """A layer whose mean activation is the target, in place of the output."""
     channel: int | None = None

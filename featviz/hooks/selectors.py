@@ -61,10 +61,8 @@ def parse(text: str) -> list[Selector]:
 
 
 def select(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[Layer]:
-    """Take a layer if some positive selector matches it and no negative one does.
-
-    Only negative selectors mean: everything but these.
-    """
+    """Take a layer if some positive selector matches it and no negative one does; only negative
+    ones mean everything but these."""
     positive = [s for s in selectors if not s.negative]
     taken = {x.name for s in positive for x in s.pick(layers)}
     if not positive:

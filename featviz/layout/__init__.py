@@ -21,12 +21,9 @@ __all__ = ["Maps", "channel_axis", "map_size", "recognise", "to_floats", "to_map
 
 
 def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
-    """Find the layout of a tensor and turn it into maps, under the empty key.
-
-    Tokens before and behind the grid are under their names (`class_token`): each is a vector,
-    several of a name its rows. LayoutError says that the tensor has no real, dense values, or that
-    no layout fits its shape.
-    """
+    """Find the layout of a tensor and turn it into maps, under the empty key. Tokens before and
+    behind the grid are under their names (`class_token`): each is a vector, several of a name its
+    rows. LayoutError: the tensor has no real, dense values, or no layout fits its shape."""
     values, hints = to_floats(tensor), hints or Hints()
     form: Form = hints.form or recognise(list(values.shape), hints)
     found = {"": Maps(form.layout, LAYOUTS[form.layout].to_maps(values, form))}

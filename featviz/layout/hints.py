@@ -34,13 +34,9 @@ _PREFIX_TOKENS = {
 """Names of parameters that become tokens in front of the grid, in the order in which they stand."""
 
 _CHANNELS_FIRST = (
-    nn.modules.conv._ConvNd,
-    nn.modules.batchnorm._NormBase,
-    nn.modules.pooling._MaxPoolNd,
-    nn.modules.pooling._AvgPoolNd,
-    nn.modules.pooling._AdaptiveMaxPoolNd,
-    nn.modules.pooling._AdaptiveAvgPoolNd,
-    nn.GroupNorm,
+    *(nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm),
+    *(nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd),
+    *(nn.modules.pooling._AvgPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd),
 )
 
 _FEATURES_LAST = ("Linear", "LayerNorm", "RMSNorm")

@@ -278,21 +278,14 @@ MOVES: dict[str, Callable[..., Any]] = {
 
 JOINS: dict[str, Callable[..., Any]] = {"cat": torch.cat, "stack": torch.stack}
 
-MAPS = frozenset(
-    f"{kind}{n}d"
-    for kind in (
-        *("conv", "conv_transpose", "max_pool", "avg_pool"),
-        *("adaptive_avg_pool", "adaptive_max_pool"),
-    )
-    for n in (2, 3)
-) | {"convolution", "fold", "max_pool2d_with_indices"}
+_POOLS = ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")
+MAPS = {"convolution", "fold", "max_pool2d_with_indices"}
+MAPS |= {f"{kind}{n}d" for kind in ("conv", "conv_transpose", *_POOLS) for n in (2, 3)}
 """Functions that make maps of the image, of whatever they get."""
 
 PRODUCTS = frozenset({"matmul", "bmm", "mm"})
-
 ATTENDING = PRODUCTS | {"scaled_dot_product_attention"}
 """Functions of queries and of what they attend to."""
-
 MULTI_HEAD = "multi_head_attention_forward"
 """The function whose second result is an attention's weights."""
 

@@ -9,7 +9,7 @@ from drawn_maps import SITE
 from msgspec import structs
 from torch import Tensor
 
-from featviz.drawing import drawer
+from featviz.drawing import drawer, values
 from featviz.drawing.picture import GridPicture, to_image
 from featviz.options import DrawOptions
 
@@ -73,3 +73,10 @@ def test_constant_gradient_is_not_struck_through(kind: str, struck: bool) -> Non
     plain = pixels(drawn(maps, kind, nrow=1, marks=False, padding=0)).reshape(3, 81)
     found = pixels(drawn(maps, kind, nrow=1, padding=0)).reshape(3, 81)
     assert [(a != b).any() for a, b in zip(found, plain, strict=True)] == [struck, True, False]
+
+
+def test_one_other_value_in_a_large_map_is_seen() -> None:
+    """Its mean is the constant's but for rounding; its range is not."""
+    maps = torch.full((2, 64, 64), 1000.0)
+    maps[1, 3, 4] = 1001
+    assert values.is_constant(values.statistics(maps)[0]).tolist() == [True, False]

@@ -278,5 +278,5 @@ def test_ranges_are_told_in_few_letters(low: Any, high: Any, note: str) -> None:
         strip=False,
         tiles=[np.zeros((2, 2, 3), np.uint8)],
     )
-    (tile,) = words_on(layer).tiles
+    (tile,) = words_on(layer)[2]
     assert tile.note == note

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import SCENES
-from PIL import Image
 from tiles import levels, raw, rows, tiles
 
 from featviz import cli
@@ -43,15 +42,3 @@ class TestDetectors:
         assert np.abs(tiles(seen, row).astype(int) - want).max() <= 1
         kept = np.load(seen / "stats.npz")["roi_heads.box_roi_pool|output|0|"]
         assert np.allclose(kept[:, 1], tensor.amax((0, 2, 3)).numpy())
-
-    def test_vectors_of_many_regions_are_rows(self, seen: Path) -> None:
-        """[N, 1024] is a strip with a row for each region."""
-        row = rows(seen)["roi_heads.box_head.fc6", 0, ""]
-        tensor = raw(seen, row)
-        assert (row["layout"], row["maps"]) == ("vector", 1024)
-        assert row["grid"]["tile"] == [len(tensor), 1]
-        pixels = np.asarray(Image.open(seen / row["file"])).astype(int)
-        kept = tensor[:, row["channels"]].double()
-        low, high = row["range"]
-        want = ((kept - low) / (high - low) * 255 + 0.5).floor().numpy()
-        assert np.abs(pixels - want).max() <= 1
