@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from featviz.records.commands import ReportOptions
+from featviz.options.commands import ReportOptions
 from featviz.report import build_report
 from featviz.rundir.write import RunDirectory
 

@@ -33,8 +33,8 @@ from featviz.options import (
     read,
     read_from,
 )
+from featviz.options.commands import DiffFiles, DiffThresholds, ReportOptions
 from featviz.records import STAT_COLUMNS, Floats, Guess, ImageResult, RunResult
-from featviz.records.commands import DiffFiles, DiffThresholds, ReportOptions
 from featviz.records.findings import Comparison, TextTable
 from featviz.report import ReportResult, build_report
 from featviz.report.pages import render_comparison, render_notebook

@@ -35,8 +35,7 @@ from featviz.inspection.layers import Listing, list_model
 from featviz.inspection.look import LookResult
 from featviz.inspection.look import look as look_at
 from featviz.options import ModelOptions
-from featviz.records import REDUCTIONS
-from featviz.records.commands import (
+from featviz.options.commands import (
     AuditOptions,
     CamOptions,
     ExemplarOptions,
@@ -44,6 +43,7 @@ from featviz.records.commands import (
     ListOptions,
     LookOptions,
 )
+from featviz.records import REDUCTIONS
 from featviz.records.findings import TextTable, Verdict
 from featviz.rundir.image import BROKEN, format_of
 from featviz.text import by, counted, quoted

@@ -30,7 +30,7 @@ from featviz.drawing import tensorboard as boards
 from featviz.errors import FeatvizError, ForwardError, UsageError
 from featviz.models.load import LoadedModel, adopt
 from featviz.options import DrawOptions, InputOptions, RunOptions, declared, no_option, read_from
-from featviz.records.commands import KernelOptions
+from featviz.options.commands import KernelOptions
 from featviz.run import run as pipeline
 from featviz.run.prepare import Prepared, find_images, prepare
 from featviz.rundir.atomic import remove

@@ -22,8 +22,8 @@ from featviz.hooks.capture import forward, tensors
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import InputOptions, ModelOptions
+from featviz.options.commands import AuditOptions
 from featviz.records import Layer, Sample
-from featviz.records.commands import AuditOptions
 from featviz.records.findings import Call, Verdict, parse_gate
 from featviz.run.prepare import blank_input
 from featviz.run.study import Batch, BatchProgress, Study, begun

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from featviz.errors import UsageError
-from featviz.records.commands import Thresholds
+from featviz.options.commands import Thresholds
 from featviz.records.findings import FINDINGS, Call, Evidence, Flags, Gate, Verdict, correlated
 from featviz.text import listed
 

@@ -23,8 +23,8 @@ from featviz.hooks.capture import forward
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import InputOptions
+from featviz.options.commands import AuditOptions
 from featviz.records import Bytes, Sample
-from featviz.records.commands import AuditOptions
 from featviz.records.findings import FINDINGS, Call, TextTable
 from featviz.run.study import batches
 from featviz.rundir import AUDIT_FILE, write

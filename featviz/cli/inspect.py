@@ -9,8 +9,7 @@ from pathlib import Path
 from featviz.cli import output
 from featviz.cli.options import FILE, IMAGES, MODEL, ClickOption, Given, click_option, command
 from featviz.options import OUTPUT, ModelOptions, declared, read_from
-from featviz.records import UNLIKE_OUTPUTS
-from featviz.records.commands import (
+from featviz.options.commands import (
     AuditOptions,
     CamOptions,
     ExemplarOptions,
@@ -18,6 +17,7 @@ from featviz.records.commands import (
     ListOptions,
     LookOptions,
 )
+from featviz.records import UNLIKE_OUTPUTS
 from featviz.text import counted, listed, printable
 
 log = logging.getLogger(__name__)

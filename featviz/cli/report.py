@@ -13,7 +13,7 @@ from featviz.cli import output
 from featviz.cli.options import ClickOption, Given, click_option, command, run_argument
 from featviz.errors import CHECK_FAILED
 from featviz.options import OUTPUT, RunOptions, declared, read_from
-from featviz.records.commands import (
+from featviz.options.commands import (
     DiffFiles,
     DiffThresholds,
     KernelOptions,

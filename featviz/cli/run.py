@@ -133,7 +133,7 @@ def run(given: Given) -> int:
         result = pipeline.run(source, images, options, report)
     _conclude(result, unseen, to_look=not wanted)
     if wanted and (result.whole or options.shard is None):
-        from featviz.records.commands import ReportOptions
+        from featviz.options.commands import ReportOptions
         from featviz.report import build_report
 
         output.written("report", build_report(options.out, ReportOptions()).page, given["open"])

@@ -29,8 +29,8 @@ from featviz.errors import CompareError, UsageError
 from featviz.files.urls import Url
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
+from featviz.options.commands import DiffFiles, DiffThresholds
 from featviz.records import Place, finite
-from featviz.records.commands import DiffFiles, DiffThresholds
 from featviz.records.findings import (
     ComparedLayer,
     Comparison,

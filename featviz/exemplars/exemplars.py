@@ -34,8 +34,8 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout.views import to_box
 from featviz.models.load import LoadedModel
 from featviz.options import ModelOptions
+from featviz.options.commands import ExemplarOptions
 from featviz.records import Site
-from featviz.records.commands import ExemplarOptions
 from featviz.records.findings import TextTable
 from featviz.run.choose import choose_layers
 from featviz.run.prepare import blank_input

@@ -41,6 +41,8 @@ class PassPlan:
     target_layer: Layer | None = None
     """The layer whose mean activation is the target; None where the output is."""
     changes: Mapping[Layer, Sequence[Intervention]] = field(default_factory=dict)
+    backward: bool = False
+    """Whether gradients are wanted."""
 
     @property
     def changes_values(self) -> bool:
@@ -73,9 +75,9 @@ def plan(
             hint = f"did you mean {' or '.join(close)}?" if close else ""
             words = f": no layer is called {target.layer!r}"
             raise target.error(words, hint or "featviz layers MODEL lists them")
-    plan = PassPlan(options, target, at, changes)
-    if options.gradients or changes:
-        with in_eval_mode(model.module, options.gradients), watched(model, plan, []) as hooks:
+    plan = PassPlan(options, target, at, changes, options.gradients)
+    if plan.backward or changes:
+        with in_eval_mode(model.module, plan.backward), watched(model, plan, []) as hooks:
             outcome, _ = hooks.show(blank, book, lambda site, tensor: None)
         for words in outcome.idle:
             log.warning("%s", words)
@@ -87,7 +89,7 @@ def watched(model: LoadedModel, plan: PassPlan, layers: Sequence[Layer]) -> Iter
     """Place the hooks that capture layers, and those of interventions and of the target, for any
     number of inputs; all are removed afterwards."""
     hooks, changed = Watched(model, plan, layers), dict.fromkeys(plan.changes)
-    if plan.options.gradients and plan.target_layer is not None:
+    if plan.backward and plan.target_layer is not None:
         changed[plan.target_layer] = None
     changes = [(layer, partial(hooks.change, layer)) for layer in changed]
     with recording(model.module, layers, plan.options.capture, changes=changes) as hooks.recorder:
@@ -137,7 +139,7 @@ class Watched:
                 recorder.functions,
             ):
                 recorder.begin(sink)
-                if plan.options.gradients:
+                if plan.backward:
                     output, value, named = self._there_and_back(given, book)
                 else:
                     output = forward(model.module, given, recorder)

@@ -33,6 +33,7 @@ from featviz.layout.hints import HintBook
 from featviz.layout.layouts import LAYOUTS
 from featviz.models.load import LoadedModel
 from featviz.options import DrawOptions, ModelOptions, PassOptions, RunOptions
+from featviz.options.commands import CamOptions
 from featviz.records import (
     KINDS,
     REDUCTIONS,
@@ -46,7 +47,6 @@ from featviz.records import (
     Site,
     Skip,
 )
-from featviz.records.commands import CamOptions
 from featviz.run.prepare import ModelInput, Prepared, Show, find_images, prepare, read_input
 from featviz.run.stages import ADDS_NOTHING
 from featviz.run.visit import Visit, visit

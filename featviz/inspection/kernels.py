@@ -26,8 +26,8 @@ from featviz.hooks.selectors import types_present
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.requirements import versions
 from featviz.options import InputOptions, ModelOptions
+from featviz.options.commands import KernelOptions
 from featviz.records import Floats, Layer, Site, Skip
-from featviz.records.commands import KernelOptions
 from featviz.run.choose import choose_layers
 from featviz.run.prepare import check_drawing, files_read
 from featviz.rundir.place import RUN, check_apart, check_free, replacing

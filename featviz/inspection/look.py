@@ -22,8 +22,8 @@ from featviz.hooks.layers import list_layers
 from featviz.layout import to_floats
 from featviz.models.load import LoadedModel
 from featviz.options import DrawOptions, ModelOptions, RunOptions
+from featviz.options.commands import LookOptions
 from featviz.records import Bytes, Floats, Guess, Layer, Sample, Site, Skip, finite
-from featviz.records.commands import LookOptions
 from featviz.run.prepare import Prepared, files_read, find_images, prepare, read_input
 from featviz.rundir.atomic import atomic
 from featviz.rundir.place import check_apart, check_file, picture_of

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the help of the command line imports this, and has no time 
     import numpy as np
     from numpy.typing import NDArray
 
-    from featviz.records.commands import DiffThresholds, Thresholds
+    from featviz.options.commands import DiffThresholds, Thresholds
 
 
 class TextTable(NamedTuple):

@@ -1,6 +1,6 @@
 """`report`: a run directory as HTML. `report.py` tells the story."""
 
-from featviz.records.commands import ReportOptions
+from featviz.options.commands import ReportOptions
 from featviz.report.report import ReportResult, build_report
 
 __all__ = ["ReportOptions", "ReportResult", "build_report"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from featviz.errors import CompareError, StoreError
-from featviz.records.commands import ReportOptions
+from featviz.options.commands import ReportOptions
 from featviz.records.findings import FINDINGS
 from featviz.report import words
 from featviz.report.views import PictureView, ReportPage

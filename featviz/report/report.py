@@ -14,7 +14,7 @@ from typing import Any
 from featviz.errors import CompareError, UsageError
 from featviz.files import real
 from featviz.files.urls import Url
-from featviz.records.commands import ReportOptions
+from featviz.options.commands import ReportOptions
 from featviz.records.findings import Comparison
 from featviz.report import beside, pages, words
 from featviz.report.fitting import fitted

@@ -14,8 +14,8 @@ from PIL.PngImagePlugin import PngInfo
 from featviz.drawing.picture import MAX_PIXELS
 from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url
+from featviz.options.commands import SheetOptions
 from featviz.records import Floats
-from featviz.records.commands import SheetOptions
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import DamagedError, ReadImage
 from featviz.rundir.place import check_file, picture_of, writing

@@ -216,7 +216,7 @@ class ImageWriter:
             said: dict[str, Any] = {}
             if outcome.prediction:
                 said["prediction"] = [asdict(guess) for guess in outcome.prediction]
-            if plan.options.gradients:
+            if plan.backward:
                 value, rule = finite(outcome.target), plan.options.grad_rule
                 said["target"] = {"of": plan.target.text, "value": value, "grad_rule": rule}
             if plan.changes:

@@ -40,7 +40,7 @@ from featviz.run.choose import choose_layers
 from featviz.rundir.place import model_files
 
 if TYPE_CHECKING:
-    from featviz.records.commands import AuditOptions, ExemplarOptions
+    from featviz.options.commands import AuditOptions, ExemplarOptions
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Prepared:
         gradient at the tensor where class activation maps are drawn."""
         layers = self.layers if layers is None else layers
         with (
-            in_eval_mode(self.model.module, self.plan.options.gradients),
+            in_eval_mode(self.model.module, self.plan.backward),
             passes.watched(self.model, self.plan, layers) as hooks,
         ):
             if self.options.draw.weighs:

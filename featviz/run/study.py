@@ -16,8 +16,8 @@ from featviz.hooks.capture import forward
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.requirements import versions
 from featviz.options import InputOptions, ModelOptions
+from featviz.options.commands import AuditOptions, ExemplarOptions
 from featviz.records import Sample
-from featviz.records.commands import AuditOptions, ExemplarOptions
 from featviz.run.prepare import ModelInput, files_read, find_images, fitted, grouped, read_input
 from featviz.run.visit import Visit, neighbours, visit
 from featviz.rundir.place import FileKind, check_apart, check_file, check_free, replacing

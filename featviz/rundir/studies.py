@@ -23,8 +23,8 @@ from msgspec import Meta
 from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.files import Folder
+from featviz.options.commands import MOST_TOP
 from featviz.records import Place
-from featviz.records.commands import MOST_TOP
 from featviz.records.findings import Verdict
 from featviz.rundir import (
     AUDIT_FILE,

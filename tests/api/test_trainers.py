@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from featviz.errors import StoreError, UsageError
-from featviz.records.commands import ReportOptions
+from featviz.options.commands import ReportOptions
 from featviz.report import build_report
 from featviz.rundir.read import read_run
 from featviz.rundir.studies import read_steps

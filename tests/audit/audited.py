@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from featviz.audit.audit import audit
 from featviz.models.load import LoadedModel, adopt
 from featviz.options import InputOptions
-from featviz.records.commands import AuditOptions
+from featviz.options.commands import AuditOptions
 
 PLANTED = Path(__file__).with_name("planted.py")
 PLAIN = InputOptions(size=(12, 10), mean=(0.0,) * 3, std=(1.0,) * 3)

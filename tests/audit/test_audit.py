@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from featviz.audit import plan
 from featviz.audit.audit import audit
-from featviz.records.commands import AuditOptions, Thresholds
+from featviz.options.commands import AuditOptions, Thresholds
 
 from . import planted
 from .audited import PLAIN, document, filled, found, loaded, residual, solid

@@ -13,7 +13,7 @@ from torch import Tensor
 from featviz.audit import counting, findings, plan
 from featviz.audit.counting import TOP, Tally
 from featviz.errors import LayoutError
-from featviz.records.commands import Thresholds
+from featviz.options.commands import Thresholds
 from featviz.records.findings import RECTIFIERS, Activation, Evidence
 
 KINDS = {

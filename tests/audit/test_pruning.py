@@ -11,7 +11,7 @@ from networks import Net
 from PIL import Image
 from torch import Tensor, nn
 
-from featviz.records.commands import Thresholds
+from featviz.options.commands import Thresholds
 
 from .audited import document, filled, found, kill, loaded, residual, solid, wake
 

@@ -17,7 +17,7 @@ from featviz.exemplars import exemplars as pictures
 from featviz.exemplars.exemplars import find_exemplars
 from featviz.models.load import adopt
 from featviz.options import InputOptions
-from featviz.records.commands import ExemplarOptions
+from featviz.options.commands import ExemplarOptions
 
 from .conftest import PLAIN, draw
 

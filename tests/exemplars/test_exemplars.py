@@ -19,7 +19,7 @@ from featviz.errors import UsageError
 from featviz.exemplars.exemplars import find_exemplars
 from featviz.models.load import adopt
 from featviz.options import InputOptions
-from featviz.records.commands import ExemplarOptions
+from featviz.options.commands import ExemplarOptions
 
 from .conftest import SIZE, draw
 

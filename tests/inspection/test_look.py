@@ -30,7 +30,7 @@ from featviz.inspection.look import (
 )
 from featviz.models.load import adopt
 from featviz.options import InputOptions
-from featviz.records.commands import LookOptions
+from featviz.options.commands import LookOptions
 
 PLAIN = InputOptions(preset="none", channels=1)
 

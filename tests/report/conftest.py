@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rundirs import Drawn, write_image, write_run
 
-from featviz.records.commands import ReportOptions
+from featviz.options.commands import ReportOptions
 from featviz.report import build_report
 from featviz.rundir.write import RunDirectory
 

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from rundirs import write_run
 
-from featviz.records.commands import ReportOptions
+from featviz.options.commands import ReportOptions
 from featviz.report import build_report
 
 HOSTILE = "<img src=x onerror=alert(1)>.png"

@@ -16,7 +16,7 @@ from conftest import Outcome
 from rundirs import Drawn, write_run
 
 from featviz.errors import CompareError, StoreError, UsageError
-from featviz.records.commands import ReportOptions
+from featviz.options.commands import ReportOptions
 from featviz.report import build_report
 
 from .browsing import Page

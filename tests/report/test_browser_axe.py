@@ -16,7 +16,7 @@ import torch
 from rundirs import Drawn, write_run
 
 import featviz as fv
-from featviz.records.commands import ReportOptions
+from featviz.options.commands import ReportOptions
 from featviz.report import build_report
 
 from .browsing import DARK, STATS

@@ -10,7 +10,7 @@ import pytest
 from rundirs import Drawn, summed_anew, write_run
 
 from featviz.diff import compare_runs, diff
-from featviz.records.commands import DiffFiles, DiffThresholds, ReportOptions
+from featviz.options.commands import DiffFiles, DiffThresholds, ReportOptions
 from featviz.report import build_report
 from featviz.report.pages import render_comparison
 

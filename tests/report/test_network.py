@@ -13,7 +13,7 @@ from matplotlib import colormaps
 from PIL import Image
 from rundirs import Drawn, write_run
 
-from featviz.records.commands import ReportOptions
+from featviz.options.commands import ReportOptions
 from featviz.report import build_report
 from featviz.report.network import ChannelTotals, most_varied, network
 from featviz.report.views import arrange

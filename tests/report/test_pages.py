@@ -15,7 +15,7 @@ from matplotlib import colormaps
 from PIL import Image
 from rundirs import Drawn, write_image, write_run
 
-from featviz.records.commands import ReportOptions
+from featviz.options.commands import ReportOptions
 from featviz.report import build_report
 from featviz.rundir.write import RunDirectory
 

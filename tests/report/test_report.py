@@ -18,7 +18,7 @@ from PIL import Image
 from rundirs import Drawn, summed_anew, write_run
 
 from featviz.errors import StoreError, UsageError
-from featviz.records.commands import ReportOptions
+from featviz.options.commands import ReportOptions
 from featviz.report import build_report, fitting
 from featviz.rundir.read import read_run
 

@@ -13,7 +13,7 @@ import pytest
 from rundirs import Drawn, write_run
 
 from featviz.errors import StoreError
-from featviz.records.commands import ReportOptions
+from featviz.options.commands import ReportOptions
 from featviz.report import build_report
 from featviz.rundir.studies import read_steps
 

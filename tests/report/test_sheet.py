@@ -14,7 +14,7 @@ from PIL import Image
 from rundirs import Drawn, summed_anew, write_run
 
 from featviz.errors import StoreError, UsageError
-from featviz.records.commands import SheetOptions
+from featviz.options.commands import SheetOptions
 from featviz.report.sheet import make_sheet, sort_channels
 from featviz.rundir.read import read_run
 
