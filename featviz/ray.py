@@ -19,6 +19,8 @@ from featviz.run import run as pipeline
 from featviz.run.prepare import check_options
 from featviz.run.resume import check_destination
 from featviz.run.run import stop_requests
+from featviz.rundir import RUN_FILE
+from featviz.rundir.schema import read_json
 from featviz.text import quoted
 
 NOT_OF_RAY = ("overwrite", "shard", "tensorboard")
@@ -87,9 +89,10 @@ def run(
     results = [result for task in tasks if (result := _result(task)) is not None]
     rows = zip_longest(*(result.images for result in results))
     found = tuple(image for row in rows for image in row if image is not None)
-    missing = tuple(name for result in results for name in result.missing)
-    pictures = sum(result.pictures for result in results)
     root = order.options.out
+    # also those of a shard that was stopped before it began
+    missing = tuple(read_json(root / RUN_FILE)["images"]["missing"]) if results else ()
+    pictures = sum(result.pictures for result in results)
     images_done = tuple(RunImage.of(image, root) for image in found)
     return Run(root, images_done, missing, stop.is_set(), pictures)
 

@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ from torch import nn
 from featviz import cli, report
 from featviz.cli import report as report_command
 from featviz.cli import run as run_command
-from featviz.drawing import loops, tensorboard, values
+from featviz.drawing import loops, tensorboard
 from featviz.errors import StoreError
 from featviz.run import dry_run
 from featviz.run import run as pipeline
@@ -341,7 +342,7 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)
     tensorboard.require()
-    values.compiled()
+    import_module("featviz.drawing.deflate")  # and the loops, which take a while to import
     gc.freeze()
     atexit.register(gc.unfreeze)  # else libraries of torch report leaks at the end
     folder = Path(tempfile.mkdtemp(prefix="featviz-trial-"))

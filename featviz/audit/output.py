@@ -165,12 +165,11 @@ def choose_suspects(
                 feeding = plan.nodes[plan.given_by[target.call]].sources
                 if len(feeding) == 1:
                     source = Spot(plan.nodes[feeding[0]].call, target.axis)
-            best = tallies[target.call].images
-            suspects = [
-                (name, channel, best[channel][best[channel] >= 0].tolist())
-                for name, channel in chosen
-                if (name == "dead") is dead
-            ]
+            suspects = []
+            for name, channel in chosen:
+                if (name == "dead") is dead:
+                    best = tallies[target.call].images[channel]
+                    suspects.append((name, channel, best[best >= 0].tolist()))
             if suspects:
                 sheets.append((target, source, suspects, len(every)))
     return sheets

@@ -104,10 +104,11 @@ def identify(given: Given) -> int:
 
     require_torch(alone=True)
     from featviz.models.identify import identify_file
+    from featviz.models.load import architecture_beside
 
-    words, document = identify_file(
-        given["file"], given["key"], given["strip_prefix"], given["ema"]
-    )
+    path = given["file"]
+    which = given["key"], given["strip_prefix"], given["ema"]
+    words, document = identify_file(path, architecture_beside(path), *which)
     if given["json"]:
         output.document(document)
     else:

@@ -13,7 +13,6 @@ from typing import Any
 
 from featviz.errors import LoadError
 from featviz.models import weights
-from featviz.models.load import architecture_beside
 from featviz.models.weights import Form
 from featviz.text import quoted
 
@@ -62,9 +61,10 @@ class Known:
 
 
 def identify_file(
-    path: Path, key: str | None = None, prefix: str | None = None, ema: bool | None = None
+    path: Path, beside: str | None, key: str | None, prefix: str | None, ema: bool | None
 ) -> tuple[str, dict[str, Any]]:
-    """What a file of weights is, in words and as a document for programs."""
+    """What a file of weights is, in words and as a document for programs; `beside` is what a
+    config.json names (`load.architecture_beside`)."""
     try:
         content = weights.read(path)
     except LoadError as error:  # identify has no --trust
@@ -73,7 +73,7 @@ def identify_file(
     found, module = weights.unwrap(content, key, prefix, ema, path.name)
     match = identify_forms(weights.stripped_forms(found))
     whole = None if module is None else type(module).__name__
-    beside = None if whole else (architecture_beside(path) or "").removeprefix("timm:") or None
+    beside = None if whole else (beside or "").removeprefix("timm:") or None
     steps, tensors = [*match.form[1]], len(match.form[0])
     words = [*steps, f"{tensors} tensors"]
     if whole is not None:

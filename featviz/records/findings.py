@@ -125,8 +125,7 @@ class Evidence:
 class ChannelFinding:
     """One thing that can be wrong with a channel."""
 
-    name: str
-    definition: str
+    name: str  # docs/audit.md says what it means
     rule: Callable[[Evidence, Thresholds], Flags | None]
     """Says of each channel whether it holds; None where the layer cannot be judged for it."""
     severity: int
@@ -169,23 +168,18 @@ FINDINGS: dict[str, ChannelFinding] = {
     for finding in (
         ChannelFinding(
             name="dead",
-            definition="never above --eps behind a ReLU or ReLU6; of a layer before one, behind "
-            "the activation that follows",
             rule=lambda seen, t: None if seen.ceiling is None else seen.ceiling <= t.eps,
             severity=1,
             remedy="dead is judged at a ReLU or ReLU6; constant suits other activations",
         ),
         ChannelFinding(
             name="constant",
-            definition="one value over all images and positions (and neither dead nor saturated)",
             rule=_constant,
             severity=3,
             yields_to=("nonfinite", "dead", "saturated"),
         ),
         ChannelFinding(
             name="saturated",
-            definition="at the bound of ReLU6, Sigmoid, Tanh, Hardsigmoid or Hardtanh for more "
-            "than --saturated-at of its values",
             rule=lambda seen, t: (
                 None if seen.saturated is None else seen.saturated > t.saturated_at
             ),
@@ -194,15 +188,12 @@ FINDINGS: dict[str, ChannelFinding] = {
         ),
         ChannelFinding(
             name="nonfinite",
-            definition="NaN or infinite somewhere; such a channel is judged for nothing else",
             rule=lambda seen, t: seen.nonfinite.astype(bool),
             severity=0,
             yields_to=(),
         ),
         ChannelFinding(
             name="redundant",
-            definition="correlates with another above --redundant-at; groups are connected "
-            "components",
             rule=_redundant,
             severity=4,
             remedy="--redundant-at 0.98 asks for it",

@@ -35,7 +35,7 @@ def test_every_command_takes_every_format(
     command = (*base, "--format", format.name, "--out", out)
     assert featviz(*command).code == 0
     (row,) = json.loads((out / "picture.png" / "manifest.json").read_text())["captures"]
-    assert row["file"] == f"001_0/output{format.suffix}"
+    assert row["file"] == f"001_0/output.{format.name}"
     file = out / "picture.png" / row["file"]
     with Image.open(file) as opened:
         assert (opened.format, opened.get_format_mimetype()) == (format.pillow, format.mime)
@@ -43,7 +43,7 @@ def test_every_command_takes_every_format(
     with Image.open(png / "picture.png" / "001_0" / "output.png") as opened:
         wanted = np.asarray(opened.convert("RGB")).astype(int)
     assert found.shape == wanted.shape
-    assert np.abs(found - wanted).mean() < (1e-9 if format.lossless else NEAR)
+    assert np.abs(found - wanted).mean() < (1e-9 if "lossless" in format.words else NEAR)
     before = file.read_bytes()
     assert featviz(*command, "--resume").code == 0 and file.read_bytes() == before
     assert featviz("report", out, "--single-file").code == 0
