@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,9 @@ from runs import SMALL, make_photos
 from torch import nn
 
 from featviz import cli
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
 SCENES = ROOT / "sample_images" / "scenes"
