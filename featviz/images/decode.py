@@ -105,11 +105,15 @@ VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
 """Of the files of which `--frames N` takes N stills."""
 
 
+_open = Image.open
+"""Ultralytics puts a function in its place that installs packages for what Pillow does not read."""
+
+
 def open_image(file: BinaryIO) -> Image.Image:
     """Open an image in one of FORMATS; UnidentifiedImageError says what another looks like."""
     head = file.read(64)
     try:
-        return Image.open(file, formats=[*FORMATS])
+        return _open(file, formats=[*FORMATS])
     except UnidentifiedImageError:
         start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
         looks = [words for mark, words in _LOOKS.items() if start.startswith(mark)]

@@ -48,6 +48,7 @@ def _detr() -> Any:
 
 
 MODELS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "dinov2": ("Dinov2Model", lambda: transformers.Dinov2Config(**{**VIT, "mlp_ratio": 2})),
     "vit": ("ViTForImageClassification", lambda: transformers.ViTConfig(**VIT, id2label=NAMES)),
     "clip": (
         "CLIPModel",
@@ -68,6 +69,7 @@ MODELS: dict[str, tuple[str, Callable[[], Any]]] = {
 """The families: the class, and how a tiny configuration of it is made."""
 
 PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dinov2": ("BitImageProcessor", {"size": {"shortest_edge": 36}, "crop_size": 32}),
     "vit": ("ViTImageProcessor", {"size": {"height": 32, "width": 32}}),
     "clip": ("CLIPImageProcessor", {"size": {"shortest_edge": 32}, "crop_size": 32}),
     "segformer": ("SegformerImageProcessor", {"size": {"height": 64, "width": 64}}),
