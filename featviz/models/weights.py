@@ -177,8 +177,7 @@ def read_program(
 
     def refuse_others(module: nn.Module, args: Sequence[Any]) -> None:
         got = tuple(args[0].shape)
-        pairs = zip(shape, got, strict=False)
-        if len(got) != len(shape) or any(want not in (None, size) for want, size in pairs):
+        if any(want not in (None, size) for want, size in zip(shape, got, strict=False)):
             raise ValueError(f"it was exported for inputs {_words(shape)}, not {_words(got)}")
 
     module.register_forward_pre_hook(refuse_others)

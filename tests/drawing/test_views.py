@@ -73,6 +73,17 @@ def test_overlay_is_input_and_coloured_map(shape: tuple[int, ...], cmap: str) ->
         assert np.array_equal(found[0.3][channel], mixed)
 
 
+def test_overlay_mixes_colours_of_all_channels_by_alpha() -> None:
+    """The picture of principal components, too: alpha of it, and the rest of the input."""
+    tensor, image = noise(1, 5, 9, 12), photo(48, 36)
+    options = {"reduce": "pca", "image": image, "scale": 1}
+    whole, part = (
+        np.asarray(fv.grid(tensor, overlay=alpha, **options)).astype(int) for alpha in (1.0, 0.25)
+    )
+    mixed = np.floor(0.75 * np.asarray(image) + 0.25 * whole + 0.5)
+    assert np.abs(part - mixed).max() <= 1
+
+
 def test_nonfinite_values_stay_magenta_and_sharp() -> None:
     """NaN is not mixed with its neighbours, and changes none of the others' limits."""
     tensor = noise(1, 1, 6, 6)

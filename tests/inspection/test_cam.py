@@ -76,6 +76,15 @@ def test_json_has_a_line_for_each_image(featviz: Run) -> None:
     assert all(row["range"][0] == -row["range"][1] for row in first["maps"])
 
 
+def test_an_image_that_fails_says_so_in_its_line(featviz: Run, tmp_path: Path) -> None:
+    """The others are drawn, and the exit code is 3."""
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    done = featviz("cam", DIGITS_MODEL, FIVE, tmp_path / "broken.png", "--out", "cams", "--json")
+    lines = {line["image"]: line for line in map(json.loads, done.out.splitlines())}
+    assert done.code == 3 and len(lines) == 2 and "error" not in lines[FIVE.name]
+    assert "broken.png is no image that Pillow can read" in lines["broken.png"]["error"]
+
+
 @pytest.mark.slow
 def test_images_of_one_name_have_pictures_of_their_own(featviz: Run, tmp_path: Path) -> None:
     """a/x.png, b/x.png and b/x.bmp are three images."""

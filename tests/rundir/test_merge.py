@@ -74,6 +74,10 @@ def test_files_are_linked_where_they_can_be(
     featviz("merge", *parts, "--out", tmp_path / "linked")
     file = "a.png/manifest.json"
     assert (tmp_path / "linked" / file).samefile(parts[0] / file)
+    record = json.loads((tmp_path / "linked" / "run.json").read_text())
+    names = [photo.name for photo in photos]
+    assert record["images"] == {"total": len(names), "complete": names, "missing": []}
+    assert record["failures"] == []
 
     def no_links(source: object, target: object, **options: object) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
