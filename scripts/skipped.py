@@ -11,4 +11,6 @@ from xml.etree import ElementTree
 
 for case in ElementTree.parse(sys.argv[1]).iter("testcase"):
     if case.find("skipped") is not None:
-        print(case.get("file"), *[case.get("name")] * bool(case.get("classname")), sep="::")
+        file, name, place = (case.get(key, "") for key in ("file", "name", "classname"))
+        classes = place.removeprefix(file.removesuffix(".py").replace("/", ".")).split(".")[1:]
+        print(file, *classes, *[name] * bool(place), sep="::")
