@@ -23,7 +23,7 @@ from run import INPUTS, PHOTO
 from torchvision import models
 
 from featviz.drawing import deflate, grid
-from featviz.drawing.drawer import Drawer
+from featviz.drawing.drawer import draw
 from featviz.drawing.picture import to_image
 from featviz.hooks import selectors
 from featviz.hooks.capture import hooked
@@ -67,14 +67,12 @@ def grids(name: str, file: Path) -> list[Bytes]:
     """Every grid of a model with random weights, at scale 1."""
     torch.manual_seed(0)
     module = models.get_model(name, weights=None).eval()
-    tensor = adopt(module, INPUTS).preprocess.tensor(decode(Sample(file.name, (file,))).images[0])
+    tensor = adopt(module, INPUTS).preprocess.tensor(decode(Sample(file.name, (file,)))[0][0])
     found: list[Bytes] = []
-    drawer = Drawer(DrawOptions(scale=1))
 
     def sink(site: Site, maps: torch.Tensor) -> None:
         if maps.dim() == 4:
-            picture = drawer.draw(site, maps)[""]
-            found.append(np.asarray(to_image(picture)))
+            found.append(np.asarray(to_image(draw(DrawOptions(scale=1), site, maps)[""])))
 
     layers = selectors.select(list_layers(module), selectors.parse("Conv2d,ReLU"))
     with torch.inference_mode(), hooked(module, layers, sink):

@@ -36,11 +36,11 @@ def make_run(root: Path, images: int, layers: int, channels: int) -> None:
     pixels = rng.integers(0, 256, (rows * 30 + 2, columns * 30 + 2), dtype=np.uint8)
     picture = root.with_suffix(".png")
     Image.fromarray(pixels).save(picture)
-    grid, seen = picture.read_bytes(), (Path(__file__).parent / "../sample_images/digits/00-5.png")
+    grid, seen = picture.read_bytes(), Path(__file__).parent / "../sample_images/digits/00-5.png"
     store = RunDirectory(root)
     names = [f"image_{n:04d}.jpg" for n in range(images)]
     for name in names:
-        folder = store.image(name)
+        folder = store.new_image(name)
         rows_ = [_row(n, channels, columns) for n in range(layers)]
         files = {str(row["file"]): grid for row in rows_} | {"input.png": seen.read_bytes()}
         for file, content in files.items():

@@ -71,7 +71,7 @@ class Bench:
             for index in range(count):
                 shutil.copy(PHOTO, folder / str(count) / f"{index:03d}.jpg")
         model = adopt(self.module, INPUTS)
-        self.tensor = model.preprocess.tensor(decode(Sample("photo", (PHOTO,))).images[0])
+        self.tensor = model.preprocess.tensor(decode(Sample("photo", (PHOTO,)))[0][0])
         self.outputs: list[Tensor] = []
         self._hooked(lambda part, args, output: self.outputs.append(output[0].clone()))
         self._command(FEW)  # compiles, and fills caches

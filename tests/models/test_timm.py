@@ -162,7 +162,6 @@ def test_weights_fetched_before_need_no_network(
 
 def test_weights_that_cannot_be_downloaded() -> None:
     """The error says what to put where."""
-    pytest.importorskip("huggingface_hub", reason="timm fetches weights by huggingface_hub")
     with pytest.raises(LoadError, match="weights of test_resnet could not be loaded") as caught:
         load(f"timm:{SMALL}")
     hint = str(caught.value.hint)
