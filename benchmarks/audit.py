@@ -70,14 +70,14 @@ def bare(weights: Path, folder: Path, batch_size: int) -> None:
 def measure(name: str, folder: Path, images: int, batch_size: int, rounds: int) -> str:
     """One line of the table."""
     weights, out = folder / f"{name}.pth", folder / "audit"
-    script = [sys.executable, __file__, "--batch-sizes", str(batch_size), "--bare", weights]
+    script = [sys.executable, __file__, "--batch-sizes", str(batch_size), "--bare", str(weights)]
     words = [*("--arch", name, "--size", "256", "--crop", "224"), "--batch-size", str(batch_size)]
-    words += [*("--max-suspects", "0", "--overwrite", "-q", "--out"), out]
-    audit = [sys.executable, "-m", "featviz", "audit", weights]
+    words += [*("--max-suspects", "0", "--overwrite", "-q", "--out"), str(out)]
+    audit = [sys.executable, "-m", "featviz", "audit", str(weights)]
     taken: list[list[float]] = []
     for _ in range(rounds + 1):  # the first compiles, and fills caches
         sides = [
-            [_cost([*command, folder / str(count), *more]) for count in (FEW, FEW + images)]
+            [_cost([*command, str(folder / str(count)), *more]) for count in (FEW, FEW + images)]
             for command, more in ((script, []), (audit, words))
         ]
         costs = [(b - a) / images for few, many in sides for a, b in zip(few, many, strict=True)]
@@ -91,7 +91,7 @@ def measure(name: str, folder: Path, images: int, batch_size: int, rounds: int) 
     )
 
 
-def _cost(command: Sequence[str | Path]) -> tuple[float, float, float]:
+def _cost(command: Sequence[str]) -> tuple[float, float, float]:
     """Seconds that a process takes, its core-seconds, and its largest resident memory in MB."""
     start = time.perf_counter()
     process = subprocess.Popen(
@@ -127,7 +127,7 @@ def main() -> None:
     args = parser.parse_args()
     sizes = list(map(int, args.batch_sizes.split(",")))
     if args.bare:
-        bare(*args.bare, sizes[0])
+        bare(args.bare[0], args.bare[1], sizes[0])
         return
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; medians")
     print("model         batch    a ms    b ms    a/b  cores  few s  growth MB", flush=True)

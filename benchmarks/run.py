@@ -157,7 +157,8 @@ class Bench:
         shutil.rmtree(self.out, ignore_errors=True)
         self.runs += 1
         words = [str(self.weights), str(self.folder / str(count)), "--layers", "Conv2d,ReLU"]
-        command = [sys.executable, "-m", "featviz", "run", *words, "--out", self.out, "-q"]
+        words += ["--out", str(self.out), "-q"]
+        command = [sys.executable, "-m", "featviz", "run", *words]
         return _timed(lambda: subprocess.run(command, cwd=self.folder, check=True))
 
 
@@ -200,7 +201,9 @@ def measure(name: str, rounds: int, images: int, folder: Path) -> str:
     folder.mkdir()
     with torch.inference_mode():
         bench = Bench(name, images, folder)
-        sides = {side: [] for side in ("plain", "bare", "floor", "busy", "featviz")}
+        sides: dict[str, list[float]] = {
+            side: [] for side in ("plain", "bare", "floor", "busy", "featviz")
+        }
         for _ in range(rounds):
             for side, seconds in sides.items():
                 seconds.append(getattr(bench, side)())

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,12 +31,12 @@ IMAGES = [str(path) for path in sorted((HERE / "sample_images" / "digits").glob(
 EVERY = 100
 
 
-def digits() -> tuple[nn.Module, tuple[int, ...], str, dict[str, int]]:
+def digits() -> tuple[nn.Module, tuple[int, ...], str, dict[str, Any]]:
     """The demonstration's network as its script trains it."""
     return build_model(32), (64, 1, 28, 28), "Conv2d,ReLU", {}
 
 
-def resnet() -> tuple[nn.Module, tuple[int, ...], str, dict[str, int]]:
+def resnet() -> tuple[nn.Module, tuple[int, ...], str, dict[str, Any]]:
     """resnet18 on pictures of the size of CIFAR's, with the layers that are taken by default."""
     return resnet18(num_classes=10), (64, 3, 32, 32), "", {"size": 32}
 
@@ -51,7 +52,7 @@ def seconds(task: Callable[[], object], repeats: int) -> float:
     return median(times)
 
 
-def measure(make: Callable[[], tuple[nn.Module, tuple[int, ...], str, dict[str, int]]]) -> None:
+def measure(make: Callable[[], tuple[nn.Module, tuple[int, ...], str, dict[str, Any]]]) -> None:
     """Print the time of a training step, of a drawing, and their ratio at every=100."""
     model, shape, layers, options = make()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -60,7 +61,7 @@ def measure(make: Callable[[], tuple[nn.Module, tuple[int, ...], str, dict[str, 
     def step() -> None:
         loss = nn.functional.cross_entropy(model(pixels), labels)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     with tempfile.TemporaryDirectory() as folder:

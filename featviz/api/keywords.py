@@ -42,7 +42,7 @@ Model: TypeAlias = str | Path | nn.Module
 it was."""
 Layers: TypeAlias = str | type[nn.Module] | Sequence[str | type[nn.Module]]
 Picture: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
-Pictures: TypeAlias = Picture | list[Picture] | tuple[Picture, ...] | Mapping[str, Tensor]
+Pictures: TypeAlias = Picture | Sequence[Picture] | Mapping[str, Tensor]
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -214,7 +214,8 @@ def as_files(images: Any) -> Iterator[list[str]]:
     """Paths as they are, and images in memory as files for a while; of a mapping of tensors the
     values of `--input`."""
     named = images if isinstance(images, Mapping) else {}
-    pictures = images if isinstance(images, (list, tuple, Mapping)) else [images]
+    several = isinstance(images, (Sequence, Mapping)) and not isinstance(images, (str, bytes))
+    pictures = images if several else [images]
     if not pictures:
         raise UsageError("there are no images", "give paths or images")
     room = Room()
