@@ -66,8 +66,12 @@ class Outcome:
     err: str
 
 
+Run = Callable[..., Outcome]
+"""Runs a command line: the fixture `featviz`."""
+
+
 @pytest.fixture
-def featviz(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+def featviz(capfd: pytest.CaptureFixture[str]) -> Run:
     """Run a command line in this process, through the error boundary; captures the streams."""
 
     def invoke(*arguments: object) -> Outcome:
@@ -80,7 +84,7 @@ def featviz(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
 
 
 @pytest.fixture
-def shell() -> Callable[..., Outcome]:
+def shell() -> Run:
     """Run `python -m featviz.cli`-like commands in a process of their own."""
 
     def invoke(*arguments: object, stdin: bytes = b"", cwd: Path | None = None) -> Outcome:
@@ -136,7 +140,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def draw(featviz: Callable[..., Outcome], tiny_file: Path, photos: Path) -> Callable[..., Outcome]:
+def draw(featviz: Callable[..., Outcome], tiny_file: Path, photos: Path) -> Run:
     """`featviz run` of the tiny model on the photos into a folder, with more options."""
     return lambda out, *more: featviz("run", tiny_file, photos, *SMALL, "--out", out, *more)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from featviz import files, text
 from featviz.errors import FileError
+from featviz.files import npy
 
 
 def test_a_regular_file_is_read(tmp_path: Path) -> None:
@@ -125,3 +128,14 @@ def test_control_characters_are_escaped() -> None:
     assert text.printable("a\x1b]0;x\x07\n\u202e\udcff") == "a\\x1b]0;x\\x07\\n\\u202e\\udcff"
     assert text.printable("Größe 7×7") == "Größe 7×7"
     assert text.quoted("ab\n" * 100, 6) == "ab\\nab\\n…"
+
+
+def test_arrays_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an npz file unpacks to counts as a whole, however small each of its arrays is."""
+    monkeypatch.setattr(npy, "_UNPACKED_BYTES", 3000)
+    one, packed = np.zeros(2000, np.uint8), [io.BytesIO(), io.BytesIO()]
+    np.savez_compressed(packed[0], one)
+    np.savez_compressed(packed[1], one, one)
+    assert npy.read_npz(packed[0].getvalue()).nbytes == 2000
+    with pytest.raises(ValueError, match="unpacks to more than 3,000 bytes"):
+        npy.read_arrays(packed[1].getvalue())

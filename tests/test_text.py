@@ -33,3 +33,9 @@ def test_names_that_a_system_or_we_refuse_are_changed(name: str) -> None:
     safe = text.safe_name(name)
     assert safe != name and text.safe_name(safe) == safe and len(safe.encode()) <= 200
     assert text.safe_name("cat.jpg") == "cat.jpg" != safe != text.safe_name(f"{name}2")
+
+
+def test_a_way_is_as_long_as_its_bytes() -> None:
+    """Which the system counts, and not letters: one name stands for a way that is too long."""
+    assert text.safe_way("/".join(["e" * 90] * 8)).count("/") == 7
+    assert "/" not in text.safe_way("/".join(["é" * 90] * 8))

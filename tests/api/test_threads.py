@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import featviz as fv
+from featviz.api.keywords import alone_with
 
 from .drawn import AS_IT_IS
 
@@ -58,3 +59,20 @@ def test_captures_in_two_threads_wait_for_each_other() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(captured, [1.0, 2.0])) == [[1.0] * 50, [2.0] * 50]
+
+
+def test_a_compiled_module_waits_for_its_original() -> None:
+    """Both are one module, which one thread at a time may hook."""
+    module = nn.Sequential(nn.Identity())
+    compiled = torch.compile(module, backend="eager")
+
+    def entered() -> bool:
+        with alone_with(compiled):
+            return True
+
+    with ThreadPoolExecutor(1) as pool:
+        with alone_with(module):
+            second = pool.submit(entered)
+            with pytest.raises(TimeoutError):
+                second.result(0.2)
+        assert second.result(10)

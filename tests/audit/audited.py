@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from conftest import Outcome
 from networks import Net
 from PIL import Image
 from torch import Tensor, nn
@@ -23,7 +21,6 @@ from featviz.options.commands import AuditOptions
 PLANTED = Path(__file__).with_name("planted.py")
 PLAIN = InputOptions(size=(12, 10), mean=(0.0,) * 3, std=(1.0,) * 3)
 COLOURS = ("--size", "12x10", "--mean", "0,0,0", "--std", "1,1,1")
-Run = Callable[..., Outcome]
 
 
 def solid(path: Path, colour: tuple[int, int, int]) -> Path:

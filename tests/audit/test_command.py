@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, Run
 from matplotlib import colormaps
 from PIL import Image
 from torch import nn
@@ -16,7 +16,7 @@ from torch import nn
 from featviz.audit import output
 from featviz.records.findings import FINDINGS, parse_gate
 
-from .audited import COLOURS, PLANTED, Run, filled, solid
+from .audited import COLOURS, PLANTED, filled, solid
 
 
 def planted_call(way: str) -> list[str]:

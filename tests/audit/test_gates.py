@@ -9,12 +9,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from conftest import Run
 
 from featviz.audit import findings
 from featviz.errors import UsageError
 from featviz.records.findings import Verdict, parse_gate
 
-from .audited import COLOURS, PLANTED, Run
+from .audited import COLOURS, PLANTED
 
 
 def layer(name: str, channels: int, call: int = 0, type: str = "ReLU", **found: Any) -> Any:

@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-from conftest import Outcome
-
-Run = Callable[..., Outcome]
 
 NETS = """
 from torch import nn

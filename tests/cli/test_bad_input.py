@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import Run
 from runs import complete, refused
 from torch import nn
-
-from .outcomes import Run
 
 
 def test_a_corrupt_image_in_a_folder_leaves_the_others_complete(

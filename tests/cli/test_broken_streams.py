@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import Run
 from runs import SMALL, complete, make_photos, run_json, tree
 
 from featviz import cli
 from featviz.run import run as pipeline
-
-from .outcomes import Run
 
 CODE = "from featviz.cli import main; main()"
 FULL = "error: stdout cannot be written: No space left on device"
@@ -170,3 +169,17 @@ def test_a_command_is_over_when_its_work_is(what: str, last: str, option: str, c
     assert ("thread" in lines) == (what == "thread")
     assert ("featviz" in lines[0]) == (code == 0)
     assert "Traceback" not in done.stderr
+
+
+HUNG_UP = """
+import os, signal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from featviz import cli
+cli.guarded = lambda arguments: os.kill(os.getpid(), signal.SIGHUP) or 0
+cli.main()
+"""
+
+
+def test_a_hangup_that_nohup_ignores_ends_no_command() -> None:
+    """Also outside the loop over images."""
+    assert subprocess.run([sys.executable, "-c", HUNG_UP], check=False).returncode == 0

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Run
 from runs import complete, refused
 
 from featviz.options import InputOptions, read
-
-from .outcomes import Run
 
 
 def options_used(out: Path) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 import pytest
-from conftest import Outcome
+from conftest import Outcome, Run
 
 from featviz import __version__, cli
 from featviz.models.sources import SOURCES
 from featviz.options import GROUPS
 
-from .outcomes import Run, apart
+from .outcomes import apart
 
 GROUP = click.Context(cli.group)
 COMMANDS = {name: cli.group.get_command(GROUP, name) for name in cli.COMMANDS}

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import Run
 from torch import nn
 from torchvision import models
-
-from .outcomes import Run
 
 
 @pytest.fixture(scope="module")

@@ -6,17 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import DIGITS, DIGITS_MODEL
-
-from .outcomes import Run
+from conftest import DIGITS, DIGITS_MODEL, Run
 
 SEVEN = DIGITS / "05-7.png"
 LOOK = ("look", DIGITS_MODEL, SEVEN)
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def test_it_writes_one_picture_here(featviz: Run, tmp_path: Path) -> None:

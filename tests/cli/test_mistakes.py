@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import Run
 from foreign_records import RUN_RECORD
 from PIL import Image
 from runs import tree
 from torch import nn
 
-from .outcomes import Run, apart
+from .outcomes import apart
 
 NET = """
 from torch import nn

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from .outcomes import Run
+from conftest import Run
 
 CODE = """
 import torch

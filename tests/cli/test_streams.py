@@ -1,18 +1,19 @@
-"""Streams and endings: stdout, stderr, --json, --dry-run, closed pipes, bugs and interrupts."""
+"""Streams and endings: stdin, stdout, stderr, JSON, --dry-run, closed pipes, bugs, interrupts."""
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import DIGITS, DIGITS_MODEL, Outcome
+from conftest import DIGITS, DIGITS_MODEL, SCENES, Outcome, Run
 from PIL import Image
-
-from .outcomes import Run
+from runs import complete, refused, tree
 
 
 def test_json_is_one_line_for_each_image_and_nothing_else(
@@ -117,3 +118,42 @@ def test_a_bug_shows_its_traceback() -> None:
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert "Traceback" in done.stderr and "RuntimeError: a bug of ours" in done.stderr
+
+
+@pytest.mark.parametrize(("separator", "option"), [(b"\n", []), (b"\0", ["-0"])])
+def test_a_list_of_paths(
+    separator: bytes,
+    option: list[str],
+    featviz: Run,
+    tiny_file: Path,
+    picture: Path,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One path a line, or between NULs, where a path may hold line ends. A stale one fails that
+    image, not the run."""
+    other = picture.with_name("a b\nc.png" if option else "a b.png")
+    other.write_bytes(picture.read_bytes())
+    names = [os.fsencode(picture), b"gone.png", os.fsencode(other)]
+    stdin = io.TextIOWrapper(io.BytesIO(separator.join(names)))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    done = featviz("run", tiny_file, "-", *option, "--json", "--out", out, "--layers", "0", "-q")
+    refused(done, 3, "gone.png")
+    found = [json.loads(line)["image"] for line in done.out.splitlines()]
+    assert found == ["picture.png", "gone.png", other.name] and len(complete(out)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--tensors", "npy"]], ids=["pictures", "tensors"])
+def test_the_estimate_is_what_is_written(
+    more: list[str], featviz: Run, tiny_file: Path, tmp_path: Path
+) -> None:
+    """Files exactly; bytes within a factor of two, on the safe side. Nothing is written."""
+    base = ["run", tiny_file, SCENES, "--layers", "Conv2d,ReLU,Linear", "--size", "96x64", *more]
+    out = tmp_path / "out"
+    told = json.loads(featviz(*base, "--dry-run", "--json", "--out", out).out)
+    assert not out.exists()
+    assert featviz(*base, "--out", out).code == 0
+    written = {name: data for name, data in tree(out).items() if name != "run.json"}
+    assert len(written) == told["all_files"]
+    assert 1 <= told["estimated_bytes"] / sum(map(len, written.values())) < 2

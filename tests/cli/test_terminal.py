@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Outcome
+from conftest import Outcome, Run
 from PIL import Image
 
-CLI = Callable[..., Outcome]
 EVIL = "a\x1b]0;owned\x07\nerror: forged\u202eb\x9b31m"
 SHOWN = r"a\x1b]0;owned\x07\nerror: forged\u202eb\x9b31m"
 NET = f"""
@@ -56,7 +54,7 @@ def check_tame(done: Outcome, *, named: bool = True) -> None:
     assert not named or SHOWN in done.out + done.err, (done.out, done.err)
 
 
-def test_names_of_layers(featviz: CLI, net: str, tmp_path: Path) -> None:
+def test_names_of_layers(featviz: Run, net: str, tmp_path: Path) -> None:
     """In tables and in JSON, whose strings are the names."""
     check_tame(featviz("layers", net, "--size", "12"))
     done = featviz("layers", net, "--size", "12", "--json")
@@ -68,7 +66,7 @@ def test_names_of_layers(featviz: CLI, net: str, tmp_path: Path) -> None:
     assert EVIL in {row["layer"] for row in json.loads(done.out)["captures"]}
 
 
-def test_run_and_what_reads_it(featviz: CLI, net: str, photos: Path, tmp_path: Path) -> None:
+def test_run_and_what_reads_it(featviz: Run, net: str, photos: Path, tmp_path: Path) -> None:
     """Every command that a run goes through, with names of images and of layers."""
     runs = [tmp_path / "one", tmp_path / "two"]
     for seed, out in enumerate(runs):
@@ -94,7 +92,7 @@ def test_run_and_what_reads_it(featviz: CLI, net: str, photos: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_name_that_is_not_utf8(featviz: CLI, tiny_file: Path, tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf8(featviz: Run, tiny_file: Path, tmp_path: Path) -> None:
     """Works in run, report, sheet, diff and merge alike, on pages as in one file."""
     name = os.fsdecode(b"caf\xe9.png")
     photo = tmp_path / "photos" / name

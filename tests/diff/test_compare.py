@@ -27,6 +27,7 @@ from featviz.diff.compare import (
     no_change,
     scale_of,
     signed,
+    worst_first,
 )  # fmt: skip
 from featviz.drawing import drawer
 from featviz.drawing.picture import describe, encode
@@ -311,3 +312,9 @@ def test_arrays_that_do_not_fit_give_nothing(name: str) -> None:
     row = captured(torch.randn(SHAPES[name][0]), SHAPES[name][1])[""][0]
     for shape in ((), (0,), (1, 0, 0), (0, 0, 0, 0), (1, 0, 2, 2, 2), (1,) * 7):
         assert from_tensor(np.zeros(shape, np.float32), row) is None
+
+
+def test_channels_that_lost_their_numbers_come_first() -> None:
+    """However far the values of others are apart; those out of the mask are left out."""
+    relative, unlike = np.array([0.9, 0.0, 0.5, 1.0]), np.array([0, 2, 0, 0])
+    assert worst_first(relative, unlike, np.array([True, True, True, False])) == [1, 0, 2]

@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, Outcome
+from conftest import ROOT, Run
 from runs import complete, make_photos, tree
 from torch import nn
-
-Run = Callable[..., Outcome]
 
 FILES = sorted((ROOT / "docs" / "ci").glob("*.yml"))
 GATED = [ROOT / "docs" / "ci" / name for name in ("github.yml", "gitlab.yml")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import io
 import json
@@ -11,15 +12,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, Outcome
+from conftest import ROOT, Outcome, Run
 from documents import PAGES, blocks, commands, furnish, read
-
-Run = Callable[..., Outcome]
 
 SHOWN = [page for page in PAGES if commands(page)]
 WITHOUT_DOWNLOAD = ["--weights", "none"]
@@ -180,3 +178,12 @@ def test_every_config_is_shown() -> None:
     shown = "".join(read(page) for page in PAGES)
     for path in (ROOT / "configs").glob("*.toml"):
         assert f"configs/{path.name}" in shown
+
+
+def test_shipped_model_is_what_the_script_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same architecture, one Sequential, and at most 400 KB."""
+    monkeypatch.syspath_prepend(ROOT / "configs")
+    path = ROOT / "configs" / "digits_cnn.pth"
+    built = importlib.import_module("train_digits_cnn").build_model(32)
+    assert str(torch.load(path, weights_only=False)) == str(built)
+    assert path.stat().st_size <= 400 * 1024

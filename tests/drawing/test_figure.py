@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import Outcome
+from conftest import Run
 from drawn_maps import NAN, SITE, captured, files, noise
 from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -142,7 +142,7 @@ def test_any_name_of_an_image_can_be_a_title(title: str) -> None:
 
 @pytest.mark.slow
 def test_run_writes_a_figure_beside_each_picture(
-    featviz: Callable[..., Outcome], tmp_path: Path, tiny_file: Path, picture: Path
+    featviz: Run, tmp_path: Path, tiny_file: Path, picture: Path
 ) -> None:
     """The manifest names the file; the grid is unchanged."""
     base = ("run", tiny_file, picture, "--layers", "0,4", "-q")

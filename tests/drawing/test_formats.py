@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Outcome
+from conftest import Run
 from PIL import Image
 
 from featviz.records import FORMATS, PictureFormat
 
-CLI = Callable[..., Outcome]
 NEAR = 8
 """Grey levels by which the pixels of a format with losses may miss those of the PNG, on average."""
 
@@ -22,7 +20,7 @@ NEAR = 8
 @pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 def test_every_command_takes_every_format(
-    format: PictureFormat, featviz: CLI, tmp_path: Path, tiny_file: Path, picture: Path
+    format: PictureFormat, featviz: Run, tmp_path: Path, tiny_file: Path, picture: Path
 ) -> None:
     """run, --resume, report, sheet, diff and --overwrite work on pictures of each format, whose
     pixels are those of the PNG or near them."""
@@ -58,7 +56,7 @@ def test_every_command_takes_every_format(
 
 
 def test_a_pillow_without_a_format_is_told_before_anything_is_written(
-    featviz: CLI, tmp_path: Path, tiny_file: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
+    featviz: Run, tmp_path: Path, tiny_file: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line says which Pillow it takes."""
     Image.init()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Outcome
+from conftest import Run
 from networks import Net
 from PIL import Image
 from torch import Tensor, nn
@@ -189,7 +189,7 @@ def test_a_grid_shows_64_maps_and_says_of_how_many(pictures: Path, ran: Ran) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [0, 100], ids=["whole", "the last event is cut off"])
 def test_a_resumed_run_posts_what_it_draws(
-    cut: int, featviz: Callable[..., Outcome], pictures: Path, tiny_file: Path, tmp_path: Path
+    cut: int, featviz: Run, pictures: Path, tiny_file: Path, tmp_path: Path
 ) -> None:
     """The pictures of one event are there, or none; kernels and images are there once."""
     base = ["run", tiny_file, "--layers", "0", "--size", "12", "--out", tmp_path / "out"]
@@ -208,7 +208,7 @@ def test_a_resumed_run_posts_what_it_draws(
     assert [event.step for event in events.held.Images("kernel/0")] == [0]
 
 
-def test_kernels_go_to_a_board(featviz: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_kernels_go_to_a_board(featviz: Run, tmp_path: Path) -> None:
     """`featviz kernels --tensorboard`: the file's picture, and a histogram of the weights."""
     model = nn.Sequential(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.Conv2d(6, 4, 3))
     torch.save(model, tmp_path / "net.pth")
@@ -249,7 +249,7 @@ def test_histograms_are_numpys(values: Tensor) -> None:
 
 
 def test_without_the_package_one_line_says_how_to_get_it(
-    featviz: Callable[..., Outcome],
+    featviz: Run,
     tmp_path: Path,
     tiny_file: Path,
     picture: Path,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import Outcome
+from conftest import Run
 from PIL import Image
 from runs import tree
 from torch import nn
@@ -20,8 +19,6 @@ from featviz.options import InputOptions
 from featviz.options.commands import ExemplarOptions
 
 from .conftest import PLAIN, draw
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture

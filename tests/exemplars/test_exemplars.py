@@ -239,3 +239,22 @@ def test_nothing_to_look_at(noise: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="none of the 1 selected layers gives a tensor"):
         found(complex_numbers, noise, tmp_path / "out", replace(OPTIONS, layers="last"))
     assert not (tmp_path / "out").exists()
+
+
+def test_what_a_refused_image_gave_before_is_forgotten(tmp_path: Path) -> None:
+    """It excites the channel most, and is no exemplar."""
+
+    def way(net: nn.Module, x: Tensor) -> Tensor:
+        seen: Tensor = net.conv(x)  # type: ignore[operator]
+        if x.max() > 0.9:
+            raise ValueError("too bright")
+        return seen
+
+    for number, grey in enumerate((50, 255, 100)):
+        draw(tmp_path / "photos" / f"{number}.png", np.full((*SIZE, 3), grey))
+    model = Net(way, conv=nn.Conv2d(3, 1, 1))
+    nn.init.ones_(model.conv.weight)  # type: ignore[arg-type, union-attr]
+    content = found(model, tmp_path / "photos", tmp_path / "out", layers="conv")
+    assert [one["number"] for one in content["images"]["failures"]] == [1]
+    (channel,) = content["layers"][0]["channels"]
+    assert [one["image"] for one in channel["exemplars"]] == ["2.png", "0.png"]

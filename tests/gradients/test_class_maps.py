@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import Outcome
+from conftest import Run
 from gradient_models import Shared
 from networks import Net
 from PIL import Image
@@ -162,7 +161,7 @@ RUN = ("--layers", "0,1", "--reduce", "gradxact", "--target", "class:1", "--size
 
 
 def test_run_draws_one_map_a_layer(
-    featviz: Callable[..., Outcome], tiny_file: Path, picture: Path, tmp_path: Path
+    featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path
 ) -> None:
     """Blue and red around zero, with the statistics and raw tensor of the output; a layer without
     places is skipped with the reason, in the dry run as well."""

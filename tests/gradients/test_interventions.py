@@ -288,3 +288,14 @@ def test_interventions_that_cannot_be_made_are_refused(
         changed(tmp_path / "out", odd(), layers="a", **{kind: text})
     assert caught.value.message == f"{kind}={text!r}: {words}"
     assert not (tmp_path / "out").exists()
+
+
+def test_noise_does_not_depend_on_the_images_before(tmp_path: Path) -> None:
+    """Two images of the same pixels get the same."""
+    files = [tmp_path / "one.jpg", tmp_path / "twin.jpg"]
+    for file in files:
+        file.write_bytes(SPHERES.read_bytes())
+    options = {"edit": "a:noise=0.5", "tensors": "npy", **inputs(12)}
+    fv.run(Net(), files, "a", tmp_path / "out", **options)
+    one, twin = (saved(tmp_path / "out" / file.name)["a", "output"] for file in files)
+    assert torch.equal(one, twin)

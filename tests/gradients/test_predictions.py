@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import DIGITS, DIGITS_MODEL, Outcome
+from conftest import DIGITS, DIGITS_MODEL, Run
 from oracle import input_of
 
 from featviz.gradients import passes as predictions
 from featviz.rundir.schema import read_json
 
 
-def test_predictions_are_softmax_and_topk(tmp_path: Path, featviz: Callable[..., Outcome]) -> None:
+def test_predictions_are_softmax_and_topk(tmp_path: Path, featviz: Run) -> None:
     """Manifest, --json and stderr say the five likeliest classes, as torch counts them."""
     model = torch.load(DIGITS_MODEL, weights_only=False).eval()
     files = sorted(DIGITS.iterdir())[:3]
@@ -84,3 +83,10 @@ def test_change_of_outputs_is_as_exact_as_they_are() -> None:
     assert predictions.largest_change([one], [one, one]) == (None, 0)
     assert predictions.largest_change([one], [one[0]]) == (None, 0)
     assert predictions.largest_change([], []) == (None, 0)
+
+
+def test_the_largest_change_is_that_of_all_outputs() -> None:
+    """Wherever it stands among several."""
+    one = torch.zeros(2)
+    for changes in ((3, 1), (1, 3)):
+        assert predictions.largest_change([one, one], [one + by for by in changes]) == (3.0, 0)

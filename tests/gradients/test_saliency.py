@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SMALL, Outcome
+from conftest import SMALL, Run
 from PIL import Image
 from tiles import rows
 
@@ -15,9 +15,7 @@ BASE = ("--layers", "0,1", "--capture", "grad-input", "--target", "class:1", "--
 
 
 @pytest.fixture
-def run(
-    featviz: Callable[..., Outcome], tiny_file: Path, picture: Path, tmp_path: Path
-) -> Callable[..., Path]:
+def run(featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path) -> Callable[..., Path]:
     """Run the tiny model with these options; the image's folder."""
 
     def invoke(*options: object) -> Path:

@@ -186,3 +186,16 @@ def test_places_of_a_model_that_was_changed_are_read_anew() -> None:
     del model[2]
     model.append(model[0])
     assert [layer.name for layer in list_layers(model)] == ["", "0", "1", "2"]
+
+
+def test_calls_beyond_the_places_belong_to_the_last() -> None:
+    """Who reaches into a Sequential of one activation, and calls its end once more."""
+    act = nn.ReLU()
+
+    def way(net: nn.Module, x: Tensor) -> Tensor:
+        for step in (*net.steps, net.steps[-1]):  # type: ignore[misc, index]
+            x = step(x)
+        return x
+
+    got = grab(Net(way, steps=nn.Sequential(act, act)).eval(), "ReLU", IMAGE)
+    assert {name: len(calls) for name, calls in got.items()} == {"steps.0": 1, "steps.1": 2}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Outcome
+from conftest import Run
 from networks import Net
 from PIL import Image
 from tiles import assert_drawn, manifest, rows
@@ -155,7 +154,7 @@ class TestSelectors:
         words: tuple[str, ...],
         net_file: Path,
         picture: Path,
-        featviz: Callable[..., Outcome],
+        featviz: Run,
     ) -> None:
         """Exit 2; the functions that the model calls, and the nearest name, also of a module."""
         got = featviz("run", f"{net_file}:Net", picture, "--layers", asked, *LINE)

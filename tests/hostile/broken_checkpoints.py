@@ -208,8 +208,6 @@ BROKEN: dict[str, tuple[Maker, str]] = {
 """Each ends in one line, with these words in it."""
 
 
-# Weights beside which others lie ---------------------------------------------------------------
-
 INDEX = {"weight_map": {"w": "a.pth"}}
 
 

@@ -152,9 +152,6 @@ def ask(**request: Any) -> list[Outcome]:
     return [Outcome(**found) for found in json.loads(process.stdout.readline())]
 
 
-# One attack -----------------------------------------------------------------------------------
-
-
 def attempt(attack: Attack, box: Sandbox, seconds: float = SECONDS, cpu: int = 0) -> list[str]:
     """Make the input, run its command lines, and return all that is wrong, in words."""
     attack.make(box)
@@ -221,8 +218,6 @@ def judged(outcome: Outcome, expect: str | int, several: bool) -> Iterator[str]:
     elif outcome.code not in ([expect] if isinstance(expect, int) else (0, 1, 2, 3, 4)):
         yield f"exit code {outcome.code}"
 
-
-# Files ----------------------------------------------------------------------------------------
 
 Listing = dict[str, tuple[int, str]]
 

@@ -45,9 +45,6 @@ def call(function: Opcodes, *arguments: Any) -> Opcodes:
 LINEAR = "torch.nn.modules.linear:Linear"
 
 
-# Files ----------------------------------------------------------------------------------------
-
-
 def dumped(value: Any) -> bytes:
     return b"\x80\x02" + opcodes(value) + b"."
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import hostile_pickles
 import hostile_rundirs
 import hostile_writing
 import pytest
-from conftest import Outcome
+from conftest import Run
 from hostile_harness import Attack, Sandbox, attempt
 
 pytestmark = pytest.mark.slow  # a process that has used every command takes its time to begin
@@ -47,7 +46,7 @@ def box(tmp_path: Path) -> Sandbox:
     return made
 
 
-def test_the_images_that_fit_are_shown(featviz: Callable[..., Outcome], box: Sandbox) -> None:
+def test_the_images_that_fit_are_shown(featviz: Run, box: Sandbox) -> None:
     """A report names the image that does not, and shows the other one."""
     hostile_rundirs.at("captures.0.grid.nrow", 0)(box.given / "run")
     assert featviz("report", box.given / "run", "--out", box.work / "out").code == 0
@@ -56,7 +55,7 @@ def test_the_images_that_fit_are_shown(featviz: Callable[..., Outcome], box: San
 
 
 def test_a_link_that_takes_a_pictures_place_is_not_merged(
-    featviz: Callable[..., Outcome], box: Sandbox, monkeypatch: pytest.MonkeyPatch
+    featviz: Run, box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the reading and the linking: what was open is what is merged."""
     path = box.given / "run" / hostile_rundirs.PICTURE

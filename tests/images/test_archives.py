@@ -11,14 +11,13 @@ import tarfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Outcome
+from conftest import Run
 from hostile_images import LOOKS, png, tarred
 from PIL import Image
 from runs import SMALL, complete, make_photos, tree
@@ -26,8 +25,6 @@ from runs import SMALL, complete, make_photos, tree
 from featviz.errors import ImageError, UsageError
 from featviz.images import decode, find
 from featviz.records import Sample
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture

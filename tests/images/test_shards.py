@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
 import pytest
-from conftest import Outcome
 from hostile_images import png, tarred, zipped
 from runs import make_photos
 from web_server import WebServer, serving
@@ -18,8 +17,6 @@ from web_server import WebServer, serving
 from featviz.files import urls
 from featviz.images import decode, find
 from featviz.records import Sample, Shard
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture

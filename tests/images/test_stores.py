@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
 import s3_server
-from conftest import Outcome
+from conftest import Run
 from runs import SMALL, complete, make_photos, run_json, tree
 
 from featviz.errors import UsageError
 from featviz.files import urls
 from featviz.images import decode, find
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +134,14 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="gs:// needs the package gcsfs") as raised:
         names("gs://bucket/a.png")
     assert raised.value.hint == "pip install gcsfs"
+
+
+def test_files_of_a_store_are_sorted_as_on_disk() -> None:
+    """Folder by folder: all of `a` before `a-b`."""
+    there = fsspec.filesystem("memory")
+    for name in ("a-b/x.png", "a/x.png"):
+        there.pipe_file(f"memory://sorted/{name}", b"")
+    try:
+        assert names("memory://sorted/") == ["a/x.png", "a-b/x.png"]
+    finally:
+        there.rm("memory://sorted", recursive=True)

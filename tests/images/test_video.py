@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli.outcomes import Run
+from conftest import Run
 from PIL import Image
 from runs import refused
 from torch import nn

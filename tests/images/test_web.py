@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Outcome
+from conftest import Run
 from runs import SMALL, complete, make_photos, run_json, tree
 from web_server import (
     Visit,
@@ -26,8 +26,6 @@ from featviz.files.urls import Url
 from featviz.images import decode, find
 
 pytest.importorskip("aiohttp", reason="images of web servers are read by aiohttp")
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Run
 
-from .drawn_kernels import NETS, Drawn, Run
+from .drawn_kernels import NETS, Drawn
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from PIL import Image
 from torchvision.utils import make_grid
 
 from featviz.rundir.schema import read_json
-
-Run = Callable[..., Outcome]
 
 NETS = """
 import torch

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from borrowed import assert_same, state_of
-from conftest import DIGITS, DIGITS_MODEL, Outcome
+from conftest import DIGITS, DIGITS_MODEL, Run
 from PIL import Image
 from torch import nn
 
 import featviz as fv
 from featviz.errors import FeatvizError
 
-Run = Callable[..., Outcome]
 FIVE, SEVEN = DIGITS / "00-5.png", DIGITS / "05-7.png"
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def test_one_picture_an_image_names_prediction_target_and_layer(

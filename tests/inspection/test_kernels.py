@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Run
+from torch import nn
 
+from featviz.inspection.kernels import draw_kernels
+from featviz.models.load import adopt
+from featviz.options import InputOptions
+from featviz.options.commands import KernelOptions
 from featviz.rundir.schema import read_json
-
-from .drawn_kernels import Run
 
 
 def test_lazy_convolutions_are_named(drawn: Any) -> None:
@@ -54,3 +58,11 @@ def test_run_json_says_what_ran(drawn: Any) -> None:
     assert run["options"]["all_slices"] is True and run["options"]["normalize"] == "symmetric"
     assert run["model"]["name"] == "kernel_nets.py:colour"
     assert str(found.out) not in (found.out / "run.json").read_text()
+
+
+def test_a_shared_convolution_is_drawn_once_under_its_first_name(tmp_path: Path) -> None:
+    """Of two places from which it is called."""
+    conv = nn.Conv2d(3, 3, 1)
+    model = adopt(nn.Sequential(nn.Sequential(conv), nn.Sequential(conv)), InputOptions())
+    document, _ = draw_kernels(model, KernelOptions(out=tmp_path / "out"))
+    assert [row["layer"] for row in document["captures"]] == ["0.0"]

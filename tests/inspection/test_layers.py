@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from borrowed import assert_same, state_of
-from conftest import DIGITS_MODEL, Outcome
+from conftest import DIGITS_MODEL, Run
 from networks import Net
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -22,8 +22,6 @@ from featviz.errors import ForwardError
 from featviz.inspection import layers
 from featviz.models.load import LoadedModel, adopt
 from featviz.options import InputOptions
-
-Run = Callable[..., Outcome]
 
 FAMILIES = ("resnet18", "swin_t", "vit_b_16")
 QUICK = ("resnet18",)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from borrowed import assert_same, state_of
-from conftest import Outcome
+from conftest import Run
 from networks import Net
 from PIL import Image
 from torch import Tensor, nn
@@ -70,7 +70,7 @@ def noise(*shape: int) -> np.ndarray:
 
 
 def test_tiles_are_those_of_run(
-    featviz: Callable[..., Outcome], tiny_file: Path, picture: Path, tmp_path: Path
+    featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path
 ) -> None:
     """With the same colormap the same pixels as in the grids of `run`, of each layer."""
     from featviz.options import ModelOptions

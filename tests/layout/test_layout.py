@@ -6,13 +6,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import Outcome
+from conftest import Run
 from torch import Tensor
 
 import featviz as fv
@@ -168,7 +167,7 @@ def test_only_aligned_maps_are_laid_over_the_input(layout: Layout) -> None:
     assert (plain.size != over.size or plain.mode != over.mode) == layout.aligned
 
 
-def test_help_and_readme_name_every_choice(featviz: Callable[..., Outcome]) -> None:
+def test_help_and_readme_name_every_choice(featviz: Run) -> None:
     """`run --help` says each name with its axes; each stands in docs/layers.md, too."""
     text = " ".join(featviz("run", "--help-all").out.split())
     table = PAGE.read_text("utf-8").partition("| layout |")[2].partition("\n\n")[0]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import Outcome
+from conftest import Outcome, Run
 from ramps import positions, save
 from tiles import assert_drawn, levels, manifest, rows
 
@@ -42,7 +41,7 @@ class TestTensorLayout:
     """--tensor-layout, through the command line."""
 
     @pytest.fixture(autouse=True)
-    def line(self, factory: Path, featviz: Callable[..., Outcome], tmp_path: Path) -> None:
+    def line(self, factory: Path, featviz: Run, tmp_path: Path) -> None:
         self.image, self.call, self.factory = save(tmp_path, 56, 80), featviz, factory
         self.out = tmp_path / "out"
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli.outcomes import Run
+from conftest import Run
 from PIL import Image
 from runs import refused
 from torch import nn

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli.outcomes import Run
+from conftest import Run
 from runs import make_photos, run_json, tree
 from torch import nn
 
@@ -225,3 +225,11 @@ def test_settings_of_a_module_and_a_transform_from_python(photos: Path, tmp_path
         run(5.0, 0.5)
     with pytest.raises(fv.errors.StoreError, match="its preprocessing is"):
         run(0.01, 0.25)
+
+
+def test_buffers_are_part_of_the_digest() -> None:
+    """The statistics of a normalisation, which are no parameters."""
+    one, other = nn.BatchNorm2d(2), nn.BatchNorm2d(2)
+    assert digest(one) == digest(other)
+    other.running_mean.fill_(0.5)  # type: ignore[union-attr]
+    assert digest(one) != digest(other)

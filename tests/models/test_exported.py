@@ -49,9 +49,6 @@ def exported(tiny: nn.Module, tmp_path: Path) -> Path:
     return export(tiny, tmp_path / "tiny.pt2")
 
 
-# The original's layers ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "make",
     [lambda: models.SwinTransformer([4, 4], 16, [2, 2], [2, 2], [4, 4])],
@@ -74,9 +71,6 @@ def test_every_call_of_every_layer_is_the_eager_models(
         torch.testing.assert_close(tensor, expected[site], rtol=1e-4, atol=1e-5)
         layer, original = layers[site[0]], originals[site[0]]
         assert (layer.type, layer.classes) == (original.type, original.classes)
-
-
-# The input that a program was exported for ---------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -137,9 +131,6 @@ def test_a_program_that_takes_no_image(
     with pytest.raises(LoadError, match=message):
         load(tmp_path / "m.pt2")
     assert capfd.readouterr().out == ""
-
-
-# Files that are no such programs -------------------------------------------------------------
 
 
 def _lacking(part: str) -> Callable[[bytes], bytes]:

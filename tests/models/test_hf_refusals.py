@@ -13,14 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Outcome
 from safetensors.torch import save_file
 
 from featviz.errors import LoadError
 from models.hf_folders import edit, save, theirs, transformers
 from models.loading import load
-
-Run = Callable[..., Outcome]
 
 VIT = {"architectures": ["ViTModel"], "model_type": "vit"}
 TINY: dict[str, Any] = {

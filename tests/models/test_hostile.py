@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from broken_checkpoints import BROKEN, written
-from conftest import Outcome
+from conftest import Run
 from hostile_nodes import around, named
 from torch import nn
 
@@ -58,7 +58,7 @@ QUICK = ("empty", "half a file", "zip bomb", "legacy cut at the end", "shard out
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in BROKEN]
 )
 def test_a_broken_file_ends_in_one_clear_line(
-    name: str, folder: Path, picture: Path, featviz: Callable[..., Outcome]
+    name: str, folder: Path, picture: Path, featviz: Run
 ) -> None:
     """It says what the file looks like or what is wrong with it; no hang, no traceback, no trace
     of it: exit code 1 (2 where there is no such file), an error with its name, maybe a hint."""
@@ -121,9 +121,7 @@ def test_a_config_beside_weights_that_is_no_small_file(
         ('["a\\u001b]0;b"]\nsize = 8', "has 'a\\x1b]0;b', which no command"),
     ],
 )
-def test_a_toml_table_is_a_command(
-    text: str, words: str, tmp_path: Path, featviz: Callable[..., Outcome]
-) -> None:
+def test_a_toml_table_is_a_command(text: str, words: str, tmp_path: Path, featviz: Run) -> None:
     """A table or key that no command has is refused, with the nearest that there is."""
     (tmp_path / "c.toml").write_text(text)
     done = featviz("run", "resnet18", "x.png", "--config", tmp_path / "c.toml")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Outcome
+from conftest import Run
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -29,9 +29,6 @@ from featviz.records import Raster
 from models.hf_folders import MODELS, NAMES, PROCESSORS, photo, save, theirs
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-
-
-Run = Callable[..., Outcome]
 
 
 def load(spec: object, **options: Any) -> LoadedModel:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cli.outcomes import Run
+from conftest import Run
 from runs import refused
 from torch import Tensor, nn
 

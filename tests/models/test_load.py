@@ -38,9 +38,6 @@ def test_options_that_do_not_go_together(
         load(spec.replace("FILE", file), **{k: v.replace("FILE", file) for k, v in options.items()})
 
 
-# torchvision -------------------------------------------------------------------------------
-
-
 def test_a_device_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU beyond those of the machine is a usage error that counts them, and so are words that
     are none; auto falls back to the CPU."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli.outcomes import Run
+from conftest import Run
 from PIL import Image
 from torch import Tensor, nn
 from torchvision import models

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SCENES, Outcome
+from conftest import ROOT, SCENES, Run
 from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
@@ -27,8 +27,6 @@ pytestmark = [
     pytest.mark.usefixtures("imports_undone"),
     pytest.mark.filterwarnings("ignore"),  # torch's own, on quantisation
 ]
-
-Run = Callable[..., Outcome]
 
 
 class Row(NamedTuple):

@@ -48,9 +48,6 @@ def own() -> nn.Module:
     return timm.create_model(SMALL).eval()
 
 
-# The input -----------------------------------------------------------------------------------
-
-
 KINDS: dict[str, dict[str, Any]] = {
     "resnet18.a1_in1k": {},
     "convnext_tiny.fb_in22k_ft_in1k_384": {},
@@ -75,9 +72,6 @@ def test_the_input_is_timms(name: str) -> None:
     assert torch.equal(ours.tensor(image)[0], expected)
     assert ours.blank()[0].shape == expected[None].shape
     assert ("timm's crop mode" in ours.words_for()) is (name in ("resnet18.tv_in1k", [*KINDS][-2]))
-
-
-# Weights -------------------------------------------------------------------------------------
 
 
 def test_random_weights_are_timms_under_the_seed(messages: pytest.LogCaptureFixture) -> None:
@@ -136,9 +130,6 @@ def test_config_json_beside_the_file_names_the_model(
     assert done.code == 0
 
 
-# Pretrained weights --------------------------------------------------------------------------
-
-
 def _cached(tmp_path: Path, name: str, tensors: dict[str, Tensor]) -> None:
     """A repository of the hub as its client keeps it."""
     folder = tmp_path / "hub" / f"models--timm--{name}"
@@ -168,9 +159,6 @@ def test_weights_that_cannot_be_downloaded() -> None:
     for part in ("timm/test_resnet.r160_in1k", "--weights FILE", "model.safetensors"):
         assert part in hint
     assert "--weights none" in hint and caught.value.exit_code == 1
-
-
-# Names ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["ResNet18x", "hf-hub:timm/resnet18"])

@@ -193,9 +193,6 @@ class Note:
     """A class of nobody's list."""
 
 
-# What scripts keep beside weights ------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("kind", "zipped"), [(argparse.Namespace, True), (SimpleNamespace, False)])
 def test_arguments_of_a_script_load_as_data(
     kind: Callable[..., Any], zipped: bool, tmp_path: Path
@@ -208,9 +205,6 @@ def test_arguments_of_a_script_load_as_data(
     assert torch.equal(read["model"]["w"], torch.ones(2))
     found = read["args"]
     assert (found.lr, found.data, found.more.depth) == (1e-3, "runs/a", 2)
-
-
-# Classes of one's own ------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -322,3 +322,18 @@ def test_wishes_for_the_size(yolo_file: Path) -> None:
     image = picture(100, 90)
     want = F.to_tensor(F.center_crop(image, [64, 64]))[None]
     assert not cropped.chain.stride and torch.equal(cropped.tensor(image), want)
+
+
+IMPORT = """
+import torch
+from PIL import Image
+from featviz.models.requirements import import_ultralytics
+before = Image.open, torch.save
+import_ultralytics("ultralytics.nn.tasks")
+assert (Image.open, torch.save) == before
+"""
+
+
+def test_an_import_replaces_nothing() -> None:
+    """`torch.save` and `Image.open` stay as they were."""
+    subprocess.run([sys.executable, "-c", IMPORT], check=True)

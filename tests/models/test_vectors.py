@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli.outcomes import Run
+from conftest import Run
 from PIL import Image
 from runs import refused
 from torch import Tensor, nn

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import Outcome
+from conftest import Run
 from PIL import Image
 from torch import nn
 from torchvision.transforms import functional as F
@@ -48,9 +47,7 @@ def volume(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).random(shape).astype("f4") * 5 - 2
 
 
-def drawn(
-    featviz: Callable[..., Outcome], code: Path, array: np.ndarray, *words: str
-) -> tuple[Path, dict[str, Any]]:
+def drawn(featviz: Run, code: Path, array: np.ndarray, *words: str) -> tuple[Path, dict[str, Any]]:
     """The folder of the image, and its captures by layer."""
     np.save(code.parent / "scan.npy", array)
     net = "Net" if array.ndim == 3 else "four"
@@ -71,7 +68,7 @@ FLAT = ("--scale", "1", "--padding", "0", "--nrow", "8")
 
 @pytest.mark.parametrize("shape", [(8, 10, 12), (4, 8, 10, 12)])
 def test_slices_of_every_layer_have_their_layout_and_number(
-    featviz: Callable[..., Outcome], code: Path, shape: tuple[int, ...]
+    featviz: Run, code: Path, shape: tuple[int, ...]
 ) -> None:
     """ncthw in the manifest, with as many slices as the layer has. A tile is a slice of torch's own
     convolution, with one scale for all slices of a channel."""
@@ -98,9 +95,7 @@ def test_slices_of_every_layer_have_their_layout_and_number(
 
 
 @pytest.mark.slow
-def test_input_png_and_overlays_show_the_slices(
-    featviz: Callable[..., Outcome], code: Path
-) -> None:
+def test_input_png_and_overlays_show_the_slices(featviz: Run, code: Path) -> None:
     """Side by side on one scale, from the least value of the volume to its largest; --overlay 0
     shows each slice under its own."""
     array = volume(8, 10, 12)
@@ -113,7 +108,7 @@ def test_input_png_and_overlays_show_the_slices(
 
 
 @pytest.mark.slow
-def test_the_size_is_changed_slice_by_slice(featviz: Callable[..., Outcome], code: Path) -> None:
+def test_the_size_is_changed_slice_by_slice(featviz: Run, code: Path) -> None:
     """As torchvision resizes a batch of the slices."""
     array = volume(4, 8, 10, 12)
     folder, rows = drawn(featviz, code, array, "--capture", "input", "--size", "20x6")
@@ -124,9 +119,7 @@ def test_the_size_is_changed_slice_by_slice(featviz: Callable[..., Outcome], cod
 
 
 @pytest.mark.slow
-def test_a_picture_of_channels_is_no_volume(
-    featviz: Callable[..., Outcome], code: Path, tmp_path: Path
-) -> None:
+def test_a_picture_of_channels_is_no_volume(featviz: Run, code: Path, tmp_path: Path) -> None:
     """RGBA for a 3-D network of four channels: one line."""
     Image.new("RGBA", (12, 10)).save(tmp_path / "rgba.png")
     done = featviz("run", f"{code}:four", tmp_path / "rgba.png", "--out", tmp_path / "out")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DIGITS_MODEL, ROOT, Outcome
+from conftest import DIGITS_MODEL, ROOT, Run
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision import models
@@ -163,9 +163,7 @@ def test_sharded_safetensors_load(small: nn.Module, tmp_path: Path) -> None:
     assert torch.equal(loaded.module.state_dict()["fc.weight"], state["fc.weight"])
 
 
-def test_identify_command_says_what_it_is(
-    small: nn.Module, tmp_path: Path, featviz: Callable[..., Outcome]
-) -> None:
+def test_identify_command_says_what_it_is(small: nn.Module, tmp_path: Path, featviz: Run) -> None:
     """For people a line, for programs JSON; also where nothing fits."""
     torch.save({"state_dict": prefixed(small.state_dict(), "module.")}, tmp_path / "a.pth")
     done = featviz("identify", tmp_path / "a.pth")
@@ -188,7 +186,7 @@ def test_identify_command_says_what_it_is(
 def test_identify_says_what_run_takes_a_file_for(
     small: nn.Module,
     tmp_path: Path,
-    featviz: Callable[..., Outcome],
+    featviz: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A whole model, as it stands; weights beside a config.json; a model of a class that is not

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Outcome
+from conftest import Run
 from rundirs import Drawn, write_run
 
 from featviz.errors import CompareError, StoreError, UsageError
@@ -22,7 +21,6 @@ from featviz.report import build_report
 from .browsing import Page
 from .markup import CHANNEL, EVIL, Markup, read, write_audit, write_exemplars
 
-CLI = Callable[..., Outcome]
 OWN = {"kind": "file", "file": "tuned.pth", "sha256": "c" * 64}
 
 
@@ -171,7 +169,7 @@ def pictures(page: Markup) -> list[dict[str, str | None]]:
     return [i for i in page.of("img") if str(i["alt"]).startswith("Suspects of")]
 
 
-def test_an_audit_alone_is_a_page(audit: Path, featviz: CLI) -> None:
+def test_an_audit_alone_is_a_page(audit: Path, featviz: Run) -> None:
     """Its counts, a row for each layer, and the pictures of suspects, of their own size."""
     done = featviz("report", audit, "--json")
     assert done.code == 0 and json.loads(done.out)["page"] == str(audit / "report" / "index.html")

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import SCENES, Outcome
+from conftest import SCENES, Run
 from PIL import Image
 from runs import refused
 
 import featviz as fv
 
 from .markup import EVIL, read
-
-CLI = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +37,7 @@ def both(drawn: Path, tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
-def test_kernels_stand_on_the_pages_of_their_layers(featviz: CLI, both: tuple[Path, Path]) -> None:
+def test_kernels_stand_on_the_pages_of_their_layers(featviz: Run, both: tuple[Path, Path]) -> None:
     """Each convolution has its picture, with the numbers of its scale; other layers have none. A
     kernel of three inputs is drawn as red, green and blue, which a grey key would not tell."""
     run, kernels = both
@@ -60,7 +57,7 @@ def test_kernels_stand_on_the_pages_of_their_layers(featviz: CLI, both: tuple[Pa
 
 
 @pytest.mark.slow
-def test_kernels_alone_are_a_page(featviz: CLI, both: tuple[Path, Path]) -> None:
+def test_kernels_alone_are_a_page(featviz: Run, both: tuple[Path, Path]) -> None:
     """A section for each layer in the order of the model, with the picture in its own size, the
     shape of the weights and their range, which are those of the file of weights."""
     kernels = both[1]
@@ -87,7 +84,7 @@ def test_kernels_alone_are_a_page(featviz: CLI, both: tuple[Path, Path]) -> None
 
 
 @pytest.mark.slow
-def test_odd_records_of_kernels_are_shown(featviz: CLI, both: tuple[Path, Path]) -> None:
+def test_odd_records_of_kernels_are_shown(featviz: Run, both: tuple[Path, Path]) -> None:
     """Names are escaped: those of layers and of the model stand in files of somebody else, which
     may say anything of the model and the options."""
     kernels = both[1]
@@ -103,7 +100,7 @@ def test_odd_records_of_kernels_are_shown(featviz: CLI, both: tuple[Path, Path])
 
 
 @pytest.mark.slow
-def test_what_holds_no_kernels_is_refused(featviz: CLI, both: tuple[Path, Path]) -> None:
+def test_what_holds_no_kernels_is_refused(featviz: Run, both: tuple[Path, Path]) -> None:
     """In one line, beside a run with the file and alone, and nothing is written."""
     run, kernels = both
     (kernels / "manifest.json").unlink()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from conftest import Outcome
+from conftest import Run
 from matplotlib import colormaps
 from PIL import Image
 from rundirs import Drawn, write_image, write_run
@@ -165,9 +164,7 @@ def test_the_legend_says_what_colours_mean(
             assert f'fill="{color}"/></svg>{words}</li>' in text
 
 
-def test_one_tile_of_all_channels_is_called_that(
-    featviz: Callable[..., Outcome], tmp_path: Path
-) -> None:
+def test_one_tile_of_all_channels_is_called_that(featviz: Run, tmp_path: Path) -> None:
     """No channel's numbers are its; the numbers that are told are those of all channels."""
     more = {"reduce": "pca", "normalize": "range", "range": [-2.0, 2.0]}
     drawn = Drawn("x", nrow=1, channels=[0], more=more)

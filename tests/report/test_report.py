@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from conftest import Outcome
+from conftest import Run
 from PIL import Image
 from rundirs import Drawn, summed_anew, write_run
 
@@ -121,7 +121,7 @@ def test_what_was_not_reached_and_what_failed_are_counted(tmp_path: Path) -> Non
     assert "0 complete of 1, 1 failed" in text and "it is truncated" in text
 
 
-def test_the_command_line_prints_paths(featviz: Callable[..., Outcome], root: Path) -> None:
+def test_the_command_line_prints_paths(featviz: Run, root: Path) -> None:
     """--json on stdout; without it, one line and the warning on stderr."""
     outcome = featviz("report", root)
     assert outcome.code == 0 and outcome.out == ""

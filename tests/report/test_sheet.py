@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Outcome
+from conftest import Run
 from PIL import Image
 from rundirs import Drawn, summed_anew, write_run
 
@@ -151,9 +150,7 @@ def test_refusals(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         sheet_of(root)
 
 
-def test_command_line(
-    featviz: Callable[..., Outcome], root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_line(featviz: Run, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The default name is the layer's, in the current folder; --json tells what is where. Half of a
     picture is left out by name."""
     path = root / "a.png" / "001_relu" / "output.png"
@@ -164,3 +161,11 @@ def test_command_line(
     assert done.code == 0 and json.loads(done.out) == told
     assert "warning: a.png is incomplete (a.png/001_relu/output.png " in done.err
     assert (root.parent / "sheet-relu.png").is_file()
+
+
+def test_variances_are_averaged_and_not_their_roots() -> None:
+    """Deviations of 0 and 5 are more than twice 3."""
+    stats = [np.zeros((2, 6), np.float32) for _ in range(2)]
+    for own, deviations in zip(stats, ((3, 0), (3, 5)), strict=True):
+        own[:, 3] = deviations
+    assert sort_channels(stats, range(2), "variance") == [1, 0]

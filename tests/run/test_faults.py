@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Outcome
+from conftest import Run
 from PIL import Image
 from runs import complete, fill_disk, make_photos, run_json, tree
 
@@ -20,8 +20,6 @@ from featviz.records import ImageResult
 from featviz.run import run as pipeline
 from featviz.rundir import write
 from featviz.rundir.schema import read_json
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture

@@ -152,3 +152,10 @@ def test_a_u_net_shows_both_arms() -> None:
     parts |= {"pool": nn.MaxPool2d(2), "grow": nn.Upsample(scale_factor=2)}
     net = Net(way, **parts, head=nn.Conv2d(8, 2, 1))
     assert looked_at(net, 32, 48) == ["down1", "down1.0", "down2", "bottom", "up2", "up1"]
+
+
+def test_stages_of_a_wide_image_are_told_by_its_proportions() -> None:
+    """Each halves height and width; the trunk that holds them is opened."""
+    steps = [nn.Sequential(nn.Conv2d(n, 4, 3, 2, 1), nn.ReLU()) for n in (3, 4, 4, 4)]
+    model = nn.Sequential(steps[0], nn.Sequential(*steps[1:]))
+    assert looked_at(model, 32, 64) == ["0", "0.0", "1.0", "1.1", "1.2"]

@@ -5,19 +5,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Outcome
+from conftest import Run
 from networks import Net
 from PIL import Image
 from runs import SMALL, complete, make_photos, refused, run_json, snapshot
 from torch import Tensor, nn
 
 import featviz as fv
-
-Run = Callable[..., Outcome]
 
 HEX = "0123456789abcdef"
 

@@ -6,17 +6,18 @@ import io
 import os
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conftest import Outcome
+from conftest import Run
 from hostile_images import ODD_MEMBERS, png
 from runs import SMALL, complete, run_json
 
+from featviz.errors import ForwardError, ImageError
+from featviz.records import Sample
+from featviz.run.visit import Visit, visit
 from featviz.text import safe_name
-
-Run = Callable[..., Outcome]
 
 
 @pytest.mark.parametrize("name", ODD_MEMBERS[::12], ids=lambda name: ascii(name)[:24])
@@ -64,3 +65,22 @@ def test_a_fifo_in_a_folder_is_no_image(draw: Run, photos: Path, tmp_path: Path)
     (photos / "zero.png").symlink_to("/dev/zero")
     done = draw(tmp_path / "out")
     assert done.code == 0 and complete(tmp_path / "out") == ["00.png", "01.png"]
+
+
+def test_unreadable_images_stay_where_a_batch_is_shown_again() -> None:
+    """Each image of a batch that fails is yielded, in order, with its own error."""
+
+    def read(sample: Sample) -> str:
+        if sample.name == "b":
+            raise ImageError("b is broken")
+        return sample.name
+
+    def show(images: Sequence[Visit[str, str]]) -> str:
+        if len(images) > 1 or images[0].image == "c":
+            raise ForwardError("the model failed")
+        return str(images[0].image)
+
+    samples = [Sample(name, (Path(name),)) for name in "abc"]
+    seen = list(visit(samples, read, show, batch_size=2))
+    assert [(one.sample.name, one.result) for one in seen] == [("a", "a"), ("b", None), ("c", None)]
+    assert [type(one.error) for one in seen] == [type(None), ImageError, ForwardError]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Outcome
+from conftest import Run
 from foreign_records import RUN_RECORD
 from runs import SMALL, complete, refused, snapshot
-
-Run = Callable[..., Outcome]
 
 
 @pytest.mark.parametrize(

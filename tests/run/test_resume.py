@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Outcome
+from conftest import Outcome, Run
 from PIL import Image
 from runs import SMALL, check_whole, make_photos, run_json, tree
 from torch import nn
@@ -19,8 +19,6 @@ from torch import nn
 import featviz as fv
 from featviz.rundir.place import look
 from featviz.rundir.write import RunDirectory, as_json
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture

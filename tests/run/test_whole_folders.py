@@ -8,13 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Outcome
+from conftest import Run
 from runs import check_whole, complete, make_photos, refused, run_json, tree
 
 from featviz.errors import StoreError
 from featviz.run import run as pipeline
 
-Run = Callable[..., Outcome]
 AtImage = Callable[..., None]
 
 

@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import Outcome
+from conftest import Run
 from runs import SMALL, check_whole, complete, make_photos, refused, run_json, tree, wait_for
 
 from featviz.cli.run import shard_of_process
@@ -19,8 +18,6 @@ from featviz.errors import UsageError
 from featviz.models.load import pick_device
 from featviz.options import RunOptions, read
 from featviz.records import Sample, Shard
-
-Run = Callable[..., Outcome]
 
 VARIABLES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS")
 

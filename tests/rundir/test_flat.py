@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SMALL, Outcome
+from conftest import SMALL, Run
 from PIL import Image
 from runs import refused, tree
 
@@ -17,9 +16,6 @@ from featviz.rundir.schema import read_json
 from featviz.rundir.write import ImageFolder, RunDirectory
 
 BASE = ("--layers", "Conv2d,ReLU", "--capture", "output,grad", "--tensors", "npy", "--figure")
-
-
-Run = Callable[..., Outcome]
 
 
 @pytest.mark.slow

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Outcome
+from conftest import Run
 from runs import complete, make_photos, refused, run_json, snapshot
 
 from featviz.errors import StoreError
 from featviz.rundir import atomic
-
-Run = Callable[..., Outcome]
 
 
 @pytest.mark.parametrize(

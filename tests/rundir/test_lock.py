@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Outcome
+from conftest import Run
 from filelock import FileLock
 from runs import refused
 
 from featviz.errors import StoreError
 from featviz.rundir import LOCK_FILE
 from featviz.rundir import place as lock
-
-Run = Callable[..., Outcome]
 
 
 def test_a_second_one_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from conftest import Outcome
+from conftest import Run
 from PIL import Image
 from rundirs import Drawn, write_run
 
 from featviz.records.findings import Verdict
 from featviz.rundir.studies import junit
 
-CLI = Callable[..., Outcome]
 SMALL = ["--size", "12", "--channels", "3"]
 
 COMMANDS = {
@@ -44,7 +42,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in COMMANDS],
 )
 def test_a_photograph_is_not_replaced(
-    name: str, place: Path, featviz: CLI, tiny_file: Path
+    name: str, place: Path, featviz: Run, tiny_file: Path
 ) -> None:
     """Refused in one line with the way out, before anything is written. --overwrite replaces it:
     then the file is ours, which needs no --overwrite."""
@@ -74,7 +72,7 @@ FOREIGN = {
 @pytest.mark.parametrize("kind", FOREIGN)
 @pytest.mark.parametrize("name", ["diff --junit", "audit --prune-out", "report --single-file"])
 def test_what_is_like_ours_is_not_ours(
-    name: str, kind: str, place: Path, featviz: CLI, tiny_file: Path
+    name: str, kind: str, place: Path, featviz: Run, tiny_file: Path
 ) -> None:
     """A page, XML, JSON or a zip file of another program stays."""
     (place / "mine").write_bytes(FOREIGN[kind])

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Outcome
+from conftest import Run
 from foreign_records import NOT_OURS
 from runs import SMALL, complete, refused, run_json, snapshot, tree
 
 from featviz.errors import StoreError
 from featviz.rundir import atomic
 from featviz.rundir.place import RUN, check_free, look
-
-Run = Callable[..., Outcome]
 
 
 def test_a_run_json_of_another_program_makes_no_folder_ours(

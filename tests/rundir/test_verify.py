@@ -10,14 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Outcome
+from conftest import Run
 from runs import SMALL, make_photos, tree
 
 from featviz import cli
 from featviz.rundir.studies import step_folder
 from featviz.rundir.verify import verify
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Outcome
+from conftest import Run
 from runs import SMALL, refused, snapshot, tree
 
 from featviz.errors import UsageError
@@ -25,8 +25,6 @@ MARKS = {
 ALWAYS = ("report",)
 """Commands that replace an earlier result of their own without --overwrite."""
 HEX = "0123456789abcdef"
-
-Write = Callable[..., Outcome]
 
 
 @pytest.fixture(
@@ -46,14 +44,14 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def write(
-    draw: Callable[..., Outcome],
+    draw: Run,
     command: str,
-    featviz: Callable[..., Outcome],
+    featviz: Run,
     tiny_file: Path,
     photos: Path,
     tmp_path: Path,
     out: Path,
-) -> Write:
+) -> Run:
     """The command into `out`, with more options."""
     ran = tmp_path / "ran"
     if command == "report":
@@ -67,7 +65,7 @@ def write(
 
 
 def test_what_featviz_did_not_write_stays(
-    command: str, write: Write, out: Path, tmp_path: Path
+    command: str, write: Run, out: Path, tmp_path: Path
 ) -> None:
     """Files of others, a record of another program (npm writes an audit.json, too), a link to a
     record of ours: nothing of the folder goes. An empty folder is taken."""
@@ -90,7 +88,7 @@ def test_what_featviz_did_not_write_stays(
         assert snapshot(tmp_path) == before
 
 
-def test_an_earlier_result(command: str, write: Write, out: Path, tmp_path: Path) -> None:
+def test_an_earlier_result(command: str, write: Run, out: Path, tmp_path: Path) -> None:
     """It is replaced on demand, unless something in it is not ours; what killed commands have left
     beside it goes, but for what is not ours in what once stood there, and for other names."""
     over = () if command in ALWAYS else ("--overwrite",)
@@ -129,7 +127,7 @@ def test_an_earlier_result(command: str, write: Write, out: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("command", ["run"])
-def test_a_folder_that_another_process_writes(write: Write, out: Path, tmp_path: Path) -> None:
+def test_a_folder_that_another_process_writes(write: Run, out: Path, tmp_path: Path) -> None:
     """Exit code 1 and one line; what is there stays, the lock of the other one too."""
     with held(out):
         before = sorted(tmp_path.rglob("*"))
@@ -160,7 +158,7 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], None
 
 
 def test_the_run_whose_place_was_taken_is_removed_by_the_next_one(
-    featviz: Write, tiny_file: Path, photos: Path, ran: Path, monkeypatch: pytest.MonkeyPatch
+    featviz: Run, tiny_file: Path, photos: Path, ran: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """--overwrite is killed while it removes the earlier run: the new one is there and whole, and
     the next --overwrite finds the rest of the old one by its run.json, which goes last."""
@@ -209,3 +207,8 @@ def test_the_place_of_a_link_is_in_the_way(album: Path) -> None:
     (album / "dog.jpg").symlink_to(album.parent / "elsewhere.jpg")
     with pytest.raises(UsageError, match="holds the input"):
         check_apart(album, "--out", [album / "dog.jpg"])
+
+
+def test_an_input_in_a_folder_of_a_longer_name_is_not_in_the_way(album: Path) -> None:
+    """`maps-raw` is beside `maps`, and not in it."""
+    check_apart(album, "--out", [album.with_name(f"{album.name}-raw") / "cat.jpg"])

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
-from conftest import Outcome
+from conftest import Run
 from runs import SMALL, make_photos
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture(autouse=True)

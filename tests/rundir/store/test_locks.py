@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Outcome
+from conftest import Run
 from runs import refused, tree
 from stores import URL, put, stored
 
 from featviz.files.urls import Url
 from featviz.records import Shard
 from featviz.rundir import LOCK_FILE, store
-
-Run = Callable[..., Outcome]
 
 
 def test_a_second_run_is_refused_and_told_who_holds_it(featviz: Run, words: list[object]) -> None:

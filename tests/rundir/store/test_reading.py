@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
 import pytest
-from conftest import Outcome
+from conftest import Run
 from runs import refused, tree
 from stores import URL, put
 
 from featviz.errors import StoreError
 from featviz.files.urls import Url
 from featviz.rundir.store import Store, files_of_images
-
-Run = Callable[..., Outcome]
 
 
 @pytest.mark.slow
@@ -144,3 +141,14 @@ def test_an_object_is_read_as_far_as_the_listing_says(memory: Any, tmp_path: Pat
     assert there.read("y", 3) == b""
     with pytest.raises(StoreError, match="y cannot be read"):
         there.copy({"y": 1}, tmp_path)
+
+
+def test_a_large_object_is_copied_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No byte is lost where one ends and the next begins."""
+    monkeypatch.setattr("featviz.rundir.store._PIECE", 4)
+    data = bytes(range(10))
+    put("stats.npz", data)
+    Store(Url.of_run(URL)).copy({"stats.npz": len(data)}, tmp_path)
+    assert (tmp_path / "stats.npz").read_bytes() == data

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import forked
 import pytest
 import s3_server
-from conftest import Outcome
+from conftest import Run
 from forked import Forked
 from runs import refused, tree
 from s3_server import Server
@@ -20,8 +20,6 @@ from featviz.files import urls
 from featviz.rundir import LOCK_FILE
 
 pytestmark = pytest.mark.slow
-
-Run = Callable[..., Outcome]
 
 URL = "s3://bucket/maps"
 SECRET = "a-secret-key-of-nobody"

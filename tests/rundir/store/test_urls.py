@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Outcome
+from conftest import Run
 from runs import refused, tree
 from stores import URL, stored
 
 import featviz as fv
 from featviz.errors import UsageError
 from featviz.files.urls import Url, is_url
-
-Run = Callable[..., Outcome]
 
 
 def test_a_url_is_told_from_a_path() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Outcome
+from conftest import Run
 from runs import make_photos, refused, tree
 from stores import URL, put, stored
 
@@ -18,8 +17,6 @@ from featviz.files.urls import Url
 from featviz.run import draw
 from featviz.rundir.store import Store
 from featviz.rundir.write import RunDirectory
-
-Run = Callable[..., Outcome]
 
 
 @pytest.mark.slow
