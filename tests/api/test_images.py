@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,10 @@ def test_paths_and_images_mix(
     assert [image.name for image in found] == names
 
 
-def test_images_in_memory_can_be_resumed(
-    pixels: np.ndarray, tiny: nn.Module, tmp_path: Path
-) -> None:
-    """The same pixels are the same image; others are drawn again."""
+def test_images_in_memory_resume(pixels: np.ndarray, tiny: nn.Module, tmp_path: Path) -> None:
+    """The same pixels are the same image; others are drawn again. Any sequence holds them."""
     out = tmp_path / "out"
-    drawn(tiny, [pixels, pixels], out)
+    drawn(tiny, deque([pixels, pixels]), out)
     again = drawn(tiny, [pixels, 255 - pixels], out, resume=True)
     assert [image.kept for image in again] == [True, False]
 
