@@ -16,6 +16,18 @@ from PIL import Image
 from featviz.records import GridPlan, Layer
 from featviz.rundir.write import ImageFolder, RunDirectory
 
+RUN_RECORD = {
+    "schema_version": 2,
+    "featviz": "0.1.0",
+    "torch": "2.6.0",
+    "model": {},
+    "layers": [],
+    "options": {},
+    "images": {"total": 0, "complete": []},
+    "failures": [],
+}
+"""A run.json that featviz might have written."""
+
 
 @dataclass(frozen=True)
 class Drawn:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import Run
-from foreign_records import RUN_RECORD
 from PIL import Image
+from rundirs import RUN_RECORD
 from runs import tree
 from torch import nn
 

@@ -3,20 +3,17 @@
 The hook raises, so that nothing happens, and reports, so that code which swallows the exception is
 found out all the same. An audit hook cannot be taken away again: it belongs in a child process.
 
-The event of `os.open(name, dir_fd=...)` does not say which folder it means, so `os.open` is wrapped
-to remember it. Whoever opens past the wrapper is taken to mean the current folder; the harness
-compares all files of the sandbox before and after, which sees that too.
+The event of `open` does not say of which folder a relative name is: such a file is left to the
+harness, which compares all files of the sandbox before and after.
 """
 
 from __future__ import annotations
 
 # ruff: noqa: PTH100, PTH115, PTH117, PTH118, PTH119, PTH120
-import functools
 import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -75,7 +72,7 @@ class Watch:
         self.rules: Rules | None = None
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self.rules is None or _thread.busy:
+        if self.rules is None or getattr(_thread, "busy", False):
             return
         _thread.busy = True  # what the hook itself does is not watched
         try:
@@ -113,9 +110,9 @@ def _violation(rules: Rules, event: str, args: tuple[Any, ...]) -> str | None:
 
 def _opening(rules: Rules, path: Any, mode: Any, flags: Any) -> str | None:
     flags = flags if isinstance(flags, int) else 0
-    if not flags & _WRITING:
+    if not flags & _WRITING or isinstance(path, int) or not os.path.isabs(path):
         return None
-    return _changing(rules, path, _thread.fd, not flags & (os.O_NOFOLLOW | os.O_EXCL))
+    return _changing(rules, path, -1, not flags & (os.O_NOFOLLOW | os.O_EXCL))
 
 
 def _changing(rules: Rules, path: Any, dir_fd: int, follows: bool = False) -> str | None:
@@ -176,32 +173,11 @@ def _finding(module: str, name: str) -> str | None:
     return f"{module}.{name}" if foreign or calls else None
 
 
-class _Thread(threading.local):
-    """What is under way in this thread: the hook itself; an `os.open`, with the dir_fd `fd`."""
-
-    busy = False
-    fd = -1
-
-
-_thread = _Thread()
-
-
-def _remembering(opened: Callable[..., int]) -> Callable[..., int]:
-    @functools.wraps(opened)
-    def wrapper(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        _thread.fd = -1 if dir_fd is None else dir_fd
-        try:
-            return opened(path, flags, mode, dir_fd=dir_fd)
-        finally:
-            _thread.fd = -1
-
-    return wrapper
+_thread = threading.local()
 
 
 def install() -> Watch:
     """Add the hook to this process, for good."""
     watch = Watch()
-    os.open = _remembering(os.open)  # type: ignore[assignment]
-    os.supports_dir_fd.add(os.open)
     sys.addaudithook(watch)
     return watch

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 from hostile_audit import MARKER
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 HERE = Path(__file__).parent
 SECONDS = 20
@@ -48,13 +49,8 @@ _RAW_MARKUP = (f"<script>{MARKER}", f"onerror={MARKER}()>")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _LINKS = re.compile(r'(?:href|src)\s*=\s*["\'][^"\']*id_secret|url\([^)]*id_secret')
 _NO_MEMORY = re.compile(r"MemoryError|allocate memory|bad_alloc|[Uu]nable to allocate|alloc_cpu")
-_WINDOW = 8
-"""Pixels in a row by which the secret picture is known."""
-
-
-@functools.cache
-def secret_pixels() -> np.ndarray:
-    return np.random.default_rng(20240229).integers(0, 256, (64, 96), dtype=np.uint8)
+_COLOUR = (3, 253, 131)
+"""Of every pixel of the secret picture, and of no map or photo here."""
 
 
 class Sandbox:
@@ -73,8 +69,10 @@ class Sandbox:
             folder.mkdir(parents=True)
         self.secret.write_text(SECRET)
         self.bystander.write_text("mine")
+        words = PngInfo()
+        words.add_text("words", SECRET)
         for name in ("id_secret.png", "output.png"):
-            Image.fromarray(secret_pixels()).save(self.secret.with_name(name))
+            Image.new("RGB", (96, 64), _COLOUR).save(self.secret.with_name(name), pnginfo=words)
         np.save(self.secret.with_suffix(".npy"), np.frombuffer(SECRET.encode(), np.uint8))
 
     def filled(self, word: str) -> str:
@@ -278,30 +276,18 @@ def _leaks_in(path: Path) -> Iterator[str]:
 
 @functools.cache
 def _secrets() -> tuple[bytes, ...]:
-    """The secret, and Base64 of pieces of it and of its picture at each of the three alignments."""
-    file = io.BytesIO()
-    Image.fromarray(secret_pixels()).save(file, "PNG")
-    pieces = [SECRET.encode(), file.getvalue()[200:400]]
-    encoded = [base64.b64encode(p[shift : shift + 30])[:36] for p in pieces for shift in range(3)]
-    return SECRET.encode(), *encoded
+    """The secret, and Base64 of a piece of it at each of the three alignments."""
+    secret = SECRET.encode()
+    return secret, *(base64.b64encode(secret[shift : shift + 30])[:36] for shift in range(3))
 
 
 def _shows_secret(data: bytes) -> bool:
-    """Whether a picture has rows of the secret one; channel by channel."""
+    """Whether a picture has a pixel of the secret one."""
     if not data.startswith((b"\x89PNG", b"\xff\xd8", b"RIFF")):
         return False
     try:
         with Image.open(io.BytesIO(data)) as opened:
-            pixels = np.asarray(opened)
+            pixels = np.asarray(opened.convert("RGB"), np.int16)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return False
-    planes = pixels[..., None] if pixels.ndim == 2 else pixels
-    if planes.shape[1] < _WINDOW or planes.dtype != np.uint8:
-        return False
-    known = _windows(secret_pixels())
-    return any(np.isin(_windows(planes[..., n]), known).any() for n in range(planes.shape[2]))
-
-
-def _windows(pixels: np.ndarray) -> np.ndarray:
-    view = np.lib.stride_tricks.sliding_window_view(np.ascontiguousarray(pixels), _WINDOW, axis=1)
-    return np.ascontiguousarray(view).view(np.uint64).ravel()
+    return bool((np.abs(pixels - _COLOUR) < 5).all(axis=2).any())

@@ -1,28 +1,111 @@
-"""Hostile pickles in model files: calls, constructors, states of modules, disguised names."""
+"""Hostile pickles in model files, made from opcodes: calls, constructors, states, disguised names;
+and how a model file is given to every command that takes one."""
 
 from __future__ import annotations
 
+import json
 import pickle
+import re
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from broken_checkpoints import saved_bytes
 from hostile_audit import MARKER
 from hostile_harness import TITLE, Attack, Sandbox
-from hostile_images import zipped
-from hostile_nodes import (
-    LINEAR,
-    Opcodes,
-    around,
-    attack,
-    call,
-    dumped,
-    everywhere,
-    named,
-    opcodes,
-    wrapped,
-)
+from hostile_images import png, saved_bytes, zipped
 from torch import nn
+
+
+class Opcodes(bytes):
+    """Instructions that leave one value on the stack."""
+
+
+def opcodes(value: Any) -> Opcodes:
+    """The instructions that make a value, in which there may be others."""
+    if isinstance(value, Opcodes):
+        return value
+    if isinstance(value, tuple):
+        return Opcodes(b"(" + b"".join(map(opcodes, value)) + b"t")
+    if isinstance(value, list):
+        return Opcodes(b"](" + b"".join(map(opcodes, value)) + b"e")
+    if isinstance(value, dict):
+        return Opcodes(b"}(" + b"".join(opcodes(v) for pair in value.items() for v in pair) + b"u")
+    if isinstance(value, str):
+        data = value.encode("utf-8", "surrogatepass")
+        return Opcodes(b"X" + len(data).to_bytes(4, "little") + data)
+    return Opcodes(pickle.dumps(value, protocol=2)[2:-1])
+
+
+def named(name: str) -> Opcodes:
+    return Opcodes("c{}\n{}\n".format(*name.split(":", 1)).encode())
+
+
+def call(function: Opcodes, *arguments: Any) -> Opcodes:
+    return Opcodes(function + opcodes(arguments) + b"R")
+
+
+LINEAR = "torch.nn.modules.linear:Linear"
+
+
+def dumped(value: Any) -> bytes:
+    return b"\x80\x02" + opcodes(value) + b"."
+
+
+def around(value: Any, **more: bytes) -> bytes:
+    """The zip file that torch.save would make around a pickle, with 64 bytes of data."""
+    return wrapped(dumped(value), **more)
+
+
+def wrapped(code: bytes, **more: bytes) -> bytes:
+    own = {"data.pkl": code, "byteorder": b"little", "data/0": bytes(64), "version": b"3\n"}
+    return zipped(*((f"a/{name}", data) for name, data in {**own, **more}.items()), packed=False)
+
+
+NET = """from torch import nn
+
+
+def make():
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
+
+"""
+
+
+def everywhere(name: str) -> list[str]:
+    """The commands that read a model file; all by one reader, so that an attack needs one."""
+    file = f"{{given}}/{name}"
+    return [
+        f"layers {file}",
+        f"run {file} {{given}}/photo.png --out out{{n}}",
+        f"identify {file}",
+        f"layers {{given}}/net.py:make --weights {file}",
+        "layers {given}/net.py:make --weights {given}/all.index.json",
+    ]
+
+
+def attack(
+    name: str, make: Callable[[Sandbox], bytes], expect: str = "refused", words: str = ""
+) -> Attack:
+    """A model file of these bytes, in one command or the other, on its own or as a shard."""
+
+    def place(box: Sandbox) -> None:
+        surroundings(box, "model.pth")
+        (box.given / "model.pth").write_bytes(make(box))
+
+    lines = everywhere("model.pth")
+    line = lines[zlib.crc32(name.encode()) % len(lines)]
+    return Attack(name, place, [line], expect, words, own_code=("given/net.py",))
+
+
+def surroundings(box: Sandbox, file: str) -> None:
+    """A photo, an index that names the file, a factory that takes weights, and a trap to import."""
+    (box.given / "photo.png").write_bytes(png())
+    (box.given / "net.py").write_text(NET)
+    index = {"weight_map": {"0.weight": file, "0.bias": file}}
+    (box.given / "all.index.json").write_text(json.dumps(index))
+    (box.given / f"{MARKER}_trap.py").write_text(
+        f"open({str(box.marker)!r}, 'w')\nclass Net: ...\n"
+    )
+
 
 Make = Callable[[Sandbox], Any]
 
@@ -32,10 +115,6 @@ YOLO, TORCHVISION = (
 )
 QAT = "torch.ao.nn.qat.modules.linear:Linear"
 SUBCLASS, BOX_IOU = "torch._tensor:_rebuild_from_type_v2", "torchvision.ops.boxes:box_iou"
-NAMED = "which could run any code; nothing was executed"
-KEPT = "which torch.save only keeps"
-REPLACES = "whose state replaces its"
-BROKEN = "lacks parts of an nn.Module"
 
 
 def new(cls: Opcodes, *arguments: Any) -> Opcodes:
@@ -172,46 +251,33 @@ NAMES = (
 )
 """Names near those that are listed; none may be imported or called."""
 
-CALLS: dict[str, tuple[Make, str]] = {
-    "os.system": (system_call, NAMED),
-    "eval under its name of Python 2": (
-        lambda b: call(named("__builtin__:eval"), python(b)),
-        "needs builtins.eval",
+CALLS: dict[str, Make] = {
+    "os.system": system_call,
+    "eval under its name of Python 2": lambda b: call(named("__builtin__:eval"), python(b)),
+    "getattr of an import": _imported,
+    "a dotted name through torch": lambda b: call(named("torch.serialization:os.system"), shell(b)),
+    "a partial of mkdir": lambda b: call(_mkdir(b)),
+    "a tensor subclass made by mkdir": lambda b: call(
+        named(SUBCLASS), named("posix:mkdir"), named("torch:Tensor"), (str(b.marker),), {}
     ),
-    "getattr of an import": (_imported, "needs builtins.__import__"),
-    "a dotted name through torch": (
-        lambda b: call(named("torch.serialization:os.system"), shell(b)),
-        NAMED,
-    ),
-    "a partial of mkdir": (lambda b: call(_mkdir(b)), NAMED),
-    "a tensor subclass made by mkdir": (
-        lambda b: call(
-            named(SUBCLASS), named("posix:mkdir"), named("torch:Tensor"), (str(b.marker),), {}
-        ),
-        NAMED,
-    ),
-    "a class beside the file": (lambda b: new(named(f"{MARKER}_trap:Net")), NAMED),
-    "an import on sight": (lambda b: named("antigravity:fly"), NAMED),
-    "an import by torch": (_called("torch._utils:_import_dotted_name", "antigravity.fly"), NAMED),
-    "a name that sets a terminal's title": (_called(f"os:{TITLE}"), "needs os.\\x1b]0;"),
-    **{f"the name {name!a}": (_called(name), NAMED) for name in NAMES},
+    "a class beside the file": lambda b: new(named(f"{MARKER}_trap:Net")),
+    "an import on sight": lambda b: named("antigravity:fly"),
+    "an import by torch": _called("torch._utils:_import_dotted_name", "antigravity.fly"),
+    "a name that sets a terminal's title": _called(f"os:{TITLE}"),
+    **{f"the name {name!a}": _called(name) for name in NAMES},
     # hole 1.1, and its relatives
-    "a kept class that evaluates": (_hole(YOLO, _recipe), NAMED),
-    "a kept class that downloads": (_hole(TORCHVISION, lambda b: "resnet18"), NAMED),
+    "a kept class that evaluates": _hole(YOLO, _recipe),
+    "a kept class that downloads": _hole(TORCHVISION, lambda b: "resnet18"),
     # constructors
-    "Linear(30000, 30000)": (_called(LINEAR, 30000, 30000), f"calls Linear, {KEPT}"),
-    "Linear by NEWOBJ with arguments": (
-        lambda b: new(named(LINEAR), 30000, 30000),
-        "makes a Linear in a way that torch.save does not",
+    "Linear(30000, 30000)": _called(LINEAR, 30000, 30000),
+    "Linear by NEWOBJ with arguments": lambda b: new(named(LINEAR), 30000, 30000),
+    "a class through a tensor subclass": _called(
+        SUBCLASS, named(TORCHVISION), named("torch:Tensor"), ("resnet18",), {}
     ),
-    "a class through a tensor subclass": (
-        _called(SUBCLASS, named(TORCHVISION), named("torch:Tensor"), ("resnet18",), {}),
-        KEPT,
-    ),
-    "a partial, called": (lambda b: call(partial(LINEAR, 30000, 30000)), "UnpicklingError"),
-    "an enumeration of other values": (_called("timm.layers.format:Format", "wild"), "wild"),
+    "a partial, called": lambda b: call(partial(LINEAR, 30000, 30000)),
+    "an enumeration of other values": _called("timm.layers.format:Format", "wild"),
 }
-"""Names, calls and constructors: what is attempted, and what the line says that refuses it."""
+"""Names, calls and constructors: what is attempted."""
 
 HOOKS = {
     "_forward_hooks": named(BOX_IOU),
@@ -220,60 +286,47 @@ HOOKS = {
     "_load_state_dict_post_hooks": named("builtins:set"),
 }
 METHODS = ("forward", "_call_impl", "state_dict", "register_forward_hook", "__class__")
-STATES: dict[str, tuple[Make, str]] = {
+STATES: dict[str, Make] = {
     **{
-        f"{name} is replaced by a class": (
-            lambda b, name=name: relu(**{name: named(LINEAR)}),
-            f"{REPLACES} {name}",
-        )
+        f"{name} is replaced by a class": lambda b, name=name: relu(**{name: named(LINEAR)})
         for name in METHODS
     },
-    "forward is another module's": (
-        lambda b: relu(forward=call(named("builtins:getattr"), relu(), "forward")),
-        f"{REPLACES} forward",
+    "forward is another module's": lambda b: relu(
+        forward=call(named("builtins:getattr"), relu(), "forward")
     ),
-    "__setstate__ is replaced, then called": (
-        lambda b: built(relu(__setstate__=partial(LINEAR)), {}),
-        KEPT,
+    "__setstate__ is replaced, then called": lambda b: built(
+        relu(__setstate__=partial(LINEAR)), {}
     ),
     **{
-        f"{name} are filled": (
-            lambda b, name=name, value=value: relu(**{name: ordered(x=value)}),
-            f"with {name}, which would call",
-        )
-        for name, value in HOOKS.items()
+        f"{name} are filled": lambda b, name=name, hook=hook: relu(**{name: ordered(x=hook)})
+        for name, hook in HOOKS.items()
     },
-    "hooks that come late": (_late_hooks, "with _forward_hooks"),
-    "a partial that becomes another": (
-        lambda b: relu(f=built(partial(LINEAR), (named("_codecs:encode"), ("x",), {}, None))),
-        "keeps partial, which could be called",
+    "hooks that come late": _late_hooks,
+    "a partial that becomes another": lambda b: relu(
+        f=built(partial(LINEAR), (named("_codecs:encode"), ("x",), {}, None))
     ),
-    "hooks of a tensor": (
-        lambda b: {"w": _parameter({}, ordered(x=named(BOX_IOU)))},
-        "holds a tensor with hooks",
+    "hooks of a tensor": lambda b: {"w": _parameter({}, ordered(x=named(BOX_IOU)))},
+    "a namespace that turns into a class": lambda b: built(
+        new(named("argparse:Namespace")), ({}, {"__class__": named(LINEAR)})
     ),
-    "a namespace that turns into a class": (
-        lambda b: built(new(named("argparse:Namespace")), ({}, {"__class__": named(LINEAR)})),
-        "holds no weights: a Linear",
-    ),
-    "a module is its own child": (_own_child, BROKEN),
-    "a dict's method hides a child": (_hidden_child, f"{REPLACES} forward"),
-    "a child's name is half a letter": (
-        lambda b: relu(_modules={"\ud800": relu()}),
-        "with a module of an impossible name",
-    ),
-    "a parameter is a module": (lambda b: relu(_parameters={"a": relu()}), BROKEN),
-    "a convolution without its settings": (lambda b: module(CONV, groups=1), BROKEN),
-    "a weight of 2**40 floats with stride 0": (
-        lambda b: {"w": floats((2**20, 2**20), (0, 0))},
-        "of shape [1048576, 1048576] without its data",
-    ),
-    "a storage of another record": (
-        lambda b: {"w": floats((16,), (1,), key="../../secret/id_secret")},
-        "cannot be loaded",
-    ),
+    "a module is its own child": _own_child,
+    "a dict's method hides a child": _hidden_child,
+    "a child's name is half a letter": lambda b: relu(_modules={"\ud800": relu()}),
+    "a parameter is a module": lambda b: relu(_parameters={"a": relu()}),
+    "a convolution without its settings": lambda b: module(CONV, groups=1),
+    "a weight of 2**40 floats with stride 0": lambda b: {"w": floats((2**20, 2**20), (0, 0))},
+    "a storage of another record": lambda b: {"w": floats((16,), (1,), "../../secret/id_secret")},
 }
 """States of modules and tensors that mean no good."""
+
+REASONS = re.compile(
+    "which could run any code; nothing was executed|which torch.save only keeps|needs (os|builtins)"
+    "|a way that torch.save does not|UnpicklingError: Trying to call reduce|'wild' is not a valid"
+    "|whose state replaces its|which would call|with _forward_hooks|which could be called"
+    "|holds a tensor with hooks|no weights: a Linear|with a module of an impossible name"
+    "|lacks parts of an nn.Module|without its data|PytorchStreamReader failed locating file"
+)
+"""Why these are refused, in words: none of them is merely a file that is broken."""
 
 
 def conv(groups: Any) -> Opcodes:
@@ -325,7 +378,7 @@ DISGUISES: dict[str, Callable[[Sandbox], bytes]] = {
         f"the format before torch 1.6, {name}": lambda b, make=make: legacy(dumped(make(b)))
         for name, make in {
             "os.system": system_call,
-            "__setstate__": STATES["__setstate__ is replaced, then called"][0],
+            "__setstate__": STATES["__setstate__ is replaced, then called"],
         }.items()
     },
 }
@@ -336,14 +389,14 @@ _ARMED = (
     *("eval under its name of Python 2", "a tensor subclass made by mkdir"),
 )
 ARMED = {
-    **{name: lambda b, make=CALLS[name][0]: around(make(b)) for name in _ARMED},
+    **{name: lambda b, make=CALLS[name]: around(make(b)) for name in _ARMED},
     **{name: DISGUISES[name] for name in ("a class by INST", "a good zip behind a bad pickle")},
 }
 """Those that plainly leave the marker where they are loaded without care."""
 
 
 def all_attacks() -> Iterator[Attack]:
-    for name, (make, _) in {**CALLS, **STATES}.items():
+    for name, make in {**CALLS, **STATES}.items():
         yield attack(f"pickle: {name}", lambda b, make=make: around(make(b)))
     for name, make in TAKEN.items():
         yield attack(f"taken: {name}", lambda b, make=make: around(make(b)), "any")

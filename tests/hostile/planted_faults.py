@@ -36,9 +36,9 @@ def _crops(place: str) -> None:
 
 
 def _past(place: str) -> None:
-    """By the descriptor of a folder, past the wrapper that tells the hook so."""
-    folder, opened = os.open(Path(place).parent, os.O_RDONLY), os.open.__wrapped__
-    os.close(opened(Path(place).name, os.O_WRONLY | os.O_CREAT, dir_fd=folder))
+    """By the descriptor of a folder, of which the hook does not hear."""
+    folder = os.open(Path(place).parent, os.O_RDONLY)
+    os.close(os.open(Path(place).name, os.O_WRONLY | os.O_CREAT, dir_fd=folder))
 
 
 OUTSIDE, SPOKEN = "outside the destination", "LEAK the secret is"

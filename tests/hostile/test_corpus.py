@@ -38,26 +38,12 @@ def test_the_corpus_is_large_and_its_names_are_distinct() -> None:
     assert len(set(names)) == len(names) >= 200
 
 
-@pytest.fixture
-def box(tmp_path: Path) -> Sandbox:
-    """Two honest runs of a.png and b.png."""
-    made = Sandbox(tmp_path / "box")
-    hostile_rundirs.place(made)
-    return made
-
-
-def test_the_images_that_fit_are_shown(featviz: Run, box: Sandbox) -> None:
-    """A report names the image that does not, and shows the other one."""
-    hostile_rundirs.at("captures.0.grid.nrow", 0)(box.given / "run")
-    assert featviz("report", box.given / "run", "--out", box.work / "out").code == 0
-    page = (box.work / "out" / "index.html").read_text()
-    assert "b.png" in page and "1 complete of 2, <b>1 incomplete</b>" in page
-
-
 def test_a_link_that_takes_a_pictures_place_is_not_merged(
-    featviz: Run, box: Sandbox, monkeypatch: pytest.MonkeyPatch
+    featviz: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the reading and the linking: what was open is what is merged."""
+    box = Sandbox(tmp_path / "box")
+    hostile_rundirs.place(box)
     path = box.given / "run" / hostile_rundirs.PICTURE
     real, before = os.link, path.read_bytes()
 

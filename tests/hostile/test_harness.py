@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from hostile_harness import Attack, Sandbox, attempt
-from hostile_nodes import surroundings
-from hostile_pickles import ARMED
+from hostile_pickles import ARMED, surroundings
 from planted_faults import FAULTS
 
 

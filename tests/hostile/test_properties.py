@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hostile_nodes
+import hostile_pickles
 import hostile_rundirs
 import pytest
 import torch
-from broken_checkpoints import saved_bytes
 from hostile_harness import MARKUP, TITLE, Attack, Sandbox, attempt
-from hostile_images import encoded, png, tarred, zipped
+from hostile_images import encoded, png, saved_bytes, tarred, zipped
 from hostile_rundirs import READING
 from rundirs import summed_anew
 from safetensors.torch import save
@@ -113,7 +112,7 @@ KINDS: dict[str, tuple[Callable[[], bytes], Callable[..., bytes], list[str]]] = 
 def test_any_change_ends_well_or_in_one_line(file: str, tmp_path: Path) -> None:
     """Changed files of each kind; one that fails is kept."""
     (make, change, commands), box = KINDS[file], Sandbox(tmp_path / "box")
-    hostile_nodes.surroundings(box, "weights.pth")
+    hostile_pickles.surroundings(box, "weights.pth")
     path, honest = box.given / file, make()
     for seed in range(5):
         chance = random.Random(seed)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from broken_checkpoints import saved_bytes
+from hostile_images import saved_bytes
 from torch import Tensor, nn
 from torchvision import models
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from broken_checkpoints import BROKEN, written
 from conftest import Run
-from hostile_nodes import around, named
+from hostile_pickles import around, named
 from torch import nn
 
 from featviz.errors import LoadError
@@ -51,12 +51,10 @@ def _listing(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
 
 
-QUICK = ("empty", "half a file", "zip bomb", "legacy cut at the end", "shard outside", "FIFO")
+KINDS = ("empty", "half a file", "zip bomb", "legacy cut at the end", "shard outside", "FIFO")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in BROKEN]
-)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_broken_file_ends_in_one_clear_line(
     name: str, folder: Path, picture: Path, featviz: Run
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from foreign_records import RUN_RECORD
+from rundirs import RUN_RECORD
 from runs import SMALL, complete, refused, snapshot
 
 

@@ -5,15 +5,34 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Run
-from foreign_records import NOT_OURS
+from rundirs import RUN_RECORD
 from runs import SMALL, complete, refused, run_json, snapshot, tree
 
 from featviz.errors import StoreError
 from featviz.rundir import atomic
 from featviz.rundir.place import RUN, check_free, look
+
+NOT_OURS: dict[str, Any] = {
+    "no JSON": "{",
+    "empty": "",
+    "list": [],
+    "another program's": {"name": "proj", "scripts": {}},
+    "version only": {"schema_version": 2},
+    "version is text": {**RUN_RECORD, "schema_version": "2"},
+    "version is true": {**RUN_RECORD, "schema_version": True},
+    "version is zero": {**RUN_RECORD, "schema_version": 0},
+    "no featviz": {k: v for k, v in RUN_RECORD.items() if k != "featviz"},
+    "no failures": {k: v for k, v in RUN_RECORD.items() if k != "failures"},
+    "images is a list": {**RUN_RECORD, "images": ["a"]},
+    "layers is text": {**RUN_RECORD, "layers": "conv1"},
+    "another kind": {**RUN_RECORD, "kind": "benchmarks"},
+    "deep": "[" * 100_000,
+}
+"""Files named run.json that featviz did not write."""
 
 
 def test_a_run_json_of_another_program_makes_no_folder_ours(
