@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Use a wheel that was installed alone in a fresh environment, in a folder outside the clone: a run of a
-# torchvision model with random weights, its report, and an audit.
+# Install a wheel alone in a fresh environment, of the newest other Python that this machine has and the
+# lowest versions that pyproject.toml admits, and use it in a folder outside the clone: a run of a
+# torchvision model with random weights, its report, and an audit. Needs uv (pip install uv).
 #
 #   scripts/test_wheel.sh featviz-0.1.0-py3-none-any.whl ENVIRONMENT
 set -euo pipefail
 wheel=$(realpath "$1")
-featviz=$(realpath "$2")/bin/featviz
-photo=$(realpath "$(dirname "$0")/../sample_images/scenes/spheres.jpg")
+environment=$(realpath "$2")
+cd "$(dirname "$0")/.."
+photo=$PWD/sample_images/scenes/spheres.jpg
 
 if python3 -m zipfile --list "$wheel" | awk 'NR > 1 {print $1}' | sort | uniq -d | grep .; then
   echo "the wheel holds these files twice" >&2
@@ -17,6 +19,9 @@ if python3 -m zipfile --list "$wheel" | grep -E '^(tests|benchmarks|scripts|docs
   exit 1
 fi
 
+uv venv --quiet --python "$(scripts/other_python.sh)" "$environment"
+uv pip install --quiet --compile-bytecode --python "$environment" --resolution lowest-direct "$wheel"
+featviz=$environment/bin/featviz
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"

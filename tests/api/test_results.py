@@ -77,6 +77,7 @@ def test_an_image_that_fails_says_so(tiny: nn.Module, picture: Path, tmp_path: P
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
     result = fv.run(tiny, [picture, tmp_path / "broken.png"], "Conv2d", **AS_IT_IS)
     assert [image.name for image in result.failures] == ["broken.png"] and result.exit_code == 3
+    assert result.captures[0].of.name == picture.name
     (failed,) = result.failures
     assert failed.captures == () and "broken.png" in str(failed.error)
     alone = fv.run(tiny, tmp_path / "broken.png", "Conv2d", **AS_IT_IS)

@@ -86,7 +86,6 @@ def test_a_layer_that_runs_twice_loses_what_is_dead_both_times(tmp_path: Path) -
     assert found(content)["relu"]["dead"] == [1, 2] and content["prune"] == {}
 
 
-@pytest.mark.slow
 def test_channels_that_others_depend_on_are_not_pruned(noise: Path, tmp_path: Path) -> None:
     """GroupNorm mixes channels, and b's own output is used beside its ReLU."""
 

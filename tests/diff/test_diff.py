@@ -61,6 +61,7 @@ def test_tolerance_is_a_share_of_value_and_layer(featviz: CLI, run: Run) -> None
     """Just above the largest relative difference runs are equal, just below they are not."""
     pair = run("base", "--tensors", "npy"), run("new", "--tensors", "npy", change=one_weight)
     _, document = documented(featviz, *pair)
+    assert document["tolerance"] == 1e-4  # what docs/diff.md says
     worst = max(max(layer["channels"]["relative"]) for layer in document["layers"])
     assert featviz("diff", *pair, "--tolerance", repr(worst * (1 + 1e-9))).code == 0
     assert featviz("diff", *pair, "--tolerance", repr(worst * (1 - 1e-9))).code == 4

@@ -97,6 +97,17 @@ def test_figure_shows_input_maps_and_bars() -> None:
     assert (title < 100).any() and (pixels[-3:] == 255).all()
 
 
+def test_ticks_stand_at_their_values() -> None:
+    """Of a bar from 0 to 10.9 the lowest tick is at its end, the highest a twelfth below its top."""
+    panel = page.Panel("maps", np.zeros((8, 8, 3), np.uint8) + 9, (0.0, 10.9))
+    pixels = np.asarray(Image.open(io.BytesIO(written([panel]))).convert("RGB")).astype(int)
+    rows, columns = (abs(pixels - (253, 231, 36)).sum(2) < 30).nonzero()
+    beside = pixels[:, columns.max() + 4].sum(1) < 99
+    ticks = beside.nonzero()[0]
+    height = (ticks.max() - rows.min()) / 10.9
+    assert ticks.min() - rows.min() == pytest.approx(0.9 * height, abs=2)
+
+
 def test_panels_have_the_pixels_of_their_maps() -> None:
     """Each map in its place, enlarged to squares."""
     tensor = noise(1, 4, 17, 10)

@@ -148,7 +148,6 @@ def test_grids_are_make_grids_one_tag_a_layer(net: nn.Module, pictures: Path, ra
     assert (outputs(net, pictures / "0.png")["relu"][0, 3] == 0).all()
 
 
-@pytest.mark.slow
 def test_training_steps_make_lines_of_each_image(
     net: nn.Module, pictures: Path, tmp_path: Path
 ) -> None:
