@@ -98,7 +98,7 @@ def test_figure_shows_input_maps_and_bars() -> None:
 
 
 def test_ticks_stand_at_their_values() -> None:
-    """Of a bar from 0 to 10.9 the lowest tick is at its end, the highest a twelfth below its top."""
+    """Of a bar from 0 to 10.9 the lowest tick is at its end, the highest one below its top."""
     panel = page.Panel("maps", np.zeros((8, 8, 3), np.uint8) + 9, (0.0, 10.9))
     pixels = np.asarray(Image.open(io.BytesIO(written([panel]))).convert("RGB")).astype(int)
     rows, columns = (abs(pixels - (253, 231, 36)).sum(2) < 30).nonzero()

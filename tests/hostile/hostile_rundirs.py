@@ -158,18 +158,13 @@ INSIDE = "expected a file inside the image's folder"
 FIELDS: list[tuple[str, Any, str]] = [
     (f"{GRID}.nrow", 0, "Expected `int` >= 1 - at `$.captures[0].grid.nrow`"),
     (f"{GRID}.nrow", 4, "output.png has 96×64 pixels, by its manifest.json 190×33"),
-    (f"{GRID}.scale", 99, "grid.scale is 99, expected no more than the tile"),
     (f"{GRID}.tile", [2**31 - 1] * 2, "expected a picture of at most 2147483647"),
-    (f"{GRID}.padding", 1e308, "Expected `int`, got `float` - at `$.captures[0].grid.padding`"),
     ("captures.0.maps", 10**9, "Expected `int` <= 16777216 - at `$.captures[0].maps`"),
     ("captures.0.maps", 3, f"{KEY} is float32 [4, 6], expected float32 [3"),
-    ("captures.0.min", 1e400, "JSON has no number Infinity"),
     ("captures.0.shape", [10**18] * 4, "Expected `int` <= 9007199254740992"),
     ("captures.0.layer", "x" * 5000, "Expected `str` of length <= 4096"),
     ("captures", KeyError, "missing required field `captures`"),
-    ("image.path", "b.png", "image.path is b.png, expected 'a.png'"),
     ("image.path", "../../../x", "a.png"),
-    ("input.shape", [1, 3, 9, 9], "input.png has 45×29 pixels, by its manifest"),
     (FILE, "{root}/secret/id_secret.png", INSIDE),
     *(
         (FILE, path, INSIDE)
@@ -198,21 +193,18 @@ FIELDS: list[tuple[str, Any, str]] = [
 
 RECORDS: list[tuple[str, Any, str]] = [
     ("failures", [{"image": FORGED, "error": FORGED}], ""),
-    ("images.total", -1, "Expected `int` >= 0 - at `$.images.total`"),
     ("images.complete", [FORGED], ""),
     ("images.complete", ["../../x", "x" * 10**5], ""),
     ("options", {"normalize": [1], "layers": {}}, ""),
     ("layers", [FORGED], ""),
     ("model", {"kind": FORGED, "file": FORGED, "arch": 5}, ""),
     ("kind", TITLE, r"holds \x1b]0;featviz_hostile\x07"),
-    ("schema_version", 999, "has schema version 999, this featviz reads 2"),
 ]
 """The same of run.json."""
 
 JSONS: dict[str, tuple[bytes, str]] = {
     "no JSON": (b"\x89PNG", "cannot be read: "),
     "100,000 levels": (b'{"captures": ' + b"[" * 100_000, "more than 100 levels"),
-    "NaN": (b'{"schema_version": NaN}', "JSON has no number NaN"),
 }
 
 NO_FILE, LINKED = "it is no regular file", "is a symbolic link"
