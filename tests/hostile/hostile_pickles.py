@@ -329,21 +329,12 @@ REASONS = re.compile(
 """Why these are refused, in words: none of them is merely a file that is broken."""
 
 
-def conv(groups: Any) -> Opcodes:
-    sides = dict.fromkeys(("kernel_size", "stride", "dilation"), (1, 1))
-    zeros = dict.fromkeys(("padding", "output_padding"), (0, 0))
-    state = {"in_channels": 3, "out_channels": 4, "transposed": False, "padding_mode": "zeros"}
-    weights = {"weight": floats((4, 3, 1, 1), (3, 1, 1, 1)), "bias": None}
-    return module(CONV, **sides, **zeros, **state, groups=groups, _parameters=weights)
-
-
 TRANSFORMER = "torch.nn.modules.transformer:TransformerEncoderLayer"
 TAKEN: dict[str, Make] = {
     "a class kept as an activation": lambda b: module(TRANSFORMER, activation=named(YOLO)),
     "attributes of a parameter in the place of methods": lambda b: relu(
         _parameters={"w": _parameter({"note": named(LINEAR)}, ordered())}
     ),
-    "groups of a convolution are text": lambda b: conv(f"a{TITLE}"),
 }
 """What loads, and does no harm when it is used."""
 

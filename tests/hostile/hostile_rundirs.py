@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from hostile_audit import MARKER
-from hostile_harness import MARKUP, MEMORY, TITLE, Attack, Sandbox, attempt
-from hostile_images import EPS, giant_png, text_bomb_png, zipped
+from hostile_harness import MARKUP, TITLE, Attack, Sandbox, attempt
+from hostile_images import EPS, giant_png, zipped
 from PIL import Image
 from rundirs import summed_anew
 from torch import nn
@@ -237,15 +237,10 @@ FILES: dict[str, tuple[Change, str]] = {
         raw(PICTURE, giant_png),
         "output.png has 60000×60000 pixels, by its manifest.json 96×64",
     ),
-    "a picture with a gigabyte of text": (raw(PICTURE, lambda: text_bomb_png(96, 64)), ""),
     "PostScript for a picture": (raw(PICTURE, EPS), "no PNG"),
     "statistics that are packed": (
         stats(npy(np.zeros((4, 6), np.float32)), packed=True),
         "is compressed, which featviz does not write",
-    ),
-    "1 MB of statistics that unpacks to 1.2 GB": (
-        stats(lambda: npy(np.zeros((MEMORY // 24 + 5_000_000, 6), np.float32)), packed=True),
-        "stats.npz has more than the ",
     ),
     "code in a header": (
         stats(header(f"__import__('os').mkdir('{MARKER}')") + bytes(96)),
