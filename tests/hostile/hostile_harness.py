@@ -181,11 +181,7 @@ def attempt(attack: Attack, box: Sandbox, seconds: float = SECONDS, cpu: int = 0
 
 
 def judged(outcome: Outcome, expect: str | int, several: bool) -> Iterator[str]:
-    """What is wrong with an exit and its streams.
-
-    Args:
-        several: there may be an `error:` line for each image that failed, before the last one.
-    """
+    """What is wrong with an exit and its streams; of `several` images each may have an error."""
     yield from (f"VIOLATION {line}" for line in dict.fromkeys(outcome.violations.splitlines()))
     last = (outcome.err.strip().splitlines() or [""])[-1][:200]
     if outcome.late or outcome.signal == signal.SIGXCPU:

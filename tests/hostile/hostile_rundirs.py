@@ -193,7 +193,6 @@ FIELDS: list[tuple[str, Any, str]] = [
 
 RECORDS: list[tuple[str, Any, str]] = [
     ("failures", [{"image": FORGED, "error": FORGED}], ""),
-    ("images.complete", [FORGED], ""),
     ("images.complete", ["../../x", "x" * 10**5], ""),
     ("options", {"normalize": [1], "layers": {}}, ""),
     ("layers", [FORGED], ""),

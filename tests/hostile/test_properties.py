@@ -1,7 +1,4 @@
-"""Honest files changed a little, at random: success or one `error:` line, and nothing else.
-
-The seeds are numbers, so that the changes are the same on every run.
-"""
+"""Honest files changed a little, by fixed seeds: success or one `error:` line, and nothing else."""
 
 from __future__ import annotations
 

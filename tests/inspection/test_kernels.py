@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import Run
+from runs import tree
 from torch import nn
 
 from featviz.inspection.kernels import draw_kernels
@@ -46,6 +47,18 @@ def test_nothing_to_draw_is_a_usage_error(
     done = featviz("kernels", kernel_nets(net), "--out", tmp_path / "out", *arguments)
     assert done.code == 2 and done.err.startswith(f"error: {message}"), done.err
     assert not (tmp_path / "out").exists()
+
+
+def test_kernels_that_are_there_stay_without_overwrite(
+    featviz: Run, kernel_nets: Any, tmp_path: Path
+) -> None:
+    """The second call ends in one line, and with --overwrite it draws."""
+    call = "kernels", kernel_nets("colour"), "--out", tmp_path / "out"
+    assert featviz(*call).code == 0
+    before = tree(tmp_path / "out")
+    again = featviz(*call, "--layers", "first")
+    assert again.code == 1 and "--overwrite" in again.err and tree(tmp_path / "out") == before
+    assert featviz(*call, "--layers", "first", "--overwrite").code == 0
 
 
 def test_run_json_says_what_ran(drawn: Any) -> None:

@@ -173,6 +173,10 @@ def test_identify_command_says_what_it_is(small: nn.Module, tmp_path: Path, feat
     found = json.loads(featviz("identify", tmp_path / "a.pth", "--json").out)
     assert (found["architecture"], found["num_classes"]) == ("shufflenet_v2_x0_5", 7)
     assert found["also"] == ["quantized_shufflenet_v2_x0_5"]
+    headless = {k: v for k, v in small.state_dict().items() if not k.startswith("fc.")}
+    torch.save(headless, tmp_path / "c.pth")
+    nearest = "nearest: shufflenet_v2_x0_5 (280 of 282 tensors fit)"
+    assert nearest in featviz("identify", tmp_path / "c.pth").out
     torch.save({"w": torch.ones(3)}, tmp_path / "b.pth")
     done = featviz("identify", tmp_path / "b.pth")
     assert (done.code, done.out) == (

@@ -202,15 +202,14 @@ HARMS: dict[str, Callable[[Path], object]] = {
     "another run": lambda folder: sealed_anew(folder, fingerprint="0" * 64),
     "outside": lambda f: rewrite(f / "manifest.json", "/output.png", "/../../../secret.png"),
     "picture": lambda folder: next(folder.rglob("output.png")).unlink(),
+    "short": lambda folder: os.truncate(next(folder.rglob("output.png")), 99),
     "statistics": lambda folder: (folder / "stats.npz").write_bytes(b"PK"),
 }
-
-
-OTHERS = ("cut", "outside", "statistics")
+OTHERS = ("cut", "outside", "picture", "statistics")
 
 
 @pytest.mark.parametrize(
-    "harm", ["another run", "picture", *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)]
+    "harm", ["another run", "short", *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)]
 )
 def test_an_image_that_does_not_fit_is_drawn_again(harm: str, draw: Run, whole: Path) -> None:
     """--resume believes a manifest as little as report does, keeps the others, removes what it
