@@ -184,8 +184,7 @@ def test_every_function_has_its_options_in_its_signature() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"order": "mean", "reduce": "mean"}, {"cmap": "viridis", "reduce": "pca"}],
+    "options", [{"order": "mean", "reduce": "mean"}, {"cmap": "viridis", "reduce": "pca"}]
 )
 def test_contradictions_are_refused_in_the_same_words(
     options: dict[str, Any], tmp_path: Path

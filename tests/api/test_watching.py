@@ -61,10 +61,7 @@ def test_a_step_shows_the_weights_of_that_step(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrap", "cast"),
-    [
-        (lambda model: model, True),
-        (lambda model: torch.compile(model, backend="eager"), False),
-    ],
+    [(lambda model: model, True), (lambda model: torch.compile(model, backend="eager"), False)],
 )
 def test_the_training_is_as_if_nobody_watched(
     tmp_path: Path, wrap: Callable[[nn.Module], nn.Module], cast: bool
@@ -295,7 +292,6 @@ def test_the_last_step_is_drawn_once(tmp_path: Path) -> None:
     assert np.allclose(means[1] - means[0], 1, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_the_last_step_of_a_training_that_fails_is_not_drawn(tmp_path: Path) -> None:
     """What is there stays."""
     with (

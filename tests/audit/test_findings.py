@@ -31,6 +31,13 @@ LAYERS = [
 ]
 
 
+def test_the_total_of_apoz_is_that_of_all_channels() -> None:
+    """A layer counts by its channels; one without APoZ does not."""
+    shares = zip(LAYERS, (0.5, 0.25, None, 0.125), strict=True)
+    found = findings.totals([{**one, "apoz": share} for one, share in shares])
+    assert found["apoz"] == pytest.approx((20 * 0.5 + 20 * 0.25 + 100 * 0.125) / 140)
+
+
 @pytest.mark.parametrize(
     ("text", "held", "words"),
     [

@@ -130,6 +130,14 @@ def two_runs(tmp_path: Path) -> tuple[Path, Path]:
     return write_run(tmp_path / "base", before), write_run(tmp_path / "new", after)
 
 
+def test_of_many_layers_the_first_and_the_worst_are_drawn(featviz: CLI, tmp_path: Path) -> None:
+    """Eight of ten, in the order of the model."""
+    runs = [[Drawn(f"l{n}", index=n, shade=20 + n * more) for n in range(1, 11)] for more in (0, 5)]
+    sides = (write_run(tmp_path / f"{n}", {"a.png": rows}) for n, rows in enumerate(runs))
+    featviz("diff", *sides, "--out", tmp_path / "maps")
+    assert list(drawn(tmp_path / "maps")) == [f"l{n} (ReLU)" for n in (1, *range(4, 11))]
+
+
 def test_channels_are_counted_once_whatever_the_images(featviz: CLI, tmp_path: Path) -> None:
     """In the line, the table and on the page; JSON and the gate count each in each image."""
     base, new = two_runs(tmp_path)

@@ -135,11 +135,7 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     ),
     ("input.png", Path.unlink, " is missing"),
     ("input.png", halved, " cannot be read: "),
-    (
-        "manifest.json",
-        lambda p: p.write_text("{"),
-        ": cannot be read: it is no JSON: Expecting",
-    ),
+    ("manifest.json", lambda p: p.write_text("{"), ": cannot be read: it is no JSON: Expecting"),
     (
         "manifest.json",
         lambda p: edited(p, f'"tensor": "{TENSOR}"', '"tensor": "../../secret.npy"'),

@@ -121,10 +121,7 @@ def test_panels_have_the_pixels_of_their_maps() -> None:
         assert np.array_equal(found, panel.pixels)
 
 
-@pytest.mark.parametrize(
-    ("low", "high"),
-    [(-3.3, 2.6), (999.97, 1000.03), (-4e-4, 3e-4)],
-)
+@pytest.mark.parametrize(("low", "high"), [(-3.3, 2.6), (999.97, 1000.03), (-4e-4, 3e-4)])
 def test_ticks_are_those_of_matplotlibs_colour_bar(low: float, high: float) -> None:
     """The same numbers at the same values, with what multiplies them."""
     paper = Figure(figsize=(2, 2), dpi=100)

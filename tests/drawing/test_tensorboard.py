@@ -248,11 +248,7 @@ def test_histograms_are_numpys(values: Tensor) -> None:
 
 
 def test_without_the_package_one_line_says_how_to_get_it(
-    featviz: Run,
-    tmp_path: Path,
-    tiny_file: Path,
-    picture: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    featviz: Run, tmp_path: Path, tiny_file: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is loaded or written."""
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)

@@ -137,6 +137,14 @@ def test_an_image_that_vanishes_before_it_is_drawn(
     assert "250.png cannot be read again" in messages.text
 
 
+def test_a_broken_image_fails_alone(featviz: Run, lights: Path, reds: Path, tmp_path: Path) -> None:
+    """Exit code 3, and exemplars of the others."""
+    (reds / "broken.png").write_bytes(b"no image")
+    done = featviz("exemplars", lights, reds, "--layers", "0", "--out", tmp_path / "out", *PLAIN)
+    assert done.code == 3 and "broken.png" in done.err
+    assert (tmp_path / "out" / "001_0" / "output" / "c00000.png").is_file()
+
+
 LAYERS = ("--layers", "Conv2d,ReLU,Linear", "--top", "4")
 
 

@@ -149,12 +149,7 @@ class TestSelectors:
         ],
     )
     def test_no_match_points_to_the_functions_there_are(
-        self,
-        asked: str,
-        words: tuple[str, ...],
-        net_file: Path,
-        picture: Path,
-        featviz: Run,
+        self, asked: str, words: tuple[str, ...], net_file: Path, picture: Path, featviz: Run
     ) -> None:
         """Exit 2; the functions that the model calls, and the nearest name, also of a module."""
         got = featviz("run", f"{net_file}:Net", picture, "--layers", asked, *LINE)

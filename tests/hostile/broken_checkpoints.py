@@ -111,10 +111,7 @@ NO_INDEX = "is no index of shards"
 CHECKPOINTS: dict[str, tuple[Maker, str]] = {
     "empty": (written(b""), "is no checkpoint: it is empty"),
     "PNG": (written(encoded("PNG")), "it is a PNG image"),
-    "half a file": (
-        written(WHOLE[: len(WHOLE) // 2]),
-        "that is truncated or damaged",
-    ),
+    "half a file": (written(WHOLE[: len(WHOLE) // 2]), "that is truncated or damaged"),
     "HTML": (written(b"<!DOCTYPE html><html>404</html>"), "it is a web page"),
     "LFS pointer": (
         written(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),

@@ -90,11 +90,7 @@ def test_channels_are_the_axis_that_has_as_many_as_the_model_takes(
 
 @pytest.mark.parametrize(
     ("shape", "channels", "expected"),
-    [
-        ((4, 6), 3, (3, 4, 6)),
-        ((4, 6, 1), 1, (1, 4, 6)),
-        ((3, 1, 6), 3, (3, 1, 6)),
-    ],
+    [((4, 6), 3, (3, 4, 6)), ((4, 6, 1), 1, (1, 4, 6)), ((3, 1, 6), 3, (3, 1, 6))],
 )
 def test_grey_becomes_what_the_model_takes(
     read: Callable[..., Any], shape: tuple[int, ...], channels: int, expected: tuple[int, ...]
@@ -126,7 +122,7 @@ def test_an_npz_has_one_array_or_one_called_image(
 ) -> None:
     """Several without that name are refused, and named."""
     array = numbers(5, 4, 6, dtype="f4")
-    for arrays in ({"x": array}, {"image": array, "label": np.ones(2)}):
+    for arrays in ({"x": array}, {"label": np.ones(2), "image": array}):
         np.testing.assert_array_equal(read(npz(compressed, **arrays), 5).values, array)
     with pytest.raises(
         ImageError, match=r"^scan holds 2 arrays \(a, b\), and none is called image"

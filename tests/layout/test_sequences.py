@@ -125,10 +125,7 @@ def test_no_query_of_detr_is_a_place() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "smaller"),
-    [("levit_128s", {}), ("mixer_s16_224", {})],
-)
+@pytest.mark.parametrize(("name", "smaller"), [("levit_128s", {}), ("mixer_s16_224", {})])
 def test_transformers_that_were_read_right_stay_as_they_are(
     name: str, smaller: dict[str, object]
 ) -> None:

@@ -131,11 +131,7 @@ def test_convolutions_have_their_channels_first_whatever_the_proportions() -> No
 
 
 @pytest.mark.parametrize(
-    ("shape", "size"),
-    [
-        ([1, 3234, 4], (96, 128)),
-        ([1, 4608, 91], (128, 192)),
-    ],
+    ("shape", "size"), [([1, 3234, 4], (96, 128)), ([1, 4608, 91], (128, 192))]
 )
 def test_boxes_of_detectors_are_no_tokens(shape: list[int], size: tuple[int, int]) -> None:
     """The outputs of SSD's, FCOS's and RetinaNet's heads are boxes of several maps in one row."""

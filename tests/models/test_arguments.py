@@ -198,8 +198,7 @@ def test_lists_and_dicts_reach_forward_as_they_are(given: Any, picture: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("t=-2.5e3", -2500.0), ("t=False", False), ("t=none", None)],
+    ("text", "expected"), [("t=-2.5e3", -2500.0), ("t=False", False), ("t=none", None)]
 )
 def test_words_and_numbers(text: str, expected: object) -> None:
     """As Python has them, whatever their case."""

@@ -50,9 +50,7 @@ def exported(tiny: nn.Module, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [lambda: models.SwinTransformer([4, 4], 16, [2, 2], [2, 2], [4, 4])],
-    ids=["swin"],
+    "make", [lambda: models.SwinTransformer([4, 4], 16, [2, 2], [2, 2], [4, 4])], ids=["swin"]
 )
 @pytest.mark.slow
 def test_every_call_of_every_layer_is_the_eager_models(
@@ -170,10 +168,7 @@ class Evil:
         return Path.touch, (Path("marker").absolute(),)
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["layers {}", "layers resnet18 --weights {}"],
-)
+@pytest.mark.parametrize("line", ["layers {}", "layers resnet18 --weights {}"])
 @pytest.mark.parametrize("name", ["model.pt", "model.PT"])
 def test_nothing_of_a_program_is_read_without_trust(
     name: str, line: str, exported: Path, featviz: Callable[..., Any]

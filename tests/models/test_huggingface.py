@@ -132,10 +132,7 @@ def test_other_ways_to_say_it(folders: Callable[[str], Path], tmp_path: Path) ->
     assert load(file).source["kind"] == "file" and load(file).source["arch"] == "vit"
 
 
-@pytest.mark.parametrize(
-    ("family", "names"),
-    [("vit", list(NAMES.values())), ("clip", [])],
-)
+@pytest.mark.parametrize(("family", "names"), [("vit", list(NAMES.values())), ("clip", [])])
 def test_classes_have_names_and_embeddings_have_none(
     family: str, names: list[str], folders: Callable[[str], Path], image: Path, featviz: Run
 ) -> None:

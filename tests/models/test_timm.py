@@ -140,8 +140,7 @@ def _cached(tmp_path: Path, name: str, tensors: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "weights"),
-    [(SMALL, None), (f"{SMALL}.r160_in1k", None), (SMALL, "r160_in1k")],
+    ("spec", "weights"), [(SMALL, None), (f"{SMALL}.r160_in1k", None), (SMALL, "r160_in1k")]
 )
 def test_weights_fetched_before_need_no_network(
     spec: str, weights: str | None, own: nn.Module, tmp_path: Path

@@ -188,10 +188,7 @@ def test_identify_command_says_what_it_is(small: nn.Module, tmp_path: Path, feat
 
 @pytest.mark.slow
 def test_identify_says_what_run_takes_a_file_for(
-    small: nn.Module,
-    tmp_path: Path,
-    featviz: Run,
-    monkeypatch: pytest.MonkeyPatch,
+    small: nn.Module, tmp_path: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A whole model, as it stands; weights beside a config.json; a model of a class that is not
     trusted, never."""

@@ -38,8 +38,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in COMMANDS],
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in COMMANDS]
 )
 def test_a_photograph_is_not_replaced(
     name: str, place: Path, featviz: Run, tiny_file: Path

@@ -16,11 +16,7 @@ from featviz.errors import UsageError
 from featviz.rundir import LOCK_FILE, RUN_FILE
 from featviz.rundir.place import check_apart, held
 
-MARKS = {
-    "run": "run.json",
-    "audit": "audit.json",
-    "report": "report.json",
-}
+MARKS = {"run": "run.json", "audit": "audit.json", "report": "report.json"}
 """The record in the folder of commands of each kind: the others do as these."""
 ALWAYS = ("report",)
 """Commands that replace an earlier result of their own without --overwrite."""
@@ -28,10 +24,7 @@ HEX = "0123456789abcdef"
 
 
 @pytest.fixture(
-    params=[
-        "run",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("audit", "report")),
-    ]
+    params=["run", *(pytest.param(name, marks=pytest.mark.slow) for name in ("audit", "report"))]
 )
 def command(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -44,13 +37,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def write(
-    draw: Run,
-    command: str,
-    featviz: Run,
-    tiny_file: Path,
-    photos: Path,
-    tmp_path: Path,
-    out: Path,
+    draw: Run, command: str, featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path, out: Path
 ) -> Run:
     """The command into `out`, with more options."""
     ran = tmp_path / "ran"

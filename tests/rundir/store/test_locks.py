@@ -55,11 +55,7 @@ def test_a_lock_of_nonsense_is_a_lock(
 @pytest.mark.slow
 @pytest.mark.parametrize("refusing", [False, True])
 def test_a_store_without_conditions_is_asked_before(
-    refusing: bool,
-    featviz: Run,
-    words: list[object],
-    memory: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    refusing: bool, featviz: Run, words: list[object], memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that ignores the condition, or refuses it, has a lock all the same."""
     real = type(memory).pipe_file

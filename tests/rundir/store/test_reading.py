@@ -108,11 +108,7 @@ def test_names_that_lead_elsewhere_are_left_out() -> None:
 
 @pytest.mark.slow
 def test_hostile_objects_stay_in_the_store(
-    featviz: Run,
-    words: list[object],
-    memory: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    featviz: Run, words: list[object], memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A listing with such names gives a report of the rest, and writes nowhere else."""
     assert featviz(*words, "--out", URL).code == 0
