@@ -81,7 +81,6 @@ def test_kernels_are_those_of_the_command(
         _ = kernels.image
 
 
-@pytest.mark.slow
 def test_an_audit_is_that_of_the_command(
     featviz: CLI, tiny: nn.Module, tiny_file: Path, photos: Path, tmp_path: Path
 ) -> None:

@@ -145,7 +145,6 @@ def test_complex_numbers_are_drawn_as_magnitude_and_phase(picture: Path, tmp_pat
     assert abs(tile - colors).max() < 0.03
 
 
-@pytest.mark.slow
 def test_complex_numbers_on_the_way(picture: Path, tmp_path: Path) -> None:
     """look shows the magnitude, a plan counts both parts, gradients have both, `--reduce` one; the
     run is whole, has a report, and equals itself."""

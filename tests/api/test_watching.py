@@ -44,7 +44,6 @@ def test_a_series_has_a_whole_run_for_each_step(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "s").iterdir() if path.name[0] == "."] == []
 
 
-@pytest.mark.slow
 def test_a_step_shows_the_weights_of_that_step(tmp_path: Path) -> None:
     """Its pictures and numbers are those of `featviz.run` on a copy made then, and of torch."""
     model = network()
@@ -76,7 +75,6 @@ def test_the_training_is_as_if_nobody_watched(
     assert [row.layer for row in rows] == ["0.0", "0.2", "1", "3"]
 
 
-@pytest.mark.slow
 def test_a_failing_forward_pass_leaves_the_model_as_it_was(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -145,7 +143,6 @@ def test_health_is_the_audits_finding(tmp_path: Path) -> None:
     assert rows["0"] == found[1]["0"] and rows["1"] == found[1]["1"]
 
 
-@pytest.mark.slow
 def test_functions_have_no_health(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of functions alone no audit is written, which a warning says once."""
     net = Net(lambda self, x: torch.relu(self.conv(x)), conv=nn.Conv2d(1, 4, 3))
@@ -157,7 +154,6 @@ def test_functions_have_no_health(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert caplog.text.count(said) == 1 and not list((tmp_path / "s").rglob("audit.json"))
 
 
-@pytest.mark.slow
 def test_tensorboard_has_training_steps(tmp_path: Path) -> None:
     """TensorBoard's own reader finds a picture, a histogram and dead channels at each step."""
     event_accumulator = pytest.importorskip(
@@ -214,7 +210,6 @@ def test_a_taken_folder_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.slow
 def test_an_earlier_series_stays_until_a_step_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,7 +267,6 @@ def test_numbers_of_steps_are_whole(tmp_path: Path) -> None:
     assert [path and path.name[-2:] for path in written] == [None, "12", None, None, "45", "50"]
 
 
-@pytest.mark.slow
 def test_the_last_step_is_drawn_once(tmp_path: Path) -> None:
     """With the weights at the end; not where it was due, where nothing was trained, or again. A
     closed watcher writes nothing."""

@@ -160,7 +160,6 @@ def test_the_model_is_given_back_as_it_was(noise: Path, tmp_path: Path) -> None:
     assert not any(module._forward_hooks for module in model.module.modules())
 
 
-@pytest.mark.slow
 def test_what_has_no_channels_is_named_and_not_counted(tmp_path: Path) -> None:
     """A detector's scores [1, classes, anchors] have no axis of channels that is known: anchors do
     not count as saturated channels, and the maps before them are audited."""
@@ -178,7 +177,6 @@ def test_what_has_no_channels_is_named_and_not_counted(tmp_path: Path) -> None:
     assert skipped["reason"] == "shape [1, 11, 97] has no axis known to count channels"
 
 
-@pytest.mark.slow
 def test_maps_and_tokens_without_a_known_maker_are_counted_by_their_layout(tmp_path: Path) -> None:
     """Where no layer before says which axis counts channels, the layout of the output does."""
 

@@ -80,7 +80,6 @@ def test_suspects_are_drawn_with_the_images_that_excite_them_most(
     assert all(np.abs(label - end).max(1).min() <= 4 for end in ends)
 
 
-@pytest.mark.slow
 def test_a_broken_image_is_named_and_the_others_count(
     featviz: Run, noise: Path, tmp_path: Path
 ) -> None:

@@ -32,7 +32,6 @@ def test_prune_names_the_layer_that_makes_each_dead_channel(noise: Path, tmp_pat
     assert content["verify"] == {"channels": 2, "images": 6, "largest_change": 0.0}
 
 
-@pytest.mark.slow
 def test_really_cutting_the_channels_out_changes_nothing(noise: Path, tmp_path: Path) -> None:
     """The oracle for prune.json: a smaller network, built by hand, gives the same output."""
     model = nn.Sequential(

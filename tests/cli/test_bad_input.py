@@ -32,7 +32,6 @@ def test_a_corrupt_image_in_a_folder_leaves_the_others_complete(
     assert complete(out / "alone") == []
 
 
-@pytest.mark.slow
 def test_run_json_has_no_absolute_path_of_the_model(
     featviz: Run, nets: str, picture: Path, tmp_path: Path, out: Path
 ) -> None:

@@ -44,7 +44,6 @@ def test_layers_as_json_lists_every_module(featviz: Run, resnet: nn.Module) -> N
     assert {row["name"]: row["calls"] for row in rows} == {n: len(s) for n, s in seen.items()}
 
 
-@pytest.mark.slow
 def test_the_table_has_a_line_for_each_module(featviz: Run, resnet: nn.Module) -> None:
     """Piped into grep, every name stands whole on its line, whatever the terminal's width."""
     outcome = featviz("layers", "resnet18", "--weights", "none", "--layers", "layer3.*.conv?", "-q")

@@ -143,7 +143,6 @@ def test_a_list_of_paths(
     assert found == ["picture.png", "gone.png", other.name] and len(complete(out)) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--tensors", "npy"]], ids=["pictures", "tensors"])
 def test_the_estimate_is_what_is_written(
     more: list[str], featviz: Run, tiny_file: Path, tmp_path: Path

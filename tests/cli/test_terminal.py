@@ -91,7 +91,6 @@ def test_run_and_what_reads_it(featviz: Run, net: str, photos: Path, tmp_path: P
     check_tame(featviz("merge", runs[1], "--out", tmp_path / "merged", "--json"))
 
 
-@pytest.mark.slow
 def test_a_name_that_is_not_utf8(featviz: Run, tiny_file: Path, tmp_path: Path) -> None:
     """Works in run, report, sheet, diff and merge alike, on pages as in one file."""
     name = os.fsdecode(b"caf\xe9.png")

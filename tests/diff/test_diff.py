@@ -110,7 +110,6 @@ def test_nan_equals_nan_and_nothing_else(featviz: CLI, run: Run, kept: tuple[str
         assert layer_of(document, "2")["channels"]["unlike"][CHANGED] == 32 * 32
 
 
-@pytest.mark.slow
 def test_what_no_picture_shows_is_compared_by_statistics(featviz: CLI, run: Run) -> None:
     """WebP has no levels to read back."""
     webp = ("--format", "webp")

@@ -47,7 +47,6 @@ def test_the_page(featviz: CLI, run: Run, photos: Path, tmp_path: Path) -> None:
         assert words in page.text
 
 
-@pytest.mark.slow
 def test_the_page_tells_what_interventions_did(featviz: CLI, run: Run, tmp_path: Path) -> None:
     """At the top, beside the verdict; and the options in which the runs differ."""
     base, new = run("base"), run("new", "--ablate", f"2:{CHANGED}")
@@ -103,7 +102,6 @@ def test_what_is_not_finite_on_one_side_is_magenta(featviz: CLI, run: Run, tmp_p
     assert (np.asarray(picture.convert("RGB")) == (255, 0, 255)).all()
 
 
-@pytest.mark.slow
 def test_the_folder_of_the_maps(featviz: CLI, run: Run, tmp_path: Path) -> None:
     """It has the document, and its files; an earlier result is replaced whole."""
     base, new = run("base"), run("new", change=one_weight)

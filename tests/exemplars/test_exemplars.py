@@ -161,7 +161,6 @@ def test_each_class_has_its_own(net: nn.Module, noise: Path, tmp_path: Path) -> 
     assert len(sheets) == 10 and all((tmp_path / "out" / sheet).is_file() for sheet in sheets)
 
 
-@pytest.mark.slow
 def test_any_layout_gives_the_same_places(noise: Path, tmp_path: Path) -> None:
     """Channels behind the batch, channels last and tokens: one map, the same exemplars;
     the class token has no place."""

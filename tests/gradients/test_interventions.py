@@ -138,7 +138,6 @@ def test_channels_of_tokens_and_channels_last(name: str, tmp_path: Path) -> None
     assert torch.equal(got, plain * (torch.arange(plain.shape[-1]) != 1))
 
 
-@pytest.mark.slow
 def test_noise_is_seeded(tmp_path: Path) -> None:
     """Gaussian with the given deviation; the same for one seed, and for an image of the same
     pixels; other for another seed, and at each call."""

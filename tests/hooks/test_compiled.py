@@ -87,7 +87,6 @@ def test_a_compiled_model_is_captured_as_it_is_written(compiled: Any, warm: bool
     assert [len(tensors) for tensors in maps.values()] == [2, 2]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1])
 def test_what_is_compiled_stays_aside_until_the_last_capture_ends(first: int) -> None:
     """Two captures that overlap may end in any order, and then compiled code is in force."""

@@ -127,7 +127,6 @@ class TestWhoCalls:
         assert torch.equal(got, want[0] if isinstance(want, tuple) else want)
 
 
-@pytest.mark.slow
 def test_functions_of_an_exported_program(net: nn.Module) -> None:
     """The operators of an exported program have the names of the functions they were, and what
     stands for torch's own modules keeps its functions to itself."""

@@ -93,7 +93,6 @@ def test_one_image_of_an_archive(name: str, photos: Path) -> None:
         assert decode.decode(whole)[0][0].size == (18, 16)
 
 
-@pytest.mark.slow
 def test_a_compressed_tar_is_not_unpacked_from_its_start_for_each_image(
     photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

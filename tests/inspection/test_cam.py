@@ -133,7 +133,6 @@ def test_bad_input_gets_one_line(
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.slow
 def test_overwrite_and_the_image_itself(featviz: Run, tmp_path: Path) -> None:
     """--overwrite replaces a foreign file, and never the image."""
     Image.open(FIVE).save(tmp_path / "cam.png")

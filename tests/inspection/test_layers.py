@@ -188,7 +188,6 @@ def test_the_model_is_as_before() -> None:
     assert_same(before, state_of(model))
 
 
-@pytest.mark.slow
 def test_a_guess_of_the_size_is_warned_of(featviz: Run) -> None:
     """Where no option, model or weights say it; a tenth of the figures would be as credible."""
     done = featviz("layers", DIGITS_MODEL)

@@ -74,7 +74,6 @@ class TestTensorLayout:
         assert row["grid"]["tile"] == [20, 14]
         assert_drawn(self.out / "ramps.png", row, positions(14, 20).reshape(3, 20, 14))
 
-    @pytest.mark.slow
     def test_selectors_say_for_which_layers(self) -> None:
         """SELECTORS=LAYOUT is for these layers only; of several the last that matches counts."""
         assert self.run("tokens:20x14+1", "blocks.1.*=tokens:14x20+1").code == 0
@@ -86,7 +85,6 @@ class TestTensorLayout:
         assert found["blocks.0.same", 0, ""]["grid"]["tile"] == [14, 20]
         assert found["blocks.1.same", 0, ""]["grid"]["tile"] == [20, 14]
 
-    @pytest.mark.slow
     def test_a_grid_that_does_not_fit_is_skipped_with_the_reason(self) -> None:
         """Nothing is drawn by a told layout that the tensor cannot have."""
         assert self.run("tokens:10x10").code == 1
@@ -101,7 +99,6 @@ class TestTensorLayout:
             == "shape [1, 281, 3] cannot be read as nchw [1, C, H, W] (--tensor-layout)"
         )
 
-    @pytest.mark.slow
     def test_a_map_can_be_told_to_be_channels_last(self) -> None:
         """nhwc for a convolution's [1, 3, 14, 20]: twenty maps of 3 × 14."""
         assert self.run("Conv2d=nhwc", layers="conv_proj,blocks.0.same").code == 0

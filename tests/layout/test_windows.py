@@ -88,7 +88,6 @@ def test_pieces_are_put_together_as_the_model_does(name: str) -> None:
         assert torch.equal(found[cut, ""].maps, found[whole, ""].maps), (cut, whole)
 
 
-@pytest.mark.slow
 def test_pooled_tokens_stand_as_hiera_itself_puts_them() -> None:
     """At each stage the maps are what timm's own Reroll makes of the tokens."""
     model = Hiera(img_size=(64, 96), embed_dim=8, num_heads=1, stages=(1, 1, 1, 1)).eval()

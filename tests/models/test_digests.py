@@ -100,7 +100,6 @@ def test_tensors_that_consist_of_others_count_by_these() -> None:
     assert digest(packed(1, float("nan"))) is None
 
 
-@pytest.mark.slow
 def test_a_model_without_a_digest_is_not_resumed(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +182,6 @@ def photos(tmp_path: Path) -> Path:
     return make_photos(tmp_path / "photos", 2)
 
 
-@pytest.mark.slow
 def test_edited_code_is_another_run(featviz: Run, code: Path, photos: Path, tmp_path: Path) -> None:
     """gelu for relu changes no tensor and no name. run.json has the sha256 of the model's file; an
     address in `extra_repr` is no difference."""

@@ -90,7 +90,6 @@ def test_the_exported_shape_decides_the_size(
     assert preprocess.blank()[0].shape == shape
 
 
-@pytest.mark.slow
 def test_a_dynamic_program_takes_any_size(tmp_path: Path) -> None:
     """Where height and width are free, the usual preprocessing decides."""
     free = torch.export.Dim.AUTO
@@ -102,7 +101,6 @@ def test_a_dynamic_program_takes_any_size(tmp_path: Path) -> None:
     assert load(path).preprocess.blank()[0].shape == (1, 3, 224, 224)
 
 
-@pytest.mark.slow
 def test_a_program_runs_on_another_device(tmp_path: Path) -> None:
     """Devices written into the program move with it; meta stands in for a GPU here."""
     ramp = Net(lambda self, x: x + torch.arange(20, device=x.device))

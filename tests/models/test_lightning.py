@@ -93,6 +93,8 @@ def test_hyper_parameters_are_the_arguments(class_: str, folder: Path) -> None:
     module = load("last.ckpt", arch=f"user_lit.py:{class_}", hparams=True)
     assert module.head.out_channels == 5 and len(module.net) == 2
     assert same_weights(module, {k: lit()[k] for k in module.state_dict()})
+    with pytest.raises(LoadError, match="head"):  # one that the user gives wins
+        load("last.ckpt", arch=f"user_lit.py:{class_}", hparams=True, model_args={"width": 7})
 
 
 def test_hyper_parameters_as_one_argument(folder: Path) -> None:

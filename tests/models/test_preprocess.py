@@ -284,7 +284,6 @@ def test_other_options_and_a_model_of_one_size_change_a_preset() -> None:
     assert choose_preprocess(transformer, None, options).blank()[0].shape == (1, 3, 96, 96)
 
 
-@pytest.mark.slow
 def test_the_guess_is_said_once_and_only_where_images_are_used(
     featviz: Run, tiny_file: Path, picture: Path, tmp_path: Path
 ) -> None:

@@ -53,7 +53,6 @@ def net(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_random_numbers_by_name_without_an_image(featviz: Run, net: Path, tmp_path: Path) -> None:
     """The one image is named after the argument; its maps are those of the seeded numbers, square
     ones as maps and not as tokens; input.png is a strip; the run is whole, resumes, and reports."""
@@ -81,7 +80,6 @@ def test_random_numbers_by_name_without_an_image(featviz: Run, net: Path, tmp_pa
     assert featviz("verify", out).code == featviz("report", out).code == 0
 
 
-@pytest.mark.slow
 def test_files_of_vectors(featviz: Run, net: Path, tmp_path: Path) -> None:
     """[F] and [1, F], of numpy and of torch.save, where the first layer is linear; a picture among
     them fails alone."""

@@ -94,7 +94,6 @@ def test_slices_of_every_layer_have_their_layout_and_number(
         assert np.abs(picture[channel * 10 : channel * 10 + 10] - row).max() <= 1
 
 
-@pytest.mark.slow
 def test_input_png_and_overlays_show_the_slices(featviz: Run, code: Path) -> None:
     """Side by side on one scale, from the least value of the volume to its largest; --overlay 0
     shows each slice under its own."""
@@ -107,7 +106,6 @@ def test_input_png_and_overlays_show_the_slices(featviz: Run, code: Path) -> Non
     assert np.abs(picture[:10] - expected * 255).max() <= 1
 
 
-@pytest.mark.slow
 def test_the_size_is_changed_slice_by_slice(featviz: Run, code: Path) -> None:
     """As torchvision resizes a batch of the slices."""
     array = volume(4, 8, 10, 12)

@@ -133,7 +133,6 @@ def test_wrapped_modules_are_taken_out(tiny: nn.Module) -> None:
         assert adopt(wrapped, InputOptions(size=8, crop=8)).module is tiny
 
 
-@pytest.mark.slow
 def test_replaced_head_gives_the_nearest(small: nn.Module, tmp_path: Path) -> None:
     """Another head: nearest architectures with counts; --partial goes on and says how much."""
     state = {k: v for k, v in small.state_dict().items() if not k.startswith("fc.")}
@@ -186,7 +185,6 @@ def test_identify_command_says_what_it_is(small: nn.Module, tmp_path: Path, feat
     )
 
 
-@pytest.mark.slow
 def test_identify_says_what_run_takes_a_file_for(
     small: nn.Module, tmp_path: Path, featviz: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +231,6 @@ def test_every_torchvision_builder_is_found_from_its_state_dict(name: str) -> No
     assert known.arguments.get("num_classes") == options.get("num_classes")
 
 
-@pytest.mark.slow
 def test_index_is_that_of_the_installed_torchvision(tmp_path: Path) -> None:
     """The shipped index has every builder, and a few made anew are the same."""
     shipped = json.loads(gzip.decompress(INDEX.read_bytes()))

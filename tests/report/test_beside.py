@@ -103,7 +103,6 @@ def test_a_compared_run_has_its_verdict_at_the_head(featviz: Any, tmp_path: Path
     assert '<a href="layer-001.html"><code>b</code></a>' in text.split("First layer")[1][:80]
 
 
-@pytest.mark.slow
 def test_runs_that_cannot_be_compared_say_why(featviz: Any, tmp_path: Path) -> None:
     """The pictures stand beside one another all the same."""
     options = {"layers": None, "normalize": "layer", "cmap": "grey", "nrow": None}
@@ -133,7 +132,6 @@ def test_the_page_of_a_layer_has_its_exemplars(two: Path, tmp_path: Path) -> Non
     assert [(a["width"], a["height"]) for a in sheets] == [("50", "30")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -199,7 +197,6 @@ def test_what_goes_with_a_run_goes_with_nothing_else(audit: Path, tmp_path: Path
         assert not (root / "report").exists()
 
 
-@pytest.mark.slow
 def test_a_picture_of_suspects_is_where_audits_put_it(tmp_path: Path) -> None:
     """No other file is opened, whatever audit.json names."""
     audit = write_audit(tmp_path / "audit", file="../secret.png")

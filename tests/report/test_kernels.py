@@ -36,7 +36,6 @@ def both(drawn: Path, tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "out", tmp_path / "kernels #1"
 
 
-@pytest.mark.slow
 def test_kernels_stand_on_the_pages_of_their_layers(featviz: Run, both: tuple[Path, Path]) -> None:
     """Each convolution has its picture, with the numbers of its scale; other layers have none. A
     kernel of three inputs is drawn as red, green and blue, which a grey key would not tell."""
@@ -56,7 +55,6 @@ def test_kernels_stand_on_the_pages_of_their_layers(featviz: Run, both: tuple[Pa
     assert words in read(run / "report" / "layer-001.html").text and rows[0]["layout"] == "rgb"
 
 
-@pytest.mark.slow
 def test_kernels_alone_are_a_page(featviz: Run, both: tuple[Path, Path]) -> None:
     """A section for each layer in the order of the model, with the picture in its own size, the
     shape of the weights and their range, which are those of the file of weights."""
@@ -83,7 +81,6 @@ def test_kernels_alone_are_a_page(featviz: Run, both: tuple[Path, Path]) -> None
     ]
 
 
-@pytest.mark.slow
 def test_odd_records_of_kernels_are_shown(featviz: Run, both: tuple[Path, Path]) -> None:
     """Names are escaped: those of layers and of the model stand in files of somebody else, which
     may say anything of the model and the options."""
@@ -99,7 +96,6 @@ def test_odd_records_of_kernels_are_shown(featviz: Run, both: tuple[Path, Path])
     assert page.text.count(EVIL) >= 2 and {i["src"] for i in page.of("img")}.isdisjoint({"x"})
 
 
-@pytest.mark.slow
 def test_what_holds_no_kernels_is_refused(featviz: Run, both: tuple[Path, Path]) -> None:
     """In one line, beside a run with the file and alone, and nothing is written."""
     run, kernels = both

@@ -320,7 +320,6 @@ def strip() -> Drawn:
     )
 
 
-@pytest.mark.slow
 def test_a_strip_of_constant_maps_is_called_that(tmp_path: Path, strip: Drawn) -> None:
     """On the page of the image and of the layer; its shape is that of the maps, not of stripes."""
     text = text_of(tmp_path / "out", "image-000.html", [strip])
@@ -342,7 +341,6 @@ def test_the_bars_of_a_gradient_are_by_magnitude(tmp_path: Path, strip: Drawn) -
     assert begins == [0, 60, 60, 60, 55, 60]
 
 
-@pytest.mark.slow
 def test_gradients_are_stages_of_their_own(tmp_path: Path, strip: Drawn) -> None:
     """Forward and backward at the same resolution are not mixed."""
     size = {"tile": (14, 14), "scale": 2}
@@ -365,7 +363,6 @@ def test_slices_are_named(tmp_path: Path) -> None:
     assert "slices 3 of 24: 0–2" in read(tmp_path / "out" / "report" / "layer-001.html").words
 
 
-@pytest.mark.slow
 def test_no_marks_no_words_about_them(tmp_path: Path) -> None:
     """Under --no-marks no map is crossed out, and the legend speaks of none."""
     assert "crossed out" in text_of(tmp_path / "with", "layer-000.html", [Drawn("x")])

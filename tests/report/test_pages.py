@@ -53,7 +53,6 @@ def test_alternative_texts_and_sizes_of_all_pictures(gallery: Path) -> None:
             assert image["loading"] == "lazy"
 
 
-@pytest.mark.slow
 def test_skipped_and_silent_layers_are_named(tmp_path: Path) -> None:
     """With the reason, and for how many images; on the images' pages too."""
     root = write_run(tmp_path / "out", {"a.png": [Drawn("conv1")]})

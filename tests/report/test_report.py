@@ -57,7 +57,6 @@ def test_no_inline_style_script_or_data(gallery: Path) -> None:
             assert tag != "script" or attributes.get("src")
 
 
-@pytest.mark.slow
 def test_the_same_bytes_again(root: Path) -> None:
     """A second report replaces the first and equals it, in the folder and in one file of either
     kind."""

@@ -98,7 +98,6 @@ def test_curves_are_the_audits_counts(page: Markup) -> None:
     assert "No channel is dead, constant, NaN or infinite at any step." in page.text
 
 
-@pytest.mark.slow
 def test_findings_of_unknown_names_are_not_shown(series: Path) -> None:
     """An audit.json may be anybody's, and names stand in classes and selectors."""
     write_audit(series / "step-000250", {EVIL: {'x"] *': [1], "dead": [3]}})
@@ -108,7 +107,6 @@ def test_findings_of_unknown_names_are_not_shown(series: Path) -> None:
     assert 'x"]' not in page.text
 
 
-@pytest.mark.slow
 def test_a_damaged_step_is_named_and_the_others_are_shown(series: Path) -> None:
     """The result says so as well; a step that is a link is none."""
     (series / "step-000100" / "run.json").write_text("{")

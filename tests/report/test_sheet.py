@@ -126,7 +126,6 @@ def test_another_tensor_of_the_layer(tmp_path: Path) -> None:
     assert "output, output.call1" in str(caught.value.hint)
 
 
-@pytest.mark.slow
 def test_refusals(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No such layer, no such channel, too large, no image, a broken grid: each in one line."""
     with pytest.raises(UsageError, match="the run has no layer 'conv9'") as caught:

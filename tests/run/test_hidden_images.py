@@ -108,7 +108,6 @@ def test_folders_of_others_that_look_hidden(
     refused(done, 1, "featviz did not write: ")
 
 
-@pytest.mark.slow
 def test_a_shard_leaves_what_another_may_be_writing(draw: Run, whole: Path) -> None:
     """Two shards with --resume in one folder: each clears its own images; all are cleared without
     --shard."""
@@ -148,7 +147,6 @@ def test_no_reader_sees_a_hidden_folder(
 # Images that fail
 
 
-@pytest.mark.slow
 def test_a_failed_image_leaves_nothing(tmp_path: Path) -> None:
     """Neither a hidden folder nor folders above it, in a folder of its own as beside others, where
     two layers of pictures that are mostly bright are drawn before the model raises."""

@@ -86,7 +86,6 @@ def test_out_may_not_be_or_hold_a_run_that_is_read(
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.slow
 def test_out_below_the_images_works_again_and_again(
     featviz: Run, tiny_file: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +103,6 @@ def test_out_below_the_images_works_again_and_again(
     assert snapshot(photos) == before
 
 
-@pytest.mark.slow
 def test_a_run_is_in_the_way(featviz: Run, tiny_file: Path, photos: Path, ran: Path) -> None:
     """The refusal names the way out."""
     base, before = ["run", tiny_file, photos, "--out", ran], snapshot(ran)

@@ -99,7 +99,6 @@ def factory(tmp_path: Path, value: float) -> str:
     return f"{tmp_path / 'net.py'}:make"
 
 
-@pytest.mark.slow
 def test_another_model_is_refused(
     featviz: Run, tiny: nn.Module, tiny_file: Path, photos: Path, tmp_path: Path
 ) -> None:
@@ -131,7 +130,6 @@ def test_from_python(tiny: nn.Module, photos: Path, tmp_path: Path) -> None:
         fv.run(tiny, photos, "Conv2d", tmp_path / "out", size=16, resume=True)
 
 
-@pytest.mark.slow
 def test_an_image_that_has_changed_is_done_again(
     draw: Run, photos: Path, whole: Path, tmp_path: Path
 ) -> None:
@@ -142,7 +140,6 @@ def test_an_image_that_has_changed_is_done_again(
     assert tree(whole) == tree(tmp_path / "new")
 
 
-@pytest.mark.slow
 def test_failures_are_tried_again_and_keep_the_exit_code(
     draw: Run, photos: Path, tmp_path: Path
 ) -> None:
@@ -159,7 +156,6 @@ def test_failures_are_tried_again_and_keep_the_exit_code(
     assert run_json(tmp_path / "out")["failures"] == []
 
 
-@pytest.mark.slow
 def test_an_overwrite_that_is_killed_leaves_nothing_that_looks_complete(
     draw: Run, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,6 @@ def test_run_json_is_written_while_a_run_goes_on(
 # Inputs that are gone
 
 
-@pytest.mark.slow
 def test_images_whose_inputs_are_gone_are_named(draw: Run, photos: Path, whole: Path) -> None:
     """--resume leaves them, and says so; without their folders the tree is that of a run without
     them."""
@@ -112,7 +111,6 @@ def test_the_old_run_stays_until_the_new_one_is_whole(
     assert tree(whole) == tree(whole.parent / "fresh")
 
 
-@pytest.mark.slow
 def test_an_overwrite_that_fails_keeps_the_earlier_run(
     draw: Run, whole: Path, at_image: AtImage
 ) -> None:

@@ -39,7 +39,6 @@ def test_resume_does_not_write_through_a_linked_folder(
     assert (ran / place).is_symlink() and elsewhere.exists() == (kind != "dead")
 
 
-@pytest.mark.slow
 def test_a_board_behind_a_link_in_the_run(draw: Run, ran: Path, tmp_path: Path) -> None:
     """--tensorboard inside --out goes through no link either."""
     (tmp_path / "away").mkdir()

@@ -88,7 +88,6 @@ def test_files_are_linked_where_they_can_be(
     assert tree(tmp_path / "copied") == tree(tmp_path / "linked")
 
 
-@pytest.mark.slow
 def test_parts_of_other_runs_are_refused(
     featviz: CLI, run: Run, photos: list[Path], tmp_path: Path
 ) -> None:
@@ -129,7 +128,6 @@ def test_a_corrupt_picture_is_not_passed_on(
     assert not (tmp_path / "merged").exists()
 
 
-@pytest.mark.slow
 def test_what_one_part_lacks_is_taken_from_another(
     featviz: CLI, run: Run, photos: list[Path], tmp_path: Path
 ) -> None:

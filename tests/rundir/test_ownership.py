@@ -98,7 +98,6 @@ def test_a_record_cannot_name_folders_outside(
     assert snapshot(photos) == before
 
 
-@pytest.mark.slow
 def test_what_featviz_writes_into_a_run_goes_with_it(
     featviz: Run, tiny_file: Path, photos: Path, tmp_path: Path
 ) -> None:
@@ -118,7 +117,6 @@ def test_what_featviz_writes_into_a_run_goes_with_it(
     assert board.items() <= tree(out / "board").items()
 
 
-@pytest.mark.slow
 def test_images_that_only_their_manifest_knows_go_too(draw: Run, photos: Path, ran: Path) -> None:
     """A run that was resumed with fewer images."""
     (photos / "01.png").unlink()

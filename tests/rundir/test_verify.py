@@ -114,18 +114,17 @@ def test_a_manifest_that_still_fits_is_not_as_it_was_written(whole: Path) -> Non
         assert faults == ["01.png/manifest.json is not as it was written"]
 
 
-@pytest.mark.slow
 def test_a_damaged_step_is_named(featviz: Run, whole: Path) -> None:
     """Each step has a row, and the series one line; also one of which nothing is left, and a report
     beside them is none."""
     root = whole.parent / "series"
-    for step in (0, 10, 20, 30):
+    for step in (0, 10, 20, 10**6):
         shutil.copytree(whole, step_folder(root, step))
     assert featviz("report", root).code == 0
     flipped(step_folder(root, 10) / "02.png" / "stats.npz", random.Random(1))
     (step_folder(root, 20) / "run.json").unlink()
-    shutil.rmtree(step_folder(root, 30))
-    step_folder(root, 30).mkdir()
+    shutil.rmtree(step_folder(root, 10**6))
+    step_folder(root, 10**6).mkdir()
     done = featviz("verify", root, "--json")
     rows = json.loads(done.out)["runs"]
     assert [row["series"] for row in rows] == [str(root)] * 4
@@ -135,7 +134,6 @@ def test_a_damaged_step_is_named(featviz: Run, whole: Path) -> None:
     assert f"{root}: a series of 4 steps: 3 steps damaged" in done.err
 
 
-@pytest.mark.slow
 def test_resume_mends_what_does_not_fit(featviz: Run, tiny_file: Path, whole: Path) -> None:
     """What is missing or has another size it sees; an image of which `verify` names a file is drawn
     again when its folder is gone."""
@@ -156,7 +154,6 @@ def test_resume_mends_what_does_not_fit(featviz: Run, tiny_file: Path, whole: Pa
     assert featviz(*base, "--resume").code == 0 and tree(whole) == before
 
 
-@pytest.mark.slow
 def test_a_lost_run_json_is_named(featviz: Run, whole: Path, tmp_path: Path) -> None:
     """The images are checked all the same; a folder without any is no run."""
     (whole / "run.json").unlink()

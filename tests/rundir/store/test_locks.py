@@ -27,7 +27,6 @@ def test_a_second_run_is_refused_and_told_who_holds_it(featviz: Run, words: list
     assert stored() == {}
 
 
-@pytest.mark.slow
 def test_shards_hold_a_lock_each(featviz: Run, words: list[object], local: Path) -> None:
     """Others of the same division may write beside them, and nobody else; the last one to end has
     run.json tell all."""
@@ -52,7 +51,6 @@ def test_a_lock_of_nonsense_is_a_lock(
     assert done.err.replace("\n", "").isprintable() and len(done.err) < 1000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("refusing", [False, True])
 def test_a_store_without_conditions_is_asked_before(
     refusing: bool, featviz: Run, words: list[object], memory: Any, monkeypatch: pytest.MonkeyPatch

@@ -43,7 +43,6 @@ def test_readers_take_a_url(featviz: Run, words: list[object], local: Path, tmp_
     assert document["equal"] and (document["base"], document["new"]) == (URL, str(local))
 
 
-@pytest.mark.slow
 def test_parts_in_a_store_are_joined(
     featviz: Run, words: list[object], local: Path, tmp_path: Path
 ) -> None:
@@ -56,7 +55,6 @@ def test_parts_in_a_store_are_joined(
     refused(featviz("merge", *parts, parts[0], "--out", tmp_path / "x"), 2, "is named twice")
 
 
-@pytest.mark.slow
 def test_a_report_that_would_link_into_a_store_is_refused(featviz: Run, ran: Path) -> None:
     """With what can be done instead; the page of a comparison, too."""
     refused(featviz("diff", ran, URL, "--html", "x.html"), 2, f"{URL} is no folder", "--html out")
@@ -72,7 +70,6 @@ def test_where_there_is_no_run_readers_say_so(featviz: Run, tmp_path: Path) -> N
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.slow
 def test_errors_of_readers_name_the_url(featviz: Run, words: list[object], tmp_path: Path) -> None:
     """A broken run.json is one of the bucket, not one of a folder that is gone."""
     assert featviz(*words, "--out", URL).code == 0
@@ -106,7 +103,6 @@ def test_names_that_lead_elsewhere_are_left_out() -> None:
     assert {f"{f}/{n}" for f, names in found.items() for n in names} == good.keys()
 
 
-@pytest.mark.slow
 def test_hostile_objects_stay_in_the_store(
     featviz: Run, words: list[object], memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

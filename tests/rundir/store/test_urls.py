@@ -55,7 +55,6 @@ def test_passwords_are_shown_nowhere() -> None:
     assert short.without_secrets("github.com refuses u, b:u") == "github.com refuses …, …"
 
 
-@pytest.mark.slow
 def test_a_missing_library_is_named(
     featviz: Run, words: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,6 @@ def test_the_tree_is_that_of_a_folder(featviz: Run, words: list[object], tmp_pat
     assert stored() == tree(tmp_path / "out")
 
 
-@pytest.mark.slow
 def test_files_are_only_passing_through_this_machine(
     featviz: Run, words: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +78,6 @@ def test_resume_mends_what_was_lost(
     assert stored() == tree(local)
 
 
-@pytest.mark.slow
 def test_a_store_that_no_longer_answers_ends_the_run(
     featviz: Run, words: list[object], memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +96,6 @@ def test_a_store_that_no_longer_answers_ends_the_run(
     assert len(failures) == draw.MOST_LOST - 1 == 2 and len(stored()) == 1
 
 
-@pytest.mark.slow
 def test_a_taken_place_is_refused(featviz: Run, words: list[object]) -> None:
     """The same run, another run, and what is no run: each in one line, before the model is there;
     nothing is changed."""
