@@ -93,6 +93,7 @@ def test_audit_of_a_program_is_the_eager_models(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_hardtanh_keeps_its_own_ends(tmp_path: Path) -> None:
     """Where an exported activation saturates is read from its operator."""
     module = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Hardtanh(-2.0, 2.0)).eval()

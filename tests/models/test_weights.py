@@ -231,6 +231,7 @@ def test_every_torchvision_builder_is_found_from_its_state_dict(name: str) -> No
     assert known.arguments.get("num_classes") == options.get("num_classes")
 
 
+@pytest.mark.slow
 def test_index_is_that_of_the_installed_torchvision(tmp_path: Path) -> None:
     """The shipped index has every builder, and a few made anew are the same."""
     shipped = json.loads(gzip.decompress(INDEX.read_bytes()))

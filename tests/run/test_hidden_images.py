@@ -123,7 +123,6 @@ def test_a_shard_leaves_what_another_may_be_writing(draw: Run, whole: Path) -> N
 # Readers
 
 
-@pytest.mark.slow
 def test_no_reader_sees_a_hidden_folder(
     featviz: Run, tiny_file: Path, photos: Path, whole: Path, tmp_path: Path
 ) -> None:

@@ -51,7 +51,6 @@ def run(featviz: CLI, tiny_file: Path, tmp_path: Path, drawn_once: Path) -> Run:
     return make
 
 
-@pytest.mark.slow
 def test_parts_become_the_unsplit_run(
     featviz: CLI, run: Run, photos: list[Path], tmp_path: Path
 ) -> None:
