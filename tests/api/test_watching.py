@@ -187,7 +187,6 @@ def test_a_second_process_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert read_run(tmp_path / "s" / "step-000004").record["layers"] == ["1", "4", "7"]
 
 
-@pytest.mark.slow
 def test_a_taken_folder_is_refused(tmp_path: Path) -> None:
     """Another series, a run, and anything else; `overwrite` replaces a series only."""
     watch(network(), tmp_path / "s", 4)

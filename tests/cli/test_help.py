@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
-from conftest import ROOT, Outcome, Run
+from conftest import Outcome, Run
 
 from featviz import __version__, cli
 from featviz.models.sources import SOURCES
@@ -53,16 +53,6 @@ def test_an_option_is_a_sentence(command: str) -> None:
         assert not DEFAULTS.search(option.help or "")
         has_default = isinstance(option.default, (str, int, float, Path)) and not option.is_flag
         assert option.show_default or not has_default, "its default is not shown"
-
-
-def test_defaults_that_the_pages_tell_are_true() -> None:
-    """`--tolerance` (1e-4) is the default of each option of that name."""
-    pages = [path.read_text("utf-8") for path in (ROOT / "docs").glob("*.md")]
-    told = [pair for page in pages for pair in re.findall(r"`(--[a-z-]+)` \(([\d.e-]+)\)", page)]
-    assert len(told) >= 5
-    for option, number in told:
-        found = [one.default for name, one in OPTIONS.items() if name.endswith(f" {option}")]
-        assert {one for one in found if isinstance(one, (int, float))} <= {float(number)}, option
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

@@ -50,7 +50,6 @@ def unlike(base: np.ndarray, new: np.ndarray) -> np.ndarray:
 
 @settings(max_examples=100, deadline=None)
 @given(PAIRS, st.floats(0, 1e6), st.floats(0, 1))
-@pytest.mark.slow
 def test_a_channel_differs_as_allclose_says(
     pair: tuple[np.ndarray, np.ndarray], size: float, tolerance: float
 ) -> None:

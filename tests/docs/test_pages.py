@@ -12,12 +12,16 @@ import shlex
 import shutil
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT, Outcome, Run
 from documents import PAGES, blocks, commands, furnish, read
+
+from featviz.options import RunOptions, every_option
+from featviz.options.commands import AuditOptions, DiffThresholds
 
 SHOWN = [page for page in PAGES if commands(page)]
 WITHOUT_DOWNLOAD = ["--weights", "none"]
@@ -69,6 +73,15 @@ def follow(line: str, folder: Path, featviz: Run, monkeypatch: pytest.MonkeyPatc
 
 def is_test_command(line: str) -> bool:
     return "pytest" in line
+
+
+def test_defaults_that_the_pages_tell_are_true() -> None:
+    """`--tolerance` (1e-4) is the default of the option of that name."""
+    declared = every_option(RunOptions, AuditOptions, DiffThresholds)
+    told = [re.findall(r"`--([a-z-]+)` \(([\d.e-]+)\)", read(page)) for page in PAGES]
+    assert sum(map(len, told)) >= 5
+    for option, number in chain(*told):
+        assert declared[option.replace("-", "_")].default in (None, float(number)), option
 
 
 @pytest.mark.slow

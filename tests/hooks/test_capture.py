@@ -49,7 +49,6 @@ def _owner(node: str, names: set[str]) -> str | None:
     return stem if count.isdigit() and stem in names else None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18"])
 def test_captures_equal_the_feature_extractors(name: str) -> None:
     """Every captured tensor is what create_feature_extractor gives for that node."""

@@ -3,8 +3,8 @@
 The hook raises, so that nothing happens, and reports, so that code which swallows the exception is
 found out all the same. An audit hook cannot be taken away again: it belongs in a child process.
 
-The event of `open` does not say of which folder a relative name is: such a file is left to the
-harness, which compares all files of the sandbox before and after.
+The event of `open` does not say of which folder a relative name is: one that does not climb is left
+to the harness, which compares all files of the sandbox before and after.
 """
 
 from __future__ import annotations
@@ -110,7 +110,9 @@ def _violation(rules: Rules, event: str, args: tuple[Any, ...]) -> str | None:
 
 def _opening(rules: Rules, path: Any, mode: Any, flags: Any) -> str | None:
     flags = flags if isinstance(flags, int) else 0
-    if not flags & _WRITING or isinstance(path, int) or not os.path.isabs(path):
+    if not flags & _WRITING or isinstance(path, int):
+        return None
+    if not os.path.isabs(path) and b".." not in os.fsencode(path):
         return None
     return _changing(rules, path, -1, not flags & (os.O_NOFOLLOW | os.O_EXCL))
 

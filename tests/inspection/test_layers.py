@@ -163,7 +163,6 @@ def test_operators_without_a_formula_are_named(featviz: Run, nets: Any) -> None:
     assert found["totals"]["macs"] == 0
 
 
-@pytest.mark.slow
 def test_the_footer_has_every_total_with_units(featviz: Run) -> None:
     """resnet18 as torchvision publishes it; every operator of it is torch's own."""
     out = featviz("layers", "resnet18", "--weights", "none").out

@@ -69,7 +69,6 @@ FAULTS: dict[str, Callable[[Path, random.Random], object]] = {
 }
 
 
-@pytest.mark.slow
 def test_planted_faults_are_found(whole: Path) -> None:
     """One file of one image is removed, emptied, changed by a bit, or turned around with its size
     kept: it is found each time, and no other image is blamed (seed 18)."""
