@@ -1,5 +1,4 @@
-"""Folders of models of transformers, and of LoRA adapters (extra `featviz[hf]`). transformers
-reads no file, and peft gets a configuration of our own: no pattern, path or class of a file."""
+"""Folders of models of transformers (extra `featviz[hf]`), which itself reads no file of theirs."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import inspect
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -30,6 +29,7 @@ from featviz.text import listed, quoted
 log = logging.getLogger(__name__)
 
 _FILE = "config.json"
+_ADAPTER_FILE = "adapter_config.json"
 _IMAGE = "pixel_values"
 
 _WEIGHTS = (
@@ -65,6 +65,10 @@ def load_huggingface(options: ModelOptions) -> Loaded:
     folder = Path(options.spec.removeprefix("hf:"))
     if not folder.is_dir():
         raise UsageError(f"no folder {str(folder)!r}", download_hint(str(folder)))
+    if (folder / _ADAPTER_FILE).is_file() and not (folder / _FILE).exists():
+        message = f"{quoted(str(folder))} holds an adapter, which is no model by itself"
+        hint = "merge it with its model by peft: model.merge_and_unload().save_pretrained('DIR')"
+        raise LoadError(message, f"{hint}; MODEL is DIR")
     path = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
     if options.weights is not None:
         path = Path(options.weights)
@@ -232,100 +236,3 @@ def _quiet(library: Any) -> Iterator[None]:
         words.set_verbosity(level)
         if bars:
             words.enable_progress_bar()
-
-
-# LoRA adapters (https://arxiv.org/abs/2106.09685) as peft saves them --------------------------
-
-_ADAPTER_FILE = "adapter_config.json"
-_ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-_PREFIX = "base_model.model."
-
-_PEFTS = re.compile(rf"^{re.escape(_PREFIX)}|(?<=\.)(base_layer|modules_to_save)\.")
-"""What the names of tensors have of peft's own modules."""
-
-_FACTOR = re.compile(r"(.+)\.lora_(?:A\.weight|embedding_A)")
-
-
-def load_adapter(options: ModelOptions) -> Loaded:
-    """Load the base model, and let peft merge the adapter into its weights."""
-    folder = Path(options.spec)
-    remedy = "merge it where it was made: model.merge_and_unload(), and save that model"
-    try:
-        config = read_json(folder / _ADAPTER_FILE)
-    except FileError as error:
-        raise LoadError(error.message, error.hint) from error
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise LoadError(f"{folder.name} is no LoRA: {_ADAPTER_FILE} says so", remedy)
-    patterns = config.get("alpha_pattern") or {}  # names alone, which peft takes as patterns
-    if not isinstance(patterns, dict) or not all(re.fullmatch(r"[\w.]+", n) for n in patterns):
-        words = f"{folder.name} has the alpha pattern {quoted(str(patterns))}, expected names"
-        raise LoadError(words, remedy)
-    file = next((folder / n for n in _ADAPTER_WEIGHTS if (folder / n).is_file()), None)
-    if file is None:
-        raise LoadError(f"{folder.name} has no {_ADAPTER_WEIGHTS[0]}", "fetch it")
-    (found, _), _ = weights.unwrap(weights.read(file, options.trust), name=file.name)
-    kept = {k: v for k, v in found.items() if ".original_module." not in k}
-    tensors = {_PEFTS.sub("", name): tensor for name, tensor in kept.items()}
-    made_for = quoted(str(config.get("base_model_name_or_path") or "it does not say which"))
-    if options.arch is None:
-        words = f"{folder.name} is a LoRA adapter, and needs the model that it was made for"
-        hint = "--arch names it: any other form of MODEL, with its weights"
-        raise UsageError(f"{words}: {made_for}", hint)
-    module, base, *rest = load_source(structs.replace(options, spec=options.arch, arch=None))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            words = _merge(module, tensors, config)
-        except LoadError:
-            raise
-        except Exception as error:  # whatever peft makes of names, numbers and shapes
-            line = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
-            words = f"{folder.name} cannot be merged: {quoted(line)}"
-            hint = f"--arch with the model that it was made for: {made_for}"
-            raise LoadError(words, hint) from error
-    log.info("%s: %s", folder.name, words)
-    record = {**weights.record(file), "base": dict(base), "taken": [words]}
-    return module, {"kind": "adapter", **record}, *rest
-
-
-@torch.no_grad()
-def _merge(module: nn.Module, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> str:
-    """Add an adapter to a model's weights, in place, by peft, whose own factors have no memory
-    until those of the file stand in their place; returns what was done."""
-    factors = {name: tensor for name, tensor in tensors.items() if ".lora_" in name}
-    matches = {_FACTOR.fullmatch(name): factor for name, factor in factors.items()}
-    ranks = {match[1]: sum(a.shape[:1]) for match, a in matches.items() if match}
-    whole = {name: tensor for name, tensor in tensors.items() if name not in factors}
-    wanted = [*(f"{layer}.weight" for layer in ranks), *whole]
-    if missing := set(wanted) - module.state_dict().keys():
-        raise ValueError(f"it is for {_some(missing)}, which the model lacks")
-    module.load_state_dict(whole, strict=False)
-    words = f"merged LoRA into {len(ranks)} layers"
-    words += f", replaced {len(whole)} tensors" if whole else ""
-    if not factors:
-        return words
-    try:
-        peft: Any = import_module("peft")
-    except ImportError as error:
-        said = f"a LoRA adapter is merged by the package peft: {error}"
-        raise LoadError(said, "pip install 'featviz[hf]'") from error
-    trained = [item for item in module.parameters() if item.requires_grad]  # peft freezes all
-    longest_first = sorted(ranks, key=len, reverse=True)  # peft takes the first whose end fits
-    named = {_PREFIX + name: tensor.clone() for name, tensor in factors.items()}
-    ours = peft.LoraConfig(
-        target_modules="|".join(map(re.escape, ranks)),
-        rank_pattern={re.escape(name): ranks[name] for name in longest_first},
-        lora_alpha=config.get("lora_alpha"),
-        alpha_pattern=config.get("alpha_pattern") or {},
-        use_rslora=config.get("use_rslora") is True,
-        use_dora=config.get("use_dora") is True,
-    )
-    model = peft.get_peft_model(module, ours, low_cpu_mem_usage=True)
-    odd = peft.set_peft_model_state_dict(model, named, low_cpu_mem_usage=True)
-    if lost := [*odd.unexpected_keys, *(key for key in odd.missing_keys if ".lora_" in key)]:
-        keys = [name.removeprefix(_PREFIX) for name in lost]
-        raise ValueError(f"it has factors without their other half, or others: {_some(keys)}")
-    model.merge_and_unload()
-    for item in trained:
-        item.requires_grad_()
-    return words

@@ -87,7 +87,6 @@ class ModelSource:
 
 _ENTRY = "default, an entry such as IMAGENET1K_V1, a file, or none (random)"
 _TAG = "default, a tag such as a1_in1k, a file, or none (random)"
-_ADAPTED = "those of the model that --arch names, as for that model"
 
 SOURCES = (
     ModelSource(
@@ -105,15 +104,6 @@ SOURCES = (
         ),
     ),
     ModelSource("timm", "load", "timm:NAME", _TAG, "timm:"),
-    ModelSource(
-        "adapter",
-        "huggingface",
-        "the folder of a LoRA adapter",
-        _ADAPTED,
-        recognises=lambda spec: (
-            Path(spec, "adapter_config.json").is_file() and not Path(spec, "config.json").exists()
-        ),
-    ),
     ModelSource(
         "huggingface",
         "huggingface",
@@ -133,8 +123,7 @@ SOURCES = (
         recognises=lambda spec: FORM.fullmatch(spec) is not None,
     ),
 )
-"""In the order of help, in which they are asked: adapters before folders, files before
-factories."""
+"""In the order of help, in which they are asked: files before factories."""
 
 MODEL_HELP = "MODEL is one of: " + ", ".join(source.form for source in SOURCES) + "."
 
@@ -182,13 +171,13 @@ def check_words(options: ModelOptions) -> ModelSource:
     not there, without torch: names of torchvision's are those of our list, or of functions in the
     files of the one that is installed, which may be newer."""
     source = source_of(options.spec)
-    if options.arch and source.kind not in ("adapter", "file"):
-        words = f"--arch is for files of weights and adapters, and {options.spec!r} is neither"
+    if options.arch and source.kind != "file":
+        words = f"--arch is for files of weights, and {options.spec!r} is none"
         raise UsageError(words, f"--weights FILE with MODEL {options.arch} gives weights")
     if options.weights and not source.weights:
         words = f"--weights does not go with a model file ({Path(options.spec).name})"
         raise UsageError(words, "the file has the weights itself")
-    if options.hparams and source.kind not in ("adapter", "file", "factory"):
+    if options.hparams and source.kind not in ("file", "factory"):
         words = f"--model-arg @hparams is for a class of your own, and {options.spec!r} is none"
         raise UsageError(words, "--arch net.py:CLASS names it")
     listed = (Path(__file__).parent / "names.txt").read_text("utf-8").split()

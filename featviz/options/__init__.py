@@ -235,7 +235,7 @@ class ModelOptions(Struct, frozen=True):
 
     spec: str
     arch: Annotated[str | None, of_model("Build this architecture, such as resnet50 or net.py:Net, "
-        "for a file of weights.\f A LoRA adapter needs it, too.", "MODEL", True)] = None
+        "for a file of weights.", "MODEL", True)] = None
     weights: Annotated[str | None, of_model(
         "Load weights: default, none (random) or a file.\f {WEIGHTS}.", "WEIGHTS", True,
         read=_weights, expects="default, none, a weights entry or a file")] = None

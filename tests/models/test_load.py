@@ -15,6 +15,7 @@ from torch import Tensor
 from torchvision import models
 
 from featviz.errors import LoadError, UsageError
+from featviz.models import sources
 from featviz.models.load import pick_device
 from models.loading import OLD, SMALL, WHOLE, load, same_weights, skeleton
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("imports_undone")
 @pytest.mark.parametrize(
     ("spec", "options", "message"),
     [
-        ("resnet18", {"arch": "resnet18"}, "--arch is for files of weights and adapters"),
+        ("resnet18", {"arch": "resnet18"}, "--arch is for files of weights"),
         ("FILE", {"weights": "none"}, "--weights does not go with a model file"),
         ("FILE", {"arch": "FILE"}, "is a file of its own"),
     ],
@@ -184,3 +185,14 @@ def test_a_corrupt_file_in_the_cache(content: bytes, hub: Path) -> None:
         load(SMALL)
     assert "\n" not in caught.value.message
     assert Path(ENTRY.url).name in str(caught.value.hint) and str(hub) in str(caught.value.hint)
+
+
+def test_a_header_that_begins_as_a_pickle_does(tmp_path: Path) -> None:
+    """A safetensors header of 640 bytes begins with the first two bytes of a pickle."""
+    path = tmp_path / "weights.safetensors"
+    for length in range(500, 700):
+        save_file({"x" * length: torch.zeros(1)}, path)
+        if path.read_bytes().startswith(b"\x80\x02"):
+            break
+    assert path.read_bytes().startswith(b"\x80\x02")
+    assert sources.sniff(path) == sources.SAFETENSORS
