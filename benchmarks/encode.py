@@ -33,7 +33,7 @@ from featviz.hooks.layers import list_layers
 from featviz.images.decode import decode
 from featviz.models.load import adopt
 from featviz.options import DrawOptions
-from featviz.records import Bytes, Sample, Site
+from featviz.records import Bytes, CaptureSite, Sample
 
 FILTERS = ("none", "sub", "up", "average", "paeth")
 
@@ -72,7 +72,7 @@ def grids(name: str, file: Path) -> list[Bytes]:
     tensor = adopt(module, INPUTS).preprocess.tensor(decode(Sample(file.name, (file,)))[0][0])
     found: list[Bytes] = []
 
-    def sink(site: Site, maps: torch.Tensor) -> None:
+    def sink(site: CaptureSite, maps: torch.Tensor) -> None:
         if maps.dim() == 4:
             found.append(np.asarray(to_image(draw(DrawOptions(scale=1), site, maps)[""])))
 

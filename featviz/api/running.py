@@ -34,7 +34,7 @@ from featviz.options import (
     read_from,
 )
 from featviz.options.commands import DiffFiles, DiffThresholds, ReportOptions
-from featviz.records import STAT_COLUMNS, Floats, Guess, ImageResult, RunResult
+from featviz.records import STAT_COLUMNS, ClassScore, Floats, ImageResult, RunResult
 from featviz.records.findings import Comparison, TextTable
 from featviz.report import ReportResult, build_report
 from featviz.report.pages import render_comparison, render_notebook
@@ -196,7 +196,7 @@ class RunImage(Shown, ImageResult):
         return cls(**fields, root=root, room=room)
 
     @property
-    def prediction(self) -> tuple[Guess, ...]:
+    def prediction(self) -> tuple[ClassScore, ...]:
         """The likeliest classes, where the model is a classifier."""
         return self.outcome.prediction
 

@@ -31,7 +31,7 @@ from featviz.hooks.selectors import of_functions, parse, remedy, select, types_p
 from featviz.images import arrays
 from featviz.layout import recognise
 from featviz.options import DrawOptions, no_option, read_from
-from featviz.records import Hints, Layer, Site
+from featviz.records import CaptureSite, Hints, Layer
 from featviz.run.prepare import check_drawing
 
 _NO_BACKWARD = -1
@@ -80,7 +80,7 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
         if not chosen and not by_functions:
             raise UsageError(f"no layer matches {text!r}", remedy(everything, parsed))
 
-    def keep(site: Site, tensor: Tensor) -> None:
+    def keep(site: CaptureSite, tensor: Tensor) -> None:
         if torch._C._current_graph_task_id() != _NO_BACKWARD:
             return
         name = site.layer.name + (f":{site.key}" if site.key else "")
@@ -165,6 +165,6 @@ def grid(
     if len(pictures) > 1:
         raise UsageError(f"an overlay takes one image, not {len(pictures)}", "give one of them")
     background = [np.asarray(picture.convert("RGB")) for picture in pictures]
-    site = Site(Layer(0, "tensor", "Tensor"), "output", 0, "")
+    site = CaptureSite(Layer(0, "tensor", "Tensor"), "output", 0, "")
     parts = drawer.draw(draw, site, maps, hints, background)
     return to_image(parts[""])

@@ -10,7 +10,7 @@ import numpy as np
 
 from featviz.drawing import colormap
 from featviz.layout.layouts import BEHIND, LAYOUTS
-from featviz.records import Bytes, Floats, Place
+from featviz.records import Bytes, CaptureKey, Floats
 from featviz.rundir.image import ReadImage, same_content
 from featviz.rundir.schema import Capture
 from featviz.text import by
@@ -58,7 +58,7 @@ class Finding:
     """One tensor of one image, compared."""
 
     image: str
-    place: Place
+    place: CaptureKey
     type: str
     index: int
     by: str
@@ -138,7 +138,7 @@ def from_picture(
 class TensorPair:
     """A tensor of an image in BASE and in NEW."""
 
-    place: Place
+    place: CaptureKey
     images: tuple[ReadImage, ReadImage]
     rows: tuple[Capture, Capture]
     stats: tuple[Floats, Floats]  # each [channels, 6]

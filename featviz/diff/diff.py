@@ -30,7 +30,7 @@ from featviz.files.urls import Url
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
 from featviz.options.commands import DiffFiles, DiffThresholds
-from featviz.records import Place, finite
+from featviz.records import CaptureKey, finite
 from featviz.records.findings import (
     ComparedLayer,
     Comparison,
@@ -159,7 +159,7 @@ def compare_runs(base: ReadRun, new: ReadRun, thresholds: DiffThresholds = _USUA
         layers_of = [_few(dict.fromkeys(place.layer for place in one)) for one in (order, other)]
         words = "no layer is in both runs: BASE has {}, NEW has {}".format(*layers_of)
         raise CompareError(words, "compare runs with the same --layers")
-    layers: dict[Place, list[Finding]] = {place: [] for place in order}
+    layers: dict[CaptureKey, list[Finding]] = {place: [] for place in order}
     for finding in (finding for found in findings.values() for finding in found):
         layers[finding.place].append(finding)
     return Comparison(
@@ -193,7 +193,7 @@ def _only_in(one: ReadRun, other: ReadRun, images: Iterable[str]) -> OnlyIn:
         lacking[name] = "incomplete" if name in other.left_out else "not there"
         if (failed := other.failures.get(name)) is not None:
             lacking[name] = f"failed: {failed}"
-    places: dict[tuple[Place, str], str] = {}
+    places: dict[tuple[CaptureKey, str], str] = {}
     for name in images:
         there = other.images[name]
         ran = dict.fromkeys(there.manifest.never_ran, "never ran")
@@ -349,7 +349,7 @@ def draw(
             found.append((layer, *own))
             limit = max(limit, scale_of(own[1].reshape(-1, 1)))
     limit = limit or 1.0
-    colors, drawn = colormap.colored("coolwarm", 0), dict[Place, DifferenceMap]()
+    colors, drawn = colormap.colored("coolwarm", 0), dict[CaptureKey, DifferenceMap]()
     for number, (layer, one, data) in enumerate(found):
         name = safe_name(f"{number:02d}_{one.label}.{one.stem}.png")
         drawn[layer.place] = replace(one, file=name, limit=limit)

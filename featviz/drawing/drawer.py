@@ -22,7 +22,7 @@ from featviz.errors import LayoutError
 from featviz.layout import Maps, to_floats, to_maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
-from featviz.records import BACKWARD, SALIENCY, Bytes, Floats, Hints, Site
+from featviz.records import BACKWARD, SALIENCY, Bytes, CaptureSite, Floats, Hints
 
 PHASE = {"cmap": "twilight", "normalize": f"range:{-math.pi},{math.pi}", "overlay": None}
 """How phases are drawn: in colours that meet where −π and π do, which no mixing keeps apart."""
@@ -32,7 +32,7 @@ PCA_SPAN = 2.5
 
 
 def is_saliency(
-    site: Site, shape: Sequence[int], inputs: Sequence[Sequence[int]], options: DrawOptions
+    site: CaptureSite, shape: Sequence[int], inputs: Sequence[Sequence[int]], options: DrawOptions
 ) -> bool:
     """Whether it is the gradient of an image, which gets a picture of all channels, too."""
     at_image = site.kind == "grad-input" and list(shape) in [list(size) for size in inputs]
@@ -40,8 +40,8 @@ def is_saliency(
 
 
 def magnitude_and_phase(
-    site: Site, tensor: Tensor, hints: Hints, options: DrawOptions
-) -> Iterator[tuple[Site, Tensor, Hints]]:
+    site: CaptureSite, tensor: Tensor, hints: Hints, options: DrawOptions
+) -> Iterator[tuple[CaptureSite, Tensor, Hints]]:
     """Complex numbers as two parts of real ones: `abs`, and `angle`, which has no `--reduce`."""
     if tensor.is_nested or tensor.is_meta or tensor.layout != torch.strided:
         to_floats(tensor)  # raises
@@ -68,7 +68,7 @@ def settled(options: DrawOptions, kind: str, over: bool, phase: bool) -> tuple[D
 
 def draw(
     options: DrawOptions,
-    site: Site,
+    site: CaptureSite,
     tensor: Tensor,
     hints: Hints | None = None,
     background: Sequence[Bytes] = (),

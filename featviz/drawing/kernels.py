@@ -24,7 +24,7 @@ from featviz.errors import LayoutError
 from featviz.hooks.layers import EXPORTED, class_names, function_name, modules_by_name
 from featviz.layout import to_floats
 from featviz.options import DrawOptions
-from featviz.records import GridPlan, Layer, Site
+from featviz.records import CaptureSite, GridPlan, Layer
 from featviz.text import by
 
 DRAW = DrawOptions(normalize="symmetric")
@@ -146,6 +146,6 @@ def post_filters(board: Board, layer: Layer, kernels: Filters, options: DrawOpti
     """Show a layer's kernels in TensorBoard, with a histogram of all weights."""
     most = min(options.max_maps or tensorboard.MOST_MAPS, tensorboard.MOST_MAPS)
     picture, _ = draw_filters(kernels, structs.replace(options, max_maps=most))
-    site, counts = Site(layer, "kernel", 0, ""), tensorboard.histogram(kernels[0])
+    site, counts = CaptureSite(layer, "kernel", 0, ""), tensorboard.histogram(kernels[0])
     shown = picture.stats, len(picture.drawn)
     board.post(board.values(site, partial(to_png, picture), *shown, counts))

@@ -28,7 +28,7 @@ from featviz.drawing.grid import plan as plan_grid
 from featviz.drawing.values import MIN, ValueLimits, is_constant, overall
 from featviz.errors import UsageError
 from featviz.options import DrawOptions
-from featviz.records import FORMATS, Bytes, Floats, GridPlan, Site, Tiles
+from featviz.records import FORMATS, Bytes, CaptureSite, Floats, GridPlan, Tiles
 from featviz.rundir.schema import Capture
 from featviz.text import by, ranges
 
@@ -161,7 +161,11 @@ def encode(picture: GridPicture, file: BinaryIO, format: str, text: dict[str, st
 
 
 def describe(
-    picture: GridPicture, site: Site, shape: Sequence[int], file: str, values: int | None = None
+    picture: GridPicture,
+    site: CaptureSite,
+    shape: Sequence[int],
+    file: str,
+    values: int | None = None,
 ) -> Capture:
     """The manifest's row for a picture."""
     plan, limits, layer = picture.plan, picture.limits, site.layer

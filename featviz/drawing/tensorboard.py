@@ -24,7 +24,7 @@ from featviz.drawing.picture import GridPicture
 from featviz.drawing.values import MAX, ZEROS
 from featviz.errors import UsageError
 from featviz.options import DrawOptions
-from featviz.records import BACKWARD, Floats, Site
+from featviz.records import BACKWARD, CaptureSite, Floats
 from featviz.rundir import atomic
 from featviz.text import printable
 
@@ -46,7 +46,7 @@ class Board:
 
     def values(
         self,
-        site: Site,
+        site: CaptureSite,
         picture: Callable[[], bytes],
         stats: Floats,
         shown: int,

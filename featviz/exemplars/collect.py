@@ -18,7 +18,7 @@ from featviz.layout.hints import HintBook
 from featviz.layout.layouts import LAYOUTS
 from featviz.layout.views import to_box
 from featviz.models.load import LoadedModel
-from featviz.records import Floats, Integers, Layer, Site, Skip
+from featviz.records import CaptureSite, Floats, Integers, Layer, Skip
 from featviz.run.study import Batch
 
 By = Literal["max", "mean"]
@@ -37,7 +37,7 @@ _SHAPES = 8  # shapes of input whose hints are held
 class ExemplarSource:
     """A tensor of a layer whose channels are looked at."""
 
-    site: Site
+    site: CaptureSite
     layout: str
     shape: tuple[int, ...]  # for the first image
     channels: int
@@ -56,16 +56,16 @@ class ExemplarCollector:
         classes: Sequence[str | None] = (None,),
     ) -> None:
         """Run the model once on `blank`; `classes` has that of each sample."""
-        self.targets: dict[Site, ExemplarSource] = {}
+        self.targets: dict[CaptureSite, ExemplarSource] = {}
         self.skipped: dict[str, str] = {}  # layers that give nothing with channels, and why
         self.recorder: Recorder | None = None
         book = HintBook(model.module, blank[0].shape)
         self._model, self._first, self._book, self._by = model, book, book, by
         self._books = {book.input_shape: book}
         self._classes, self._batch = classes, Batch((), [])
-        self._found: list[tuple[int, Site, Floats, Integers]] = []
+        self._found: list[tuple[int, CaptureSite, Floats, Integers]] = []
 
-        def sink(site: Site, tensor: Tensor) -> None:
+        def sink(site: CaptureSite, tensor: Tensor) -> None:
             for key, maps in to_maps(tensor, book.at(site, tensor)).items():
                 shape, inner = tuple(tensor.shape), site.inside(key)
                 self.targets[inner] = ExemplarSource(inner, maps.layout, shape, len(maps.data))
@@ -78,7 +78,7 @@ class ExemplarCollector:
             forward(model.module, [arg.to(model.device) for arg in blank], recorder)
         self._skip(recorder.skipped)
         self.never_ran = [layer.label for layer in recorder.never_ran]
-        self.tops: dict[tuple[Site, str | None], Top] = {}
+        self.tops: dict[tuple[CaptureSite, str | None], Top] = {}
         for site, target in self.targets.items():
             size = target.channels, top
             none = np.full(size, -np.inf, np.float32), np.full(size, _NONE), np.full((*size, 4), -1)
@@ -132,7 +132,7 @@ class ExemplarCollector:
         self._skip([] if self.recorder is None else self.recorder.skipped)
         self._found = []
 
-    def take(self, site: Site, tensor: Tensor) -> None:
+    def take(self, site: CaptureSite, tensor: Tensor) -> None:
         """The sink of the hooks; it takes nothing while hints are learnt."""
         numbers, whole = self._batch.images, self.targets.get(site)
         if len(numbers) > 1:  # the first axis must count images, or windows of them
@@ -187,7 +187,7 @@ def has_places(model: LoadedModel, target: ExemplarSource) -> bool:
 
 def receptive_fields(
     model: LoadedModel, targets: Sequence[ExemplarSource], args: Sequence[Tensor]
-) -> dict[Site, Tensor]:
+) -> dict[CaptureSite, Tensor]:
     """What the units of tensors see in inputs of these shapes, by one forward pass: of each map [4,
     H, W], as in `layout.views`. Tensors of which it is not known are left out."""
     found = {}

@@ -35,7 +35,7 @@ from featviz.layout.views import to_box
 from featviz.models.load import LoadedModel
 from featviz.options import ModelOptions
 from featviz.options.commands import ExemplarOptions
-from featviz.records import Site
+from featviz.records import CaptureSite
 from featviz.records.findings import TextTable
 from featviz.run.choose import choose_layers
 from featviz.run.prepare import blank_input
@@ -149,7 +149,7 @@ class Cutter:
     study: Study
     options: ExemplarOptions
     found: ExemplarCollector
-    fields: dict[tuple[int, ...], dict[Site, Tensor]]  # by the shape of the input
+    fields: dict[tuple[int, ...], dict[CaptureSite, Tensor]]  # by the shape of the input
     _read: dict[int, tuple[Image.Image, list[Tensor]] | None] = field(default_factory=dict)
     """Images as the model saw them, its arguments without values; None where they vanished."""
     _bytes: int = 0

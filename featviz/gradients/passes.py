@@ -26,7 +26,7 @@ from featviz.layout import channel_axis, to_floats
 from featviz.layout.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.options import PassOptions
-from featviz.records import KINDS, Guess, Layer, Outcome, Site
+from featviz.records import KINDS, CaptureSite, ClassScore, Layer, Outcome
 from featviz.text import listed
 
 log = logging.getLogger(__name__)
@@ -218,13 +218,13 @@ def _idle(plan: PassPlan, ran: set[Layer], relus: Counter[str] | None) -> Iterat
 # An output with its gradient
 
 
-def paired(take: Callable[[Site, Tensor, Tensor], None]) -> Sink:
+def paired(take: Callable[[CaptureSite, Tensor, Tensor], None]) -> Sink:
     """A sink for hooks that capture `targets.PAIRED`: it hands each output, and its site, on with
     its gradient; `take` may raise LayoutError. The output is copied when the layer gives it, since
     a later in-place operation may change it, until its gradient has come."""
-    outputs: dict[Site, Tensor] = {}
+    outputs: dict[CaptureSite, Tensor] = {}
 
-    def sink(site: Site, tensor: Tensor) -> None:
+    def sink(site: CaptureSite, tensor: Tensor) -> None:
         if not KINDS[site.kind].backward:
             outputs[site] = tensor.clone()
             return
@@ -269,7 +269,7 @@ def relu_rule(name: str) -> Iterator[Counter[str]]:
 
 def top_classes(
     output: Any, categories: Sequence[str] | None = None, scores: str | None = "", count: int = 5
-) -> tuple[Guess, ...]:
+) -> tuple[ClassScore, ...]:
     """The likeliest classes of an output [1, K], K > 1, whose scores are where `LoadedModel.scores`
     says; empty for any other output, and for one that has no finite real scores."""
     if scores != "":
@@ -285,7 +285,7 @@ def top_classes(
     values, many = rows[0], rows.shape[1]
     names = categories if categories and len(categories) == many else [None] * many
     shares, order = values.softmax(0), values.topk(min(count, many)).indices.tolist()
-    return tuple(Guess(i, names[i], float(values[i]), float(shares[i])) for i in order)
+    return tuple(ClassScore(i, names[i], float(values[i]), float(shares[i])) for i in order)
 
 
 def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[float | None, int]:

@@ -23,10 +23,10 @@ from torch.utils.hooks import RemovableHandle
 from featviz.errors import FeatvizError, ForwardError, LayoutError
 from featviz.hooks.functions import placed, unwatched
 from featviz.hooks.layers import class_names, modules_by_name
-from featviz.records import KINDS, Layer, Site, Skip
+from featviz.records import KINDS, CaptureSite, Layer, Skip
 from featviz.records.tables import CaptureKind
 
-Sink = Callable[[Site, Tensor], None]
+Sink = Callable[[CaptureSite, Tensor], None]
 """Takes a tensor while it is true; raises LayoutError for one that cannot be drawn."""
 
 Wanted = Callable[[Layer], bool]
@@ -104,7 +104,7 @@ class Recorder:
     _forward: bool = False
     _entered: Counter[str] = field(default_factory=Counter)
     _handles: list[RemovableHandle] = field(default_factory=list)
-    _awaited: dict[Site, GradientEdge] = field(default_factory=dict)
+    _awaited: dict[CaptureSite, GradientEdge] = field(default_factory=dict)
 
     def begin(self, sink: Sink | None) -> None:
         """Begin a pass, of which nothing is known yet. None ends it, or sleeps through it: the
@@ -145,9 +145,9 @@ class Recorder:
         given = given_tensors(args, kwargs)
         for kind in self.kinds["input"]:
             for key, value in given:
-                self._take(Site(layer, kind.name, call, key), value, kind.backward)
+                self._take(CaptureSite(layer, kind.name, call, key), value, kind.backward)
             if not given:
-                self._skip(Site(layer, kind.name, call, ""), "takes no tensor")
+                self._skip(CaptureSite(layer, kind.name, call, ""), "takes no tensor")
 
     def leave(self, layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
         """Take the result of a layer's call; a None beside a tensor is no result."""
@@ -159,7 +159,7 @@ class Recorder:
         drawn = any(isinstance(value, Tensor) for _, value in given)
         for key, value in given:
             for kind in self.kinds["output"] if value is not None or not drawn else ():
-                self._take(Site(layer, kind.name, call, key), value, kind.backward)
+                self._take(CaptureSite(layer, kind.name, call, key), value, kind.backward)
 
     def back(self, target: Tensor, inputs: Sequence[Tensor]) -> None:
         """Go back from a target to the inputs; hooks on tensors take the gradients. ForwardError
@@ -185,7 +185,7 @@ class Recorder:
             self._skip(site, why)
         self._awaited.clear()
 
-    def _take(self, site: Site, value: Any, backward: bool = False) -> None:
+    def _take(self, site: CaptureSite, value: Any, backward: bool = False) -> None:
         """Give a tensor to the sink, or await its gradient."""
         with unwatched():
             if not isinstance(value, Tensor) or (backward and not value.requires_grad):
@@ -206,11 +206,11 @@ class Recorder:
                 self.fault = error
                 raise
 
-    def _arrived(self, site: Site, gradient: Tensor | None) -> None:
+    def _arrived(self, site: CaptureSite, gradient: Tensor | None) -> None:
         if gradient is not None and self._awaited.pop(site, None) is not None:
             self._take(site, gradient)
 
-    def _skip(self, site: Site, reason: str) -> None:
+    def _skip(self, site: CaptureSite, reason: str) -> None:
         at = site.layer
         self.skipped.append(
             Skip(at.name, at.type, at.index, site.kind, site.call, site.key, reason)

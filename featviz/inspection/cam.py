@@ -39,12 +39,12 @@ from featviz.records import (
     REDUCTIONS,
     SUFFIXES,
     Bytes,
+    CaptureSite,
+    ClassScore,
     Floats,
-    Guess,
     Layer,
     Outcome,
     Sample,
-    Site,
     Skip,
 )
 from featviz.run.prepare import ModelInput, Prepared, Show, find_images, prepare, read_input
@@ -58,7 +58,7 @@ from featviz.text import listed, printable, quoted, safe_name
 class LayerCam:
     """The class activation map of one call of a layer."""
 
-    site: Site
+    site: CaptureSite
     values: Floats = field(repr=False, compare=False)
     picture: Bytes = field(repr=False, compare=False)
     limits: tuple[float, float]
@@ -103,7 +103,7 @@ class ImageCam:
     error: FeatvizError | None = None
 
     @property
-    def prediction(self) -> tuple[Guess, ...]:
+    def prediction(self) -> tuple[ClassScore, ...]:
         """The likeliest classes, where the model is a classifier."""
         return self.outcome.prediction
 
@@ -227,7 +227,7 @@ def last_map(prepared: Prepared) -> Layer:
     order: list[Layer] = []  # of the outputs that are maps with several places
     reached: set[Layer] = set()  # those whose gradient is not zero at every place
 
-    def take(site: Site, tensor: Tensor) -> None:
+    def take(site: CaptureSite, tensor: Tensor) -> None:
         hints = book.at(site, tensor)
         size = layout.map_size(list(tensor.shape), hints)
         if size is None or not LAYOUTS[size[0]].aligned or size[1:] == (1, 1):
@@ -274,7 +274,7 @@ def _explain(
     hints, background = prepared.hints(image.args), image.background()
     shown = to_pixels(image.preprocess.shown(image.args)[0])
 
-    def take(site: Site, tensor: Tensor, gradient: Tensor) -> None:
+    def take(site: CaptureSite, tensor: Tensor, gradient: Tensor) -> None:
         """The sink of the hooks; LayoutError where there are no places, or no gradient."""
         known = hints.at(site, tensor)
         output, weights = (layout.to_maps(x, known)[""] for x in (tensor, gradient))

@@ -27,7 +27,7 @@ from featviz.models.load import LoadedModel, load_model
 from featviz.models.requirements import versions
 from featviz.options import InputOptions, ModelOptions
 from featviz.options.commands import KernelOptions
-from featviz.records import Floats, Layer, Site, Skip
+from featviz.records import CaptureSite, Floats, Layer, Skip
 from featviz.run.choose import choose_layers
 from featviz.run.prepare import check_drawing, files_read
 from featviz.rundir.place import RUN, check_apart, check_free, replacing
@@ -115,7 +115,7 @@ def _draw(
     picture, words = draw_filters(kernels, options.draw, options.all_slices)
     data, shape, groups, transposed = kernels
     numbers = statistics(data)[0]
-    site = Site(layer, "kernel", 0, "")
+    site = CaptureSite(layer, "kernel", 0, "")
     file = folder.file(layer, f"{site.stem}.{options.draw.format}")
     values = data[0].numel()
     row = describe(replace(picture, stats=numbers), site, shape, file, values)

@@ -23,7 +23,7 @@ from featviz.layout import to_floats
 from featviz.models.load import LoadedModel
 from featviz.options import DrawOptions, ModelOptions, RunOptions
 from featviz.options.commands import LookOptions
-from featviz.records import Bytes, Floats, Guess, Layer, Sample, Site, Skip, finite
+from featviz.records import Bytes, CaptureSite, ClassScore, Floats, Layer, Sample, Skip, finite
 from featviz.run.prepare import Prepared, files_read, find_images, prepare, read_input
 from featviz.rundir.atomic import atomic
 from featviz.rundir.place import check_apart, check_file, picture_of
@@ -76,7 +76,7 @@ class LookResult:
     name: str
     input_shape: tuple[int, ...]
     preprocessing: str
-    prediction: tuple[Guess, ...]
+    prediction: tuple[ClassScore, ...]
     layers: tuple[ShownLayer, ...]
     left_out: tuple[str, ...]
     skipped: tuple[Skip, ...]
@@ -170,7 +170,7 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
         shown = slices[len(slices) // 2][0]
     pictures = [("input", _rgb(to_pixels(shown)))]
 
-    def take(site: Site, tensor: Tensor) -> None:
+    def take(site: CaptureSite, tensor: Tensor) -> None:
         """The sink of the hooks: the first maps that a layer gives; numbers only where it gives no
         maps."""
         if not site.layer.name and not tensor.is_nested:
@@ -260,7 +260,9 @@ def _output_picture(key: str, output: Tensor, size: Sequence[int]) -> list[tuple
     return [(f"output {by(shape)}", _rgb(to_pixels(numbers.clamp(0, 1))))]
 
 
-def _telling(site: Site, tensor: Tensor, picture: GridPicture, options: LookOptions) -> ShownLayer:
+def _telling(
+    site: CaptureSite, tensor: Tensor, picture: GridPicture, options: LookOptions
+) -> ShownLayer:
     """The most telling maps of a tensor that is drawn."""
     numbers = picture.stats
     colors, side = colormap.table(picture.palette), picture.slices[0]

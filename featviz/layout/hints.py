@@ -24,7 +24,7 @@ from featviz.hooks.layers import list_layers
 from featviz.layout import guess
 from featviz.layout.follow import Follower, Listener
 from featviz.layout.views import Views
-from featviz.records import KINDS, Hints, Layer, Origin, Site
+from featviz.records import KINDS, CaptureSite, Hints, Layer, Origin
 
 _PREFIX_TOKENS = {
     "class_token": re.compile(r"(cls|class)(_?(token|embedding|embed))?"),
@@ -83,7 +83,7 @@ class HintBook:
             self._by_layer[layer.name] = hints
         return self._by_layer[layer.name]
 
-    def at(self, site: Site, tensor: Tensor) -> Hints:
+    def at(self, site: CaptureSite, tensor: Tensor) -> Hints:
         """The hints for one tensor of a layer, with what was followed in a forward pass."""
         if tensor.is_nested:  # has no shape
             return self.of(site.layer)
@@ -112,7 +112,7 @@ class HintBook:
         origins = (origin for (at, _), origin in found.items() if at == side)
         return replace(self.of(layer), origin=next(origins, None))
 
-    def views(self, site: Site) -> Views:
+    def views(self, site: CaptureSite) -> Views:
         """What each value of an output sees of the image; empty where nobody knows."""
         return self._views.get((site.layer.name, site.call, site.key), ())
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from featviz.errors import CHECK_FAILED, UsageError
 from featviz.files.urls import Url
-from featviz.records.types import GridPlan, Place
+from featviz.records.types import CaptureKey, GridPlan
 from featviz.text import counted, printable
 
 if TYPE_CHECKING:  # the help of the command line imports this, and has no time for numpy
@@ -269,7 +269,7 @@ class DifferenceMap:
 class ComparedLayer:
     """One place of the model in both runs, over all images."""
 
-    place: Place
+    place: CaptureKey
     type: str
     index: int
     by: Sequence[str]
@@ -329,7 +329,7 @@ class ComparedLayer:
         return [(heading, cell) for heading, cell in list(self.cells.items())[3:] if cell]
 
 
-OnlyIn: TypeAlias = tuple[Mapping[str, str], Mapping[tuple[Place, str], str]]
+OnlyIn: TypeAlias = tuple[Mapping[str, str], Mapping[tuple[CaptureKey, str], str]]
 """The images, and the layers with their types, that one run has and the other has not, and why."""
 
 

@@ -72,8 +72,8 @@ class Layer:
         return self.name or self.type
 
 
-class At(NamedTuple, Generic[_L]):
-    """Where in a run's image a tensor was met: the file `KIND[.callN][.KEY]` of a layer."""
+class CaptureAddress(NamedTuple, Generic[_L]):
+    """Which capture of an image: its file is `KIND[.callN][.KEY]` in the folder of its layer."""
 
     layer: _L
     kind: str
@@ -99,10 +99,10 @@ class At(NamedTuple, Generic[_L]):
         return self._replace(key=f"{self.key}.{key}".lstrip(".")) if key else self
 
 
-Place: TypeAlias = At[str]
-"""By the layer's name: what two runs are matched by."""
-Site: TypeAlias = At[Layer]
-"""With the layer itself, as it is captured."""
+CaptureKey: TypeAlias = CaptureAddress[str]
+"""With the layer's qualified name: what manifests hold, and two runs are matched by."""
+CaptureSite: TypeAlias = CaptureAddress[Layer]
+"""With the layer itself: what a hook passes to its sink."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class GridPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class ClassScore:
     """One of the classes that a model thinks most likely."""
 
     index: int
@@ -271,8 +271,8 @@ def finite(value: float | None) -> float | None:
 class Outcome:
     """What the model said of an input."""
 
-    prediction: tuple[Guess, ...] = ()
-    before: tuple[Guess, ...] = ()
+    prediction: tuple[ClassScore, ...] = ()
+    before: tuple[ClassScore, ...] = ()
     intervened: bool = False
     largest_change: float | None = None
     """Of a finite value of the output by the interventions; None for UNLIKE_OUTPUTS."""

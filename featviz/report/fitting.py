@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from PIL import Image
 
-from featviz.records import Place
+from featviz.records import CaptureKey
 from featviz.report.network import is_numbers, most_varied
 from featviz.rundir.image import ReadImage, format_of
 from featviz.rundir.read import ReadRun
@@ -64,7 +64,7 @@ def fitted(runs: Sequence[ReadRun]) -> tuple[Sequence[ReadRun], int | None]:
         and _BASE64 * sum(size * min(1, count / max(1, maps)) for maps, size in grids) > MOST_BYTES
     ):
         count = max(FEWEST, count // 2)
-    chosen: dict[Place, set[int | None]] = {}
+    chosen: dict[CaptureKey, set[int | None]] = {}
     for image in runs[0].images.values():
         numbers = image.stats()
         for place, row in image.captures.items():
@@ -77,7 +77,7 @@ def fitted(runs: Sequence[ReadRun]) -> tuple[Sequence[ReadRun], int | None]:
     return shown, count
 
 
-def _with_fewer(image: ReadImage, chosen: Mapping[Place, set[int | None]]) -> ReadImage:
+def _with_fewer(image: ReadImage, chosen: Mapping[CaptureKey, set[int | None]]) -> ReadImage:
     rows = []
     for row in image.manifest.captures:
         own = chosen.get(row.place, set())

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from featviz.records import BACKWARD, Floats, Guess
+from featviz.records import BACKWARD, ClassScore, Floats
 from featviz.records.findings import RECTIFIERS
 from featviz.report import words
 from featviz.report.views import Group, ReportPage
@@ -254,7 +254,7 @@ def _tile(row: Capture, channel: int | None, stats: Floats) -> Tile:
     return channel, box, "" if channel is None else words.span(*map(float, stats[channel, :2]))
 
 
-def bars(row: Capture, stats: Floats, guesses: Sequence[Guess], count: int = 10) -> list[Bar]:
+def bars(row: Capture, stats: Floats, guesses: Sequence[ClassScore], count: int = 10) -> list[Bar]:
     """The largest entries of a vector, in magnitude of a gradient; with classes of the output."""
     values = np.nan_to_num(stats[:, 2].astype(np.float64), posinf=np.nan, neginf=np.nan)
     values = np.where(stats[:, 5] > 0, -np.inf, values)

@@ -22,7 +22,7 @@ from featviz.drawing.picture import GridPicture, caption, describe, encode, to_p
 from featviz.drawing.tensorboard import Board, as_make_grid, histogram
 from featviz.drawing.values import to_pixels
 from featviz.errors import LayoutError, UploadError
-from featviz.records import Floats, Hints, ImageResult, Sample, Site, finite
+from featviz.records import CaptureSite, Floats, Hints, ImageResult, Sample, finite
 from featviz.run.encoders import Background, shared_cores
 from featviz.run.prepare import ModelInput, Prepared, Show, read_input
 from featviz.run.resume import kept
@@ -137,7 +137,7 @@ class ImageWriter:
         self.posts: list[Iterator[dict[str, Any]]] = []
         self._rows: list[Future[Capture]] = []  # the same for the pictures, which are rows of it
         self._stats: dict[str, Floats] = {}
-        self._sites: set[Site] = set()
+        self._sites: set[CaptureSite] = set()
         # before the model may change it in place: frames and several images side by side
         self._shown = to_pixels(image.preprocess.shown(image.args)[0])
         background = [] if self.options.overlay is None else image.background()
@@ -147,7 +147,11 @@ class ImageWriter:
         """The path of a layer's file in the image's folder."""
 
     def take(
-        self, site: Site, tensor: Tensor, gradient: Tensor | None = None, hints: Hints | None = None
+        self,
+        site: CaptureSite,
+        tensor: Tensor,
+        gradient: Tensor | None = None,
+        hints: Hints | None = None,
     ) -> None:
         """Draw a tensor now, and leave the rest to the encoders. The gradient at the tensor is for
         class activation maps."""
@@ -243,7 +247,7 @@ class ImageWriter:
             np.save(file, array)
 
     def _write_picture(
-        self, picture: GridPicture, site: Site, shape: Sequence[int], raw: str | None
+        self, picture: GridPicture, site: CaptureSite, shape: Sequence[int], raw: str | None
     ) -> Capture:
         """Write a picture, and its figure if there is to be one; gives the manifest's row."""
         file = self._file(site.layer, f"{site.stem}.{self.options.format}")

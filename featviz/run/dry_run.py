@@ -13,7 +13,7 @@ from featviz.drawing.drawer import check_places, is_saliency, magnitude_and_phas
 from featviz.layout import Maps, to_maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions, ModelOptions, RunOptions
-from featviz.records import SALIENCY, STAT_COLUMNS, Hints, Shard, Site
+from featviz.records import SALIENCY, STAT_COLUMNS, CaptureSite, Hints, Shard
 from featviz.run.prepare import find_images, prepare
 from featviz.text import by, counted, printable
 
@@ -54,7 +54,10 @@ def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) 
     beside, size = OWN_FILES, int(blank[0].numel() * BYTES_PER_VALUE)
 
     def sink(
-        site: Site, tensor: Tensor, gradient: Tensor | None = None, about: Hints | None = None
+        site: CaptureSite,
+        tensor: Tensor,
+        gradient: Tensor | None = None,
+        about: Hints | None = None,
     ) -> None:
         nonlocal beside, size
         about = about or hints.at(site, tensor)
@@ -96,7 +99,7 @@ def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) 
 
 
 def _planned(
-    site: Site, maps: Maps, draw: DrawOptions, shown: Sequence[int]
+    site: CaptureSite, maps: Maps, draw: DrawOptions, shown: Sequence[int]
 ) -> list[dict[str, Any]]:
     """The picture of some maps, and its figure; near-equal maps are not known yet, and counted."""
     channels, slices, *size = maps.data.shape

@@ -19,7 +19,7 @@ from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.layout import map_size
 from featviz.layout.hints import HintBook
 from featviz.models.load import LoadedModel
-from featviz.records import Layer, Site
+from featviz.records import CaptureSite, Layer
 
 Size = tuple[int, int]  # height and width
 ADDS_NOTHING = {
@@ -50,7 +50,7 @@ def probe(
     or of the floats that it took (`input`), by kind, layer and call, in the order of the pass."""
     ran: dict[tuple[str, Layer, int], list[list[int]]] = {}
 
-    def sink(site: Site, tensor: Tensor) -> None:
+    def sink(site: CaptureSite, tensor: Tensor) -> None:
         if tensor.is_nested or (site.kind == "input" and not tensor.is_floating_point()):
             return  # has no shape, or is a mask
         ran.setdefault((site.kind, site.layer, site.call), []).append(list(tensor.shape))

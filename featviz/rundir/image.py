@@ -29,10 +29,10 @@ from featviz.records import (
     FORMATS,
     STAT_COLUMNS,
     Bytes,
+    CaptureKey,
+    ClassScore,
     Floats,
-    Guess,
     PictureFormat,
-    Place,
     Skip,
 )
 from featviz.rundir import INPUT_FILE, MANIFEST_FILE, SCHEMA_VERSION, STATS_FILE, schema
@@ -133,7 +133,7 @@ class Manifest:
     never_ran: list[Text]
     files: list[FileSum]
     fingerprint: Text | None = None
-    prediction: list[Guess] = field(default_factory=list)
+    prediction: list[ClassScore] = field(default_factory=list)
     target: TargetFields | None = None
     interventions: list[dict[Text, Text]] = field(default_factory=list)
     """The kind of each, and what it changes."""
@@ -205,12 +205,12 @@ class ReadImage:
         return self.root / self.folder
 
     @cached_property
-    def captures(self) -> Mapping[Place, Capture]:
+    def captures(self) -> Mapping[CaptureKey, Capture]:
         """In the order of the model."""
         return {row.place: row for row in self.manifest.captures}
 
     def stats(self) -> Mapping[str, Floats]:
-        """All statistics, float32 [maps, 6] under `Place.stats_key`."""
+        """All statistics, float32 [maps, 6] under `CaptureKey.stats_key`."""
         if self.kept_stats is not None:
             return self.kept_stats
         with self._opened() as folder:
@@ -379,7 +379,7 @@ def _blamed(folder: str) -> Iterator[None]:
 
 def stats_of(folder: Folder, rows: Sequence[Capture]) -> dict[str, Floats]:
     """The statistics of all rows of an image's manifest, float32 [maps, 6] under
-    `Place.stats_key`."""
+    `CaptureKey.stats_key`."""
     most = sum(2 * row.maps * _ROW_BYTES + _MEMBER_BYTES + 16 * len(row.layer) for row in rows)
     data = folder.read(STATS_FILE, min(most + _MEMBER_BYTES, MOST_STATS))
     where = quoted(f"{folder.name}/{STATS_FILE}")

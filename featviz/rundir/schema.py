@@ -21,7 +21,7 @@ from msgspec import Meta
 from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.options import flag
-from featviz.records import FORMATS, SUFFIXES, GridPlan, Place
+from featviz.records import FORMATS, SUFFIXES, CaptureKey, GridPlan
 from featviz.rundir import MANIFEST_FILE, SCHEMA_VERSION
 from featviz.text import by, printable, quoted
 
@@ -102,9 +102,9 @@ class Capture:
     """The colormap, where it is that of phases, whatever the run's is."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> CaptureKey:
         """What it is matched by."""
-        return Place(self.layer, self.kind, self.call, self.key)
+        return CaptureKey(self.layer, self.kind, self.call, self.key)
 
     @property
     def label(self) -> str:
@@ -242,7 +242,7 @@ def _as_typed(name: str, value: Any) -> str:
 
 def check_rows(rows: Sequence[Capture]) -> None:
     """Refuse rows of `captures` of which one field contradicts another."""
-    seen: dict[Place, int] = {}
+    seen: dict[CaptureKey, int] = {}
     for n, row in enumerate(rows):
         for where, value, expected in _of_row(row):
             shown = quoted(json.dumps(value, ensure_ascii=False), _SHOWN)

@@ -24,7 +24,7 @@ from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.files import Folder
 from featviz.options.commands import MOST_TOP
-from featviz.records import Place
+from featviz.records import CaptureKey
 from featviz.records.findings import Verdict
 from featviz.rundir import (
     AUDIT_FILE,
@@ -124,7 +124,7 @@ class ExemplarLayer:
     @property
     def stem(self) -> str:
         """`output`, `output.call1`."""
-        return Place(self.layer, "output", self.call, self.key).stem
+        return CaptureKey(self.layer, "output", self.call, self.key).stem
 
 
 @dataclass(frozen=True)

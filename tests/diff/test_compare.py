@@ -33,7 +33,7 @@ from featviz.drawing import drawer
 from featviz.drawing.picture import describe, encode
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
-from featviz.records import Hints, Layer, Origin, Site
+from featviz.records import CaptureSite, Hints, Layer, Origin
 from featviz.rundir.schema import Capture
 
 NUMBERS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0])
@@ -144,7 +144,7 @@ def captured(
     tensor: Tensor, hints: Hints, **options: Any
 ) -> dict[str, tuple[Capture, Image.Image, np.ndarray]]:
     """What `run` writes of a tensor: the manifest's rows, the pictures as read back, statistics."""
-    site = Site(Layer(1, "layer", "Layer"), "output", 0, "")
+    site = CaptureSite(Layer(1, "layer", "Layer"), "output", 0, "")
     found = {}
     for key, picture in drawer.draw(DrawOptions(**options), site, tensor, hints).items():
         row = describe(picture, site.inside(key), tensor.shape, "output.png")

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from featviz.records import GridPlan, Layer, Site
+from featviz.records import CaptureSite, GridPlan, Layer
 
-SITE = Site(Layer(1, "conv", "Conv2d"), "output", 0, "")
+SITE = CaptureSite(Layer(1, "conv", "Conv2d"), "output", 0, "")
 NAN = float("nan")
 
 

@@ -24,11 +24,11 @@ from featviz.drawing.drawer import pick_maps
 from featviz.drawing.picture import GridPicture, caption, describe, encode, write_png
 from featviz.errors import LayoutError
 from featviz.options import PAD_GREY, DrawOptions
-from featviz.records import Layer, Site
+from featviz.records import CaptureSite, Layer
 from featviz.rundir.schema import Capture
 
 PLAIN = DrawOptions(scale=1)
-SITE = Site(Layer(4, "layer1.0.conv1", "Conv2d"), "output", 1, "")
+SITE = CaptureSite(Layer(4, "layer1.0.conv1", "Conv2d"), "output", 1, "")
 
 
 def drawn(tensor: Tensor, options: DrawOptions = PLAIN) -> GridPicture:

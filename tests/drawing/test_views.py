@@ -19,7 +19,7 @@ import featviz as fv
 from featviz.drawing import drawer
 from featviz.drawing.picture import caption, describe, encode, to_image
 from featviz.options import DrawOptions
-from featviz.records import Hints, Site
+from featviz.records import CaptureSite, Hints
 
 RAW: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "channels": 3}
 """An input whose values are the picture's, 0..1."""
@@ -213,7 +213,7 @@ def test_pca_of_little_variation() -> None:
 def test_gradients_under_an_overlay_keep_their_colours(tmp_path: Path, picture: Path) -> None:
     """coolwarm around zero, laid over the input: where the gradient is zero it is light grey."""
     options = replace(DrawOptions(), overlay=1.0, scale=1)
-    site = Site(SITE.layer, "grad", 0, "")
+    site = CaptureSite(SITE.layer, "grad", 0, "")
     tensor = torch.zeros(1, 1, 4, 4)
     tensor[0, 0, 0, 0], tensor[0, 0, 3, 3] = 1.0, -1.0
     ground = [np.zeros((4, 4, 3), np.uint8)]

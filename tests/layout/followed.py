@@ -13,7 +13,7 @@ from featviz.hooks.capture import hooked, leaves
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
 from featviz.layout.hints import HintBook
-from featviz.records import Site
+from featviz.records import CaptureSite
 
 
 @dataclass
@@ -42,7 +42,7 @@ def followed(
     drawn: dict[tuple[str, str], layout.Maps] = {}
     clones: dict[tuple[str, str], Tensor] = {}
 
-    def sink(site: Site, tensor: Tensor) -> None:
+    def sink(site: CaptureSite, tensor: Tensor) -> None:
         maps = layout.to_maps(tensor, book.at(site, tensor))[""]
         copy = layout.Maps(maps.layout, maps.data.clone())
         drawn.setdefault((site.layer.name, site.key), copy)

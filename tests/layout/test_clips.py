@@ -17,9 +17,9 @@ from featviz import layout
 from featviz.drawing import drawer
 from featviz.images import decode, find
 from featviz.options import DrawOptions
-from featviz.records import Hints, Layer, Site
+from featviz.records import CaptureSite, Hints, Layer
 
-SITE = Site(Layer(1, "conv", "Conv3d"), "output", 0, "")
+SITE = CaptureSite(Layer(1, "conv", "Conv3d"), "output", 0, "")
 
 
 class Clip(nn.Module):

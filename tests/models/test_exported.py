@@ -24,7 +24,7 @@ from featviz.models import weights
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.weights import read_program
 from featviz.options import InputOptions, ModelOptions
-from featviz.records import Site
+from featviz.records import CaptureSite
 
 
 def load(path: object, inputs: InputOptions | None = None, **options: Any) -> LoadedModel:
@@ -36,7 +36,7 @@ def captured(module: nn.Module, image: Tensor) -> dict[tuple[str, int, str], Ten
     """What every layer gives, by name, call and key."""
     found: dict[tuple[str, int, str], Tensor] = {}
 
-    def keep(site: Site, tensor: Tensor) -> None:
+    def keep(site: CaptureSite, tensor: Tensor) -> None:
         found[site.layer.name, site.call, site.key] = tensor.clone()
 
     with in_eval_mode(module), hooked(module, list_layers(module), keep):

@@ -14,7 +14,7 @@ import pytest
 from rundirs import Drawn, write_run
 
 from featviz.errors import StoreError
-from featviz.records import Layer, Place, Site, Skip
+from featviz.records import CaptureKey, CaptureSite, Layer, Skip
 from featviz.rundir import SCHEMA_VERSION, schema, write
 from featviz.rundir.atomic import atomic
 from featviz.rundir.read import read_run
@@ -94,7 +94,7 @@ def test_paths_of_images_and_layers() -> None:
 def test_a_tensor_has_a_name_of_its_own() -> None:
     """By layer, kind, call and key, in stats.npz as in files, whether read back or captured."""
     layer = Layer(4, "conv", "Conv2d")
-    for place in (Place("conv", "output", 2, "0"), Site(layer, "output", 2, "0")):
+    for place in (CaptureKey("conv", "output", 2, "0"), CaptureSite(layer, "output", 2, "0")):
         assert (place.stats_key, place.stem) == ("conv|output|2|0", "output.call2.0")
         assert place.inside("x").stats_key == "conv|output|2|0.x" and place.inside("") == place
 
