@@ -159,10 +159,12 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_the_readme_is_a_first_visit() -> None:
-    """At most 150 lines, pictures, the set-up in its place, and a link to every page."""
+    """At most 150 lines, pictures, the set-up in its place, and a link to every page that says
+    something where no site is built."""
+    generated = ("commands", "api")
     text = read("README")
     assert text.count("\n") <= 150 and text.count("docs/pictures/") >= 6
-    pages = {f"docs/{page}.md" for page in PAGES if page not in ("README", "index")}
+    pages = {f"docs/{page}.md" for page in PAGES if page not in ("README", "index", *generated)}
     assert pages <= set(re.findall(r"\]\((docs/\w[\w-]*\.md)\)", text))
 
 
