@@ -1,10 +1,14 @@
-"""The images that excite each channel most, and where; and what units see of the input."""
+"""The images that excite each channel most, ranked while batches go through the model.
+
+For each channel only the numbers of the best K images are kept, so memory goes with the channels
+and not with the images; `crops` reads those images again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,207 +17,255 @@ from torch import Tensor
 from featviz.errors import LayoutError
 from featviz.hooks.capture import Recorder, forward, hooked
 from featviz.hooks.eval_mode import in_eval_mode
-from featviz.layout import Maps, channel_axis, recognise, to_maps
+from featviz.layout import Maps, to_maps
 from featviz.layout.hints import HintBook
 from featviz.layout.layouts import LAYOUTS
-from featviz.layout.views import to_box
 from featviz.models.load import LoadedModel
 from featviz.records import CaptureSite, Floats, Integers, Layer, Skip
 from featviz.run.study import Batch
 
-By = Literal["max", "mean"]
+RankBy = Literal["max", "mean"]
 
-Top = tuple[Floats, Integers, Integers]
-"""The best K images of C channels, best first; of equal values the lower number is better: their
-values [C, K], -inf where there is no image; their numbers among the samples [C, K]; and row,
-column, rows and columns of the map [C, K, 4], -1 where the layer gives no map of the input, or the
-whole map is meant."""
-
-_NONE = 2**62  # stands for the number of an image where there is none; comes after all
-_SHAPES = 8  # shapes of input whose hints are held
+_NO_IMAGE = 2**62
+"""The number of an image where there is none: of equal values it comes last."""
+_MAX_BOOKS = 8
+"""Input shapes whose hints are kept at a time."""
 
 
 @dataclass(frozen=True)
 class ExemplarSource:
-    """A tensor of a layer whose channels are looked at."""
+    """A tensor of a layer whose channels get exemplars."""
 
     site: CaptureSite
     layout: str
-    shape: tuple[int, ...]  # for the first image
+    shape: tuple[int, ...]
+    """The tensor's shape for the first image."""
     channels: int
 
 
+class Strongest(NamedTuple):
+    """What one image gives in each of C channels."""
+
+    values: Floats
+    """[C]: the value that ranks the image."""
+    positions: Integers
+    """[C, 4]: row and column of the value in the map, rows and columns of the map; -1 where the
+    tensor is no map of the input, or the whole map counts."""
+
+
+class TopImages(NamedTuple):
+    """The best K images of C channels, the best first; of equal values the earlier image first."""
+
+    values: Floats
+    """[C, K]; -inf where there is no image."""
+    images: Integers
+    """[C, K]: numbers among the samples; _NO_IMAGE where there is none."""
+    positions: Integers
+    """[C, K, 4], as in `Strongest`."""
+
+    @classmethod
+    def empty(cls, channels: int, top: int) -> TopImages:
+        """Before the first image."""
+        return cls(
+            values=np.full((channels, top), -np.inf, np.float32),
+            images=np.full((channels, top), _NO_IMAGE),
+            positions=np.full((channels, top, 4), -1),
+        )
+
+    def with_image(self, image: int, strongest: Strongest) -> TopImages:
+        """Rank one image more. A channel whose value is not finite does not take it."""
+        finite = np.isfinite(strongest.values)
+        new_values = np.where(finite, strongest.values, np.float32(-np.inf))
+        if not (new_values >= self.values[:, -1]).any():
+            return self
+        new_images = np.where(finite, image, _NO_IMAGE)
+        values = np.concatenate([self.values, new_values[:, None]], axis=1)
+        images = np.concatenate([self.images, new_images[:, None]], axis=1)
+        positions = np.concatenate([self.positions, strongest.positions[:, None]], axis=1)
+        order = np.lexsort((images, -values))[:, :-1]
+        return TopImages(
+            np.take_along_axis(values, order, 1),
+            np.take_along_axis(images, order, 1),
+            np.take_along_axis(positions, order[..., None], 1),
+        )
+
+
+class _Candidate(NamedTuple):
+    """What an image gives at a tensor, until the model is through with its batch."""
+
+    image: int
+    site: CaptureSite
+    strongest: Strongest
+
+
 class ExemplarCollector:
-    """The best images of each channel, by class; of an image that failed, nothing stays."""
+    """Ranks the images that excite each channel most, for each class apart.
+
+    `Study.show` calls `begin` before a batch and `commit` after it; in between, hooks hand tensors
+    to `take`. Of an image that failed, nothing stays.
+    """
 
     def __init__(
         self,
         model: LoadedModel,
         layers: Sequence[Layer],
         blank: Sequence[Tensor],
-        by: By = "max",
+        rank_by: RankBy = "max",
         top: int = 1,
         classes: Sequence[str | None] = (None,),
     ) -> None:
-        """Run the model once on `blank`; `classes` has that of each sample."""
-        self.targets: dict[CaptureSite, ExemplarSource] = {}
-        self.skipped: dict[str, str] = {}  # layers that give nothing with channels, and why
+        """Run the model once, to learn which tensors have channels.
+
+        Args:
+            blank: the model's arguments for the first image's shape, [1, C, H, W] each.
+            top: how many images are kept for each channel.
+            classes: the class of each sample; None for all where classes are not told apart.
+        """
+        self.sources: dict[CaptureSite, ExemplarSource] = {}
+        self.skipped: dict[str, str] = {}
+        """Reasons by layer, for layers without channels."""
         self.recorder: Recorder | None = None
-        book = HintBook(model.module, blank[0].shape)
-        self._model, self._first, self._book, self._by = model, book, book, by
-        self._books = {book.input_shape: book}
-        self._classes, self._batch = classes, Batch((), [])
-        self._found: list[tuple[int, CaptureSite, Floats, Integers]] = []
-
-        def sink(site: CaptureSite, tensor: Tensor) -> None:
-            for key, maps in to_maps(tensor, book.at(site, tensor)).items():
-                shape, inner = tuple(tensor.shape), site.inside(key)
-                self.targets[inner] = ExemplarSource(inner, maps.layout, shape, len(maps.data))
-
+        """The recorder whose hooks call `take`."""
+        self._model = model
+        self._first_book = HintBook(model.module, blank[0].shape)
+        self._book = self._first_book
+        self._books = {self._book.input_shape: self._book}
+        self._rank_by = rank_by
+        self._classes = classes
+        self._batch = Batch((), [])
+        self._candidates: list[_Candidate] = []
         with (
             in_eval_mode(model.module),
-            book.traced(model.module, layers),
-            hooked(model.module, layers, sink) as recorder,
+            self._book.traced(model.module, layers),
+            hooked(model.module, layers, self._add_sources) as recorder,
         ):
             forward(model.module, [arg.to(model.device) for arg in blank], recorder)
-        self._skip(recorder.skipped)
+        self._note_skipped(recorder.skipped)
         self.never_ran = [layer.label for layer in recorder.never_ran]
-        self.tops: dict[tuple[CaptureSite, str | None], Top] = {}
-        for site, target in self.targets.items():
-            size = target.channels, top
-            none = np.full(size, -np.inf, np.float32), np.full(size, _NONE), np.full((*size, 4), -1)
-            self.tops |= {(site, name): none for name in sorted({*classes}, key=str)}
+        self.class_names = sorted(set(classes), key=str)
+        self.tops = {
+            (source.site, class_name): TopImages.empty(source.channels, top)
+            for source in self.sources.values()
+            for class_name in self.class_names
+        }
 
-    def _skip(self, skipped: Sequence[Skip]) -> None:
+    def _add_sources(self, site: CaptureSite, tensor: Tensor) -> None:
+        """The sink of the first pass."""
+        for key, maps in to_maps(tensor, self._book.at(site, tensor)).items():
+            source = ExemplarSource(
+                site=site.inside(key),
+                layout=maps.layout,
+                shape=tuple(tensor.shape),
+                channels=len(maps.data),
+            )
+            self.sources[source.site] = source
+
+    def _note_skipped(self, skipped: Sequence[Skip]) -> None:
         for skip in skipped:
-            label = (skip.layer or skip.type) + (f".call{skip.call}" if skip.call else "")
-            self.skipped.setdefault(label, skip.reason)
+            call = f".call{skip.call}" if skip.call else ""
+            self.skipped.setdefault((skip.layer or skip.type) + call, skip.reason)
 
     @property
     def fault(self) -> Exception | None:
-        """A bug of ours, to tell it from a fault of the model."""
+        """A bug of featviz inside a hook, to tell it from a fault of the model."""
         return None if self.recorder is None else self.recorder.fault
 
     def begin(self, batch: Batch) -> None:
-        """Start a batch; of one of a new shape, an image may go through the model once more."""
-        self._batch, self._found = Batch((), []), []
-        shape, module = (1, *batch.inputs[0].shape[1:]), self._model.module
-        if shape not in self._books:
-            book = HintBook(module, shape)
-            book.settle_as(self._first)
-            if not book.is_traced:
-                with book.traced(module, [site.layer for site in self.targets]):
-                    forward(module, [arg[:1].to(self._model.device) for arg in batch.inputs])
-            if len(self._books) > _SHAPES:
-                self._books = {self._first.input_shape: self._first}
-            self._books[shape] = book
-        self._book, self._batch = self._books[shape], batch
+        """Start a batch, and forget candidates of one that failed. The first batch of a new input
+        shape may send an image through the model once more, to follow where its values lie."""
+        self._batch = Batch((), [])  # so that `take` takes nothing in that pass
+        self._candidates = []
+        self._book = self._book_of(batch)
+        self._batch = batch
         if self.recorder is not None:
             self.recorder.calls.clear()
             self.recorder.skipped.clear()
 
+    def _book_of(self, batch: Batch) -> HintBook:
+        module = self._model.module
+        shape = (1, *batch.inputs[0].shape[1:])
+        if shape in self._books:
+            return self._books[shape]
+        book = HintBook(module, shape)
+        book.settle_as(self._first_book)
+        if not book.is_traced:
+            with book.traced(module, [site.layer for site in self.sources]):
+                forward(module, [arg[:1].to(self._model.device) for arg in batch.inputs])
+        if len(self._books) > _MAX_BOOKS:
+            self._books = {self._first_book.input_shape: self._first_book}
+        self._books[shape] = book
+        return book
+
     def commit(self) -> None:
-        """Rank the batch, which the model has taken; what is not finite excites nothing."""
-        for number, site, found, places in self._found:
-            top, finite = self.tops[site, self._classes[number]], np.isfinite(found)
-            values = np.where(finite, found, np.float32(-np.inf))
-            if not (values >= top[0][:, -1]).any():
-                continue
-            numbers = np.where(finite, number, _NONE)
-            values = np.concatenate([top[0], values[:, None]], 1)
-            images = np.concatenate([top[1], numbers[:, None]], 1)
-            places = np.concatenate([top[2], places[:, None]], 1)
-            order = np.lexsort((images, -values))[:, :-1]
-            self.tops[site, self._classes[number]] = (
-                np.take_along_axis(values, order, 1),
-                np.take_along_axis(images, order, 1),
-                np.take_along_axis(places, order[..., None], 1),
-            )
-        self._skip([] if self.recorder is None else self.recorder.skipped)
-        self._found = []
+        """Rank the images of the batch, now that the model is through with them."""
+        for candidate in self._candidates:
+            key = candidate.site, self._classes[candidate.image]
+            self.tops[key] = self.tops[key].with_image(candidate.image, candidate.strongest)
+        if self.recorder is not None:
+            self._note_skipped(self.recorder.skipped)
+        self._candidates = []
 
     def take(self, site: CaptureSite, tensor: Tensor) -> None:
-        """The sink of the hooks; it takes nothing while hints are learnt."""
-        numbers, whole = self._batch.images, self.targets.get(site)
-        if len(numbers) > 1:  # the first axis must count images, or windows of them
-            count = tensor.shape[0]
-            alone = whole is not None and whole.shape[0] == 1 and count == len(numbers)
-            windows = whole is not None and whole.layout == "windows" and count % len(numbers) == 0
-            if not (alone or windows):
-                words = f"shape {list(tensor.shape)} is no batch of {len(numbers)}"
-                raise LayoutError(f"{words}: --batch-size 1")
-        parts = tensor.chunk(len(numbers)) if len(numbers) > 1 else (tensor,)
-        for number, part in zip(numbers, parts, strict=False):
-            for key, maps in to_maps(part, self._book.at(site, part)).items():
-                inner = site.inside(key)
-                target = self.targets.get(inner)
-                if target is None or len(maps.data) != target.channels:
-                    raise LayoutError(f"gives {list(part.shape)} for some images only")
-                self._found.append((number, inner, *strongest(maps, self._by)))
+        """The sink of the hooks.
+
+        Raises:
+            LayoutError: the tensor cannot be divided among the images of the batch, or its channels
+                are not those of the first image.
+        """
+        if not self._batch.images:  # hints are being learnt
+            return
+        slices = self._image_slices(site, tensor)
+        for image, image_slice in zip(self._batch.images, slices, strict=True):
+            for key, maps in to_maps(image_slice, self._book.at(site, image_slice)).items():
+                source = self.sources.get(site.inside(key))
+                if source is None or len(maps.data) != source.channels:
+                    raise LayoutError(f"gives {list(image_slice.shape)} for some images only")
+                strongest = strongest_values(maps, self._rank_by)
+                self._candidates.append(_Candidate(image, source.site, strongest))
+
+    def _image_slices(self, site: CaptureSite, tensor: Tensor) -> Sequence[Tensor]:
+        """The tensor of each image. The first axis must count images, or windows of images."""
+        images = len(self._batch.images)
+        if images == 1:
+            return (tensor,)
+        source = self.sources.get(site)
+        rows = tensor.shape[0]
+        if source is None:
+            divisible = False
+        elif source.layout == "windows":
+            divisible = rows % images == 0
+        else:
+            divisible = source.shape[0] == 1 and rows == images
+        if not divisible:
+            shape = list(tensor.shape)
+            raise LayoutError(f"shape {shape} is no batch of {images}: --batch-size 1")
+        return tensor.chunk(images)
 
 
-def strongest(maps: Maps, by: By) -> tuple[Floats, Integers]:
-    """The finite value that ranks each channel, and its place, as in `Top`."""
+def strongest_values(maps: Maps, rank_by: RankBy) -> Strongest:
+    """The finite value that ranks an image in each channel, and its position; -inf or NaN where a
+    channel has no finite value.
+
+    Args:
+        maps: those of one image, [C, S, H, W].
+        rank_by: `max`, or `mean` of the whole map, which has no position.
+    """
     flat = maps.data.flatten(1)
-    places = np.full((len(flat), 4), -1)
-    if by == "mean":
+    positions = np.full((len(flat), 4), -1)
+    if rank_by == "mean":
         means, finite = flat.mean(1), flat.isfinite()
         if not finite.all():
             count = finite.sum(1)
             means = torch.where(finite, flat, 0).sum(1) / count
             means = torch.where(count > 0, means, -torch.inf)
-        return means.cpu().numpy(), places
+        return Strongest(means.cpu().numpy(), positions)
     values, at = flat.max(1)
     if not values.isfinite().all():
         values, at = torch.where(flat.isfinite(), flat, -torch.inf).max(1)
     slices, height, width = maps.data.shape[1:]
     if LAYOUTS[maps.layout].aligned and slices == 1:
         index = at.cpu().numpy()
-        places[:, 0], places[:, 1], places[:, 2:] = index // width, index % width, (height, width)
-    return values.cpu().numpy(), places
-
-
-# What units see of the input
-
-Box = tuple[int, int, int, int]
-"""Left, top, right and bottom in pixels of the input, right and bottom excluded."""
-
-
-def has_places(model: LoadedModel, target: ExemplarSource) -> bool:
-    """Whether the units of a tensor stand for places of one image."""
-    one_image = model.preprocess.frames is None and model.preprocess.inputs == 1
-    return one_image and LAYOUTS[target.layout].aligned
-
-
-def receptive_fields(
-    model: LoadedModel, targets: Sequence[ExemplarSource], args: Sequence[Tensor]
-) -> dict[CaptureSite, Tensor]:
-    """What the units of tensors see in inputs of these shapes, by one forward pass: of each map [4,
-    H, W], as in `layout.views`. Tensors of which it is not known are left out."""
-    found = {}
-    book = HintBook(model.module, args[0].shape)
-    aligned = [target for target in targets if has_places(model, target)]
-    if aligned:
-        layers = [target.site.layer for target in aligned]
-        with in_eval_mode(model.module), book.traced(model.module, layers, views=True):
-            forward(model.module, [torch.zeros_like(arg, device=model.device) for arg in args])
-    for site in (target.site for target in aligned):
-        maps = []
-        for table in book.views(site):
-            hints = book.at(site, table)
-            form, axis = recognise(table.shape, hints), channel_axis(table.shape, hints)
-            if axis is not None and table.stride(axis) == 0:  # all channels are the same
-                table = table.narrow(axis, 0, min(2, table.shape[axis]))
-            maps.append(LAYOUTS[form.layout].to_maps(table, form))
-        if maps and maps[0].shape[1] == 1:
-            found[site] = torch.stack([one.amin(0)[0] for one in maps])
-    return found
-
-
-def largest_view(sides: Tensor) -> tuple[int, int]:
-    """Height and width of what a unit sees at most."""
-    boxes = [box for box in map(to_box, sides.flatten(1).T.tolist()) if box is not None]
-    return (
-        max((bottom - top for _, top, _, bottom in boxes), default=0),
-        max((right - left for left, _, right, _ in boxes), default=0),
-    )
+        positions[:, 0] = index // width
+        positions[:, 1] = index % width
+        positions[:, 2:] = (height, width)
+    return Strongest(values.cpu().numpy(), positions)

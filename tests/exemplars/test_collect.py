@@ -13,9 +13,9 @@ import torchvision
 from networks import Net
 from torch import Tensor, nn
 
-from featviz.exemplars.collect import ExemplarCollector, largest_view, receptive_fields
+from featviz.exemplars.collect import ExemplarCollector
+from featviz.exemplars.fields import PixelBox, ReceptiveField, receptive_fields
 from featviz.hooks.layers import list_layers
-from featviz.layout.views import to_box
 from featviz.models.load import adopt
 from featviz.options import InputOptions
 
@@ -105,20 +105,20 @@ HEIGHT, WIDTH = 16, 13
 Boxes = dict[tuple[int, ...], tuple[int, int, int, int] | None]
 
 
-def seen_by(net: nn.Module, layer: str, size: tuple[int, int]) -> Tensor | None:
+def seen_by(net: nn.Module, layer: str, size: tuple[int, int]) -> ReceptiveField | None:
     """What the units of a layer see, as the tool says; None where it does not know."""
     model = adopt(net.eval(), InputOptions(size=size, mean=(0.0,) * 3, std=(1.0,) * 3))
     blank = [torch.zeros(1, 3, *size)]
     layers = [one for one in list_layers(net) if one.name == layer]
-    targets = ExemplarCollector(model, layers, blank).targets.values()
-    (target,) = (target for target in targets if not target.site.key)
-    return receptive_fields(model, [target], blank).get(target.site)
+    sources = ExemplarCollector(model, layers, blank).sources.values()
+    (source,) = [source for source in sources if not source.site.key]
+    return receptive_fields(model, [source], blank).get(source.site)
 
 
-def box_at(sides: Tensor | None, row: int, column: int) -> Any:
+def box_at(field: ReceptiveField | None, row: int, column: int) -> PixelBox | None:
     """The box of one unit."""
-    assert sides is not None
-    return to_box(sides[:, row, column].tolist())
+    assert field is not None
+    return field.box(row, column)
 
 
 def by_gradient(net: nn.Module, size: tuple[int, int], images: int = 32) -> Boxes:
@@ -152,9 +152,9 @@ SLOW = ("bilinear", "transposed")
 def test_what_the_functions_tell_is_what_gradients_say(name: str) -> None:
     """Every place of the last layer, at borders and in the middle, pixel for pixel."""
     net = COMPUTED[name]()
-    sides = seen_by(net, "last", (HEIGHT, WIDTH))
+    field = seen_by(net, "last", (HEIGHT, WIDTH))
     expected = by_gradient(net, (HEIGHT, WIDTH))
-    assert {place: box_at(sides, *place) for place in expected} == expected
+    assert {position: box_at(field, *position) for position in expected} == expected
 
 
 def test_what_no_function_tells_is_unknown() -> None:
@@ -179,8 +179,8 @@ def test_a_vector_has_no_place() -> None:
 def test_resnet18_sees_what_is_known_of_it() -> None:
     """The size that the formula of strides and kernels gives, in an image that has room for it
     (Araujo, Norris, Sim, "Computing Receptive Fields of Convolutional Neural Networks", 2019)."""
-    sides = seen_by(torchvision.models.resnet18(weights=None), "layer4", (448, 448))
-    assert sides is not None and largest_view(sides) == (435, 435)
+    field = seen_by(torchvision.models.resnet18(weights=None), "layer4", (448, 448))
+    assert field is not None and field.largest == (435, 435)
 
 
 def test_nothing_of_the_model_changes() -> None:
@@ -190,8 +190,8 @@ def test_nothing_of_the_model_changes() -> None:
     before = {name: value.clone() for name, value in net.state_dict().items()}
     net.train()
     blank = [torch.zeros(1, 3, 12, 12)]
-    targets = list(ExemplarCollector(model, list_layers(net), blank).targets.values())
-    assert len(receptive_fields(model, targets, blank)) == len(targets) > 0
+    sources = list(ExemplarCollector(model, list_layers(net), blank).sources.values())
+    assert len(receptive_fields(model, sources, blank)) == len(sources) > 0
     assert net.training and all(p.grad is None for p in net.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
     for name, value in net.state_dict().items():

@@ -13,7 +13,9 @@ from runs import tree
 from torch import nn
 
 from featviz.exemplars import exemplars as pictures
+from featviz.exemplars.crops import TILE, MapPosition, cut
 from featviz.exemplars.exemplars import find_exemplars
+from featviz.exemplars.fields import PixelBox
 from featviz.models.load import adopt
 from featviz.options import InputOptions
 from featviz.options.commands import ExemplarOptions
@@ -83,7 +85,7 @@ def test_a_crop_is_the_receptive_field(featviz: Run, tmp_path: Path) -> None:
     assert "2×2" in done.out and "computed" in done.out
     with Image.open(out / "001_0" / "output" / "c00000.png") as picture:
         tile = np.asarray(picture.crop(pictures.slot(0, 1)).convert("RGB"))
-    half = pictures.TILE // 2
+    half = TILE // 2
     quarters = [tile[y : y + half, x : x + half] for y in (0, half) for x in (0, half)]
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)]
     assert all((part == colour).all() for part, colour in zip(quarters, colours, strict=True))
@@ -92,13 +94,14 @@ def test_a_crop_is_the_receptive_field(featviz: Run, tmp_path: Path) -> None:
 def test_the_place_is_marked_where_the_whole_image_is_shown() -> None:
     """Around the middle of the cell of the map, and nowhere where the crop tells the place."""
     picture = Image.new("RGB", (64, 32), "#336699")
-    whole = pictures.cut(picture, (0, 0, 64, 32), (32, 64), [0, 3, 2, 4])
+    position = MapPosition(row=0, column=3, rows=2, columns=4)
+    whole = cut(picture, PixelBox(0, 0, 64, 32), (32, 64), position)
     yellow = np.argwhere((np.asarray(whole) == (255, 212, 0)).all(-1))
     assert yellow.min(0).tolist() == [32, 96] and yellow.max(0).tolist() == [63, 127]
-    part = np.asarray(pictures.cut(picture, (0, 0, 16, 32), (32, 32), [0, 3, 2, 4]))
+    part = np.asarray(cut(picture, PixelBox(0, 0, 16, 32), (32, 32), position))
     assert not (part == (255, 212, 0)).all(-1).any()
     # one that the border of the image has halved fills half of the tile
-    assert (part == (0x33, 0x66, 0x99)).all(-1).sum() == pictures.TILE * pictures.TILE // 2
+    assert (part == (0x33, 0x66, 0x99)).all(-1).sum() == TILE * TILE // 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,207 @@
+"""Tiles of exemplars: the images are read again, and cut to what a unit sees of them."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from featviz.drawing.values import to_pixels
+from featviz.errors import FeatvizError
+from featviz.exemplars.collect import ExemplarSource, TopImages
+from featviz.exemplars.fields import PixelBox, ReceptiveField, receptive_fields
+from featviz.options import InputOptions
+from featviz.records import CaptureSite
+from featviz.run.study import Study, batches
+from featviz.rundir.studies import Exemplar
+
+log = logging.getLogger(__name__)
+
+TILE = 128
+"""Pixels of a tile's edge."""
+
+_BACKGROUND = "#e3e6ea"
+_FRAME_OUTSIDE = "#1b2129"
+_FRAME_INSIDE = "#ffd400"
+_MIN_FRAME = 6
+_MAX_CACHED_BYTES = 2**28
+"""Bytes of images that are kept; images beyond are read again for each layer."""
+_MAX_CACHED_SHAPES = 8
+"""Input shapes whose receptive fields are kept."""
+
+
+class ExemplarTile(NamedTuple):
+    """An exemplar and its picture, RGB, TILE × TILE."""
+
+    exemplar: Exemplar
+    tile: Image.Image
+
+
+class MapPosition(NamedTuple):
+    """A value in a map of rows × columns."""
+
+    row: int
+    column: int
+    rows: int
+    columns: int
+
+
+class _SeenImage(NamedTuple):
+    """An image as the model saw it."""
+
+    number: int
+    picture: Image.Image
+    args: Sequence[Tensor]
+    """The model's arguments without their values, on the device meta."""
+
+
+@dataclass
+class CropReader:
+    """Reads the images of exemplars again, and cuts tiles out of them."""
+
+    study: Study
+    inputs: InputOptions
+    sources: Sequence[ExemplarSource]
+    fields: dict[tuple[int, ...], dict[CaptureSite, ReceptiveField]]
+    """Receptive fields of all sources, by the shape of the input."""
+    _cache: dict[int, _SeenImage | None] = field(default_factory=dict)
+    """By number; None for an image that vanished."""
+    _cached_bytes: int = 0
+
+    def tiles(
+        self, source: ExemplarSource, top: TopImages, channels: Sequence[int]
+    ) -> dict[int, list[ExemplarTile]]:
+        """The exemplars of some channels, by channel, the best first. The tile of an image that
+        cannot be read again is empty."""
+        empty = Image.new("RGB", (TILE, TILE), _BACKGROUND)
+        tiles: dict[int, list[ExemplarTile]] = {}
+        ranks_of_image: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for channel in channels:
+            exemplars = self._exemplars(top, channel)
+            tiles[channel] = [ExemplarTile(exemplar, empty) for exemplar in exemplars]
+            for rank, exemplar in enumerate(exemplars):
+                ranks_of_image[exemplar.number].append((channel, rank))
+        for seen in self._read(sorted(ranks_of_image)):
+            receptive_field = self._field(source, seen.args)
+            for channel, rank in ranks_of_image[seen.number]:
+                exemplar = tiles[channel][rank].exemplar
+                tiles[channel][rank] = _exemplar_tile(seen.picture, receptive_field, exemplar)
+        return tiles
+
+    def _exemplars(self, top: TopImages, channel: int) -> list[Exemplar]:
+        """A channel's exemplars, as far as they are known without reading images."""
+        exemplars = []
+        for rank in np.flatnonzero(np.isfinite(top.values[channel])).tolist():
+            position = MapPosition(*top.positions[channel, rank].tolist())
+            has_position = position.row >= 0
+            number = int(top.images[channel, rank])
+            exemplars.append(
+                Exemplar(
+                    image=self.study.samples[number].name,
+                    number=number,
+                    value=float(str(top.values[channel, rank])),  # the shortest decimals
+                    place=[position.row, position.column] if has_position else None,
+                    map=[position.rows, position.columns] if has_position else None,
+                    box=None,
+                )
+            )
+        return exemplars
+
+    def _field(self, source: ExemplarSource, args: Sequence[Tensor]) -> ReceptiveField | None:
+        shape = tuple(args[0].shape)
+        if shape not in self.fields:
+            if len(self.fields) == _MAX_CACHED_SHAPES:
+                self.fields.clear()
+            self.fields[shape] = receptive_fields(self.study.model, self.sources, args)
+        return self.fields[shape].get(source.site)
+
+    def _read(self, numbers: Sequence[int]) -> Iterator[_SeenImage]:
+        """The images of these numbers that can be read, those in memory first."""
+        for number in numbers:
+            seen = self._cache.get(number)
+            if seen is not None:
+                yield seen
+        missing = [number for number in numbers if number not in self._cache]
+        study = self.study
+        for batch in batches(study.samples, study.model, self.inputs, 1, self._vanished, missing):
+            pixels = to_pixels(study.model.preprocess.shown(batch.inputs)[0])
+            rgb = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+            args = [arg.to("meta") for arg in batch.inputs]
+            seen = _SeenImage(batch.images[0], Image.fromarray(rgb), args)
+            self._cached_bytes += rgb.nbytes
+            if self._cached_bytes <= _MAX_CACHED_BYTES:
+                self._cache[seen.number] = seen
+            yield seen
+
+    def _vanished(self, number: int, error: FeatvizError) -> None:
+        log.warning("%s cannot be read again: %s", self.study.samples[number].name, error.message)
+        self._cache[number] = None
+
+
+def _exemplar_tile(
+    picture: Image.Image, receptive_field: ReceptiveField | None, exemplar: Exemplar
+) -> ExemplarTile:
+    """Cut an exemplar to what its unit sees, or show the whole image where that is not known."""
+    box: PixelBox | None = PixelBox(0, 0, picture.width, picture.height)
+    largest = picture.height, picture.width
+    position = None
+    if exemplar.place is not None and exemplar.map is not None:
+        position = MapPosition(*exemplar.place, *exemplar.map)
+        if receptive_field is not None:
+            box = receptive_field.box(position.row, position.column)
+            largest = receptive_field.largest
+    tile = cut(picture, box, largest, position)
+    return ExemplarTile(replace(exemplar, box=None if box is None else list(box)), tile)
+
+
+def cut(
+    picture: Image.Image,
+    box: PixelBox | None,
+    largest: tuple[int, int],
+    position: MapPosition | None = None,
+) -> Image.Image:
+    """A crop of an image in the middle of a tile; an empty tile without a box.
+
+    Args:
+        largest: height and width of the layer's largest crop, which fills a tile; smaller ones are
+            drawn to the same scale.
+        position: framed where the crop is the whole image, and so does not tell the position.
+    """
+    tile = Image.new("RGB", (TILE, TILE), _BACKGROUND)
+    if box is None:
+        return tile
+    crop = picture.crop(box)
+    scale = TILE / max(*largest, *crop.size)
+    width = max(1, min(TILE, round(crop.width * scale)))
+    height = max(1, min(TILE, round(crop.height * scale)))
+    resampling = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BILINEAR
+    inside = PixelBox(
+        left=(TILE - width) // 2,
+        top=(TILE - height) // 2,
+        right=(TILE - width) // 2 + width,
+        bottom=(TILE - height) // 2 + height,
+    )
+    tile.paste(crop.resize((width, height), resampling), inside)
+    is_whole = box == (0, 0, picture.width, picture.height)
+    if is_whole and position is not None and max(position.rows, position.columns) > 1:
+        _draw_frame(tile, inside, position)
+    return tile
+
+
+def _draw_frame(tile: Image.Image, inside: PixelBox, position: MapPosition) -> None:
+    """Frame the cell of a map that covers a rectangle of the tile."""
+    cell_width = (inside.right - inside.left) / position.columns
+    cell_height = (inside.bottom - inside.top) / position.rows
+    width = max(_MIN_FRAME, cell_width)
+    height = max(_MIN_FRAME, cell_height)
+    left = inside.left + (position.column + 0.5) * cell_width - width / 2
+    top = inside.top + (position.row + 0.5) * cell_height - height / 2
+    draw = ImageDraw.Draw(tile)
+    draw.rectangle([left - 1, top - 1, left + width, top + height], outline=_FRAME_OUTSIDE)
+    draw.rectangle([left, top, left + width - 1, top + height - 1], outline=_FRAME_INSIDE)
