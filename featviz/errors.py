@@ -66,9 +66,5 @@ class StoreError(FeatvizError):
     """The run directory cannot be written or read."""
 
 
-class UploadError(StoreError):
-    """A store did not take the files of an image, or run.json; the other images go on."""
-
-
 class CompareError(FeatvizError):
     """Runs that cannot be set side by side, since they did not do the same."""

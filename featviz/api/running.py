@@ -42,7 +42,6 @@ from featviz.run import run as pipeline
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.schema import Capture
-from featviz.rundir.store import copy_image
 from featviz.text import by, counted, quoted
 
 _COLUMNS = np.dtype([(name, np.float32) for name in STAT_COLUMNS])
@@ -186,11 +185,11 @@ class RunImage(Shown, ImageResult):
     """An image of a run, whose files are read when they are asked for."""
 
     pictures: int = 0
-    root: Path | Url = field(default=Path(), repr=False)
+    root: Path = field(default=Path(), repr=False)
     room: Room | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, result: ImageResult, root: Path | Url, room: Room | None = None) -> RunImage:
+    def of(cls, result: ImageResult, root: Path, room: Room | None = None) -> RunImage:
         """An image of a run that has ended."""
         fields = {**vars(result), "rows": (), "pictures": len(result.rows)}
         return cls(**fields, root=root, room=room)
@@ -212,12 +211,7 @@ class RunImage(Shown, ImageResult):
         """The image as the run directory has it; StoreError if it failed, or a file is broken."""
         if self.failure is not None:
             raise self.failure
-        if not isinstance(self.root, Url):
-            return read_image(self.root, self.folder, hold=True)
-        room = Room()
-        copy_image(self.root, self.folder, room.path)
-        vars(self)["room"] = room  # the copy stays as long as this image
-        return read_image(room.path, self.folder, hold=True)
+        return read_image(self.root, self.folder, hold=True)
 
     @property
     def captures(self) -> Captures:
@@ -255,8 +249,8 @@ class Run(Shown, RunResult):
     room: Room | None = None
 
     @property
-    def out(self) -> Path | Url | None:
-        """The run directory or its URL; None where it is temporary."""
+    def out(self) -> Path | None:
+        """The run directory; None where it is temporary."""
         return self.root if self.room is None else None
 
     @property
@@ -300,7 +294,8 @@ def run(
             are; a mapping of tensors by the names of forward's arguments takes the place of images.
         layers: selectors; a class of modules (`torch.nn.Conv2d`); or a list of these. None takes
             one layer for each stage.
-        out: the run directory, or a URL of an object store (`"s3://bucket/maps"`). None leaves
+        out: the run directory; of a URL (`"s3://bucket/maps"`) the folder `maps`, which is copied
+            there. None leaves
             nothing behind: the pictures are in a temporary folder for as long as the result, or one
             of its captures, is in use.
         options: those below. `transform` may be a function from a PIL image to a tensor [C, H, W]
@@ -329,7 +324,7 @@ def run(
     done: list[RunImage] = []
 
     def keep(image: ImageResult, total: int) -> None:
-        done.append(RunImage.of(image, order.options.out, order.room))
+        done.append(RunImage.of(image, order.options.folder, order.room))
 
     result = order.given_to(partial(pipeline.run, progress=keep), images)
     return Run(**{**vars(result), "images": tuple(done)}, room=order.room)

@@ -14,7 +14,6 @@ from msgspec import structs
 from featviz.cli import output
 from featviz.cli.options import IMAGES, MODEL, ClickOption, Given, command
 from featviz.errors import NOTHING_DRAWN, UsageError
-from featviz.files.urls import Url
 from featviz.gradients.targets import check_options, for_drawing
 from featviz.options import OUTPUT, DrawOptions, ModelOptions, PassOptions, RunOptions, read_from
 from featviz.records import UNLIKE_OUTPUTS, ImageResult, Outcome, RunResult, Shard
@@ -88,9 +87,6 @@ def run(given: Given) -> int:
 
     options = read_from(RunOptions, {**given}, passes=_passes(given))
     source, images = given["source"], given["images"]
-    wanted = next((f"--{name}" for name in ("report", "open") if given[name]), None)
-    if wanted and isinstance(options.out, Url):
-        raise UsageError(f"{wanted} needs a folder, and --out URL leaves none", "leave it out")
     shard = shard_of_process() if options.shard is None else None
     if given["dry_run"]:
         from featviz.run import dry_run
@@ -131,12 +127,13 @@ def run(given: Given) -> int:
                 output.document(line | ({"kept": True} if image.kept else {}), indent=None)
 
         result = pipeline.run(source, images, options, report)
-    _conclude(result, unseen, to_look=not wanted)
-    if wanted and (result.whole or options.shard is None):
+    with_report = given["report"] or given["open"]
+    _conclude(result, unseen, to_look=not with_report)
+    if with_report and (result.whole or options.shard is None):
         from featviz.options.commands import ReportOptions
         from featviz.report import build_report
 
-        output.written("report", build_report(options.out, ReportOptions()).page, given["open"])
+        output.written("report", build_report(options.folder, ReportOptions()).page, given["open"])
     if shard is None:
         return result.exit_code
     # torchrun ends the others where one says that images have failed: the last one says it for all
@@ -190,8 +187,7 @@ def _conclude(result: RunResult, unseen: Mapping[str, Mapping[str, str]], to_loo
         names = listed(failed, _NAMED)
         line += f"; {counted(len(failed), 'image')} failed: {names} (see run.json)"
     if to_look:
-        url = ["--single-file", "--out", "maps.html"] if isinstance(result.root, Url) else []
-        again = shlex.join(["featviz", "report", str(result.root), *url, "--open"])
+        again = shlex.join(["featviz", "report", str(result.root), "--open"])
         line += f"; to look at them: {again}"
     log.info("%s", line)
 

@@ -44,8 +44,8 @@ from featviz.rundir import DIFF_FILE
 from featviz.rundir import place as outputs
 from featviz.rundir.atomic import atomic
 from featviz.rundir.image import DamagedError
+from featviz.rundir.mirror import copied
 from featviz.rundir.read import ReadRun, read_run, warn_of
-from featviz.rundir.store import here
 from featviz.rundir.studies import junit
 from featviz.rundir.write import write_record
 from featviz.text import by, counted, listed, safe_name
@@ -77,7 +77,7 @@ def diff(
             raise UsageError(words, "leave --html out, or copy the run here first")
     asked = ("--html", files.html, outputs.PAGE), ("--junit", files.junit, outputs.JUNIT)
     single = [(option, path, kind) for option, path, kind in asked if path is not None]
-    with here(base) as one, here(new) as two:
+    with copied(base) as one, copied(new) as two:
         for option, path, kind in single:
             outputs.check_apart(path, option, (one, two))
             outputs.check_file(path, kind, option, files.overwrite)

@@ -3,13 +3,14 @@ credentials stand in no message."""
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from glob import has_magic
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import unquote
 
 from featviz.errors import FileError, UsageError
@@ -69,7 +70,7 @@ class Url:
                 "for example s3://bucket/maps, gs://bucket/maps, az://container/maps; "
                 "a folder of this machine is given as its path",
             )
-        return url
+        return replace(url, at=url.key)
 
     @property
     def protocol(self) -> str:
@@ -208,20 +209,23 @@ def _status(error: BaseException | None) -> int:
 
 def read(place: Url, most: int) -> bytes:
     """The bytes of a file of at most `most` bytes, whatever the server says of its length."""
+    content = io.BytesIO()
+    asked(place, lambda: copy(place, content, most))
+    return content.getvalue()
+
+
+def copy(place: Url, target: BinaryIO, limit: int) -> None:
+    """Copy a file of at most `limit` bytes; for `tried` and `asked`, since it raises whatever the
+    library of the store raises."""
     # of a web server as it comes, unasked for its size
     options = {"block_size": 0, "size": 1} if place.is_web else {}
-
-    def once() -> bytes:
-        held = bytearray()
-        with place.filesystem().open(place.key, "rb", **options) as file:
-            while len(held) <= most and (piece := file.read(_PIECE)):
-                held += piece
-        return bytes(held)
-
-    content = asked(place, once)
-    if len(content) > most:
-        raise FileError(f"it has more than the {most} bytes that are read of it")
-    return content
+    size = 0
+    with place.filesystem().open(place.key, "rb", **options) as file:
+        while piece := file.read(_PIECE):
+            size += len(piece)
+            if size > limit:
+                raise FileError(f"it has more than the {limit} bytes that are read of it")
+            target.write(piece)
 
 
 def open_parts(place: Url) -> Any:

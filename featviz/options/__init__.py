@@ -27,7 +27,7 @@ from featviz.errors import UsageError
 from featviz.files.urls import Url, is_url, refuse_url
 from featviz.records.tables import BACKWARD, CLASS_MAPS, FORMATS, KINDS, PRESETS, REDUCTIONS
 from featviz.records.types import Shard
-from featviz.text import quoted
+from featviz.text import quoted, safe_name
 
 T = TypeVar("T", bound=Struct)
 
@@ -408,9 +408,9 @@ class RunOptions(Struct, frozen=True):
     """All options of `run` beside the model and the images."""
 
     layers: Annotated[Selectors | None, the_layers(usual="one layer for each stage")] = None
-    out: Annotated[Place, the_out("Write the run into this folder.\f A URL is a place in an object "
-        "store (s3://bucket/maps).", "DIRECTORY")] = Path("featviz-out")
-    """A path, or the `files.urls.Url` below which a run is written in an object store."""
+    out: Annotated[Place, the_out("Write the run into this folder.\f A URL (s3://bucket/maps) "
+        "is that of the folder maps, which is copied there.", "DIRECTORY")] = Path("featviz-out")
+    """A path, or a `files.urls.Url` below which a copy of the run is kept."""
     overwrite: Annotated[bool, may_replace("Replace the run in --out.")] = False
     resume: Annotated[bool, of_files("Continue the run in --out where it stopped.")] = False
     nul_separated: Annotated[bool, the_nul] = False
@@ -424,6 +424,16 @@ class RunOptions(Struct, frozen=True):
     draw: DrawOptions = DrawOptions()
     inputs: InputOptions = InputOptions()
     passes: PassOptions = PassOptions()
+
+    @property
+    def folder(self) -> Path:
+        """Where the run is written: `out`, or the folder with the last name of its URL."""
+        return Path(safe_name(self.out.name)) if self.mirror else Path(self.out)
+
+    @property
+    def mirror(self) -> Url | None:
+        """Where a copy of the run is kept."""
+        return self.out if isinstance(self.out, Url) else None
 
 
 # fmt: on

@@ -326,7 +326,7 @@ class ImageResult:
 class RunResult:
     """What became of a run."""
 
-    root: Path | Url
+    root: Path
     images: tuple[ImageResult, ...] = ()
     missing: tuple[str, ...] = ()
     interrupted: bool = False

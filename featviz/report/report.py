@@ -21,8 +21,8 @@ from featviz.report.fitting import fitted
 from featviz.report.views import Links, arrange
 from featviz.rundir import REPORT_FILE, REPORT_RECORD, REPORT_ZIP, SERIES_ASSETS
 from featviz.rundir import place as outputs
+from featviz.rundir.mirror import copied
 from featviz.rundir.read import ReadRun, read_run
-from featviz.rundir.store import here
 from featviz.rundir.studies import is_audit, is_kernels, read_audit, read_kernels, read_steps
 from featviz.rundir.write import write_record
 
@@ -63,7 +63,7 @@ def build_report(
     if not isinstance(place, Url) and (alone := _alone(place, options)):
         render, left_out = alone
         return ReportResult(*_write(render, out, options), left_out)
-    with here(place) as root, here(options.compare or root) as other:
+    with copied(place) as root, copied(options.compare or root) as other:
         run = replace(read_run(root), url=place if isinstance(place, Url) else None)
         base, verdict, not_compared = None, None, ""
         if options.compare is not None:

@@ -18,10 +18,10 @@ from featviz.options.commands import SheetOptions
 from featviz.records import Floats
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import DamagedError, ReadImage
+from featviz.rundir.mirror import copied
 from featviz.rundir.place import check_file, picture_of, writing
 from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.schema import Capture
-from featviz.rundir.store import here
 from featviz.text import cut, read_ranges, safe_name
 
 _MARGIN, _GAP, _TEXT = 12, 4, 13
@@ -47,7 +47,7 @@ def make_sheet(
     check_file(out, _KIND, overwrite=options.overwrite)
     lines: dict[str, list[Cell]] = {}
     damaged: list[DamagedError] = []
-    with here(place) as root:
+    with copied(place) as root:
         run = read_run(root, hold=True)
         columns = _find(run, options)
         rows = [row for _, row in columns]

@@ -21,7 +21,7 @@ from featviz.drawing.drawer import draw, magnitude_and_phase
 from featviz.drawing.picture import GridPicture, caption, describe, encode, to_png, write_png
 from featviz.drawing.tensorboard import Board, as_make_grid, histogram
 from featviz.drawing.values import to_pixels
-from featviz.errors import LayoutError, UploadError
+from featviz.errors import LayoutError
 from featviz.records import CaptureSite, Floats, Hints, ImageResult, Sample, finite
 from featviz.run.encoders import Background, shared_cores
 from featviz.run.prepare import ModelInput, Prepared, Show, read_input
@@ -34,8 +34,6 @@ from featviz.rundir.write import RunDirectory, manifest_rows
 Drawn = Visit["ImageResult | ModelInput", "ImageResult | ImageWriter"]
 """An image of a run: one that was kept, or one that is drawn."""
 
-MOST_LOST = 3  # images in a row that a store did not take, after all tries, at which the run ends
-
 
 def draw_all(
     run: Drawing, samples: Sequence[Sample], stop: Event
@@ -45,7 +43,6 @@ def draw_all(
     Image n is yielded when image n + 1 has been through the model. Whatever ends the loop, encoders
     complete the image that they have, unless the one before could not be written."""
     drawn: Drawn | None = None
-    lost = 0  # images in a row that a store did not take
     with (
         run.prepared.watched() as run.show_model,
         shared_cores(run.prepared.options.jobs) as run.encoders,
@@ -57,16 +54,12 @@ def draw_all(
                 try:
                     if isinstance(result, ImageWriter):
                         writer, result = result, run.encoders.result(result.closing)
-                        lost = 0
                         if run.board is not None:
                             run.board.post(chain(*writer.posts), run.steps[name])
-                except Exception as failure:
-                    lost += isinstance(failure, UploadError)
-                    if not isinstance(failure, UploadError) or lost == MOST_LOST:
-                        if following is not None and isinstance(following.result, ImageWriter):
-                            following.result.abandon()  # it has no better chance
-                        raise
-                    error = failure
+                except Exception:
+                    if following is not None and isinstance(following.result, ImageWriter):
+                        following.result.abandon()  # it has no better chance
+                    raise
                 if error is not None:
                     folder = run.store.image(name).name
                     result = ImageResult(name, folder, error=error.message, hint=error.hint)

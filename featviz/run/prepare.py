@@ -19,7 +19,6 @@ from torch import Tensor
 from featviz.drawing import colormap, normalize, tensorboard, values
 from featviz.drawing.picture import check_format
 from featviz.errors import ImageError, UsageError
-from featviz.files.urls import Url
 from featviz.gradients import passes
 from featviz.gradients import targets as gradients
 from featviz.gradients.passes import PassPlan
@@ -164,13 +163,14 @@ def find_images(
 ) -> list[Sample]:
     """Check the options and find the images; what `--input` gives is one without a file, which has
     the name of the first tensor."""
-    inputs, out = options.inputs, options.out
+    inputs = options.inputs
+    outside = options.out
     if isinstance(options, RunOptions):
         check_options(options)
+        outside = options.folder
     else:
         decode.check_background(inputs.background)
     if not inputs.input:
-        outside = out if isinstance(out, Path) else None
         return find.find_samples(arguments, None, options.nul_separated, outside)
     if arguments or inputs.transform is not None:
         other = "a transform prepares one" if inputs.transform else "there are images"
@@ -229,10 +229,8 @@ def check_options(options: RunOptions) -> None:
     """Refuse bad options of a run before any work."""
     if options.resume and options.overwrite:
         raise UsageError("resume and overwrite exclude each other", "give one of them")
-    if options.overwrite and (options.shard is not None or isinstance(options.out, Url)):
-        why = f"overwrite is for folders, and out is {options.out}"
-        if options.shard is not None:
-            why = f"overwrite would remove what other shards write, not only shard {options.shard}"
+    if options.overwrite and options.shard is not None:
+        why = f"overwrite would remove what other shards write, not only shard {options.shard}"
         raise UsageError(why, "remove the run there first, or name another place with --out")
     check_drawing(options.draw, options.tensorboard)
     decode.check_background(options.inputs.background)

@@ -15,13 +15,12 @@ from msgspec import structs
 
 from featviz.errors import ImageError, StoreError
 from featviz.files import real
-from featviz.files.urls import Url
 from featviz.images import decode
 from featviz.models.requirements import versions
 from featviz.options import RunOptions
 from featviz.records import ImageResult, Outcome, Sample
 from featviz.run.prepare import Prepared
-from featviz.rundir import place, store
+from featviz.rundir import place
 from featviz.rundir.place import RUN, check_free, holds_run, replacing
 from featviz.rundir.schema import GROWING, differences, fingerprint
 from featviz.rundir.write import ImageFolder, RunDirectory
@@ -33,15 +32,9 @@ log = logging.getLogger(__name__)
 @contextmanager
 def held(options: RunOptions) -> Iterator[Path]:
     """The folder to write into, which no other process has but for other shards of the run: `out`;
-    a hidden one, which takes its place at the end, where `out` holds a run that is to be replaced;
-    or one for files on their way to a store.
-    """
-    out, shard = options.out, options.shard
-    if isinstance(out, Url):
-        with store.held(out, shard), store.temporary(out.name) as folder:
-            check_destination(options)
-            yield folder
-        return
+    or a hidden one, which takes its place at the end, where `out` holds a run that is to be
+    replaced."""
+    out, shard = options.folder, options.shard
     fixed = real(out).is_mount() or not os.access(real(out).parent, os.W_OK)
     replaced = options.overwrite and not fixed and holds_run(out)
     with replacing(out, RUN) if replaced else place.held(out, shard) as fresh:
@@ -51,22 +44,16 @@ def held(options: RunOptions) -> Iterator[Path]:
 
 def check_destination(options: RunOptions) -> None:
     """Say before the model is loaded that `out` cannot be written."""
-    if isinstance(options.out, Url):
-        if not options.resume and options.shard is None:
-            with store.temporary(options.out.name) as folder:
-                RunDirectory(folder, options.out).check_free()
-        return
-    there = (options.resume or options.shard is not None) and holds_run(options.out)
+    there = (options.resume or options.shard is not None) and holds_run(options.folder)
     if not there:
-        check_free(options.out, RUN, options.overwrite)
+        check_free(options.folder, RUN, options.overwrite)
 
 
 def together(options: RunOptions) -> AbstractContextManager[None]:
     """Be the only one of several shards that opens the place, or writes run.json."""
     if options.shard is None:
         return nullcontext()
-    out = options.out
-    return store.among_shards(out) if isinstance(out, Url) else place.among_shards(out)
+    return place.among_shards(options.folder)
 
 
 class RunDocument:
@@ -87,8 +74,6 @@ class RunDocument:
         run or another shard may have left manifests of other images, or failures in run.json; with
         options, at its end, a shard is the only one that writes."""
         with nullcontext() if options is None else together(options):
-            if options is not None and options.shard is not None:
-                run.refresh()
             others = set(self.names) - self.errors.keys()
             errors: dict[str, str | None] = {
                 name: error for name, error in run.before()[1].items() if name in others
@@ -135,17 +120,15 @@ def open_run(
     or the one that other shards write; `samples` are the images of this shard."""
     options = prepared.options
     with together(options):
-        out = options.out
         joins = options.resume or options.shard is not None
-        apart = not joins and not isinstance(out, Url)
-        if apart and (earlier := check_free(folder, RUN, options.overwrite)) is not None:
-            RunDirectory(folder).clear(earlier)
-        run = RunDirectory(folder, out if isinstance(out, Url) else None)
+        run = RunDirectory(folder, options.mirror)
         before = run.record()
         if before is not None and joins:
             _check_same(run, options, document, before, samples)
-        elif options.resume or run.store is not None:
-            run.check_free()
+        elif options.resume or options.shard is None:
+            earlier = check_free(folder, RUN, options.overwrite)
+            if earlier is not None:
+                run.clear(earlier)
         known = {safe_way(name) for name in document.names}
         complete = run.complete if options.resume else []
         if gone := [quoted(path) for path in complete if path not in known]:
@@ -167,12 +150,12 @@ def _check_same(
     """Refuse to go on with another run; or, without `resume`, with a shard that has images."""
     if document.record["model"].get("parameters", "") is None:
         raise StoreError(
-            f"{options.out} holds a run, and this model's tensors do not tell their values",
+            f"{options.folder} holds a run, and this model's tensors do not tell their values",
             "--overwrite, or another --out",
         )
     old = {key: value for key, value in before.items() if key not in GROWING}
     if different := differences(old, json.loads(json.dumps(document.record, default=str))):
-        where = f"{'--resume: ' if options.resume else '--out '}{options.out}"
+        where = f"{'--resume: ' if options.resume else '--out '}{options.folder}"
         more = f" (and {len(different) - 1} more differences)" if different[1:] else ""
         raise StoreError(
             f"{where} holds another run; {different[0]}",
@@ -181,7 +164,7 @@ def _check_same(
     done = sum(run.image(sample.name).is_complete for sample in samples)
     if done and not options.resume:
         raise StoreError(
-            f"--out {options.out} holds {counted(done, 'image')} of shard {options.shard}",
+            f"--out {options.folder} holds {counted(done, 'image')} of shard {options.shard}",
             "--resume goes on with it, --out names another place",
         )
 

@@ -17,7 +17,7 @@ from typing import Any
 from featviz.drawing import tensorboard
 from featviz.drawing.kernels import post_kernels
 from featviz.drawing.tensorboard import Board
-from featviz.errors import FeatvizError, UploadError
+from featviz.errors import FeatvizError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import ModelOptions, RunOptions
@@ -58,9 +58,7 @@ def run(
         FeatvizError: nothing could be begun, or the run directory could not be written.
     """
     found = find_images(arguments, options)
-    below = options.out if isinstance(options.out, Path) else None
-    if below is not None:
-        check_apart(below, "--out", files_read(model, found))
+    check_apart(options.folder, "--out", files_read(model, found))
     images: list[ImageResult] = []  # only their names and errors
     nothing: Any = {"rows": (), "skipped": (), "never_ran": (), "outcome": Outcome()}
     nonfinite: Counter[str] = Counter()
@@ -71,11 +69,11 @@ def run(
         folder = open_run(root, prepared, document, samples)
         board_folder = options.tensorboard
         if board_folder is not None:  # with one folder for each run
-            board_folder = tensorboard.run_folder(board_folder, below or Path(options.out.name))
+            board_folder = tensorboard.run_folder(board_folder, options.folder)
         is_first = not options.resume and not (options.shard or Shard()).index
         pictures, save_next = 0, monotonic() + SAVED_EVERY
         try:
-            with tensorboard.opened(board_folder, below) as board, stop_requests() as stop:
+            with tensorboard.opened(board_folder, options.folder) as board, stop_requests() as stop:
                 if board is not None and is_first:
                     with in_eval_mode(prepared.model.module):
                         post_kernels(prepared.model.module, prepared.layers, board)
@@ -88,8 +86,7 @@ def run(
                         nonfinite.update({row.label for row in rows if row.nonfinite})
                         document.errors[result.name] = result.error
                         if options.shard is None and (now := monotonic()) >= save_next:
-                            with suppress(UploadError):  # the store may answer again at the end
-                                document.write(folder)
+                            document.write(folder)
                             # a fiftieth of the time at most, however long run.json grows
                             save_next = monotonic() + max(SAVED_EVERY, 50 * (monotonic() - now))
                         progress(result, len(samples))
@@ -103,7 +100,7 @@ def run(
         log.warning("NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED))
     missing = tuple(sample.name for sample in samples if sample.name in missed)
     end = stop.is_set(), pictures, not missed, document.failed
-    return RunResult(options.out, tuple(images), missing, *end)
+    return RunResult(options.folder, tuple(images), missing, *end)
 
 
 def draw_into(folder: Path, prepared: Prepared, board: Board | None) -> list[ImageResult]:

@@ -200,7 +200,8 @@ def check_free(root: Path, kind: str, overwrite: bool) -> list[str] | None:
     if not overwrite and (complete or kind != RUN):
         hint = "--overwrite replaces it, --out names another folder"
         if kind == RUN and "kind" not in record:
-            raise taken(f"{root}", complete, hint)
+            words = f"--out {root} holds a run, {counted(complete, 'image')} complete"
+            raise StoreError(words, f"`run --resume` goes on with it, {hint}")
         raise StoreError(f"--out {root} holds another {noun}", hint)
     if others:
         least = sorted(others, key=lambda way: (way.count("/"), way))
@@ -210,12 +211,6 @@ def check_free(root: Path, kind: str, overwrite: bool) -> list[str] | None:
             "move them away, or name another folder with --out",
         )
     return ours
-
-
-def taken(where: str, complete: int, hint: str) -> StoreError:
-    """The refusal of a place that holds a run with complete images."""
-    words = f"--out {where} holds a run, {counted(complete, 'image')} complete"
-    return StoreError(words, f"`run --resume` goes on with it, {hint}")
 
 
 @contextmanager

@@ -74,6 +74,7 @@ class ReadRun:
     damaged: Mapping[str, str]
     """Images with a manifest that does not fit, or that their files do not fit; and why."""
     url: Url | None = None
+    """Where the user finds it, if `root` is a copy."""
 
     @property
     def place(self) -> Path | Url:
@@ -97,19 +98,29 @@ class ReadRun:
         return max(0, int(self.record["images"]["total"]) - known)
 
 
-def read_run(root: Path, hold: bool = False) -> ReadRun:
-    """Read a run directory: run.json, all manifests, and of all other files whether they fit; with
-    `hold` all statistics are kept in memory."""
-    record = schema.read_json(root / RUN_FILE)
+def read_record(root: Path) -> RunRecord:
+    """What run.json of a run directory says; StoreError where it is none of a run."""
+    return _checked(root, schema.read_json(root / RUN_FILE))
+
+
+def _checked(root: Path, record: Mapping[str, Any]) -> RunRecord:
     if (kind := record.get("kind", "run")) != "run":
         raise StoreError(
             f"{quoted(str(root))} holds {quoted(str(kind))}, not the feature maps of a run",
             "give a folder that featviz run wrote",
         )
     try:
-        known = schema.convert(record, RunRecord)
+        known: RunRecord = schema.convert(record, RunRecord)
     except ValueError as error:
         raise StoreError(f"{quoted(str(root / RUN_FILE))}: {error}") from error
+    return known
+
+
+def read_run(root: Path, hold: bool = False) -> ReadRun:
+    """Read a run directory: run.json, all manifests, and of all other files whether they fit; with
+    `hold` all statistics are kept in memory."""
+    record = schema.read_json(root / RUN_FILE)
+    known = _checked(root, record)
     folders = {safe_way(name): name for name in known.images.complete}
     images: dict[str, ReadImage] = {}
     incomplete: dict[str, str] = {}

@@ -19,10 +19,10 @@ from featviz.files import real
 from featviz.files.urls import Url
 from featviz.rundir import MANIFEST_FILE, RUN_FILE
 from featviz.rundir.image import ReadImage, read_image, same_content
+from featviz.rundir.mirror import copied
 from featviz.rundir.place import RUN, check_free, holds_run, look, replacing
 from featviz.rundir.read import ReadRun, image_folders, read_run
 from featviz.rundir.schema import GROWING, MOST_RECORD, differences, fingerprint
-from featviz.rundir.store import here
 from featviz.rundir.studies import read_steps, step_folders
 from featviz.rundir.write import RunDirectory
 from featviz.text import listed, quoted
@@ -52,7 +52,7 @@ def verify(
     with ExitStack() as copies, ThreadPoolExecutor(jobs, "featviz-verify") as pool:
         found: list[tuple[Path | Url, Path | None, ReadRun | str]] = []
         for place in roots:
-            root = copies.enter_context(here(place))
+            root = copies.enter_context(copied(place))
             if root != place or (root / RUN_FILE).exists() or not read_steps(root):
                 found.append((place, None, _read(root, place)))
             else:
@@ -153,8 +153,7 @@ def faults_of(image: ReadImage) -> Iterator[str]:
 
 
 def merge(parts: Sequence[Path | Url], out: Path, overwrite: bool = False) -> dict[str, Any]:
-    """Join parts of a run, here or in object stores; the result is what one run over all their
-    images writes.
+    """Join parts of a run; the result is what one run over all their images writes.
 
     Files are hard links to those of the parts where the file system has them, else copies.
 
@@ -166,10 +165,8 @@ def merge(parts: Sequence[Path | Url], out: Path, overwrite: bool = False) -> di
         FeatvizError: the parts are not of one run, or disagree on an image; a file cannot be read
             or written. Then nothing is left under `out`.
     """
-    if twice := [part for part in parts if isinstance(part, Url) and parts.count(part) > 1]:
-        raise UsageError(f"{twice[0]} is named twice", "name each part once")
     with ExitStack() as stack:
-        folders = [stack.enter_context(here(part)) for part in parts]
+        folders = [stack.enter_context(copied(part)) for part in parts]
         seen: dict[Path, Path] = {}
         for part in folders:
             where = real(part)

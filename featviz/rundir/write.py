@@ -1,9 +1,8 @@
 """A run directory that is written.
 
 An image's files are written into a hidden folder beside its final one, and moved there at once when
-the manifest, the last of them, is in it: what has a manifest is complete. For a run in an object
-store this happens in a folder of this machine; then the files are uploaded, the manifest last.
-Nothing here needs torch.
+the manifest, the last of them, is in it: what has a manifest is complete. Nothing here
+needs torch.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from featviz.errors import FileError, StoreError
+from featviz.errors import StoreError
 from featviz.files.urls import Url
 from featviz.records import Floats, Layer, Skip
 from featviz.rundir import MANIFEST_FILE, RUN_FILE, SCHEMA_VERSION, STATS_FILE
@@ -37,14 +36,12 @@ from featviz.rundir.atomic import (
     remove_whole,
     reported,
 )
-from featviz.rundir.place import RUN, check_free, holds_run, is_lock, is_own_name, taken, walk
-from featviz.rundir.schema import MOST_RECORD, OPTIONAL, Capture, convert, read_json
-from featviz.rundir.store import Store, files_of_images
-from featviz.text import listed, quoted, safe_name, safe_way
+from featviz.rundir.image import Manifest, read_image
+from featviz.rundir.mirror import Mirror
+from featviz.rundir.place import holds_run, is_own_name, walk
+from featviz.rundir.schema import OPTIONAL, Capture, convert, read_json
+from featviz.text import quoted, safe_name, safe_way
 from featviz.version import __version__
-
-if TYPE_CHECKING:
-    from featviz.rundir.image import Manifest
 
 __all__ = ["ImageFolder", "RunDirectory", "atomic", "write_json"]
 
@@ -108,7 +105,7 @@ class ImageFolder:
 
     def finish(self, manifest: Mapping[str, Any], stats: Mapping[str, Floats]) -> None:
         """Write the statistics, then the manifest, and give a new folder its name: from now on the
-        image is complete. Of a run in a store all files are uploaded, and removed here."""
+        image is complete."""
         with self.writing(STATS_FILE) as file:
             np.savez(file, **stats)  # type: ignore[arg-type]
         files = [row for _, row in sorted(self._written.items())]
@@ -126,45 +123,21 @@ class ImageFolder:
                         raise self._holds_others() from None
                     raise
             self._hidden = self.path
-        if self.run.store is not None:
-            sizes = self.run.stored[self.name] = {row["file"]: row["bytes"] for row in files}
-            for group in (list(sizes), [MANIFEST_FILE]):
-                self.run.store.put({f"{self.name}/{name}": self.path / name for name in group})
-            # no other file of it is asked for from now on
-            total = sum(row["bytes"] for row in self._written.values())
-            self.run.stored[self.name] = {MANIFEST_FILE: total}
-            remove_whole(self.path, self.run.root)
 
     @property
     def is_complete(self) -> bool:
         """Whether the manifest is there."""
-        if self.run.store is not None:
-            return MANIFEST_FILE in self.run.stored.get(self.name, ())
         return (self.path / MANIFEST_FILE).is_file()
 
     def manifest(self) -> Manifest:
-        """The manifest of a complete image, whose files are there and fit it; of one in a store,
-        those that it lists are there with as many bytes."""
-        from featviz.rundir.image import read_image, read_manifest  # for runs that go on
-
-        if self.run.store is None:
-            return read_image(self.run.root, self.name).manifest
-        name, sizes = f"{self.name}/{MANIFEST_FILE}", self.run.stored.get(self.name, {})
-        try:
-            manifest = read_manifest(self.run.store.read(name, MOST_RECORD))
-        except (FileError, ValueError) as error:
-            raise StoreError(f"{quoted(name)}: {error}") from error
-        for row in manifest.files:
-            if sizes.get(row.file) != row.bytes:
-                raise StoreError(f"{quoted(f'{self.name}/{row.file}')} is not as it was written")
-        return manifest
+        """The manifest of a complete image, whose files are there and fit it."""
+        return read_image(self.run.root, self.name).manifest
 
     def discard(self) -> None:
         """Remove what there is of an image; a StoreError where files of others are in its folder.
 
         What has its final name gets a hidden one first: killed here, this leaves no part of an
-        image. In a store the manifest goes first, which may be there though the answer to its
-        upload was lost; of an image that is being written all goes as far as the store answers.
+        image.
         """
         root, hidden = self.run.root, self._hidden
         if hidden == self.path:
@@ -177,11 +150,6 @@ class ImageFolder:
                     hidden = self.path.with_name(part_name(self.path.name))
                     os.replace(self.path.name, hidden.name, src_dir_fd=above, dst_dir_fd=above)
         remove_whole(hidden, root)
-        if self.run.store is not None and (there := self.run.stored.get(self.name)):
-            names = sorted({MANIFEST_FILE, *there}, key=lambda name: name != MANIFEST_FILE)
-            with suppress(*([StoreError] if self._is_new else [])):
-                self.run.store.remove(f"{self.name}/{name}" for name in names)
-                del self.run.stored[self.name]
 
     def _holds_others(self) -> StoreError:
         words = f"{quoted(str(self.path))} holds files that featviz did not write"
@@ -189,27 +157,23 @@ class ImageFolder:
 
 
 class RunDirectory:
-    """A run directory that is being written, here or below a URL."""
+    """A run directory that is being written."""
 
-    def __init__(self, root: Path, url: Url | None = None) -> None:
-        """Make the folder where it is missing, and list what there is in a store.
+    def __init__(self, root: Path, mirror: Url | None = None) -> None:
+        """Make the folder where it is missing.
 
         Args:
-            root: for a run in a store an empty folder, for files on their way.
+            mirror: where a copy is kept in an object store.
         """
-        self.root, self.store = root, None if url is None else Store(url)
-        self.stored: dict[str, dict[str, int]] = {}
-        """Bytes of the files of each image in the store, kept up to date by what is written."""
+        self.root = root
+        self._mirror = None if mirror is None else Mirror(mirror, root)
         with reported(root):
             root.mkdir(parents=True, exist_ok=True)
             self._began = root.stat()
-        self.refresh()
 
     @property
     def complete(self) -> list[str]:
         """The folders that have an image's manifest, whatever run.json says."""
-        if self.store is not None:
-            return [path for path, names in self.stored.items() if MANIFEST_FILE in names]
         found = [way.rpartition("/") for way, _ in walk(self.root)]
         there = [folder for folder, _, name in found if folder and name == MANIFEST_FILE]
         return [folder for folder in there if not any(map(part_of, folder.split("/")))]
@@ -228,29 +192,6 @@ class RunDirectory:
             names = convert([*images["complete"], *images["missing"]], list[str])
             return names, {row["image"]: row["error"] for row in rows}
         return [], {}
-
-    def check_free(self) -> None:
-        """Refuse a place that holds something else, or a run with complete images."""
-        if self.store is None:
-            check_free(self.root, RUN, False)
-            return
-        where, hint = quoted(str(self.store.url)), "--out names another place"
-        if self._names and self.record() is None:
-            names = listed([quoted(name, 80) for name in sorted(self._names)], 3)
-            words = f"--out {where} is not empty and holds no run of featviz: {names}"
-            raise StoreError(words, hint)
-        if self.complete:
-            raise taken(where, len(self.complete), hint)
-
-    def refresh(self) -> None:
-        """List anew what there is in a store, where shards may write; run.json is brought here."""
-        if self.store is not None:
-            sizes = self.store.sizes()
-            self.stored = files_of_images(sizes)
-            self._names = [name for name in sizes if not is_lock(name)]
-            (self.root / RUN_FILE).unlink(missing_ok=True)
-            if RUN_FILE in sizes:
-                (self.root / RUN_FILE).write_bytes(self.store.read(RUN_FILE, MOST_RECORD))
 
     def image(self, name: str) -> ImageFolder:
         """The folder of the image with this relative name."""
@@ -283,13 +224,7 @@ class RunDirectory:
         )
 
     def clear_images(self, names: Iterable[str]) -> None:
-        """Remove what killed runs left beside the folders of these images and run.json; in a store
-        what uploads left that were ended too early."""
-        if self.store is not None:
-            for folder in map(self.image, names):
-                if not folder.is_complete:
-                    folder.discard()
-            return
+        """Remove what killed runs left beside the folders of these images and run.json."""
         paths = {RUN_FILE, *map(safe_way, names)}
         for above in {PurePosixPath(path).parent for path in paths}:
             hidden = list[str]()
@@ -307,12 +242,12 @@ class RunDirectory:
         remove(self.root, ours)
 
     def write_run(self, content: Mapping[str, Any]) -> None:
-        """Write run.json, and upload it to a store."""
+        """Write run.json, and bring the mirror up to date."""
         self.check_place()
-        content = {"schema_version": SCHEMA_VERSION, **content}
-        write_json(self.root / RUN_FILE, content, self.root)
-        if self.store is not None:
-            self.store.put({RUN_FILE: self.root / RUN_FILE})
+        record = {"schema_version": SCHEMA_VERSION, **content}
+        write_json(self.root / RUN_FILE, record, self.root)
+        if self._mirror is not None:
+            self._mirror.put_run(map(safe_way, content["images"]["complete"]))
 
 
 def manifest_rows(captures: Sequence[Capture], skipped: Sequence[Skip]) -> dict[str, Any]:

@@ -1,0 +1,119 @@
+"""The mirror of a run directory in an object store, reached by fsspec: each file is an object.
+
+A run is written into a folder of this machine as always. Whenever its run.json is written, the
+images that are complete are put to the URL, the manifest of each last, and then run.json. Whoever
+reads the run by its URL reads a copy in a temporary folder. The store is somebody else's: only
+files that run.json and the manifests list are fetched, and no more bytes than the manifests say.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from featviz.errors import FeatvizError, FileError, StoreError
+from featviz.files import is_inside, urls
+from featviz.files.urls import Url
+from featviz.rundir import MANIFEST_FILE, RUN_FILE
+from featviz.rundir.atomic import reported
+from featviz.rundir.image import read_manifest
+from featviz.rundir.read import read_record
+from featviz.rundir.schema import MOST_RECORD
+from featviz.text import quoted, safe_name, safe_way
+
+_AT_ONCE = 8  # images that are fetched at once: an answer of a store takes a tenth of a second
+
+
+class Mirror:
+    """The objects below a URL, to which a run directory is copied."""
+
+    def __init__(self, url: Url, root: Path) -> None:
+        """Connect to the store; nothing is asked of it yet."""
+        self._url = url
+        self._root = root
+        self._store = url.filesystem()
+        self._complete: set[str] = set()
+        """Folders of images that are there."""
+
+    def put_run(self, folders: Iterable[str]) -> None:
+        """Put the images with these folders, as far as they are not there, and run.json."""
+        for folder in folders:
+            if folder not in self._complete:
+                self._put_image(folder)
+            self._complete.add(folder)
+        self._put([RUN_FILE])
+
+    def _put_image(self, folder: str) -> None:
+        name = f"{folder}/{MANIFEST_FILE}"
+        content = (self._root / name).read_bytes()
+        with suppress(FileError):  # there is none, or the store says why when it is put
+            if urls.read(_object(self._url, name), MOST_RECORD) == content:
+                return
+        self._put([f"{folder}/{name}" for name in read_manifest(content).named])
+        self._put([name])
+
+    def _put(self, names: list[str]) -> None:
+        sources = [str(self._root / name) for name in names]
+        targets = [_object(self._url, name).key for name in names]
+        try:
+            urls.tried(self._url, lambda: self._store.put(sources, targets))
+        except (FileNotFoundError, FileError) as error:
+            hint = f"what is complete stays in {self._root}; --resume puts the rest there"
+            if isinstance(error, FileNotFoundError):
+                hint = "make the bucket first"
+            elif urls.lacks_rights(error.__cause__):
+                hint = "give credentials that may read and write there (for s3: AWS_PROFILE)"
+            reason = self._url.without_secrets(f"{self._url} cannot be written: {error}")
+            raise StoreError(quoted(reason), hint) from error
+
+
+@contextmanager
+def copied(place: Path | Url) -> Iterator[Path]:
+    """A run directory to read: the folder itself, or a copy of the one below a URL for as long as
+    the block lasts. Errors of the block speak of the URL."""
+    if isinstance(place, Path):
+        yield place
+        return
+    with tempfile.TemporaryDirectory(prefix="featviz-", ignore_cleanup_errors=True) as above:
+        folder = Path(above, safe_name(place.name))
+        try:
+            with reported(folder, "TMPDIR names another folder for temporary files"):
+                _copy(place, RUN_FILE, folder, MOST_RECORD)
+                images = filter(is_inside, map(safe_way, read_record(folder).images.complete))
+                with ThreadPoolExecutor(_AT_ONCE, "featviz-copy") as pool:
+                    list(pool.map(partial(_copy_image, place, root=folder), images))
+            yield folder
+        except FeatvizError as error:
+            error.message = error.message.replace(str(folder), str(place))
+            raise
+
+
+def _copy_image(url: Url, folder: str, root: Path) -> None:
+    _copy(url, f"{folder}/{MANIFEST_FILE}", root, MOST_RECORD)
+    with suppress(FileNotFoundError, ValueError):  # of which the reader of runs speaks
+        manifest = read_manifest((root / folder / MANIFEST_FILE).read_bytes())
+        for row in manifest.files:
+            _copy(url, f"{folder}/{row.file}", root, row.bytes)
+
+
+def _copy(url: Url, name: str, root: Path, limit: int) -> None:
+    """Copy an object of at most `limit` bytes; nothing where there is none."""
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("xb") as file:
+            urls.tried(url, lambda: urls.copy(_object(url, name), file, limit))
+    except FileNotFoundError:
+        path.unlink()
+    except FileError as error:
+        where = quoted(f"{url}/{name}")
+        raise StoreError(f"{where} cannot be read: {error.message}", error.hint) from None
+
+
+def _object(url: Url, name: str) -> Url:
+    return replace(url, at=f"{url.key.rstrip('/')}/{name}")
