@@ -151,9 +151,9 @@ def grid(
         raise UsageError(
             f"grid draws a tensor or an array of numbers, not {str(kind)!r}", "give maps [C, H, W]"
         )
-    hints = Hints(layout=draw.tensor_layout[0] if draw.tensor_layout else None)
+    hints = Hints(override=draw.tensor_layout[0] if draw.tensor_layout else None)
     maps = tensor.detach()
-    if not maps.is_nested and maps.ndim == 3 and hints.layout is None:
+    if not maps.is_nested and maps.ndim == 3 and hints.override is None:
         if len(maps) != 1:
             maps = maps[None]  # the axis of the batch that a layer's output would have
         else:

@@ -18,8 +18,8 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.functions import placed, unwatched
 from featviz.hooks.layers import class_names, function_in, list_layers, modules_by_name
 from featviz.layout import channel_axis, recognise
-from featviz.layout.follow import MadeBy
-from featviz.layout.hints import HintBook
+from featviz.layout.tracing.follow import MadeBy
+from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.records import Layer
 from featviz.records.findings import Activation, Call, Part

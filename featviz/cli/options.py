@@ -189,7 +189,7 @@ _CHECKS = {
     "device": "featviz.models.requirements:check_device",
     "background": "featviz.images.decode:check_background",
     "target": "featviz.gradients.targets:parse",
-    "tensor_layout": "featviz.layout.guess:parse_override",
+    "tensor_layout": "featviz.layout.tracing.guess:parse_override",
     "ablate": "featviz.gradients.targets:parse_ablate",
     "edit": "featviz.gradients.targets:parse_edit",
     "fail_on": "featviz.records.findings:parse_gate",

@@ -18,8 +18,8 @@ from featviz.errors import LayoutError
 from featviz.hooks.capture import Recorder, forward, hooked
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout import Maps, to_maps
-from featviz.layout.hints import HintBook
 from featviz.layout.layouts import LAYOUTS
+from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.records import CaptureSite, Floats, Integers, Layer, Skip
 from featviz.run.study import Batch
@@ -151,7 +151,7 @@ class ExemplarCollector:
 
     def _add_sources(self, site: CaptureSite, tensor: Tensor) -> None:
         """The sink of the first pass."""
-        for key, maps in to_maps(tensor, self._book.at(site, tensor)).items():
+        for key, maps in to_maps(tensor, self._book.of_tensor(site, tensor)).items():
             source = ExemplarSource(
                 site=site.inside(key),
                 layout=maps.layout,
@@ -216,7 +216,7 @@ class ExemplarCollector:
             return
         slices = self._image_slices(site, tensor)
         for image, image_slice in zip(self._batch.images, slices, strict=True):
-            for key, maps in to_maps(image_slice, self._book.at(site, image_slice)).items():
+            for key, maps in to_maps(image_slice, self._book.of_tensor(site, image_slice)).items():
                 source = self.sources.get(site.inside(key))
                 if source is None or len(maps.data) != source.channels:
                     raise LayoutError(f"gives {list(image_slice.shape)} for some images only")

@@ -14,9 +14,9 @@ from featviz.exemplars.collect import ExemplarSource
 from featviz.hooks.capture import forward
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.layout import channel_axis, recognise
-from featviz.layout.hints import HintBook
 from featviz.layout.layouts import LAYOUTS
-from featviz.layout.views import to_box
+from featviz.layout.tracing.fields import to_box
+from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.records import CaptureSite
 
@@ -93,7 +93,7 @@ def receptive_fields(
 
 def _edge_maps(book: HintBook, site: CaptureSite, table: Tensor) -> Tensor:
     """One edge of the boxes that a tensor's values see, laid out as its maps [C, S, H, W]."""
-    hints = book.at(site, table)
+    hints = book.of_tensor(site, table)
     form = recognise(table.shape, hints)
     axis = channel_axis(table.shape, hints)
     if axis is not None and table.stride(axis) == 0:  # expanded: all channels are the same

@@ -23,7 +23,7 @@ from featviz.hooks.eval_mode import in_eval_mode, kept_rng
 from featviz.hooks.functions import FunctionMode
 from featviz.hooks.layers import is_in_place, list_layers
 from featviz.layout import channel_axis, to_floats
-from featviz.layout.hints import HintBook
+from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.options import PassOptions
 from featviz.records import KINDS, CaptureSite, ClassScore, Layer, Outcome
@@ -196,7 +196,7 @@ class Watched:
 
 
 def _channel_axis(book: HintBook, layer: Layer, tensor: Tensor, what: str) -> int:
-    axis, shape = channel_axis(list(tensor.shape), book.of(layer)), list(tensor.shape)
+    axis, shape = channel_axis(list(tensor.shape), book.of_layer(layer)), list(tensor.shape)
     if axis is None:
         words = f"{what}: it is unknown which axis of {layer.label} {shape} counts channels"
         raise UsageError(words, "--tensor-layout says it")

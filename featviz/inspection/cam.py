@@ -29,8 +29,8 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
 from featviz.inspection.look import check_files
 from featviz.layout import Maps
-from featviz.layout.hints import HintBook
 from featviz.layout.layouts import LAYOUTS
+from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.options import DrawOptions, ModelOptions, PassOptions, RunOptions
 from featviz.options.commands import CamOptions
@@ -228,7 +228,7 @@ def last_map(prepared: Prepared) -> Layer:
     reached: set[Layer] = set()  # those whose gradient is not zero at every place
 
     def take(site: CaptureSite, tensor: Tensor) -> None:
-        hints = book.at(site, tensor)
+        hints = book.of_tensor(site, tensor)
         size = layout.map_size(list(tensor.shape), hints)
         if size is None or not LAYOUTS[size[0]].aligned or size[1:] == (1, 1):
             return
@@ -247,7 +247,7 @@ def last_map(prepared: Prepared) -> Layer:
         passes.watched(model, prepared.plan, layers) as hooks,
     ):
         hooks.show(prepared.blank, book, take)
-    plain = [layer for layer in order if not book.of(layer).attention]
+    plain = [layer for layer in order if not book.of_layer(layer).in_attention]
     choices = [layer for layer in plain if order.count(layer) == 1], plain, order
     depended_on = [[layer for layer in some if layer in reached] for some in choices]
     for some in (*depended_on, *choices):
@@ -276,7 +276,7 @@ def _explain(
 
     def take(site: CaptureSite, tensor: Tensor, gradient: Tensor) -> None:
         """The sink of the hooks; LayoutError where there are no places, or no gradient."""
-        known = hints.at(site, tensor)
+        known = hints.of_tensor(site, tensor)
         output, weights = (layout.to_maps(x, known)[""] for x in (tensor, gradient))
         evidence = class_map(method, output, weights)
         picture = draw_maps(Maps(output.layout, evidence), draw, scale)

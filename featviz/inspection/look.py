@@ -179,7 +179,7 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
             shapes.append(by(tensor.shape))
         before = rows.get(site.layer.name)
         if site.layer.name in wanted and (before is None or before.strip):
-            known = hints.at(site, tensor)
+            known = hints.of_tensor(site, tensor)
             if tensor.is_complex():
                 site, tensor, known = next(magnitude_and_phase(site, tensor, known, DrawOptions()))
             picture = draw(prepared.options.draw, site, tensor, known)[""]

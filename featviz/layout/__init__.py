@@ -10,8 +10,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from featviz.errors import LayoutError
-from featviz.layout.guess import channel_axis, map_size, recognise
-from featviz.layout.layouts import LAYOUTS, Form, Maps
+from featviz.layout.layouts import LAYOUTS, Arrangement, Maps
+from featviz.layout.tracing.guess import channel_axis, map_size, recognise
 from featviz.records import Hints
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
     behind the grid are under their names (`class_token`): each is a vector, several of a name its
     rows. LayoutError: the tensor has no real, dense values, or no layout fits its shape."""
     values, hints = to_floats(tensor), hints or Hints()
-    form: Form = hints.form or recognise(list(values.shape), hints)
+    form: Arrangement = hints.arrangement or recognise(list(values.shape), hints)
     found = {"": Maps(form.layout, LAYOUTS[form.layout].to_maps(values, form))}
     if not form.prefix + form.suffix:
         return found
@@ -34,9 +34,9 @@ def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
         places[name].append(place)
     for place, name in enumerate(form.suffix, -len(form.suffix)):
         places[name].append(place)
-    if form.origin is not None:  # in front of each piece
-        *pieces, axis = form.origin.axes
-        channels = [i for i in range(values.ndim) if i not in form.origin.axes]
+    if form.trace is not None:  # in front of each piece
+        *pieces, axis = form.trace.axes
+        channels = [i for i in range(values.ndim) if i not in form.trace.axes]
         tokens = values.permute(axis, *pieces, *channels)
         tokens = tokens.reshape(*tokens.shape[: 1 + len(pieces)], -1)
     else:
@@ -44,7 +44,7 @@ def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
         tokens = values.movedim(axis, 1)[0].flatten(1)
     for name, at in places.items():
         rows = tokens[at].flatten(0, -2)
-        found[name] = Maps("vector", LAYOUTS["vector"].to_maps(rows, Form("vector")))
+        found[name] = Maps("vector", LAYOUTS["vector"].to_maps(rows, Arrangement("vector")))
     return found
 
 

@@ -14,7 +14,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from featviz.errors import LayoutError
-from featviz.records import Hints, Origin
+from featviz.records import Hints, Trace
 from featviz.text import quoted
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ STRIDES = (*_USUAL_STRIDES, *(p for p in range(1, 64) if p not in _USUAL_STRIDES
 
 
 @dataclass(frozen=True)
-class Form:
+class Arrangement:
     """The layout of one tensor, with all that turning the tensor into maps takes: of tokens and
     pieces the grid that they make, between others that have names, and the places of pieces."""
 
@@ -43,7 +43,7 @@ class Form:
     time: int = 1
     prefix: tuple[str, ...] = ()
     suffix: tuple[str, ...] = ()
-    origin: Origin | None = None
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Layout:
     """The axes in words, for help and messages: `[1, C, H, W]`."""
     words: str
     dimensions: tuple[int, ...]
-    to_maps: Callable[[Tensor, Form], Tensor]
+    to_maps: Callable[[Tensor, Arrangement], Tensor]
     """Turns a float32 tensor into its maps [C, S, H, W]; a view where that is possible."""
     rows: Callable[[np.ndarray, int], np.ndarray] | None = None
     """Turns an array into [channels, N]; takes the number of channels. None where moving the
@@ -99,7 +99,7 @@ def _axis_first(array: np.ndarray, axis: int) -> np.ndarray:
     return array.transpose(axis, *others).reshape(array.shape[axis], -1)
 
 
-def _on_grid(channels: Tensor, form: Form) -> Tensor:
+def _on_grid(channels: Tensor, form: Arrangement) -> Tensor:
     """[D, T] to maps, without the tokens beside the grid."""
     tokens = channels[:, len(form.prefix) : channels.shape[1] - len(form.suffix)].contiguous()
     return tokens.view(len(tokens), form.time, form.height, form.width)
@@ -112,7 +112,7 @@ def _rows_of_windows(array: np.ndarray, channels: int) -> np.ndarray:
     return array.swapaxes(0, 1).swapaxes(1, -1).reshape(channels, -1)
 
 
-def _attention(tensor: Tensor, form: Form) -> Tensor:
+def _attention(tensor: Tensor, form: Arrangement) -> Tensor:
     """A map for each head (of each window), with a row for each query, a column for each key."""
     if _has_heads_last(tensor.shape):
         return tensor[0].permute(2, 0, 1).contiguous()[:, None]
@@ -130,26 +130,26 @@ def _rows_of_attention(array: np.ndarray, channels: int) -> np.ndarray:
     return array.reshape(-1, array.shape[-2] * array.shape[-1])
 
 
-def _vector(tensor: Tensor, form: Form) -> Tensor:
+def _vector(tensor: Tensor, form: Arrangement) -> Tensor:
     """F maps of N numbers each."""
     return tensor.reshape(-1, tensor.shape[-1]).T.contiguous()[:, None, :, None]
 
 
-def channels_of_pieces(shape: Sequence[int], origin: Origin) -> list[int]:
+def channels_of_pieces(shape: Sequence[int], trace: Trace) -> list[int]:
     """The axes of pieces of a map that count channels: one, or heads and what each of them has."""
-    return [i for i in range(len(shape)) if i not in origin.axes and shape[i] > 1]
+    return [i for i in range(len(shape)) if i not in trace.axes and shape[i] > 1]
 
 
-def join_pieces(tensor: Tensor, origin: Origin | None) -> Tensor:
+def join_pieces(tensor: Tensor, trace: Trace | None) -> Tensor:
     """Put each value of a tensor back into its place in the map: [C, T, H, W]; padding goes."""
-    assert origin is not None and origin.grid is not None and origin.places is not None
-    channels = channels_of_pieces(tensor.shape, origin)
-    rest = [i for i in range(tensor.ndim) if i not in (*origin.axes, *channels)]
-    known = origin.places >= 0
-    rows = tensor.permute(*channels, *rest, *origin.axes).reshape(-1, len(known))
+    assert trace is not None and trace.grid is not None and trace.positions is not None
+    channels = channels_of_pieces(tensor.shape, trace)
+    rest = [i for i in range(tensor.ndim) if i not in (*trace.axes, *channels)]
+    known = trace.positions >= 0
+    rows = tensor.permute(*channels, *rest, *trace.axes).reshape(-1, len(known))
     joined = tensor.new_empty(len(rows), int(known.sum()))
-    joined[:, origin.places[known]] = rows[:, known]
-    return joined.reshape(-1, *origin.grid)
+    joined[:, trace.positions[known]] = rows[:, known]
+    return joined.reshape(-1, *trace.grid)
 
 
 _EACH_CHANNEL = "a map for each channel"
@@ -244,7 +244,7 @@ _ALL = (
         *("windows", "[windows, places, C]"),
         "pieces of a map for each channel, put back into their places",
         (3, 4, 5, 6),
-        lambda tensor, form: join_pieces(tensor, form.origin),  # [n, C, a, b], or channels last
+        lambda tensor, form: join_pieces(tensor, form.trace),  # [n, C, a, b], or channels last
         _rows_of_windows,
         allows_many=True,
         of_pieces=True,
@@ -259,7 +259,7 @@ CHOICES = tuple(layout for layout in _ALL if not layout.of_pieces)
 # Tokens on a grid
 
 
-def parse_grid(text: str, layout: str = "tokens") -> Form:
+def parse_grid(text: str, layout: str = "tokens") -> Arrangement:
     """Read `14x20`, `14x20+1` with the number of tokens in front of the grid, or `14x20+1,10` with
     that of tokens behind it, too; 9999 at most."""
     sides = _GRID.fullmatch(text)
@@ -268,23 +268,23 @@ def parse_grid(text: str, layout: str = "tokens") -> Form:
         hint += "9999) in front, or 14x20+1,10 with ten behind"
         raise LayoutError(f"{quoted(repr(text))} is no grid", hint)
     height, width, before, behind = (int(number or 0) for number in sides.groups())
-    return Form(layout, height, width, 1, (BEFORE,) * before, (BEHIND,) * behind)
+    return Arrangement(layout, height, width, 1, (BEFORE,) * before, (BEHIND,) * behind)
 
 
-def find_grid(length: int, hints: Hints, layout: str = "tokens") -> Form | None:
+def find_grid(length: int, hints: Hints, layout: str = "tokens") -> Arrangement | None:
     """Find the grid into which `length` tokens divide the input; None where there is no such grid.
     In front of it may be the model's prefix, the first part of it, or nothing; one token where the
     model names none."""
     if hints.input_size is None:
         return None
-    known = hints.prefix
+    known = hints.prefix_tokens
     prefixes = [known[:count] for count in range(len(known), -1, -1)]
     for prefix in prefixes if known else [(), (BEFORE,)]:
-        count, rest = divmod(length - len(prefix), hints.time or 1)
-        if rest == 0 and count > 1 and hints.tokens in (None, count, length):
+        count, rest = divmod(length - len(prefix), hints.time_steps or 1)
+        if rest == 0 and count > 1 and hints.token_count in (None, count, length):
             for height, width in map_sizes(hints.input_size):
                 if height * width == count:
-                    return Form(layout, height, width, hints.time or 1, prefix)
+                    return Arrangement(layout, height, width, hints.time_steps or 1, prefix)
     return None
 
 

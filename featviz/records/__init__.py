@@ -25,7 +25,6 @@ from featviz.records.types import (
     ImageResult,
     Integers,
     Layer,
-    Origin,
     Outcome,
     Raster,
     RunResult,
@@ -33,5 +32,6 @@ from featviz.records.types import (
     Shard,
     Skip,
     Tiles,
+    Trace,
     finite,
 )

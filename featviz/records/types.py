@@ -106,17 +106,18 @@ CaptureSite: TypeAlias = CaptureAddress[Layer]
 
 
 @dataclass(frozen=True)
-class Origin:
-    """What one tensor is made of, followed through the model's functions from the image on."""
+class Trace:
+    """Where the values of one tensor lie in the image, followed through the model's functions."""
 
-    weights: bool = False
+    is_weights: bool = False
     """Whether a softmax inside an attention made it."""
     grid: tuple[int, int, int] | None = None
-    """Time steps, height and width of the map each of whose places the tensor holds once."""
+    """Time steps, height and width of the map each of whose positions the tensor holds once."""
     axes: tuple[int, ...] = ()
-    """The axes along which the places change; along the others are channels."""
-    places: NDArray[np.int64] | None = field(default=None, compare=False)
-    """For each index into `axes`, the last one fastest, the place in the map, row by row, or -1."""
+    """The axes along which the position changes; along the others are channels."""
+    positions: NDArray[np.int64] | None = field(default=None, compare=False)
+    """For each index into `axes`, the last axis fastest, the position in the map, counted row by
+    row; -1 for a value that belongs to none, such as padding or a class token."""
 
 
 @dataclass(frozen=True)
@@ -124,24 +125,29 @@ class Hints:
     """Facts on a tensor's layout that its shape does not show."""
 
     input_size: tuple[int, int] | None = None
-    """Height and width of what the layers see: of the input, unless the model resizes it."""
-    time: int | None = None
+    """Height and width in pixels of what the layers see: of the input, unless the model resizes
+    it."""
+    time_steps: int | None = None
     """Time steps of a clip behind the first convolution."""
-    patch: tuple[int, int] | None = None
+    patch_size: tuple[int, int] | None = None
     """Height and width in pixels of the patches that become tokens."""
-    prefix: tuple[str, ...] = ()
-    attention: bool = False
+    prefix_tokens: tuple[str, ...] = ()
+    """Names of the model's own tokens in front of the grid, a name for each token."""
+    in_attention: bool = False
+    """Whether the layer is an attention, or inside one."""
     features_last: bool = False
     """Whether the layer makes the numbers along the last axis, as linear layers do: its output is
     no attention, even where there are as many numbers as tokens."""
-    tokens: int | None = None
+    token_count: int | None = None
     """The only number of tokens that there can be; 0 where there are none."""
     channels: Literal["first", "last"] | None = None
     """Where a layer has its channels, if that is certain."""
-    origin: Origin | None = None
-    form: Any = None
-    """The `layout.layouts.Form` of the one tensor that these are the hints for, once found."""
-    layout: str | None = None
+    trace: Trace | None = None
+    """Of the one tensor that these are the hints for, where the image was followed to it."""
+    arrangement: Any = None
+    """The `layout.layouts.Arrangement` of that tensor, once it is settled."""
+    override: str | None = None
+    """A value of `--tensor-layout` without selectors: `nhwc`, `tokens:14x20+1`."""
     phase: bool = False
     """Whether the numbers are angles from −π to π, the phases of complex numbers."""
 

@@ -148,7 +148,7 @@ class ImageWriter:
     ) -> None:
         """Draw a tensor now, and leave the rest to the encoders. The gradient at the tensor is for
         class activation maps."""
-        hints = hints or self.hints.at(site, tensor)
+        hints = hints or self.hints.of_tensor(site, tensor)
         if tensor.is_complex() and gradient is None:
             for place, numbers, facts in magnitude_and_phase(site, tensor, hints, self.options):
                 self.take(place, numbers, hints=facts)

@@ -60,7 +60,7 @@ def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) 
         about: Hints | None = None,
     ) -> None:
         nonlocal beside, size
-        about = about or hints.at(site, tensor)
+        about = about or hints.of_tensor(site, tensor)
         if tensor.is_complex() and gradient is None:
             for part in magnitude_and_phase(site, tensor, about, draw):
                 sink(*part[:2], None, part[2])

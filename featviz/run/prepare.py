@@ -26,8 +26,8 @@ from featviz.hooks.capture import Recorder
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.images import decode, find
 from featviz.images.arrays import Wanted
-from featviz.layout.guess import parse_override
-from featviz.layout.hints import HintBook
+from featviz.layout.tracing.guess import parse_override
+from featviz.layout.tracing.hints import HintBook
 from featviz.models.arguments import UserTransform
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.preprocess import Preprocess, Window

@@ -17,7 +17,7 @@ from featviz.hooks.capture import forward, hooked
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers, modules_by_name
 from featviz.layout import map_size
-from featviz.layout.hints import HintBook
+from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.records import CaptureSite, Layer
 
@@ -68,7 +68,7 @@ def first_look(
     layers, book = list_layers(model.module), HintBook(model.module, blank[0].shape, tensor_layout)
     with book.traced(model.module, layers):
         ran = probe(model, blank, layers, ("output", "input"))
-    height, width = book.of(layers[0]).input_size or blank[0].shape[-2:]
+    height, width = book.of_layer(layers[0]).input_size or blank[0].shape[-2:]
 
     def size_of(layer: Layer, shape: Sequence[int], side: str) -> Size | None:
         """Height and width of maps; None where they are no maps, or have one place."""

@@ -33,7 +33,7 @@ from featviz.drawing import drawer
 from featviz.drawing.picture import describe, encode
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
-from featviz.records import CaptureSite, Hints, Layer, Origin
+from featviz.records import CaptureSite, Hints, Layer, Trace
 from featviz.rundir.schema import Capture
 
 NUMBERS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0])
@@ -161,24 +161,24 @@ def pixels_of(picture: Image.Image) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 PLACES = np.arange(24).reshape(2, 2, 3, 2).swapaxes(1, 2).flatten()
-PIECES = Origin(grid=(1, 4, 6), axes=(0, 1), places=PLACES)
+PIECES = Trace(grid=(1, 4, 6), axes=(0, 1), positions=PLACES)
 """6 windows of 2 × 2 places."""
 
 SHAPES: dict[str, tuple[tuple[int, ...], Hints]] = {
     "nchw": ((1, 5, 6, 9), Hints()),
-    "nhwc": ((1, 6, 9, 5), Hints(layout="nhwc")),
-    "tokens": ((1, 55, 7), Hints(layout="tokens:6x9+1")),
-    "ncl": ((1, 7, 54), Hints(layout="ncl:6x9")),
-    "heads": ((1, 3, 55, 4), Hints(layout="heads:6x9+1")),
-    "attention": ((1, 3, 8, 8), Hints(layout="attention")),
-    "nhw": ((1, 6, 9), Hints(layout="nhw")),
-    "sequence": ((2, 8, 11), Hints(layout="sequence")),
+    "nhwc": ((1, 6, 9, 5), Hints(override="nhwc")),
+    "tokens": ((1, 55, 7), Hints(override="tokens:6x9+1")),
+    "ncl": ((1, 7, 54), Hints(override="ncl:6x9")),
+    "heads": ((1, 3, 55, 4), Hints(override="heads:6x9+1")),
+    "attention": ((1, 3, 8, 8), Hints(override="attention")),
+    "nhw": ((1, 6, 9), Hints(override="nhw")),
+    "sequence": ((2, 8, 11), Hints(override="sequence")),
     "vector": ((1, 11), Hints()),
     "rows": ((4, 11), Hints()),
-    "batch": ((3, 5, 6, 9), Hints(layout="batch")),
-    "ncthw": ((1, 5, 3, 6, 9), Hints(layout="ncthw")),
-    "nthwc": ((1, 3, 6, 9, 5), Hints(layout="nthwc")),
-    "windows": ((6, 4, 5), Hints(origin=PIECES)),
+    "batch": ((3, 5, 6, 9), Hints(override="batch")),
+    "ncthw": ((1, 5, 3, 6, 9), Hints(override="ncthw")),
+    "nthwc": ((1, 3, 6, 9, 5), Hints(override="nthwc")),
+    "windows": ((6, 4, 5), Hints(trace=PIECES)),
 }
 
 
@@ -205,7 +205,7 @@ def test_kept_tensors_have_the_channels_of_the_manifest(name: str) -> None:
 def test_tokens_behind_a_grid_are_left_out() -> None:
     """Least and largest value of each channel are those of the places."""
     tensor = torch.randn(1, 58, 7, generator=torch.Generator().manual_seed(0))
-    rows = captured(tensor, Hints(layout="tokens:6x9+1,3"))
+    rows = captured(tensor, Hints(override="tokens:6x9+1,3"))
     behind = math.prod(map_shape(rows["token_behind"][0]))
     values = from_tensor(tensor.numpy(), rows[""][0], behind)
     np.testing.assert_array_equal(values.min(1), rows[""][2][:, 0])
@@ -284,7 +284,7 @@ def test_class_tokens_are_apart() -> None:
     """Their row holds a part of the kept tensor, and the grid's values leave them out."""
     tensor = torch.randn(1, 55, 7)
     tensor[0, 0] = 100.0
-    found = captured(tensor, Hints(input_size=(96, 144), prefix=("class_token",)))
+    found = captured(tensor, Hints(input_size=(96, 144), prefix_tokens=("class_token",)))
     assert [keeps(row) for row, _, _ in found.values()] == [True, False]
     values = from_tensor(tensor.numpy(), found[""][0])
     np.testing.assert_array_equal(values, tensor[0, 1:].T)

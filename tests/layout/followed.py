@@ -12,7 +12,7 @@ from featviz import layout
 from featviz.hooks.capture import hooked, leaves
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
-from featviz.layout.hints import HintBook
+from featviz.layout.tracing.hints import HintBook
 from featviz.records import CaptureSite
 
 
@@ -43,7 +43,7 @@ def followed(
     clones: dict[tuple[str, str], Tensor] = {}
 
     def sink(site: CaptureSite, tensor: Tensor) -> None:
-        maps = layout.to_maps(tensor, book.at(site, tensor))[""]
+        maps = layout.to_maps(tensor, book.of_tensor(site, tensor))[""]
         copy = layout.Maps(maps.layout, maps.data.clone())
         drawn.setdefault((site.layer.name, site.key), copy)
 

@@ -167,7 +167,7 @@ class TestClips:
 def test_tokens_of_a_clip() -> None:
     """MViT's blocks give [1, 1 + 8·h·w, D]: eight steps of a grid, behind a class token."""
     tokens = torch.randn(1, 1 + 8 * 4 * 6, 3)
-    hints = Hints(input_size=(32, 48), time=8, prefix=("class_token",))
+    hints = Hints(input_size=(32, 48), time_steps=8, prefix_tokens=("class_token",))
     parts = layout.to_maps(tokens, hints)
     assert torch.equal(parts[""].data, tokens[0, 1:].T.reshape(3, 8, 4, 6))
     assert torch.equal(parts["class_token"].data.flatten(), tokens[0, 0])

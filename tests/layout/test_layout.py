@@ -17,9 +17,9 @@ from torch import Tensor
 import featviz as fv
 from featviz import layout
 from featviz.errors import LayoutError, UsageError
-from featviz.layout.guess import parse_override
-from featviz.layout.layouts import CHOICES, LAYOUTS, Form, Layout
-from featviz.records import Hints, Origin
+from featviz.layout.layouts import CHOICES, LAYOUTS, Arrangement, Layout
+from featviz.layout.tracing.guess import parse_override
+from featviz.records import Hints, Trace
 
 
 def test_nchw_is_the_permuted_view() -> None:
@@ -121,11 +121,11 @@ def example(shape: str) -> Tensor:
     return torch.randn(sizes, generator=torch.Generator().manual_seed(0))
 
 
-def form(layout: Layout, shape: str) -> Form:
+def form(layout: Layout, shape: str) -> Arrangement:
     """All that any layout may need to know of the example; windows are 2 × 2."""
     places = np.arange(24).reshape(2, 2, 3, 2).swapaxes(1, 2).flatten()
     axes = tuple(i for i, axis in enumerate(shape.strip("[]").split(", ")) if axis != "C")
-    return Form(layout.name, 4, 6, origin=Origin(grid=(1, 4, 6), axes=axes, places=places))
+    return Arrangement(layout.name, 4, 6, trace=Trace(grid=(1, 4, 6), axes=axes, positions=places))
 
 
 @pytest.mark.parametrize(
@@ -187,6 +187,7 @@ def test_an_unknown_name_is_answered_with_all_names() -> None:
 
 def test_the_table_and_the_option_need_neither_torch_nor_numpy() -> None:
     """Help, reports and diff read the table, and a mistake in the option is refused at once."""
-    code = "import sys, featviz.layout.guess as _; print({'torch', 'numpy'} & set(sys.modules))"
+    code = "import sys, featviz.layout.tracing.guess\n"
+    code += "print({'torch', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -15,7 +15,7 @@ import torch
 from followed import Seen, followed
 
 from featviz import layout
-from featviz.records import Hints, Origin
+from featviz.records import Hints, Trace
 
 HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
 SMALL = {"num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
@@ -89,9 +89,9 @@ def test_frames_of_transformers_are_grids() -> None:
 def test_a_class_token_may_stand_in_front_of_each_piece() -> None:
     """The token of each frame is a row; what stands before the model's own has another name."""
     places = np.array([-1, 0, 1, 2, 3, -1, 4, 5, 6, 7])
-    origin = Origin(grid=(2, 2, 2), axes=(0, 1), places=places)
+    trace = Trace(grid=(2, 2, 2), axes=(0, 1), positions=places)
     frames = torch.randn(2, 5, 3)
-    hints = Hints(input_size=(8, 8), prefix=("class_token",), origin=origin)
+    hints = Hints(input_size=(8, 8), prefix_tokens=("class_token",), trace=trace)
     parts = layout.to_maps(frames, hints)
     assert {name: maps.layout for name, maps in parts.items()} == {
         "": "windows",
@@ -99,7 +99,7 @@ def test_a_class_token_may_stand_in_front_of_each_piece() -> None:
     }
     assert torch.equal(parts["class_token"].data[:, 0, :, 0], frames[:, 0].T)
     places = np.array([-1, -1, -1, 0, 1, 2, 3])
-    hints = replace(hints, origin=Origin(grid=(1, 2, 2), axes=(1,), places=places))
+    hints = replace(hints, trace=Trace(grid=(1, 2, 2), axes=(1,), positions=places))
     tokens = torch.randn(1, 7, 3)
     parts = layout.to_maps(tokens, hints)
     assert torch.equal(parts["extra_token"].data[:, 0, :, 0], tokens[0, :2].T)

@@ -14,7 +14,7 @@ from torchvision import models
 
 from featviz import layout
 from featviz.hooks.layers import list_layers
-from featviz.layout.hints import HintBook
+from featviz.layout.tracing.hints import HintBook
 from featviz.records import Hints
 
 PREFIXES: dict[str, tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]] = {
@@ -72,7 +72,7 @@ def test_a_224_by_320_picture_has_14_by_20_tokens() -> None:
     """ViT-B/16's 281 tokens are a class token and a grid of 14 × 20, not 14 × 14."""
     with torch.device("meta"):
         model = models.vit_b_16()
-    hints = HintBook(model, (1, 3, 224, 320)).of(list_layers(model)[5])
+    hints = HintBook(model, (1, 3, 224, 320)).of_layer(list_layers(model)[5])
     assert layout.map_size([1, 281, 768], hints) == ("tokens", 14, 20)
     assert layout.map_size([1, 280, 768], hints) == ("tokens", 14, 20)
     assert layout.map_size([1, 196, 768], hints) is None
@@ -93,13 +93,13 @@ def test_heads_come_one_behind_the_other() -> None:
     """[1, heads, T, D], queries for example: the channels of head 0, then those of head 1."""
     maps = positions(14, 20)
     split = torch.stack([maps, maps + 1]).flatten(2).transpose(1, 2)[None]  # [1, 2, 280, 3]
-    drawn = layout.to_maps(split, Hints(input_size=(224, 320), attention=True))[""]
+    drawn = layout.to_maps(split, Hints(input_size=(224, 320), in_attention=True))[""]
     assert drawn.layout == "heads"
     assert torch.equal(drawn.data[:, 0], torch.cat([maps, maps + 1]))
 
 
 def test_the_patches_own_grid_wins_where_both_axes_make_one() -> None:
     """[1, 256, 196] behind patches of 16 is channels first, [1, 196, 256] is not."""
-    hints = Hints(input_size=(224, 224), patch=(16, 16))
+    hints = Hints(input_size=(224, 224), patch_size=(16, 16))
     assert layout.map_size([1, 256, 196], hints) == ("ncl", 14, 14)
     assert layout.map_size([1, 196, 256], hints) == ("tokens", 14, 14)

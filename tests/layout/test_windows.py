@@ -21,7 +21,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.models.maxvit import MaxVit
 
 from featviz import layout
-from featviz.layout.hints import read_hints
+from featviz.layout.tracing.hints import read_hints
 from featviz.records import Hints
 
 Pairs = list[tuple[str, str]]
@@ -149,12 +149,12 @@ def test_heads_of_detectors_have_no_tokens_their_backbones_may() -> None:
 @pytest.mark.parametrize(
     ("shape", "hints", "name"),
     [
-        ([1, 320, 320, 4], Hints(attention=True, input_size=(256, 320)), "attention"),
+        ([1, 320, 320, 4], Hints(in_attention=True, input_size=(256, 320)), "attention"),
         ([1, 8, 1025, 19], Hints(), "heads"),
         ([1, 512, 1, 26], Hints(), "nchw"),
         ([1, 64, 16, 1], Hints(), "nchw"),
-        ([1, 2, 64], Hints(prefix=("class_token", "distillation_token")), "vector"),
-        ([1, 15, 15, 512], Hints(channels="last", attention=True), "nhwc"),
+        ([1, 2, 64], Hints(prefix_tokens=("class_token", "distillation_token")), "vector"),
+        ([1, 15, 15, 512], Hints(channels="last", in_attention=True), "nhwc"),
     ],
 )
 def test_what_looks_like_something_else(shape: list[int], hints: Hints, name: str) -> None:

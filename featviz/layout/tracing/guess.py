@@ -1,5 +1,5 @@
 """Guess which layout a tensor has, from its shape, from what is known of its layer, and from the
-tensor's origin, where it was followed from the image."""
+tensor's trace, where it was followed from the image."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from featviz.layout.layouts import (
     BEHIND,
     CHOICES,
     LAYOUTS,
-    Form,
+    Arrangement,
     channels_of_pieces,
     find_grid,
     parse_grid,
 )
-from featviz.records import Hints, Origin
+from featviz.records import Hints, Trace
 from featviz.text import quoted
 
 _FEW_TOKENS = 16
@@ -28,7 +28,7 @@ _MANY_TOKENS = 36
 that make a grid, outside attention, they are taken for tokens."""
 
 
-def recognise(shape: Sequence[int], hints: Hints) -> Form:
+def recognise(shape: Sequence[int], hints: Hints) -> Arrangement:
     """Guess the layout of a shape, unless the hints name one; LayoutError where none fits.
 
     Channels-last is known by its proportions: its first two sizes behind the batch have the
@@ -37,28 +37,28 @@ def recognise(shape: Sequence[int], hints: Hints) -> Form:
     followed through the model, that decides instead: whatever only looks like tokens or attention
     is a sequence.
     """
-    form: Form | None = hints.form
+    form: Arrangement | None = hints.arrangement
     if form is not None:
         return form
     if 0 in shape:
         raise LayoutError(f"shape {list(shape)} holds no values")
-    if hints.layout is not None:
+    if hints.override is not None:
         return _as_asked(shape, hints)
     if len(shape) in (1, 2):
-        form = Form("vector")
+        form = Arrangement("vector")
     elif len(shape) == 3 and shape[0] == 1:
         form = _three(shape, hints)
     elif len(shape) == 4:
         form = _four(shape, hints)
     elif len(shape) == 5 and shape[0] != 1:
-        form = Form("batch") if hints.channels == "first" else None
+        form = Arrangement("batch") if hints.channels == "first" else None
     elif len(shape) == 5:
         middle, last = (_has_proportions(shape[i : i + 2], hints) for i in (2, 3))
-        form = Form("nthwc" if middle and not last else "ncthw")
-    if hints.origin is not None:
-        form = decide(shape, hints, hints.origin, form)
+        form = Arrangement("nthwc" if middle and not last else "ncthw")
+    if hints.trace is not None:
+        form = decide(shape, hints, hints.trace, form)
     if form is None and len(shape) == 3 and hints.input_size is not None:
-        form = Form("sequence")
+        form = Arrangement("sequence")
     if form is None:
         words = "is neither a map, a vector nor a grid of tokens of one image; see --tensor-layout"
         raise LayoutError(f"shape {list(shape)} {words}")
@@ -81,9 +81,9 @@ def channel_axis(shape: Sequence[int], hints: Hints) -> int | None:
     """The axis of a shape that counts channels; None where no axis does."""
     with suppress(LayoutError):
         form = recognise(shape, hints)
-        if form.origin is None:
+        if form.trace is None:
             return LAYOUTS[form.layout].channel_axis
-        channels = channels_of_pieces(shape, form.origin)
+        channels = channels_of_pieces(shape, form.trace)
         return channels[0] if len(channels) == 1 else None
     return None
 
@@ -112,64 +112,64 @@ def parse_override(text: str) -> tuple[list[selectors.Selector] | None, str]:
     return chosen, asked
 
 
-def _as_asked(shape: Sequence[int], hints: Hints) -> Form:
+def _as_asked(shape: Sequence[int], hints: Hints) -> Arrangement:
     """The form of a shape in the layout that the user named."""
-    name, _, numbers = str(hints.layout).partition(":")
+    name, _, numbers = str(hints.override).partition(":")
     layout = LAYOUTS[name]
     is_many = len(shape) > 1 and shape[0] != 1
     if len(shape) not in layout.dimensions or (is_many and not layout.allows_many):
         words = f"cannot be read as {name} {layout.shape} (--tensor-layout)"
         raise LayoutError(f"shape {list(shape)} {words}")
     if layout.token_axis is None:
-        return Form(name)
+        return Arrangement(name)
     length = shape[layout.token_axis]
     form = parse_grid(numbers, name) if numbers else find_grid(length, hints, name)
     beside = 0 if form is None else len(form.prefix) + len(form.suffix)
     if form is None or beside + form.time * form.height * form.width != length:
-        words = f"{length} tokens are no grid of --tensor-layout {hints.layout}"
+        words = f"{length} tokens are no grid of --tensor-layout {hints.override}"
         raise LayoutError(f"shape {list(shape)}: {words}")
     return form
 
 
-def _three(shape: Sequence[int], hints: Hints) -> Form | None:
+def _three(shape: Sequence[int], hints: Hints) -> Arrangement | None:
     """[1, T, D], [1, D, T] or, averaged over heads, attention weights [1, T, T]."""
-    if shape[1] in (1, len(hints.prefix)):
-        return Form("vector")
+    if shape[1] in (1, len(hints.prefix_tokens)):
+        return Arrangement("vector")
     if hints.channels == "first":
         return _tokens(shape, hints, "ncl")
-    if hints.attention and not hints.features_last and shape[1] == shape[2]:
-        return Form("attention")
+    if hints.in_attention and not hints.features_last and shape[1] == shape[2]:
+        return Arrangement("attention")
     names = ("tokens", "ncl") if shape[2] >= _FEW_TOKENS else ("tokens",)
     return _tokens(shape, hints, *names)
 
 
-def _four(shape: Sequence[int], hints: Hints) -> Form | None:
+def _four(shape: Sequence[int], hints: Hints) -> Arrangement | None:
     """[1, C, H, W], [1, H, W, C], [1, heads, T, D], [1, T, heads, D], attention weights of tokens
     [1, heads, T, T] or [1, T, T, heads], or [N, C, H, W]."""
     if shape[0] != 1:
-        return Form("batch")
+        return Arrangement("batch")
     if hints.channels is not None:
-        return Form("nchw" if hints.channels == "first" else "nhwc")
+        return Arrangement("nchw" if hints.channels == "first" else "nhwc")
     if not hints.features_last and _weights(shape[2:], hints):
-        return Form("attention")
+        return Arrangement("attention")
     first, last = (_has_proportions(shape[i : i + 2], hints) for i in (1, 2))
     if first and not last:
-        return Form("nhwc")
+        return Arrangement("nhwc")
     if _weights(shape[1:3], hints) and shape[3] < shape[1]:
-        return Form("attention")
+        return Arrangement("attention")
     # a height and width that are no map's, but those of many tokens below one another: at least
     # twice as high, for the width, as the input is
     height, width, size = *shape[2:], hints.input_size
     narrow = size is not None and height * size[1] >= 2 * width * size[0]
     is_column = narrow and height >= _MANY_TOKENS and width > 1
-    if not last and (hints.attention or is_column):
-        return _tokens(shape, hints, "heads", "tokens") or Form("nchw")
-    return Form("nchw")
+    if not last and (hints.in_attention or is_column):
+        return _tokens(shape, hints, "heads", "tokens") or Arrangement("nchw")
+    return Arrangement("nchw")
 
 
 def _weights(sides: Sequence[int], hints: Hints) -> bool:
     """Whether two axes are those of an attention's weights, tokens by tokens."""
-    square = hints.attention and sides[0] == sides[1] > 1
+    square = hints.in_attention and sides[0] == sides[1] > 1
     return square and find_grid(sides[0], hints) is not None
 
 
@@ -179,13 +179,13 @@ def _has_proportions(sides: Sequence[int], hints: Hints) -> bool:
     return size is not None and abs(width - height * size[1] / size[0]) <= 1
 
 
-def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Form | None:
+def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Arrangement | None:
     """The first of several layouts whose token axis makes a grid; one that makes the grid of the
     patches goes before the others."""
     found = [find_grid(shape[LAYOUTS[name].token_axis or 0], hints, name) for name in names]
     forms, patches = [form for form in found if form is not None], None
-    if hints.input_size is not None and hints.patch is not None:
-        patches = tuple(n // p for n, p in zip(hints.input_size, hints.patch, strict=True))
+    if hints.input_size is not None and hints.patch_size is not None:
+        patches = tuple(n // p for n, p in zip(hints.input_size, hints.patch_size, strict=True))
     of_patches = [form for form in forms if (form.height, form.width) == patches]
     return next(iter(of_patches + forms), None)
 
@@ -203,49 +203,51 @@ _BY_AXES = {
 which of them the places change."""
 
 
-def decide(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form | None) -> Form | None:
-    """The layout of a tensor whose origin is known; what its shape suggests stands where it claims
+def decide(
+    shape: Sequence[int], hints: Hints, trace: Trace, guess: Arrangement | None
+) -> Arrangement | None:
+    """The layout of a tensor whose trace is known; what its shape suggests stands where it claims
     nothing else."""
-    if guess is not None and LAYOUTS[guess.layout].token_axis is not None and hints.tokens:
+    if guess is not None and LAYOUTS[guess.layout].token_axis is not None and hints.token_count:
         return guess  # the model's modules say that so many tokens are mixed
-    weighs_places = {len(shape) - 2, len(shape) - 1} <= {*origin.axes}  # along both axes
-    if origin.weights and min(shape[-2:]) > 1 and not weighs_places:
-        return Form("attention")
-    form, pieces = _on_grid(shape, hints, origin), _in_pieces(shape, hints, origin)
+    weighs_places = {len(shape) - 2, len(shape) - 1} <= {*trace.axes}  # along both axes
+    if trace.is_weights and min(shape[-2:]) > 1 and not weighs_places:
+        return Arrangement("attention")
+    form, pieces = _on_grid(shape, hints, trace), _in_pieces(shape, hints, trace)
     if guess is not None and guess.layout == "attention" and len(shape) == 4:
         # a square map with as many rows as there are tokens only looks like their weights
         is_map = form is not None and form.layout in ("nchw", "nhwc")
         return form if is_map else pieces or guess
-    if guess is not None:  # of tokens, weights averaged over heads, clips only the origin can tell
+    if guess is not None:  # of tokens, weights averaged over heads, clips only the trace can tell
         is_claim = LAYOUTS[guess.layout].token_axis is not None
         is_claim |= guess.layout in ("batch", "sequence")
         is_claim |= guess.layout == "attention" and len(shape) == 3
-        is_claim |= guess.layout in ("ncthw", "nthwc") and hints.time is None
-        if not is_claim and not _is_folded(shape, hints, origin, guess):
+        is_claim |= guess.layout in ("ncthw", "nthwc") and hints.time_steps is None
+        if not is_claim and not _is_folded(shape, hints, trace, guess):
             return guess
         if not is_claim or guess.layout in ("batch", "ncthw", "nthwc"):
             return form or pieces or guess
-    return form or pieces or (Form("sequence") if len(shape) in (3, 4) else guess)
+    return form or pieces or (Arrangement("sequence") if len(shape) in (3, 4) else guess)
 
 
-def _is_folded(shape: Sequence[int], hints: Hints, origin: Origin, guess: Form) -> bool:
+def _is_folded(shape: Sequence[int], hints: Hints, trace: Trace, guess: Arrangement) -> bool:
     """Whether the rows and columns of a guess are none of the map's, in whatever order."""
-    axes, places, grid = LAYOUTS[guess.layout].spatial_axes, origin.places, origin.grid
+    axes, places, grid = LAYOUTS[guess.layout].spatial_axes, trace.positions, trace.grid
     if axes is None or places is None or grid is None or bool((places < 0).any()):
         return False
     sides = [shape[axis] for axis in axes]
-    if hints.attention and len(origin.axes) == 1 and sides[0] == sides[1]:
+    if hints.in_attention and len(trace.axes) == 1 and sides[0] == sides[1]:
         return False  # scores of queries and keys
-    if origin.axes != tuple(axis for axis in axes if shape[axis] > 1):
+    if trace.axes != tuple(axis for axis in axes if shape[axis] > 1):
         return True
     rows, columns = divmod(places.reshape(sides), grid[2])
     return bool((rows != rows[:, :1]).any() or (columns != columns[:1]).any())
 
 
-def _on_grid(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
+def _on_grid(shape: Sequence[int], hints: Hints, trace: Trace) -> Arrangement | None:
     """Tokens and maps of one image whose places go row by row, between the model's own tokens."""
-    name = _BY_AXES.get((len(shape), origin.axes))
-    places, grid = origin.places, origin.grid
+    name = _BY_AXES.get((len(shape), trace.axes))
+    places, grid = trace.positions, trace.grid
     if name is None or places is None or grid is None or shape[0] != 1:
         return None
     time, height, width = grid
@@ -256,28 +258,32 @@ def _on_grid(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
     if gaps or bool((on_grid[1:] <= on_grid[:-1]).any()):
         return None
     if LAYOUTS[name].token_axis is None:
-        return Form(name) if time == 1 and not before + behind else None
-    names = hints.prefix[:before]
+        return Arrangement(name) if time == 1 and not before + behind else None
+    names = hints.prefix_tokens[:before]
     names = (BEFORE,) * (before - len(names)) + names  # others are put in front of the model's own
-    return Form(name, height, width, time, names, (BEHIND,) * behind)
+    return Arrangement(name, height, width, time, names, (BEHIND,) * behind)
 
 
-def _in_pieces(shape: Sequence[int], hints: Hints, origin: Origin) -> Form | None:
+def _in_pieces(shape: Sequence[int], hints: Hints, trace: Trace) -> Arrangement | None:
     """Pieces of a map in whatever order, with channels along one axis, heads along another; the
     model's own tokens may stand in front of each piece."""
-    if origin.grid is None or origin.places is None or len(shape) < 3:
+    if trace.grid is None or trace.positions is None or len(shape) < 3:
         return None
-    time, height, width = origin.grid
-    if time > 1 and len(origin.axes) == 3 and bool((origin.places[1:] > origin.places[:-1]).all()):
+    time, height, width = trace.grid
+    if (
+        time > 1
+        and len(trace.axes) == 3
+        and bool((trace.positions[1:] > trace.positions[:-1]).all())
+    ):
         return None  # a clip, or whole frames
-    left = channels_of_pieces(shape, origin)
+    left = channels_of_pieces(shape, trace)
     last = len(shape) - 1
     heads = left == [1, last] and last == 3 and shape[2] != shape[3]  # else weights of windows
-    folded = not left and len(origin.axes) > 1
+    folded = not left and len(trace.axes) > 1
     if not (heads or folded or left in ([1], [last])):
         return None
-    beside = origin.places.reshape(-1, shape[origin.axes[-1]]).max(0) < 0
-    before = len(hints.prefix) if beside[: len(hints.prefix)].all() else 0
-    if len(origin.axes) == 1 and beside[before:].any():
+    beside = trace.positions.reshape(-1, shape[trace.axes[-1]]).max(0) < 0
+    before = len(hints.prefix_tokens) if beside[: len(hints.prefix_tokens)].all() else 0
+    if len(trace.axes) == 1 and beside[before:].any():
         return None
-    return Form("windows", height, width, time, hints.prefix[:before], origin=origin)
+    return Arrangement("windows", height, width, time, hints.prefix_tokens[:before], trace=trace)

@@ -21,10 +21,10 @@ from featviz.errors import LayoutError
 from featviz.hooks import selectors
 from featviz.hooks.functions import placed
 from featviz.hooks.layers import list_layers
-from featviz.layout import guess
-from featviz.layout.follow import Follower, Listener
-from featviz.layout.views import Views
-from featviz.records import KINDS, CaptureSite, Hints, Layer, Origin
+from featviz.layout.tracing import guess
+from featviz.layout.tracing.fields import Views
+from featviz.layout.tracing.follow import Follower, Listener
+from featviz.records import KINDS, CaptureSite, Hints, Layer, Trace
 
 _PREFIX_TOKENS = {
     "class_token": re.compile(r"(cls|class)(_?(token|embedding|embed))?"),
@@ -63,15 +63,15 @@ class HintBook:
         self._overrides = [guess.parse_override(text) for text in overrides]
         self._by_layer: dict[str, Hints] = {}
         self._by_tensor: dict[tuple[str, str, str, torch.Size], Hints] = {}
-        self._origins: dict[tuple[str, tuple[int, ...]], dict[tuple[str, str], Origin]] = {}
+        self._origins: dict[tuple[str, tuple[int, ...]], dict[tuple[str, str], Trace]] = {}
         self._views: dict[tuple[str, int, str], Views] = {}
         """What was followed: see `Follower`."""
         self.is_traced = False
         """Whether a forward pass has been followed, or need not be."""
         self.depends_on_origins = False
-        """Whether a tensor was asked for whose layout its origin decides."""
+        """Whether a tensor was asked for whose layout its trace decides."""
 
-    def of(self, layer: Layer) -> Hints:
+    def of_layer(self, layer: Layer) -> Hints:
         """The hints for a layer's tensors, as far as its module gives them."""
         if layer.name not in self._by_layer:
             hints = self._by_module.get(layer.owner, Hints())
@@ -79,28 +79,28 @@ class HintBook:
                 hints = replace(hints, channels=None, features_last=False)
             for chosen, name in self._overrides:
                 if chosen is None or selectors.select([layer], chosen):
-                    hints = replace(hints, layout=name)
+                    hints = replace(hints, override=name)
             self._by_layer[layer.name] = hints
         return self._by_layer[layer.name]
 
-    def at(self, site: CaptureSite, tensor: Tensor) -> Hints:
+    def of_tensor(self, site: CaptureSite, tensor: Tensor) -> Hints:
         """The hints for one tensor of a layer, with what was followed in a forward pass."""
         if tensor.is_nested:  # has no shape
-            return self.of(site.layer)
+            return self.of_layer(site.layer)
         shape = tensor.shape
         name = (site.layer.name, site.kind, site.key, shape)
         if name not in self._by_tensor:
-            hints = self.of(site.layer)
+            hints = self.of_layer(site.layer)
             known = self._origins.get((site.layer.name, tuple(shape)), {})
-            origin = known.get((KINDS[site.kind].of, site.key))
-            if origin is not None:
-                sides, grid = (tuple(shape[1:3]), tuple(shape[2:4])), origin.grid
+            trace = known.get((KINDS[site.kind].of, site.key))
+            if trace is not None:
+                sides, grid = (tuple(shape[1:3]), tuple(shape[2:4])), trace.grid
                 in_pieces = grid is not None and (shape[0] > 1 or grid[1:] not in sides)
                 self.depends_on_origins |= in_pieces or len(shape) == 3
-                self.depends_on_origins |= origin.weights or hints.attention
-                hints = replace(hints, origin=origin)
+                self.depends_on_origins |= trace.is_weights or hints.in_attention
+                hints = replace(hints, trace=trace)
             with suppress(LayoutError):
-                hints = replace(hints, form=guess.recognise(shape, hints))
+                hints = replace(hints, arrangement=guess.recognise(shape, hints))
             if not self.is_traced:
                 return hints
             self._by_tensor[name] = hints
@@ -109,8 +109,8 @@ class HintBook:
     def of_shape(self, layer: Layer, shape: Sequence[int], side: str = "output") -> Hints:
         """The hints for the first tensor of this shape that a layer gave, or took (`input`)."""
         found = self._origins.get((layer.name, tuple(shape)), {})
-        origins = (origin for (at, _), origin in found.items() if at == side)
-        return replace(self.of(layer), origin=next(origins, None))
+        origins = (trace for (at, _), trace in found.items() if at == side)
+        return replace(self.of_layer(layer), trace=next(origins, None))
 
     def views(self, site: CaptureSite) -> Views:
         """What each value of an output sees of the image; empty where nobody knows."""
@@ -136,11 +136,11 @@ class HintBook:
             yield
             return
         wanted = {layer.name for layer in layers}
-        mixers = {name for name, hints in self._by_module.items() if hints.tokens}
+        mixers = {name for name, hints in self._by_module.items() if hints.token_count}
         follower = Follower(
             wanted,
             mixers,
-            lambda layer: self._by_module.get(layer.owner, Hints()).attention,
+            lambda layer: self._by_module.get(layer.owner, Hints()).in_attention,
             _channel_axis(model, self.input_shape)[1],
             {id(x) for x in (*model.parameters(), *model.buffers())} if views else None,
             listener,
@@ -184,10 +184,12 @@ def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hint
             prefix += [token] * (table.shape[-2] if table.ndim > 1 else 1)
     base = Hints(
         input_size=size,
-        time=time,
-        patch=(first.stride[-2], first.stride[-1]) if first is not None and in_patches else None,
-        prefix=tuple(prefix),
-        tokens=None if transform is None else 0,  # heads return rows of boxes, [1, N, 4]
+        time_steps=time,
+        patch_size=(first.stride[-2], first.stride[-1])
+        if first is not None and in_patches
+        else None,
+        prefix_tokens=tuple(prefix),
+        token_count=None if transform is None else 0,  # heads return rows of boxes, [1, N, 4]
     )
     by_name: dict[str, Hints] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -195,14 +197,14 @@ def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hint
         above, kind = by_name.get(parent, base) if name else base, type(module).__name__
         channels: Literal["first", "last"] | None = "last" if _OFFSETS.search(name) else None
         is_attention = "Attention" in kind or any(word in child for word in _ATTENTION)
-        tokens = None if name == "backbone" else above.tokens
+        tokens = None if name == "backbone" else above.token_count
         if name.endswith("_tokens"):  # mlp_tokens and linear_tokens of MLP-Mixers
             linear = next((m for m in module.modules() if isinstance(m, nn.Linear)), None)
             tokens = tokens if linear is None else linear.in_features
         by_name[name] = replace(
             above,
-            attention=above.attention or is_attention,
-            tokens=tokens,
+            in_attention=above.in_attention or is_attention,
+            token_count=tokens,
             channels="first" if isinstance(module, _CHANNELS_FIRST) else channels,
             features_last=kind.endswith(_FEATURES_LAST),
         )

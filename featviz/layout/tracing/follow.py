@@ -21,7 +21,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from featviz.hooks.capture import given_tensors, leaves, tensors
 from featviz.hooks.functions import unwatched
-from featviz.layout.places import (
+from featviz.layout.tracing.fields import Views, of_image, result_views
+from featviz.layout.tracing.positions import (
     ATTENDING,
     JOINS,
     LOST,
@@ -34,8 +35,7 @@ from featviz.layout.places import (
     SourceMaps,
     varies,
 )
-from featviz.layout.views import Views, of_image, result_views
-from featviz.records import Layer, Origin
+from featviz.records import Layer, Trace
 
 MadeBy = Callable[[Tensor], int | None]
 """The number of the call that made a tensor; None where no call did."""
@@ -73,7 +73,7 @@ class Follower:
     """Of parameters and buffers the ids, where views are asked for; they take as long as the
     model's layers."""
     listener: Listener | None = None
-    origins: dict[tuple[str, tuple[int, ...]], dict[tuple[str, str], Origin]] = field(
+    origins: dict[tuple[str, tuple[int, ...]], dict[tuple[str, str], Trace]] = field(
         default_factory=dict
     )
     """By name of the layer and shape, then by side (`input` or `output`) and key."""
@@ -141,12 +141,12 @@ class Follower:
             return
         found = self.origins.setdefault((layer.name, tuple(tensor.shape)), {})
         if (side, key) not in found:
-            tag, origin = self._tag(tensor), Origin()
+            tag, trace = self._tag(tensor), Trace()
             if tag.places is not None:
                 if tag.places not in self._origins:
-                    self._origins[tag.places] = self._maps.origin(tag.places)
-                origin = self._origins[tag.places]
-            found[side, key] = replace(origin, weights=True) if tag.is_weights else origin
+                    self._origins[tag.places] = self._maps.trace(tag.places)
+                trace = self._origins[tag.places]
+            found[side, key] = replace(trace, is_weights=True) if tag.is_weights else trace
 
     def _tag(self, tensor: Tensor) -> Tag:
         return self._tags.get(tensor) or Tag()  # type: ignore[no-untyped-call]

@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from featviz.layout.places import JOINS, MAPS, MOVES, FollowedCall, einsum_factors, varies
+from featviz.layout.tracing.positions import (
+    JOINS,
+    MAPS,
+    MOVES,
+    FollowedCall,
+    einsum_factors,
+    varies,
+)
 
 _FAR = 2.0**20
 """Beyond every pixel; float32 counts so far."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from featviz.records import Origin
+from featviz.records import Trace
 
 
 @dataclass
@@ -67,12 +67,12 @@ class SourceMaps:
             raise ValueError("no rows and columns of patches")
         return self.add((len(high), len(wide))).flatten()[cells][..., None]
 
-    def origin(self, table: Tensor) -> Origin:
+    def trace(self, table: Tensor) -> Trace:
         """Sum up a table whose values, or rows of values that lie near to each other (patches that
         nobody has mixed yet), lie on a map or evenly spread over it."""
         free = tuple(axis for axis in range(table.ndim) if varies(table, axis))
         if not free:
-            return Origin()
+            return Trace()
         first = tuple(slice(None) if i in free else 0 for i in range(table.ndim))
         found = self._spread(table[first].flatten(), free)
         if found.grid is None and len(free) == 2 and table.ndim == 3:
@@ -80,27 +80,27 @@ class SourceMaps:
                 with suppress(ValueError):
                     coarser = self.coarser(table.movedim(axis, 0).flatten(1))
                     return self._spread(coarser.flatten(), (axis,))
-            return Origin()
+            return Trace()
         return found
 
-    def _spread(self, numbers: Tensor, axes: tuple[int, ...]) -> Origin:
+    def _spread(self, numbers: Tensor, axes: tuple[int, ...]) -> Trace:
         """Places that are all of a map's, or every n-th row and column of it, each once."""
         source = self.only(numbers)
         if source is None:
-            return Origin()
+            return Trace()
         known, (first, time, height, width) = numbers > 0, source
         places = (numbers[known] - first).long()
         if len(places) < time * height * width and time == 1:
             (rows, row), (columns, column) = _ranked(places // width), _ranked(places % width)
             if not (_is_even(rows, height) and _is_even(columns, width)):
-                return Origin()
+                return Trace()
             height, width = len(rows), len(columns)
             places = row * width + column
         if len(places) != time * height * width or len(_ranked(places)[0]) != len(places):
-            return Origin()
+            return Trace()
         everywhere = torch.full(numbers.shape, -1, dtype=torch.long)
         everywhere[known] = places
-        return Origin(grid=(time, height, width), axes=axes, places=everywhere.numpy())
+        return Trace(grid=(time, height, width), axes=axes, positions=everywhere.numpy())
 
 
 _ranked: Callable[[Tensor], tuple[Tensor, Tensor]] = partial(torch.unique, return_inverse=True)

@@ -1,0 +1,1 @@
+"""Where the values of a tensor lie in the image: followed through a forward pass, or guessed."""
