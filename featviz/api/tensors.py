@@ -70,7 +70,7 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
         modules = modules_by_name(model)
         chosen = [layer for layer in everything if not any(modules[layer.name].children())]
     else:
-        parsed = parse(text)
+        parsed = parse(text, everything)
         chosen = select(everything, parsed)
         by_functions = bool(of_functions(parsed))
         if late := [s.text for s in of_functions(parsed) if s.from_the_end]:

@@ -282,7 +282,7 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
             words = "the model has neither activations nor convolutions nor linear layers"
             raise UsageError(words, "--layers says what to look at")
     else:
-        wanted = selectors.parse(text)
+        wanted = selectors.parse(text, plan.layers)
         chosen = selectors.select(plan.layers, wanted) or choose_layers(model, text, blank)
         for idle in (one.text for one in wanted if not one.pick(plan.layers)):
             log.warning("selector %r matches no layer", idle)

@@ -58,7 +58,7 @@ def plan(
     layers, changes = list_layers(model.module), dict[Layer, list[Intervention]]()
     for change in (targets.parse_intervention(*change) for change in options.interventions):
         option, _, text, *_ = change
-        wanted = selectors.parse(text)
+        wanted = selectors.parse(text, layers)
         if selectors.of_functions(wanted):
             raise UsageError(f"{option}: functions cannot be changed, only modules")
         chosen = selectors.select(layers, wanted)

@@ -1,4 +1,14 @@
-"""Selectors: which layers does `Conv2d,layer1.*,!*.downsample.*` take? Pure, knows no torch."""
+"""Selectors: which layers does `Conv2d,layer1.*,!*.downsample.*` take? Pure, knows no torch.
+
+A selector reads, from the outside in:
+
+    ! Conv2d @ layer1.* # ::2
+    |    |       |         |
+    |    |       |         index or slice into all that match, in model order
+    |    |       qualified name: fnmatch, or a regular expression behind `re:`
+    |    class name, anywhere in the module's ancestry
+    takes away
+"""
 
 from __future__ import annotations
 
@@ -13,47 +23,58 @@ from featviz.errors import UsageError
 from featviz.records import Layer
 
 _INDEX = re.compile(r"(?P<body>.*)#(?P<index>-?\d{1,18}|-?\d{,18}:-?\d{,18}(:-?\d{,18})?)$")
-_OPENING, _CLOSING = "([{", ")]}"
+_REGULAR_EXPRESSION = "re:"
+_OPENING = "([{"
+_CLOSING = ")]}"
 
 
 @dataclass(frozen=True)
 class Selector:
-    """One selector: what it matches, an index or slice into that, and whether it takes away."""
+    """One selector, read from its text."""
 
     text: str
     matches: Callable[[Layer], bool]
+    """Whether it speaks of a layer, before the index is applied."""
     index: int | slice | None = None
+    """Into the layers that match, in model order; None takes all of them."""
     negative: bool = False
+    """Whether it takes layers away."""
 
     @property
     def from_the_end(self) -> bool:
-        """Whether its index cannot be told before everything that it matches is known."""
-        index = self.index
-        parts = (index.start, index.stop, index.step) if isinstance(index, slice) else (index,)
-        return any(part is not None and part < 0 for part in parts)
+        """Whether its index cannot be applied before all layers are known."""
+        if isinstance(self.index, slice):
+            numbers = [self.index.start, self.index.stop, self.index.step]
+        else:
+            numbers = [self.index]
+        return any(number is not None and number < 0 for number in numbers)
 
     def pick(self, layers: Iterable[Layer]) -> list[Layer]:
-        """The layers this selector speaks of, in model order."""
+        """The layers that this selector speaks of, in model order."""
         matching = [layer for layer in layers if self.matches(layer)]
-        if isinstance(self.index, slice):
-            return matching[self.index]
         if self.index is None:
             return matching
-        return [matching[self.index]] if -len(matching) <= self.index < len(matching) else []
+        if isinstance(self.index, slice):
+            return matching[self.index]
+        if -len(matching) <= self.index < len(matching):
+            return [matching[self.index]]
+        return []
 
 
-def parse(text: str) -> list[Selector]:
-    """Read selectors separated by commas; commas inside brackets belong to a regular expression."""
-    parts, depth, escaped = [""], 0, False
-    for char in text:
-        if not escaped:
-            depth += (char in _OPENING) - (char in _CLOSING)
-        escaped = char == "\\" and not escaped
-        if char == "," and depth <= 0:
-            parts.append("")
-        else:
-            parts[-1] += char
-    selectors = [_parse_one(part.strip()) for part in parts if part.strip()]
+def parse(text: str, layers: Iterable[Layer] = ()) -> list[Selector]:
+    """Read selectors separated by commas.
+
+    Args:
+        text: commas inside brackets belong to a regular expression.
+        layers: of the model. A name of one of them is taken as it is, where it would be read as
+            something else: `x,y`, `[0]`.
+
+    Raises:
+        UsageError: one of them cannot be read, or there is none.
+    """
+    names = {name for layer in layers for name in (layer.name, *layer.aliases) if name}
+    texts = _with_commas(_split(text), names)
+    selectors = [_parse_one(text, names) for text in texts if text]
     if not selectors:
         hint = "for example Conv2d,ReLU or layer1.*"
         raise UsageError(f"the list {text!r} holds no selector", hint)
@@ -61,19 +82,21 @@ def parse(text: str) -> list[Selector]:
 
 
 def select(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[Layer]:
-    """Take a layer if some positive selector matches it and no negative one does; only negative
-    ones mean everything but these."""
-    positive = [s for s in selectors if not s.negative]
-    taken = {x.name for s in positive for x in s.pick(layers)}
-    if not positive:
+    """The layers that some positive selector takes and no negative one takes away. Only negative
+    ones mean all modules but these."""
+    taken: set[str] = set()
+    taken_away: set[str] = set()
+    for selector in selectors:
+        names = taken_away if selector.negative else taken
+        names.update(layer.name for layer in selector.pick(layers))
+    if all(selector.negative for selector in selectors):
         taken = {layer.name for layer in layers if not layer.is_function}
-    taken -= {x.name for s in selectors if s.negative for x in s.pick(layers)}
-    return [layer for layer in layers if layer.name in taken]
+    return [layer for layer in layers if layer.name in taken - taken_away]
 
 
 def of_functions(selectors: Iterable[Selector]) -> list[Selector]:
     """Those that speak of functions, which must then be listed beside the modules."""
-    return [s for s in selectors if s.text.lstrip("! ").startswith("fn:")]
+    return [selector for selector in selectors if selector.text.lstrip("! ").startswith("fn:")]
 
 
 def types_present(layers: Iterable[Layer]) -> str:
@@ -84,61 +107,138 @@ def types_present(layers: Iterable[Layer]) -> str:
 
 def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]:
     """Class and layer names that misspelt selectors may have meant, the nearest two of each."""
-    names = {name for layer in layers for name in (layer.type, layer.name, *layer.aliases) if name}
-    by_lower = {name.lower(): name for name in sorted(names)}
-    wanted = [re.split(r"[@#]", s.text.lstrip("!").removeprefix("re:"))[0] for s in selectors]
-    close = [difflib.get_close_matches(name.strip().lower(), by_lower, 2, 0.7) for name in wanted]
-    return list(dict.fromkeys(by_lower[name] for group in close for name in group))
+    names: set[str] = set()
+    for layer in layers:
+        names.update((layer.type, layer.name, *layer.aliases))
+    by_lower = {name.lower(): name for name in sorted(names) if name}
+    close: dict[str, None] = {}
+    for selector in selectors:
+        pattern = selector.text.lstrip("!").removeprefix(_REGULAR_EXPRESSION)
+        name = re.split(r"[@#]", pattern)[0].strip().lower()
+        matches = difflib.get_close_matches(name, by_lower, n=2, cutoff=0.7)
+        close.update(dict.fromkeys(by_lower[match] for match in matches))
+    return list(close)
 
 
 def meant(layers: Sequence[Layer], selectors: Iterable[Selector]) -> str:
-    """What selectors that match no layer may have meant: the indices that there are, else the
+    """What selectors that take no layer may have meant: the indices that there are, else the
     nearest names; empty where nothing is near."""
-    counts = [(s, sum(map(s.matches, layers))) for s in selectors]
-    if outside := [(s.text.lstrip("! ").rpartition("#")[0], n) for s, n in counts if n]:
-        return "; ".join(f"{body} has #0" + f" to #{n - 1}" * (n > 1) for body, n in outside)
-    close = nearest(layers, [s for s, _ in counts])
+    unmatched: list[Selector] = []
+    outside: list[str] = []
+    for selector in selectors:
+        count = sum(map(selector.matches, layers))
+        body = selector.text.lstrip("! ").rpartition("#")[0]
+        if not count:
+            unmatched.append(selector)
+        elif count == 1:
+            outside.append(f"{body} has #0")
+        else:
+            outside.append(f"{body} has #0 to #{count - 1}")
+    if outside:
+        return "; ".join(outside)
+    close = nearest(layers, unmatched)
     return f"did you mean {' or '.join(close)}?" if close else ""
 
 
-def remedy(layers: Sequence[Layer], selectors: Iterable[Selector] = (), *further: str) -> str:
-    """What helps where no layer matches: what may be meant, `further` words, the types of modules
-    (of functions, where there are no others)."""
-    words = meant(layers, [s for s in selectors if not s.pick(layers)])
-    between = " " if words.endswith("?") else "; " if words else ""
+def remedy(layers: Sequence[Layer], selectors: Iterable[Selector] = (), *facts: str) -> str:
+    """What helps where no layer matches: what may be meant, further `facts` in words, and the types
+    of modules (of functions, where there are no modules)."""
+    question = meant(layers, [selector for selector in selectors if not selector.pick(layers)])
     modules = [layer for layer in layers if not layer.is_function] or layers
-    return words + between + "; ".join((*further, f"types here: {types_present(modules)}"))
+    statements = "; ".join((*facts, f"types here: {types_present(modules)}"))
+    if not question:
+        return statements
+    return f"{question}{' ' if question.endswith('?') else '; '}{statements}"
 
 
-def _parse_one(text: str) -> Selector:
-    body = text.removeprefix("!").strip()
+def _split(text: str) -> list[str]:
+    """Cut a text at its commas, but for those inside brackets; `\\(` opens none."""
+    texts = [""]
+    depth = 0
+    escaped = False
+    for char in text:
+        if not escaped and char in _OPENING:
+            depth += 1
+        elif not escaped and char in _CLOSING:
+            depth -= 1
+        escaped = char == "\\" and not escaped
+        if char == "," and depth <= 0:
+            texts.append("")
+        else:
+            texts[-1] += char
+    return texts
+
+
+def _with_commas(texts: Sequence[str], names: set[str]) -> list[str]:
+    """Join neighbours that are the name of a layer together, the longest such name first."""
+    most_commas = max((name.count(",") for name in names), default=0)
+    joined: list[str] = []
+    start = 0
+    while start < len(texts):
+        end = start + 1
+        for longer in range(start + 1 + most_commas, start + 1, -1):
+            candidate = ",".join(texts[start:longer]).strip()
+            if candidate.removeprefix("!").strip() in names:
+                end = longer
+                break
+        joined.append(",".join(texts[start:end]).strip())
+        start = end
+    return joined
+
+
+def _parse_one(text: str, names: set[str]) -> Selector:
+    negative = text.startswith("!") and text not in names
+    body = text.removeprefix("!").strip() if negative else text
+    if body in names:
+
+        def is_called_so(layer: Layer) -> bool:
+            is_named = body in (layer.name, *layer.aliases) and not layer.is_function
+            return is_named or body in layer.classes
+
+        return Selector(text, is_called_so, negative=negative)
     index: int | slice | None = None
     if indexed := _INDEX.fullmatch(body):
         body = indexed["body"]
-        parts = [int(part) if part else None for part in indexed["index"].split(":")]
-        if parts[2:] == [0]:
-            words = f"slice #{indexed['index']} has a step of 0"
-            raise UsageError(words, "for every second one: #::2")
-        index = parts[0] if len(parts) == 1 and parts[0] is not None else slice(*parts)
+        index = _parse_index(indexed["index"])
     if not body:
         hint = "for example Conv2d, layer1.* or re:^layer[34]"
         raise UsageError(f"selector {text!r} names no layer", hint)
+    return Selector(text, _matcher(text, body), index, negative)
+
+
+def _parse_index(text: str) -> int | slice:
+    """Read `3`, `-1`, `::2` or `1:-1`."""
+    if ":" not in text:
+        return int(text)
+    numbers = [int(number) if number else None for number in text.split(":")]
+    if numbers[2:] == [0]:
+        raise UsageError(f"slice #{text} has a step of 0", "for every second one: #::2")
+    return slice(*numbers)
+
+
+def _matcher(text: str, body: str) -> Callable[[Layer], bool]:
+    """What tells the layers of a selector without its mark and index; `text` is for messages."""
     class_name, at, pattern = body.partition("@")
-    of_both = at and not body.startswith("re:")
-    pattern = pattern if of_both else body
+    by_class_and_name = bool(at) and not body.startswith(_REGULAR_EXPRESSION)
+    if not by_class_and_name:
+        class_name = pattern = body
     try:
-        fits = re.compile(fnmatch.translate(pattern)).match
-        if pattern.startswith("re:"):
-            fits = re.compile(pattern.removeprefix("re:")).search
+        if pattern.startswith(_REGULAR_EXPRESSION):
+            fits = re.compile(pattern.removeprefix(_REGULAR_EXPRESSION)).search
+        else:
+            fits = re.compile(fnmatch.translate(pattern)).match
     except re.error as error:
-        words = f"selector {text!r} is no regular expression: {error}"
-        raise UsageError(words, "for example re:^layer[34]") from error
+        message = f"selector {text!r} is no regular expression: {error}"
+        raise UsageError(message, "for example re:^layer[34]") from error
+
+    def is_named(layer: Layer) -> bool:
+        return any(fits(name) for name in (layer.owner, *layer.aliases))
 
     def matches(layer: Layer) -> bool:
-        is_of_class = (class_name if of_both else body) in layer.classes
-        if not of_both and (is_of_class or layer.is_function):
-            return is_of_class
-        named = any(fits(name) for name in (layer.owner, *layer.aliases))
-        return named and (is_of_class or not of_both)
+        is_of_class = class_name in layer.classes
+        if by_class_and_name:
+            return is_of_class and is_named(layer)
+        # a function has the owner's name, which a pattern alone speaks of as the module
+        return is_of_class or (not layer.is_function and is_named(layer))
 
-    return Selector(text, matches, index, negative=text.startswith("!"))
+    return matches

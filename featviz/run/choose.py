@@ -38,7 +38,8 @@ def choose_layers(
         from featviz.run.stages import first_look
 
         return first_look(model, blank, tensor_layout)
-    layers, wanted = list_layers(model.module), selectors.parse(text)
+    layers = list_layers(model.module)
+    wanted = selectors.parse(text, layers)
     if selectors.of_functions(wanted):
         layers += functions(model, blank)
     if chosen := selectors.select(layers, wanted):
