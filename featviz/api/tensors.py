@@ -92,7 +92,7 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
         return called[layer]
 
     taken = wanted if by_functions else None
-    with alone_with(model), as_written(), hooked(model, chosen, keep, wanted=taken):
+    with alone_with(model), as_written(), hooked(model, chosen, keep, takes_function=taken):
         yield captured
     if text is not None and by_functions and not captured:
         present = types_present([*called]) or "none, but inside torch's own modules"

@@ -295,7 +295,7 @@ def choose(model: LoadedModel, text: str | None, blank: Sequence[Tensor]) -> Aud
             plan.skipped.append((call.name, error.message))
     ran = {call.name for call in plan.gave}.intersection(names)
     asked = [layer for layer in chosen if layer.name in names]
-    silent = Recorder(asked, {}, modules_by_name(model.module), calls=Counter(ran))
+    silent = Recorder(asked, [], modules_by_name(model.module), calls=Counter(ran))
     plan.never_ran = [layer.name for layer in silent.never_ran]
     if not plan.targets:
         reasons = [f"{layer} {reason}" for layer, reason in plan.skipped[:3]]

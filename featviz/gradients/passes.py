@@ -19,7 +19,7 @@ from featviz.gradients import targets
 from featviz.gradients.targets import Intervention, Target, output_at
 from featviz.hooks import selectors
 from featviz.hooks.capture import Recorder, Sink, forward, recording, tensors
-from featviz.hooks.eval_mode import in_eval_mode, kept_rng
+from featviz.hooks.eval_mode import in_eval_mode, kept_attributes, kept_rng
 from featviz.hooks.functions import FunctionMode
 from featviz.hooks.layers import is_in_place, list_layers
 from featviz.layout import channel_axis, to_floats
@@ -139,8 +139,9 @@ class Watched:
                 recorder.functions,
             ):
                 recorder.begin(sink)
-                if plan.backward:
-                    output, value, named = self._there_and_back(given, book)
+                if plan.backward:  # which may run parts of the model again (checkpointing)
+                    with kept_attributes(model.module):
+                        output, value, named = self._there_and_back(given, book)
                 else:
                     output = forward(model.module, given, recorder)
         finally:

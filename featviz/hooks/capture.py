@@ -1,9 +1,17 @@
 """Capturing: hooks hand every tensor that a layer takes or returns to a sink, as it happens; and
 calling a model, with errors that name the module in which it failed.
 
+    recording(model, layers)            places the hooks, once a run
+        recorder.begin(sink)            one pass begins
+        forward(model, args)            each call of a layer: enter, then leave
+                enter: arguments    ->  sink(site, tensor), before the layer runs
+                leave: result       ->  sink(site, tensor), before the next layer runs
+        recorder.back(target, inputs)   gradients: sink(site, gradient), as they come
+        recorder.begin(None)            the pass is over
+
 The sink must be done with the tensor when it returns, since a later in-place operation may
-overwrite it. Gradients are taken by hooks on the tensors themselves, which such an operation does
-not disturb (full backward hooks refuse it).
+overwrite it (pytorch#95617). Gradients are taken by hooks on the tensors themselves, which such an
+operation does not disturb; full backward hooks refuse it (pytorch#61519).
 """
 
 from __future__ import annotations
@@ -13,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +29,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from featviz.errors import FeatvizError, ForwardError, LayoutError
+from featviz.hooks.eval_mode import kept_attributes
 from featviz.hooks.functions import placed, unwatched
 from featviz.hooks.layers import class_names, modules_by_name
 from featviz.records import KINDS, CaptureSite, Layer, Skip
@@ -29,7 +38,8 @@ from featviz.records.tables import CaptureKind
 Sink = Callable[[CaptureSite, Tensor], None]
 """Takes a tensor while it is true; raises LayoutError for one that cannot be drawn."""
 
-Wanted = Callable[[Layer], bool]
+TakesFunction = Callable[[Layer], bool]
+"""Whether the calls of a function are captured."""
 
 
 @contextmanager
@@ -37,11 +47,11 @@ def hooked(
     model: nn.Module,
     layers: Sequence[Layer],
     sink: Sink,
-    kinds: Sequence[str] = ("output",),
-    wanted: Wanted | None = None,
+    capture_kinds: Sequence[str] = ("output",),
+    takes_function: TakesFunction | None = None,
 ) -> Iterator[Recorder]:
     """Hook the layers of a model for one pass; see `recording`."""
-    with recording(model, layers, kinds, wanted) as recorder, recorder.functions:
+    with recording(model, layers, capture_kinds, takes_function) as recorder, recorder.functions:
         recorder.begin(sink)
         yield recorder
 
@@ -50,39 +60,63 @@ def hooked(
 def recording(
     model: nn.Module,
     layers: Sequence[Layer],
-    kinds: Sequence[str] = ("output",),
-    wanted: Wanted | None = None,
+    capture_kinds: Sequence[str] = ("output",),
+    takes_function: TakesFunction | None = None,
     changes: Sequence[tuple[Layer, Callable[[Any], Any]]] = (),
 ) -> Iterator[Recorder]:
-    """Hook the layers of a model for any number of passes, each of which calls `Recorder.begin` and
-    enters `Recorder.functions`; every hook is removed, whatever happens. `wanted` is asked at each
-    call of a function; without it the functions among `layers` are captured. See `placed` for
-    `changes`."""
-    names = {layer.name for layer in layers if layer.is_function}
-    chosen = [layer for layer in layers if not layer.is_function]
-    functions = wanted or ((lambda layer: layer.name in names) if names else None)
-    modules, known = modules_by_name(model), [KINDS[kind] for kind in KINDS if kind in kinds]
-    of = {side: [kind for kind in known if kind.of == side] for side in ("input", "output")}
-    recorder = Recorder(layers, of, modules)
-    enter = recorder.enter if of["input"] else None
+    """Hook the layers of a model for any number of passes; every hook is removed, whatever happens.
+
+    Each pass calls `Recorder.begin`, and enters `Recorder.functions`.
+
+    Args:
+        layers: modules, and functions.
+        capture_kinds: names of `KINDS`.
+        takes_function: asked at each call of a function; without it those among `layers` are taken.
+        changes: see `placed`.
+    """
+    function_names = {layer.name for layer in layers if layer.is_function}
+    if takes_function is None and function_names:
+
+        def takes_function(layer: Layer) -> bool:
+            return layer.name in function_names
+
+    hooked_modules = [layer for layer in layers if not layer.is_function]
+    modules = modules_by_name(model)
+    recorder = Recorder(layers, [KINDS[name] for name in KINDS if name in capture_kinds], modules)
     with ExitStack() as stack:
         stack.callback(recorder.begin, None)
         recorder.functions = stack.enter_context(
-            placed(model, recorder.leave, enter, chosen, functions, changes=changes)
+            placed(
+                model,
+                leave=recorder.leave,
+                enter=recorder.enter if recorder.kinds_of("input") else None,
+                layers=hooked_modules,
+                functions=takes_function,
+                changes=changes,
+            )
         )
-
-        def ask_for_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-            """[1, heads, T, T], where its caller says `need_weights=False`; the other result is the
-            same but for rounding."""
-            if kwargs.get("need_weights") is False:
-                return args, {**kwargs, "need_weights": True, "average_attn_weights": False}
-            return None
-
-        for layer in chosen:
-            if isinstance(module := modules[layer.name], nn.MultiheadAttention):
-                ask = module.register_forward_pre_hook(ask_for_weights, with_kwargs=True)
-                stack.callback(ask.remove)
+        for layer in hooked_modules:
+            module = modules[layer.name]
+            if isinstance(module, nn.MultiheadAttention):
+                hook = module.register_forward_pre_hook(_ask_for_weights, with_kwargs=True)
+                stack.callback(hook.remove)
         yield recorder
+
+
+def _ask_for_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Let an attention return its weights [1, heads, T, T] where its caller does not need them; its
+    other result stays the same but for rounding."""
+    if kwargs.get("need_weights") is not False:
+        return None
+    return args, {**kwargs, "need_weights": True, "average_attn_weights": False}
+
+
+class Leaf(NamedTuple):
+    """What stands at the end of a path through tuples, lists, dicts and dataclasses."""
+
+    key: str
+    """`0`, `boxes`, `0.feat`; empty where nothing is nested."""
+    value: Any
 
 
 @dataclass
@@ -91,87 +125,105 @@ class Recorder:
     until `begin`."""
 
     layers: Sequence[Layer]
-    kinds: Mapping[str, Sequence[CaptureKind]]
-    """What to take of a layer's `input` and of its `output`."""
+    capture_kinds: Sequence[CaptureKind]
     modules: Mapping[str, nn.Module]
     functions: AbstractContextManager[Any] = field(default_factory=nullcontext)
     """To be entered around a pass, so that functions are captured, too."""
     sink: Sink | None = None
     calls: Counter[str] = field(default_factory=Counter)
+    """Of each layer in this pass, by its name."""
     skipped: list[Skip] = field(default_factory=list)
     fault: Exception | None = None
     """The exception that the sink raised, which is not a failure of the model."""
-    _forward: bool = False
+    _goes_forward: bool = False
     _entered: Counter[str] = field(default_factory=Counter)
     _handles: list[RemovableHandle] = field(default_factory=list)
     _awaited: dict[CaptureSite, GradientEdge] = field(default_factory=dict)
+    """Where gradients have not come yet."""
+
+    def kinds_of(self, of: str) -> list[CaptureKind]:
+        """What to take of a layer's `input`, or of its `output`."""
+        return [kind for kind in self.capture_kinds if kind.of == of]
 
     def begin(self, sink: Sink | None) -> None:
         """Begin a pass, of which nothing is known yet. None ends it, or sleeps through it: the
         hooks go off the tensors, of which the model may keep some."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._awaited = [], {}
-        self.sink, self._forward = sink, sink is not None
+        self._handles = []
+        self._awaited = {}
+        self.sink = sink
+        self._goes_forward = sink is not None
         if sink is not None:
-            self.calls, self._entered = Counter(), Counter()
-            self.skipped, self.fault = [], None
+            self.calls = Counter()
+            self._entered = Counter()
+            self.skipped = []
+            self.fault = None
 
     @property
     def never_ran(self) -> list[Layer]:
-        """Hooked layers that did not fire, as far as that is news: not that of a mere list of
-        modules (nothing can call it, or the model calls what is in it one by one), unless nothing
-        fired; nor that of a module in one place, if it was called from another. A module that was
-        called from none of its places is named once."""
+        """Layers whose hook never fired. Left out are containers that the model only iterates over
+        (unless nothing fired at all), and names of a module that ran under another name; one that
+        ran under none is named once."""
         seen = {id(self.modules[name]) for name in self.calls if name in self.modules}
-        news = []
-        for layer in (layer for layer in self.layers if layer.name not in self.calls):
+        silent: list[Layer] = []
+        for layer in self.layers:
             module = self.modules.get(layer.name)
-            forward = type(module).forward if module is not None else None
-            is_list = forward is nn.Module.forward and "forward" not in vars(module)
-            if forward is nn.Sequential.forward:
-                is_list = any(other.startswith(f"{layer.name}.") for other in self.calls)
-            if not (self.calls and is_list) and (module is None or id(module) not in seen):
-                news.append(layer)
-                seen.add(id(module))
-        return news
+            if layer.name in self.calls or (module is not None and id(module) in seen):
+                continue
+            if self.calls and module is not None and self._is_iterated(layer, module):
+                continue
+            silent.append(layer)
+            seen.add(id(module))
+        return silent
+
+    def _is_iterated(self, layer: Layer, module: nn.Module) -> bool:
+        """Whether a module has no forward of its own, or is a Sequential whose members were called
+        one by one."""
+        forward = type(module).forward
+        if forward is nn.Sequential.forward:
+            return any(name.startswith(f"{layer.name}.") for name in self.calls)
+        return forward is nn.Module.forward and "forward" not in vars(module)
 
     def enter(self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the arguments of a layer's call."""
-        if not self._forward:
+        if not self._goes_forward:
             return
         call = self._entered[layer.name]
         self._entered[layer.name] += 1
-        given = given_tensors(args, kwargs)
-        for kind in self.kinds["input"]:
-            for key, value in given:
+        arguments = given_tensors(args, kwargs)
+        for kind in self.kinds_of("input"):
+            for key, value in arguments:
                 self._take(CaptureSite(layer, kind.name, call, key), value, kind.backward)
-            if not given:
+            if not arguments:
                 self._skip(CaptureSite(layer, kind.name, call, ""), "takes no tensor")
 
     def leave(self, layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
         """Take the result of a layer's call; a None beside a tensor is no result."""
-        if not self._forward:
+        if not self._goes_forward:
             return
         call = self.calls[layer.name]
         self.calls[layer.name] += 1
-        given = [("", output)] if isinstance(output, Tensor) else list(leaves(output))
-        drawn = any(isinstance(value, Tensor) for _, value in given)
-        for key, value in given:
-            for kind in self.kinds["output"] if value is not None or not drawn else ():
-                self._take(CaptureSite(layer, kind.name, call, key), value, kind.backward)
+        results = [Leaf("", output)] if isinstance(output, Tensor) else list(leaves(output))
+        if any(isinstance(result.value, Tensor) for result in results):
+            results = [result for result in results if result.value is not None]
+        for key, value in results:
+            for kind in self.capture_kinds:
+                if kind.of == "output":
+                    self._take(CaptureSite(layer, kind.name, call, key), value, kind.backward)
 
     def back(self, target: Tensor, inputs: Sequence[Tensor]) -> None:
         """Go back from a target to the inputs; hooks on tensors take the gradients. ForwardError
         where the backward pass fails.
 
         Layers that run from now on are recomputed (activation checkpointing), and have been seen.
-        What hangs on parameters only (a table of positions) takes a second way back.
         """
-        self._forward = False
+        self._goes_forward = False
         try:
             torch.autograd.grad(target, inputs, retain_graph=True, allow_unused=True)
-            if aside := dict(self._awaited):
+            # what hangs on parameters only (a table of positions) is not on the way to an input
+            aside = dict(self._awaited)
+            if aside:
                 gradients = torch.autograd.grad(target, list(aside.values()), allow_unused=True)
                 for site, gradient in zip(aside, gradients, strict=True):
                     self._arrived(site, gradient)
@@ -180,9 +232,9 @@ class Recorder:
                 raise
             hint = "without grad and grad-input in --capture none is needed; -v shows the traceback"
             raise ForwardError(f"the backward pass failed: {_first_line(error)}", hint) from error
-        why = "has no gradient: the target does not depend on it, or it was changed in place"
+        reason = "has no gradient: the target does not depend on it, or it was changed in place"
         for site in self._awaited:
-            self._skip(site, why)
+            self._skip(site, reason)
         self._awaited.clear()
 
     def _take(self, site: CaptureSite, value: Any, backward: bool = False) -> None:
@@ -211,52 +263,57 @@ class Recorder:
             self._take(site, gradient)
 
     def _skip(self, site: CaptureSite, reason: str) -> None:
-        at = site.layer
+        layer = site.layer
         self.skipped.append(
-            Skip(at.name, at.type, at.index, site.kind, site.call, site.key, reason)
+            Skip(layer.name, layer.type, layer.index, site.kind, site.call, site.key, reason)
         )
 
 
-def given_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+def given_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:
     """The tensors among the arguments of a call: under the empty key where one argument holds
     tensors, else by position or name; what is no tensor is left out."""
-    everything = leaves({**dict(enumerate(args)), **kwargs})
-    given = [(key, value) for key, value in everything if isinstance(value, Tensor)]
-    if len({key.partition(".")[0] for key, _ in given}) == 1:
-        given = [(key.partition(".")[2], value) for key, value in given]
+    arguments: dict[int | str, Any] = dict(enumerate(args))
+    arguments.update(kwargs)
+    given = [leaf for leaf in leaves(arguments) if isinstance(leaf.value, Tensor)]
+    if len({leaf.key.partition(".")[0] for leaf in given}) == 1:
+        return [Leaf(leaf.key.partition(".")[2], leaf.value) for leaf in given]
     return given
 
 
-def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Flatten tuples, lists, dicts and dataclasses: pairs of (path, what stands there)."""
+def leaves(value: Any, key: str = "") -> Iterator[Leaf]:
+    """Flatten tuples, lists, dicts and dataclasses; an empty one is a leaf itself."""
     items: list[tuple[Any, Any]] = []
     if isinstance(value, Mapping):
         items = list(value.items())
     elif isinstance(value, (tuple, list)):
         items = list(enumerate(value))
     elif is_dataclass(value) and not isinstance(value, type):
-        items = [(one.name, getattr(value, one.name)) for one in fields(value)]
+        items = [(item.name, getattr(value, item.name)) for item in fields(value)]
     if not items:
-        yield key, value
+        yield Leaf(key, value)
     for name, item in items:
         yield from leaves(item, f"{key}.{name}" if key else str(name))
 
 
 def tensors(value: Any, dense: bool = False) -> list[Tensor]:
     """The tensors among `leaves`, in their order; `dense` leaves out nested ones."""
-    found = [item for _, item in leaves(value) if isinstance(item, Tensor)]
+    found = [leaf.value for leaf in leaves(value) if isinstance(leaf.value, Tensor)]
     return [tensor for tensor in found if not tensor.is_nested] if dense else found
 
 
-def _why_none(tensor: Any) -> str:
-    if tensor is None:
+def _why_none(value: Any) -> str:
+    """The reason for a row of `skipped`."""
+    if value is None:
         return "is None, not a tensor"
-    if not isinstance(tensor, Tensor):
-        empty = isinstance(tensor, (tuple, list, Mapping))  # `leaves` takes others apart
-        return f"is {'an empty' if empty else 'a'} {type(tensor).__name__}, not a tensor"
-    why = "it does not depend on the input, or is cut off from it (detach, no_grad)"
-    why = why if tensor.is_floating_point() else f"it holds {tensor.dtype}"
-    return f"has no gradient: {why}"
+    if not isinstance(value, Tensor):
+        # `leaves` takes containers apart, but for those that hold nothing
+        article = "an empty" if isinstance(value, (tuple, list, Mapping)) else "a"
+        return f"is {article} {type(value).__name__}, not a tensor"
+    if not value.is_floating_point():
+        return f"has no gradient: it holds {value.dtype}"
+    return (
+        "has no gradient: it does not depend on the input, or is cut off from it (detach, no_grad)"
+    )
 
 
 # Calling a model
@@ -268,29 +325,55 @@ def forward(
     recorder: Recorder | None = None,
     call: Callable[..., Any] | None = None,
 ) -> Any:
-    """Call the model, or what calls it for the caller; ForwardError names the innermost module at
-    fault."""
+    """Call the model.
+
+    Without gradients its attributes are put back at once; with them a backward pass may run layers
+    again, which read what forward has left there, and whoever goes back puts them back.
+
+    Args:
+        recorder: whose fault is raised as it is.
+        call: what calls the model for the caller.
+
+    Raises:
+        ForwardError: names the innermost module at fault.
+    """
+    keeping = nullcontext() if torch.is_grad_enabled() else kept_attributes(model)
     try:
-        return (call or model)(*args)
+        with keeping:
+            return (call or model)(*args)
     except FeatvizError:
         raise
     except Exception as error:
         if recorder is not None and recorder.fault is error:
             raise
-        names: dict[int, list[str]] = {}
-        for name, module in modules_by_name(model).items():
-            names.setdefault(id(module), []).append(name)
-        at, place, trace = "", class_names(model)[0], error.__traceback__
-        while trace is not None:  # to the innermost module
-            owner = trace.tb_frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and any(known := names.get(id(owner), [])):
-                at = next((name for name in known if name.startswith(f"{at}.")), known[0])
-                place = f"{at} ({class_names(owner)[0]})"
-            trace = trace.tb_next
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors(list(args)))
-        words = f"the model failed in {place}: {_first_line(error)}"
         hint = "--size, --crop and --channels change it, -v shows the traceback"
-        raise ForwardError(words, f"the input was {shapes}; {hint}") from error
+        raise ForwardError(
+            f"the model failed in {_at_fault(model, error)}: {_first_line(error)}",
+            f"the input was {shapes}; {hint}",
+        ) from error
+
+
+def _at_fault(model: nn.Module, error: Exception) -> str:
+    """The innermost module of a model in whose method an error was raised: `layer1 (Block)`.
+
+    Of the names of a shared module the one counts that lies in the module that called it.
+    """
+    names: dict[int, list[str]] = {}
+    for name, module in modules_by_name(model).items():
+        names.setdefault(id(module), []).append(name)
+    innermost = ""
+    label = class_names(model)[0]
+    trace = error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        aliases = names.get(id(owner), [])
+        if isinstance(owner, nn.Module) and any(aliases):  # the model itself has the empty name
+            inside = [name for name in aliases if name.startswith(f"{innermost}.")]
+            innermost = (inside or aliases)[0]
+            label = f"{innermost} ({class_names(owner)[0]})"
+        trace = trace.tb_next
+    return label
 
 
 def _first_line(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from threading import Lock
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 _COMPILED = "_compiled_call_impl"
@@ -21,16 +22,16 @@ def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
 
     Modules that were compiled in place, and nn.MultiheadAttention's fast path, would run past hooks
     that come later; they are set aside. Afterwards, also when the block raised, these two, training
-    modes, parameters that `eval` has changed, buffers and RNG state are as before: modules go back
-    to training by their own `train` where they have one, which may have merged weights for eval,
-    and weights are put back bit by bit. It leaves the caller's inference mode, since what forward
-    keeps for its next call may be trained with.
+    modes, parameters that `eval` has changed, buffers, attributes (see `kept_attributes`) and RNG
+    state are as before: modules go back to training by their own `train` where they have one, which
+    may have merged weights for eval, and weights are put back bit by bit. It leaves the caller's
+    inference mode, since what a lazy module makes of its first input may be trained with.
     """
     modes = {module: module.training for module in model.modules()}
-    own = [module for module in modes if type(module).train is not nn.Module.train]
+    with_own_train = [module for module in modes if type(module).train is not nn.Module.train]
     weights = [
         (weight, weight.detach().clone())
-        for module in own
+        for module in with_own_train
         for weight in module.parameters(recurse=False)
         if _has_values(weight)
     ]
@@ -41,6 +42,8 @@ def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
         if buffer is not None and _has_values(buffer)
     ]
     compiled = {module: call for module in modes if (call := vars(module).get(_COMPILED))}
+    attributes = ExitStack()
+    attributes.enter_context(kept_attributes(model))
     try:
         for module in compiled:
             vars(module)[_COMPILED] = None
@@ -59,7 +62,7 @@ def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
                     if not torch.equal(buffer, value):
                         buffer.copy_(value)
         finally:  # of a buffer that was resized, copy_ raises
-            for module in own:
+            for module in with_own_train:
                 if modes[module] and not module.training:
                     module.train()
             for module, training in modes.items():
@@ -67,11 +70,36 @@ def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
             for weight, value in weights:
                 if not torch.equal(weight, value):
                     weight.data.copy_(value)
+            attributes.close()
 
 
 def _has_values(tensor: Tensor) -> bool:
     """A lazy module's tensor has no shape yet, and one on the meta device no values."""
     return not is_lazy(tensor) and not tensor.is_meta
+
+
+@contextmanager
+def kept_attributes(model: nn.Module) -> Iterator[None]:
+    """Put back what the attributes and buffers of modules refer to, after the block.
+
+    A recurrent state (`self.h = ...`) would make what is drawn of one image depend on the one
+    before, and a cache would stay behind. Changes inside of what they refer to (`self.seen.append`)
+    are not undone: to copy everything would cost more than the pass. Lazy modules stay as their
+    first input has made them.
+    """
+    before = [
+        (module, dict(vars(module)), dict(module._buffers))
+        for module in model.modules()
+        if not isinstance(module, LazyModuleMixin)
+    ]
+    try:
+        yield
+    finally:
+        for module, attributes, buffers in before:
+            vars(module).clear()
+            vars(module).update(attributes)
+            module._buffers.clear()
+            module._buffers.update(buffers)
 
 
 @contextmanager

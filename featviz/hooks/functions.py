@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,26 +21,44 @@ from torch.overrides import TorchFunctionMode
 from featviz.hooks.layers import function_layer, function_name, home_of, read_places
 from featviz.records import Layer
 
+_TORCHS_OWN = ("torch.nn.", "torch.ao.nn.")
+"""Where modules are written that stand for the function that they call."""
+
 Enter = Callable[[Layer, Sequence[Any], Mapping[str, Any]], None]
 Leave = Callable[[Layer, Sequence[Any], Mapping[str, Any], Any], None]
 Replacement = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
 """Computes the result of a call in the function's place; takes the function and its arguments."""
 
 
+class Frame(NamedTuple):
+    """The call of a module, until it returns."""
+
+    layer: Layer
+    reports_functions: bool
+    calls: Counter[int]
+    """How often it has called each shared module so far, by the module's id."""
+
+
 class Running:
-    """Knows to which layer each call of a module belongs, while `followed` lasts."""
+    """Knows to which layer each call of a module belongs, while `followed` lasts.
+
+    One activation object may stand in 77 places of a YOLO. Which of them a call belongs to follows
+    from who calls, so the calls that have not returned are kept, as Python keeps its stack.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         """Read the places of the model's modules."""
-        self._model, (_, self._callers, self.of_module) = model, read_places(model)
-        self.frames: list[tuple[Layer, bool, Counter[int]]] = []
-        """Calls that have not returned: the layer, whether its functions are reported, and its
-        calls of each shared module so far, by id."""
+        places = read_places(model)
+        self._model = model
+        self._callers = places.callers
+        self.of_module = places.of_module
+        self.frames: list[Frame] = []
+        """Calls that have not returned, the innermost last."""
         self._candidates: dict[tuple[int, int], Sequence[Layer]] = {}
 
     def now(self, places: Sequence[Layer]) -> Layer:
         """The layer to which a call belongs; asked from a hook of the module in these places."""
-        return places[0] if len(places) == 1 else self.frames[-1][0]
+        return places[0] if len(places) == 1 else self.frames[-1].layer
 
     @contextmanager
     def followed(
@@ -49,22 +67,29 @@ class Running:
         """Follow the calls of modules, as far as the layers of these names need it, or functions
         whose calls are reported; see `placed`. A call is over behind all hooks that were there
         before."""
-        shared = (p for p in self.of_module.values() if len(p) > 1)
-        needed = functions or any(layer.name in names for p in shared for layer in p)
+        shared = [layers for layers in self.of_module.values() if len(layers) > 1]
+        needed = functions or any(layer.name in names for layers in shared for layer in layers)
 
         def pop(module: nn.Module, args: Any, output: Any) -> None:
             self.frames.pop()
 
         with ExitStack() as stack:
             for module in self._model.modules() if needed else ():
-                is_heard = functions and self.of_module[id(module)][0].name not in (opaque or ())
-                if functions and opaque is None:
-                    is_heard = not home_of(module).startswith(("torch.nn.", "torch.ao.nn."))
+                if not functions:
+                    reports_functions = False
+                elif opaque is None:
+                    reports_functions = not home_of(module).startswith(_TORCHS_OWN)
+                else:
+                    reports_functions = self.of_module[id(module)][0].name not in opaque
 
+                # a copy of the module has these hooks, too, and belongs where the original does
                 def push(
-                    _: nn.Module, args: Any, own: nn.Module = module, is_heard: bool = is_heard
-                ) -> None:  # a copy of the module has this hook, too
-                    self.frames.append((self._reached(own), is_heard, Counter()))
+                    _: nn.Module,
+                    args: Any,
+                    original: nn.Module = module,
+                    reports_functions: bool = reports_functions,
+                ) -> None:
+                    self.frames.append(Frame(self._reached(original), reports_functions, Counter()))
 
                 before = module.register_forward_pre_hook(push, prepend=True)  # others may raise
                 stack.callback(before.remove)
@@ -75,33 +100,41 @@ class Running:
         """The layer that a module is where it is called now: the places from which the caller calls
         it, in the order of the calls. Where the caller reaches into a module that is not called
         itself those nearest to it, and without any the first place."""
-        places, key = self.of_module[id(module)], id(module)
+        places = self.of_module[id(module)]
         if len(places) == 1 or not self.frames:
             return places[0]
-        caller, _, called = self.frames[-1]
-        if (key, caller.index) not in self._candidates:
-            found = [p for p in places if self._callers[p.index] == caller.index]
-            if not found:
-                prefix = f"{caller.name}." if caller.name else ""
-                inside = [place for place in places if place.name.startswith(prefix)]
-                depth = min((place.name.count(".") for place in inside), default=0)
-                found = [place for place in inside if place.name.count(".") == depth]
-            self._candidates[key, caller.index] = found or places[:1]
-        candidates, number = self._candidates[key, caller.index], called[key]
-        called[key] += 1
+        frame = self.frames[-1]
+        key = id(module), frame.layer.index
+        if key not in self._candidates:
+            self._candidates[key] = self._places_below(frame.layer, places)
+        candidates = self._candidates[key]
+        number = frame.calls[id(module)]
+        frame.calls[id(module)] += 1
         return candidates[min(number, len(candidates) - 1)]
+
+    def _places_below(self, caller: Layer, places: Sequence[Layer]) -> Sequence[Layer]:
+        """Those places of a module from which a layer may call it, at least one."""
+        direct = [place for place in places if self._callers[place.index] == caller.index]
+        if direct:
+            return direct
+        prefix = f"{caller.name}." if caller.name else ""
+        inside = [place for place in places if place.name.startswith(prefix)]
+        depth = min((place.name.count(".") for place in inside), default=0)
+        return [place for place in inside if place.name.count(".") == depth] or places[:1]
 
 
 @dataclass(eq=False)
 class FunctionMode(TorchFunctionMode):
     """Reports the torch functions and tensor methods that modules call, and may replace some.
 
-    `enter` hears of calls that are `wanted` before each, `leave` after each that returns tensors;
-    without `running` nobody does. `replacements` are in force outside of modules as well."""
+    Without `running` no call is reported; `replacements` are in force outside of modules as well.
+    """
 
     leave: Leave = lambda layer, args, kwargs, result: None
+    """Hears of a call after it has returned tensors."""
     enter: Enter | None = None
-    wanted: Callable[[Layer], bool] = lambda layer: True
+    """Hears of a call before."""
+    is_reported: Callable[[Layer], bool] = lambda layer: True
     replacements: Mapping[str, Replacement] = field(default_factory=dict)
     running: Running | None = None
     _layers: dict[tuple[str, str], Layer] = field(default_factory=dict)
@@ -113,22 +146,34 @@ class FunctionMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs, frames = kwargs or {}, self.running.frames if self.running is not None else ()
-        module = frames[-1][0] if frames and frames[-1][1] else None
-        if module is None and not self.replacements:
-            return func(*args, **kwargs)
-        name, layer = function_name(func), None
-        if module is not None and name and (layer := self._layers.get((module.name, name))) is None:
-            layer = self._layers[module.name, name] = function_layer(module, name)
-        if layer is not None and self.enter is not None and self.wanted(layer):
+        kwargs = kwargs or {}
+        layer = self._layer_of(func)
+        if layer is not None and self.enter is not None and self.is_reported(layer):
             self.enter(layer, args, kwargs)
-        replacement = self.replacements.get(name)
+        replacement = self.replacements.get(function_name(func)) if self.replacements else None
         result = replacement(func, args, kwargs) if replacement else func(*args, **kwargs)
+        if layer is None:
+            return result
         results = result if isinstance(result, (tuple, list)) else (result,)
         gives_tensors = any(isinstance(item, Tensor) for item in results)  # not that of `x.shape`
-        if layer is not None and gives_tensors and self.wanted(layer):
+        if gives_tensors and self.is_reported(layer):
             self.leave(layer, args, kwargs, result)
         return result
+
+    def _layer_of(self, function: Callable[..., Any]) -> Layer | None:
+        """The layer that a function is in the module that calls it; None where its calls are not
+        reported."""
+        frames = self.running.frames if self.running is not None else ()
+        if not frames or not frames[-1].reports_functions:
+            return None
+        module = frames[-1].layer
+        name = function_name(function)
+        if not name:
+            return None
+        key = module.name, name
+        if key not in self._layers:
+            self._layers[key] = function_layer(module, name)
+        return self._layers[key]
 
 
 @contextmanager
@@ -153,19 +198,22 @@ def placed(
         changes: functions whose results take the place of layers' outputs; None leaves them.
         first: report before all hooks that are there already.
     """
-    running, names = Running(model), {layer.name for layer in (*layers, *(at for at, _ in changes))}
-    reported, change = {layer.name for layer in layers}, dict(changes)
+    running = Running(model)
+    reported = {layer.name for layer in layers}
+    change = dict(changes)
+    names = reported | {layer.name for layer in change}
 
     def before(places: Sequence[Layer], module: nn.Module, args: Any, kwargs: Any) -> None:
-        layer = running.now(places) if places[1:] else places[0]
+        layer = running.now(places)
         if enter is not None and layer.name in reported:
             enter(layer, args, kwargs)
 
     def after(
         places: Sequence[Layer], module: nn.Module, args: Any, kwargs: Any, output: Any
     ) -> Any:
-        layer, changed = running.now(places) if places[1:] else places[0], None
-        if change and layer in change:
+        layer = running.now(places)
+        changed = None
+        if layer in change:
             with unwatched():
                 changed = change[layer](output)
         if layer.name in reported:
@@ -174,16 +222,23 @@ def placed(
 
     with ExitStack() as stack:
         for module in model.modules():
-            places, how = running.of_module[id(module)], {"with_kwargs": True, "prepend": first}
-            if any(layer.name in names for layer in places):
-                hook = module.register_forward_hook(partial(after, places), **how)
+            places = running.of_module[id(module)]
+            if not any(layer.name in names for layer in places):
+                continue
+            hook = module.register_forward_hook(
+                partial(after, places), with_kwargs=True, prepend=first
+            )
+            stack.callback(hook.remove)
+            if enter is not None:
+                hook = module.register_forward_pre_hook(
+                    partial(before, places), with_kwargs=True, prepend=first
+                )
                 stack.callback(hook.remove)
-                if enter is not None:
-                    hook = module.register_forward_pre_hook(partial(before, places), **how)
-                    stack.callback(hook.remove)
         stack.enter_context(running.followed(names, functions is not None, opaque))
-        mode = FunctionMode(leave, enter, functions, running=running) if functions else None
-        yield mode or nullcontext()
+        if functions is None:
+            yield nullcontext()
+        else:
+            yield FunctionMode(leave, enter, functions, running=running)
 
 
 def list_functions(model: nn.Module, args: Sequence[Any]) -> dict[Layer, int]:

@@ -11,65 +11,94 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from featviz.records import Layer
 
-_FUNCTION, _IN_ORDER = "fn:", nn.Sequential.forward
+_FUNCTION = "fn:"
 _CALL = re.compile(r"@\d+")
 """What torch.export.unflatten puts behind the name of a module at its second and later calls."""
-Places = tuple[Sequence[Layer], Sequence[int], Mapping[int, Sequence[Layer]]]
-"""The layers of a model, in the order of their first names in
-`named_modules(remove_duplicate=False)`; for each the index of the layer that calls it, 0 for the
-model itself; and the layers that a module is, by its id."""
-_known: WeakKeyDictionary[nn.Module, tuple[object, Places]] = WeakKeyDictionary()
 
 
-def read_places(model: nn.Module) -> Places:
+class LayerPlaces(NamedTuple):
+    """The layers of a model, by where they are called."""
+
+    layers: Sequence[Layer]
+    """In the order of their first names in `named_modules(remove_duplicate=False)`."""
+    callers: Sequence[int]
+    """For each layer the index of the one that calls it; 0 is the model itself."""
+    of_module: Mapping[int, Sequence[Layer]]
+    """The layers that a module is, by its id."""
+
+
+@dataclass
+class _Place:
+    """A module where one caller calls it."""
+
+    module: nn.Module
+    caller: int
+    names: dict[str, None] = field(default_factory=dict)
+    """In their order; the keys alone count."""
+
+
+_cache: WeakKeyDictionary[nn.Module, tuple[object, LayerPlaces]] = WeakKeyDictionary()
+"""What was read of a model, behind the modules that it had then."""
+
+
+def read_places(model: nn.Module) -> LayerPlaces:
     """Find every place of every module of a model; once, until it has other modules."""
     named = modules_by_name(model)
     identity = [(name, id(module), type(module)) for name, module in named.items()]
-    before = _known.get(model)
-    if before is not None and before[0] == identity:
-        return before[1]
-    names: list[dict[str, None]] = []
-    callers: list[int] = []
-    modules: list[nn.Module] = []
-    known: dict[tuple[int, int, str], int] = {}
-    index_of: dict[str, int] = {}
+    cached = _cache.get(model)
+    if cached is not None and cached[0] == identity:
+        return cached[1]
+    places: list[_Place] = []
+    index_of_key: dict[tuple[int, int, str], int] = {}
+    index_of_name: dict[str, int] = {}
     for name, module in named.items():
-        caller, around = 0, name
-        while around:  # the innermost layer around a name that can be called; lists cannot
-            around = around.rpartition(".")[0]
-            if not isinstance(modules[index_of[around]], (nn.ModuleList, nn.ModuleDict)):
-                caller = index_of[around]
-                break
-        in_order = name and getattr(type(modules[caller]), "forward", None) is _IN_ORDER
-        key = (id(module), caller, name.rpartition(".")[2] if in_order else "")
-        if key not in known:
-            known[key] = len(names)
-            names.append({})
-            callers.append(caller)
-            modules.append(module)
-        index_of[name] = known[key]
-        names[known[key]].update(dict.fromkeys((name, _CALL.sub("", name))))
+        caller = _caller_of(name, index_of_name, places)
+        runs_in_order = name and _runs_in_order(places[caller].module)
+        position = name.rpartition(".")[2] if runs_in_order else ""
+        index = index_of_key.setdefault((id(module), caller, position), len(places))
+        if index == len(places):
+            places.append(_Place(module, caller))
+        index_of_name[name] = index
+        places[index].names.update(dict.fromkeys((name, _CALL.sub("", name))))
     layers: list[Layer] = []
     of_module: dict[int, list[Layer]] = {}
-    for index, module in enumerate(modules):
-        (first, *aliases), classes = names[index], class_names(module)
-        layers.append(Layer(index, first, classes[0], classes, tuple(aliases)))
-        of_module.setdefault(id(module), []).append(layers[-1])
-    _known[model] = identity, (layers, callers, of_module)
-    return layers, callers, of_module
+    for index, place in enumerate(places):
+        first, *aliases = place.names
+        classes = class_names(place.module)
+        layer = Layer(index, first, classes[0], classes, tuple(aliases))
+        layers.append(layer)
+        of_module.setdefault(id(place.module), []).append(layer)
+    found = LayerPlaces(layers, [place.caller for place in places], of_module)
+    _cache[model] = identity, found
+    return found
+
+
+def _caller_of(name: str, index_of_name: Mapping[str, int], places: Sequence[_Place]) -> int:
+    """The index of the innermost layer around a name that can be called; lists cannot."""
+    while name:
+        name = name.rpartition(".")[0]
+        index = index_of_name[name]
+        if not isinstance(places[index].module, (nn.ModuleList, nn.ModuleDict)):
+            return index
+    return 0
+
+
+def _runs_in_order(module: nn.Module) -> bool:
+    return getattr(type(module), "forward", None) is nn.Sequential.forward
 
 
 def list_layers(model: nn.Module) -> list[Layer]:
     """Every module in every place from which it is called, in `named_modules()` order."""
-    return list(read_places(model)[0])
+    return list(read_places(model).layers)
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
@@ -79,15 +108,17 @@ def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
 
 def function_layer(module: Layer, function: str) -> Layer:
     """A function that a module calls, as a layer: `layer1.0/fn:relu`."""
-    kind = _FUNCTION + function
-    name = f"{module.name}/{kind}" if module.name else kind
-    return Layer(module.index, name, kind, (kind,), module.aliases)
+    type_name = _FUNCTION + function
+    name = f"{module.name}/{type_name}" if module.name else type_name
+    return Layer(module.index, name, type_name, (type_name,), module.aliases)
 
 
 def function_in(name: str) -> str | None:
     """`relu` of the layer name `layer1.0/fn:relu`; None for the name of a module."""
     head, mark, function = name.rpartition(_FUNCTION)
-    return function if mark and (not head or head.endswith("/")) else None
+    if not mark or (head and not head.endswith("/")):
+        return None
+    return function
 
 
 def like_module(function: str, class_name: str) -> bool:
@@ -98,7 +129,13 @@ def like_module(function: str, class_name: str) -> bool:
 EXPORTED = "torch.export.unflatten"
 """Where the class of an exported program's modules is, each of which stands for another class."""
 
-_OPERATORS = {name: name for name in ("add", "sub", "mul", "div", "pow", "matmul")} | {
+_OPERATORS = {
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "div": "div",
+    "pow": "pow",
+    "matmul": "matmul",
     "truediv": "div",
     "floordiv": "floor_divide",
     "mod": "remainder",
@@ -107,11 +144,18 @@ _OPERATORS = {name: name for name in ("add", "sub", "mul", "div", "pow", "matmul
 """The function that does what an operator does; `__radd__` and `__iadd__` are `__add__`."""
 
 _ALIASES = {
-    **{"absolute": "abs", "clip": "clamp", "multiply": "mul", "negative": "neg"},
-    **dict.fromkeys(("concat", "concatenate"), "cat"),
-    **dict.fromkeys(("divide", "true_divide"), "div"),
-    **dict.fromkeys(("rsub", "subtract"), "sub"),
+    "absolute": "abs",
+    "clip": "clamp",
+    "concat": "cat",
+    "concatenate": "cat",
+    "divide": "div",
+    "multiply": "mul",
+    "negative": "neg",
+    "rsub": "sub",
+    "subtract": "sub",
+    "true_divide": "div",
 }
+"""torch's second names of functions."""
 
 
 def class_names(module: nn.Module) -> tuple[str, ...]:
@@ -133,9 +177,11 @@ def home_of(module: nn.Module) -> str:
 
 def _class_of(module: nn.Module) -> type | str:
     """What a module is, or stands for; the full name of a class that is not imported."""
-    # (the root of an unflattened program has no type_name before torch 2.10)
-    is_exported = type(module).__module__ == EXPORTED
-    original = getattr(module, "type_name", lambda: None)() if is_exported else None
+    if type(module).__module__ != EXPORTED:
+        return type(module)
+    # the root of an unflattened program has no type_name before torch 2.10
+    type_name: Any = getattr(module, "type_name", None)
+    original = type_name() if type_name is not None else None
     if not original:
         return type(module)
     home, _, name = str(original).rpartition(".")
@@ -147,15 +193,18 @@ def _class_of(module: nn.Module) -> type | str:
 def function_name(function: Callable[..., Any]) -> str:
     """One name for a function, its tensor method, its in-place variant and its operator: `relu`,
     and `add` for `+`, `+=`, `Tensor.add_` and `aten.add.Tensor` in an exported program."""
-    raw = getattr(function, "__name__", "")
-    if raw == "__get__":
-        raw = getattr(getattr(function, "__self__", None), "__name__", "")
-    raw = raw.partition(".")[0]
-    name = raw.strip("_")
-    if raw.startswith("__") and raw.endswith("__"):
-        sided = name[1:] if name[:1] in ("i", "r") else ""
-        return _OPERATORS.get(name) or _OPERATORS.get(sided) or name
-    return _ALIASES.get(name, name)
+    full_name = getattr(function, "__name__", "")
+    if full_name == "__get__":  # an attribute of a tensor, such as `x.T`
+        full_name = getattr(getattr(function, "__self__", None), "__name__", "")
+    full_name = full_name.partition(".")[0]
+    name = full_name.strip("_")
+    if not (full_name.startswith("__") and full_name.endswith("__")):
+        return _ALIASES.get(name, name)
+    if name in _OPERATORS:
+        return _OPERATORS[name]
+    if name.startswith(("i", "r")):
+        return _OPERATORS.get(name[1:], name)
+    return name
 
 
 def is_in_place(function: Callable[..., Any]) -> bool:

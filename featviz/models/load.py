@@ -119,11 +119,22 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
     if inputs.forward_args:
         raise UsageError("forward_args as text is for a MODEL string", "forward_args={'t': 10}")
     module = weights.unwrapped(module)
+    _refuse_lazy(module)
     tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
     source = {"kind": "module", "type": type(module).__name__, "parameters": weights.digest(module)}
     preprocess = choose_preprocess(module, None, inputs)
     scores, names = _classes(module)
     return LoadedModel(module, preprocess, tensor.device, source, names, scores)
+
+
+def _refuse_lazy(model: nn.Module) -> None:
+    """Refuse a caller's module that gets sizes from its first input, since it could not be given
+    back as it was."""
+    for name, module in model.named_modules():
+        if any(map(is_lazy, module.parameters(recurse=False))):
+            label = f"{name} ({type(module).__name__})" if name else type(module).__name__
+            message = f"the model's {label} gets its size from the first input, and saw none"
+            raise UsageError(message, "run the model on an input of yours first: model(x)")
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def test_inputs_and_gradients_belong_to_the_place_too(tmp_path: Path) -> None:
     def keep(site: object, tensor: Tensor) -> None:
         sites[site.layer.name, site.stem] = tensor.clone()  # type: ignore[attr-defined]
 
-    with hooked(model, layers, keep, kinds=("input", "grad")):
+    with hooked(model, layers, keep, capture_kinds=("input", "grad")):
         model(IMAGE).sum().backward()
     assert list(sites) == [("m.0.act", "input"), ("m.0.act", "grad")]
     torch.testing.assert_close(sites["m.0.act", "input"], convolutions(model)["m.0"][0])

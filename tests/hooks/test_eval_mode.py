@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import featviz as fv
+from featviz.errors import UsageError
 from featviz.hooks.eval_mode import in_eval_mode
 
 IMAGE = torch.rand(3, 16, 16)
@@ -50,13 +52,53 @@ def test_a_train_of_the_models_own_is_asked_and_undone(training: bool) -> None:
         assert model[0].second.grad is not None
 
 
-def test_lazy_modules_can_be_trained_afterwards() -> None:
-    """The first input makes their parameters: outside of inference mode."""
+def test_lazy_modules_are_refused_until_they_have_seen_an_input() -> None:
+    """The first input makes their parameters, and is not ours to choose."""
     model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.ReLU())
+    with pytest.raises(UsageError, match=r"the model's 0 \(LazyConv2d\) gets its size from the"):
+        fv.run(model, IMAGE, "Conv2d,ReLU", size=16)
+    assert isinstance(model[0], nn.LazyConv2d) and model[0].has_uninitialized_params()
+    model(IMAGE[None])
     assert len(fv.run(model, IMAGE, "Conv2d,ReLU", size=16).captures) == 2
-    assert model[0].weight.shape == (4, 3, 3, 3) and model.training
-    model(IMAGE[None]).sum().backward()
-    assert model[0].weight.grad is not None
+
+
+class Recurrent(nn.Module):
+    """Keeps a state from call to call: in an attribute, in a buffer, and in one made on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 3)
+        self.state: Tensor | float = 0.0
+        self.register_buffer("gain", torch.ones(1))
+        self.calls: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of the image and the state."""
+        self.state = torch.tanh(self.conv(x) * self.gain + self.state)
+        self.gain = self.gain + 1
+        self.last = self.state
+        self.calls.append(len(self.calls))
+        return self.state
+
+
+@pytest.mark.parametrize("capture", ["output", "output,grad"])
+def test_no_image_depends_on_the_one_before(capture: str) -> None:
+    """A state in attributes and buffers is put back after each image, with gradients as without;
+    what a list holds stays there, as the docs say."""
+    torch.manual_seed(0)
+    model = Recurrent()
+    options: dict[str, Any] = {"size": 16, "capture": capture, "target": "mean"}
+    if capture == "output":
+        del options["target"]
+    alone = fv.run(model, IMAGE, "conv,Recurrent", **options)
+    after_another = fv.run(model, [1 - IMAGE, IMAGE], "conv,Recurrent", **options)
+    first, second = alone.captures, after_another.images[1].captures
+    assert [maps.mean for maps in first] == [maps.mean for maps in second]
+    assert [maps.layer for maps in first] == [maps.layer for maps in second]
+    assert model.state == 0.0
+    assert model.gain.item() == 1
+    assert not hasattr(model, "last")
+    assert model.calls
 
 
 @pytest.mark.parametrize("fast", [True, False])
