@@ -56,6 +56,9 @@ class LazyGroup(click.Group):
         """Import a command; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
+        from featviz.models.requirements import MATPLOTLIBRC
+
+        os.environ["MATPLOTLIBRC"] = str(MATPLOTLIBRC)
         reads_runs = cmd_name in ("report", "sheet", "diff", "merge", "verify")
         file = "report" if reads_runs else "run" if cmd_name == "run" else "inspect"
         module = importlib.import_module(f"featviz.cli.{file}")

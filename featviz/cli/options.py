@@ -261,9 +261,10 @@ def _call(
     if "model" not in given:
         return function(given)
     from featviz.images.find import check_arguments
-    from featviz.models.requirements import require_torch
+    from featviz.models.requirements import check_current_folder, require_torch
     from featviz.models.sources import check_words
 
+    check_current_folder()
     ctx, model = click.get_current_context(), given["model"]
     images = given.get("images") or (ctx.default_map or {}).get("images", ())
     if model and "images" in given:

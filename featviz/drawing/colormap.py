@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from featviz.errors import UsageError
+from featviz.models.requirements import require_matplotlib
 from featviz.options import DrawOptions
 from featviz.records import CLASS_MAPS, KINDS, SIGNED, Bytes
 
@@ -78,6 +79,7 @@ def ramp(cmap: str, levels: int = 256) -> Bytes:
     if cmap in GREYS:
         greys = np.round(np.linspace(0, 255, levels)).astype(np.uint8)
         return greys[:, None].repeat(3, axis=1)
+    require_matplotlib()
     from matplotlib import colormaps
 
     rgba = colormaps[cmap](np.linspace(0, 1, levels), bytes=True)
@@ -88,6 +90,7 @@ def check_cmap(name: str) -> None:
     """Say so early where matplotlib has no such colormap."""
     if name in GREYS:
         return
+    require_matplotlib()
     from matplotlib import colormaps
 
     if name not in colormaps:

@@ -9,15 +9,17 @@ blocks are float32. What every run needs is compiled or loaded as this module is
 from __future__ import annotations
 
 import math
+import os
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, no_type_check
 from zlib import crc32
 
-import numba
 import numpy as np
 from platformdirs import user_cache_dir
+
+from featviz.models.requirements import require_numba
 
 _BLOCK = 512
 """Values that are summed up in float32, before the sum is added to one in float64."""
@@ -33,14 +35,16 @@ _REORDER = {"reassoc", "nsz", "contract"}
 _SUB, _UP = 1, 2
 _PLAIN: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 
+numba: Any = require_numba()
 config: Any = numba.config
 njit: Any = numba.njit
 _FILES = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("loops", "deflate")]
-_CACHE = Path(config.CACHE_DIR or user_cache_dir("featviz", appauthor=False))
+_CACHE = Path(os.environ.get("NUMBA_CACHE_DIR") or user_cache_dir("featviz", appauthor=False))
 _FOLDER = str(_CACHE / f"{crc32(b''.join(_FILES)):08x}")
-"""Where compiled loops are kept: in the user's cache folder, or where NUMBA_CACHE_DIR says (numba's
-own choice is in the package, and pip would leave it). The name has a checksum, since numba compiles
-a file anew when it has changed, but not when another has, whose loops it calls."""
+"""Where compiled loops are kept: in the user's cache folder, or where NUMBA_CACHE_DIR says. numba's
+own choice is in the package, and pip would leave it; that of a `.numba_config.yaml` in the current
+folder may be a stranger's. The name has a checksum, since numba compiles a file anew when it has
+changed, but not when another has, whose loops it calls."""
 
 _ONE_FOLDER = Lock()
 part = njit(**_PLAIN, no_cpython_wrapper=True)

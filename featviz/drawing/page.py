@@ -22,6 +22,7 @@ from PIL import Image
 from featviz.drawing import colormap, grid
 from featviz.drawing.picture import MAX_PIXELS, GridPicture, write_png
 from featviz.errors import UsageError
+from featviz.models.requirements import require_matplotlib
 from featviz.records import REDUCTIONS, Bytes
 from featviz.text import by, cut, percent, printable
 
@@ -52,6 +53,7 @@ class Canvas:
 
     def __init__(self, size: tuple[int, int]) -> None:
         """Take white paper of a height and width in pixels."""
+        require_matplotlib()
         from matplotlib.backends import backend_agg
 
         agg: Any = backend_agg
@@ -119,6 +121,7 @@ class Canvas:
 
 
 def _font(points: float, bold: bool) -> Any:
+    require_matplotlib()
     from matplotlib.font_manager import FontProperties
 
     warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
@@ -239,6 +242,7 @@ def _draw_panel(
 def ticks(low: float, high: float) -> tuple[list[tuple[float, str]], str]:
     """Round values between two ends with what is written at them, and what all of it is to be
     multiplied by or added to, if anything."""
+    require_matplotlib()
     from matplotlib.ticker import AutoLocator, ScalarFormatter
 
     words: Any = ScalarFormatter(useMathText=False)

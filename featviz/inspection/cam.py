@@ -32,6 +32,7 @@ from featviz.layout import Maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
+from featviz.models.requirements import require_matplotlib
 from featviz.options import DrawOptions, ModelOptions, PassOptions, RunOptions
 from featviz.options.commands import CamOptions
 from featviz.records import (
@@ -179,6 +180,7 @@ def cam(
         )
     if options.layers is None:
         prepared = replace(prepared, layers=[last_map(prepared)])
+    require_matplotlib()
     cmap = colormap.resolved(options.cmap, over=True, reduce=options.method)
     read = partial(read_input, preprocess=prepared.model.preprocess, inputs=options.inputs)
     with prepared.watched() as show:

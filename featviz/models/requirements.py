@@ -1,4 +1,4 @@
-"""torch, torchvision and Ultralytics imported; their versions, and devices."""
+"""torch and other libraries, imported without harm; their versions, and devices."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import RLock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +24,81 @@ from featviz.version import __version__
 if TYPE_CHECKING:
     import torch
 
+NEUTRAL_FOLDER = Path(__file__).with_name("neutral")
+"""A folder that is ours, and holds nothing but MATPLOTLIBRC."""
+
+MATPLOTLIBRC = NEUTRAL_FOLDER / "featviz.matplotlibrc"
+"""matplotlib's settings for commands: its own defaults, whatever the user has set."""
+
+_IMPORTING = RLock()
+
 _NO_MEMORY = re.compile("cannot allocate memory|failed to map segment|cannot map", re.IGNORECASE)
 """What the system's loader says of a library that does not fit into the memory."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
+def check_current_folder() -> None:
+    """Refuse to work where the current folder is gone: relative paths lead nowhere, and oneMKL
+    would end the process without a word."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        message = "the current folder is not there any more"
+        raise UsageError(message, "cd to a folder that is") from None
+
+
+def import_library(name: str) -> Any:
+    """Import a library that would read the current folder, in NEUTRAL_FOLDER instead.
+
+    The current folder may be somebody else's, a download or a shared one, and what merely lies
+    there would be run: `libcuda.so.1` (a RUNPATH of torch's has an empty part), `matplotlibrc`
+    (evaluated before matplotlib 3.11), `.numba_config.yaml` (names a cache of pickles).
+
+    The current folder is that of all threads, so this belongs before threads that open files.
+    """
+    if name in sys.modules:
+        return import_module(name)  # waits for a thread that is importing it
+    with _IMPORTING:
+        check_current_folder()
+        current_folder = Path.cwd()
+        os.chdir(NEUTRAL_FOLDER)
+        try:
+            return import_module(name)
+        finally:
+            os.chdir(current_folder)
+
+
+def require_matplotlib() -> None:
+    """Import matplotlib; FeatvizError where it, or its settings, cannot be read."""
+    try:
+        import_library("matplotlib")
+    except FeatvizError:
+        raise
+    except Exception as error:  # whatever it makes of a broken matplotlibrc
+        message = f"matplotlib cannot be imported: {first_line(error)}"
+        hint = "is a matplotlibrc damaged? MATPLOTLIBRC=FILE names another"
+        raise FeatvizError(message, hint) from error
+
+
+def require_numba() -> Any:
+    """Import numba, which reads `.numba_config.yaml` again whenever it compiles: that, too, is
+    not to be that of the current folder, unless the program itself has imported numba."""
+    is_first = "numba" not in sys.modules
+    numba = import_library("numba")
+    if is_first:
+        numba.config._config_fname = ""
+    return numba
+
+
 def require_torch(alone: bool = False) -> None:
-    """Import torch. `alone`: the process has begun for this, so all that there is stays, and glibc
-    keeps freed memory, else the next layer waits for new pages (of vgg16's 160 ms an image, 15)."""
+    """Import torch, and numba, whose loops every picture needs; later ones would change the current
+    folder while threads read images.
+
+    Args:
+        alone: the process has begun for this, so all that there is stays, and glibc keeps freed
+            memory, else the next layer waits for new pages (of vgg16's 160 ms an image, 15).
+    """
     alone = alone and "torch" not in sys.modules
     if alone and sys.platform == "linux":
         with suppress(AttributeError, OSError):  # another C library
@@ -39,6 +106,7 @@ def require_torch(alone: bool = False) -> None:
             library.mallopt(_MMAP_THRESHOLD, 64 * 2**20)
             library.mallopt(_TRIM_THRESHOLD, 256 * 2**20)
     _import("torch")
+    require_numba()
     if alone:
         gc.freeze()
         atexit.register(gc.unfreeze)  # else libraries of torch report leaks at the end
@@ -57,7 +125,7 @@ def _import(package: str) -> None:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        import_module(package)
+        import_library(package)
     # SystemError: a library written in C returned without a word
     except (ImportError, OSError, RuntimeError, AttributeError, MemoryError, SystemError) as error:
         if isinstance(error, (MemoryError, SystemError)) or _NO_MEMORY.search(str(error)):

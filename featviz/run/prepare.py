@@ -32,6 +32,7 @@ from featviz.models.arguments import UserTransform
 from featviz.models.load import LoadedModel, load_model
 from featviz.models.preprocess import Preprocess, Window
 from featviz.models.presets import first_features
+from featviz.models.requirements import require_matplotlib
 from featviz.models.torch_files import read_tensor
 from featviz.options import DrawOptions, InputOptions, ModelOptions, RunOptions
 from featviz.records import PRESETS, Bytes, Layer, Outcome, Raster, Sample
@@ -246,5 +247,7 @@ def check_drawing(draw: DrawOptions, board: Path | None = None) -> None:
     colormap.check_cmap(draw.cmap)
     normalize.parse_scale(draw.normalize)
     check_format(draw.format)
+    if draw.figure:
+        require_matplotlib()
     if board is not None:
         tensorboard.require()
