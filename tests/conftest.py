@@ -162,14 +162,14 @@ def whole(draw: Callable[..., Outcome], tmp_path: Path) -> Path:
 @pytest.fixture
 def at_image(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], object]], None]:
     """Have something happen once, before an image goes through the model."""
-    from featviz.run.draw import Drawing, Drawn, ImageResult, ImageWriter
+    from featviz.run.draw import Drawing, DrawnJob, ImageWriter
 
     events: dict[str, Callable[[], object]] = {}
     real = Drawing.show
 
-    def show(self: Drawing, images: Sequence[Drawn]) -> ImageWriter | ImageResult:
-        events.pop(images[0].sample.name, lambda: None)()
-        return real(self, images)
+    def show(self: Drawing, jobs: Sequence[DrawnJob]) -> ImageWriter:
+        events.pop(jobs[0].sample.name, lambda: None)()
+        return real(self, jobs)
 
     monkeypatch.setattr(Drawing, "show", show)
     return events.__setitem__

@@ -50,7 +50,7 @@ from featviz.records import (
 )
 from featviz.run.prepare import ModelInput, Prepared, Show, find_images, prepare, read_input
 from featviz.run.stages import ADDS_NOTHING
-from featviz.run.visit import Visit, visit
+from featviz.run.visit import ImageJob, visit
 from featviz.rundir.atomic import atomic, reported
 from featviz.text import listed, printable, quoted, safe_name
 
@@ -263,10 +263,10 @@ def last_map(prepared: Prepared) -> Layer:
 
 
 def _explain(
-    prepared: Prepared, show: Show, cmap: str, images: Sequence[Visit[ModelInput, ImageCam]]
+    prepared: Prepared, show: Show, cmap: str, images: Sequence[ImageJob[ModelInput, ImageCam]]
 ) -> ImageCam:
     """Show one image to the model, go back from the target, and draw each layer's map."""
-    sample, image = images[0].sample, images[0].image
+    sample, image = images[0].sample, images[0].input
     assert image is not None, "images that cannot be read are not shown"
     method = str(prepared.options.draw.reduce)
     scale = normalize.parse_scale("auto", reduce=method)

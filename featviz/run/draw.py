@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from threading import Event
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -26,13 +26,10 @@ from featviz.records import CaptureSite, Floats, Hints, ImageResult, Sample, fin
 from featviz.run.encoders import Background, shared_cores
 from featviz.run.prepare import ModelInput, Prepared, Show, read_input
 from featviz.run.resume import kept
-from featviz.run.visit import Visit, visit
+from featviz.run.visit import ImageJob, visit
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.schema import Capture
 from featviz.rundir.write import RunDirectory, manifest_rows
-
-Drawn = Visit["ImageResult | ModelInput", "ImageResult | ImageWriter"]
-"""An image of a run: one that was kept, or one that is drawn."""
 
 
 def draw_all(
@@ -42,28 +39,23 @@ def draw_all(
 
     Image n is yielded when image n + 1 has been through the model. Whatever ends the loop, encoders
     complete the image that they have, unless the one before could not be written."""
-    drawn: Drawn | None = None
+    options = run.prepared.options
+    kept = run.kept if options.resume else None
+    drawn: DrawnJob | None = None
     with (
         run.prepared.watched() as run.show_model,
-        shared_cores(run.prepared.options.jobs) as run.encoders,
-        closing(visit(samples, run.read, run.show, stop=stop)) as visits,
+        shared_cores(options.jobs) as run.encoders,
+        closing(visit(samples, run.read, run.show, kept=kept, stop=stop)) as jobs,
     ):
-        for following in chain(visits, [None]):
+        for following in chain(jobs, [None]):
             if drawn is not None:
-                name, result, error = drawn.sample.name, drawn.result, drawn.error
                 try:
-                    if isinstance(result, ImageWriter):
-                        writer, result = result, run.encoders.result(result.closing)
-                        if run.board is not None:
-                            run.board.post(chain(*writer.posts), run.steps[name])
+                    result = run.result_of(drawn)
                 except Exception:
-                    if following is not None and isinstance(following.result, ImageWriter):
-                        following.result.abandon()  # it has no better chance
+                    # the image behind it would meet the same full disk, or the same bug
+                    if following is not None and following.result is not None:
+                        following.result.abandon()
                     raise
-                if error is not None:
-                    folder = run.store.image(name).name
-                    result = ImageResult(name, folder, error=error.message, hint=error.hint)
-                assert isinstance(result, ImageResult), "an image has a result or an error"
                 yield result
             drawn = following
 
@@ -77,26 +69,32 @@ class Drawing:
     def __init__(
         self, prepared: Prepared, store: RunDirectory, fingerprint: str, board: Board | None = None
     ) -> None:
-        """Begin with no image; the fingerprint, for the manifests, is that of model and options."""
-        self.prepared, self.store = prepared, store
-        self.fingerprint, self.board = fingerprint, board
+        """Begin with no image.
+
+        Args:
+            fingerprint: of the model and the options, for the manifests.
+            board: TensorBoard's events, each image a step of its own; None writes none.
+        """
+        self.prepared = prepared
+        self.store = store
+        self.fingerprint = fingerprint
+        self.board = board
         self.steps = {sample.name: step for step, sample in enumerate(prepared.samples)}
+        inputs = prepared.options.inputs
+        self.read = partial(read_input, preprocess=prepared.model.preprocess, inputs=inputs)
 
-    def read(self, sample: Sample) -> ImageResult | ModelInput:
-        """Decode and prepare an image, unless an earlier run has completed it: then its result."""
-        options = self.prepared.options
-        if options.resume:
-            folder = self.store.image(sample.name)
-            if result := kept(folder, sample, self.fingerprint):
-                return result
+    def kept(self, sample: Sample) -> ImageResult | None:
+        """What an earlier run made of an image; None where that is not whole, and then it goes."""
+        folder = self.store.image(sample.name)
+        result = kept(folder, sample, self.fingerprint)
+        if result is None:
             folder.discard()
-        return read_input(sample, self.prepared.model.preprocess, options.inputs)
+        return result
 
-    def show(self, images: Sequence[Drawn]) -> ImageWriter | ImageResult:
-        """Show an image to the model, unless it was kept, and leave its files to the encoders."""
-        image, sample = images[0].image, images[0].sample
-        if isinstance(image, ImageResult):
-            return image
+    def show(self, jobs: Sequence[DrawnJob]) -> ImageWriter:
+        """Show an image to the model, and leave its files to the encoders."""
+        sample = jobs[0].sample
+        image = jobs[0].input
         assert image is not None, "images that cannot be read are not shown"
         writer = ImageWriter(self, sample, image)
         try:
@@ -114,20 +112,43 @@ class Drawing:
             raise
         return writer
 
+    def result_of(self, job: DrawnJob) -> ImageResult:
+        """What became of an image, once encoders have written its files.
+
+        Raises:
+            Exception: of its encoders.
+        """
+        if job.kept is not None:
+            return job.kept
+        writer = job.result
+        if writer is not None and writer.closing is not None:
+            result = self.encoders.result(writer.closing)
+            if self.board is not None:
+                self.board.post(chain(*writer.posts), self.steps[result.name])
+            return result
+        error = job.error
+        assert error is not None, "an image has a result or an error"
+        folder = self.store.image(job.sample.name).name
+        return ImageResult(job.sample.name, folder, error=error.message, hint=error.hint)
+
 
 class ImageWriter:
     """Draws what hooks take of one image; encoders write the files, the manifest last."""
 
-    closing: Future[ImageResult]
+    closing: Future[ImageResult] | None = None
+    """The task that writes the manifest; None before the model is through with the image."""
 
     def __init__(self, run: Drawing, sample: Sample, image: ModelInput) -> None:
         """Make the folder."""
-        self.run, self.sample, self.image = run, sample, image
+        self.run = run
+        self.sample = sample
+        self.image = image
         self.options = run.prepared.options.draw
         self.hints = run.prepared.hints(image.args)
         self.tasks: list[Future[Any]] = []
         """What encoders do for this image before they write its manifest."""
         self.posts: list[Iterator[dict[str, Any]]] = []
+        """For TensorBoard, when the image is complete."""
         self._rows: list[Future[Capture]] = []  # the same for the pictures, which are rows of it
         self._stats: dict[str, Floats] = {}
         self._sites: set[CaptureSite] = set()
@@ -146,119 +167,155 @@ class ImageWriter:
         gradient: Tensor | None = None,
         hints: Hints | None = None,
     ) -> None:
-        """Draw a tensor now, and leave the rest to the encoders. The gradient at the tensor is for
-        class activation maps."""
+        """Draw a tensor now, and leave the rest to the encoders.
+
+        Args:
+            gradient: at the tensor, for class activation maps.
+            hints: on its layout; None looks them up.
+
+        Raises:
+            LayoutError: it cannot be drawn, or its file would have another one's name.
+        """
         hints = hints or self.hints.of_tensor(site, tensor)
         if tensor.is_complex() and gradient is None:
-            for place, numbers, facts in magnitude_and_phase(site, tensor, hints, self.options):
-                self.take(place, numbers, hints=facts)
+            for half, numbers, facts in magnitude_and_phase(site, tensor, hints, self.options):
+                self.take(half, numbers, hints=facts)
             return
-        parts = draw(self.options, site, tensor, hints, *self._drawn_over, gradient)
-        sites = {site, *map(site.inside, parts)}
-        if taken := sites & self._sites:  # {"a": {"b": x}, "a.b": y} has two of one name
+        pictures = draw(self.options, site, tensor, hints, *self._drawn_over, gradient)
+        sites = {site, *map(site.inside, pictures)}
+        taken = sites & self._sites
+        if taken:  # {"a": {"b": x}, "a.b": y} has two of one name
             raise LayoutError(f"another part of this {taken.pop().kind} has the same name")
         self._sites |= sites
-        submit, raw = self.run.encoders.submit, None
-        if self.options.tensors == "npy":
-            try:  # a copy that no later operation can change
-                array = np.array(tensor.cpu().resolve_neg().numpy(), copy=True)
-            except (TypeError, RuntimeError):  # numpy lacks bfloat16, float8 and quantised values
-                array = np.array(layout.to_floats(tensor).cpu().numpy(), copy=True)
-            raw = self._file(site.layer, f"{site.stem}.npy")
-            self.tasks.append(submit(tensor.nbytes, partial(self._write_tensor, raw, array)))
-        for key, picture in parts.items():
+        tensor_file = self._keep(site, tensor) if self.options.tensors == "npy" else None
+        for key, picture in pictures.items():
             at = site.inside(key)
-            work = partial(self._write_picture, picture, at, tensor.shape, raw)
-            self._rows.append(submit(picture.tiles.nbytes, work))
+            work = partial(self._write_picture, picture, at, tensor.shape, tensor_file)
+            self._rows.append(self.run.encoders.submit(picture.tiles.nbytes, work))
             self._stats[at.stats_key] = picture.stats
             if self.run.board is not None:
-                plain = as_make_grid(picture, self.options)
-                counts = None if key else histogram(layout.to_floats(tensor))
-                drawn = submit(plain.tiles.nbytes, partial(to_png, plain))
-                self.tasks.append(drawn)
-                shown = picture.stats, len(plain.drawn)
-                self.posts.append(
-                    self.run.board.values(at, drawn.result, *shown, counts, self.sample.name)
-                )
+                self._post(self.run.board, at, picture, None if key else tensor)
+
+    def _keep(self, site: CaptureSite, tensor: Tensor) -> str:
+        """Have a copy of a tensor written, which no later operation can change; its file."""
+        try:
+            array = np.array(tensor.cpu().resolve_neg().numpy(), copy=True)
+        except (TypeError, RuntimeError):  # numpy lacks bfloat16, float8 and quantised values
+            array = np.array(layout.to_floats(tensor).cpu().numpy(), copy=True)
+        file = self._file(site.layer, f"{site.stem}.npy")
+        work = partial(self._write_tensor, file, array)
+        self.tasks.append(self.run.encoders.submit(tensor.nbytes, work))
+        return file
+
+    def _post(
+        self, board: Board, site: CaptureSite, picture: GridPicture, tensor: Tensor | None
+    ) -> None:
+        """Have a picture drawn as `make_grid` would, and its values ready for TensorBoard, with a
+        histogram of the tensor that it shows as a whole."""
+        plain = as_make_grid(picture, self.options)
+        counts = None if tensor is None else histogram(layout.to_floats(tensor))
+        drawn = self.run.encoders.submit(plain.tiles.nbytes, partial(to_png, plain))
+        self.tasks.append(drawn)
+        maps = len(plain.drawn)
+        name = self.sample.name
+        self.posts.append(board.values(site, drawn.result, picture.stats, maps, counts, name))
 
     def abandon(self) -> None:
         """Remove the folder once encoders have let go of it."""
-        if closing := vars(self).get("closing"):
-            closing.cancel() or closing.exception()
+        if self.closing is not None and not self.closing.cancel():
+            self.closing.exception()
         self._discard()
 
     def _discard(self) -> None:
         for task in (*self.tasks, *self._rows):
-            task.cancel() or task.exception()
+            if not task.cancel():
+                task.exception()
         self.folder.discard()
 
     # What follows is run by encoders
 
     def close(self, result: ImageResult) -> ImageResult:
         """Write the input, and the manifest once all files are there, which were begun before."""
-        height, width, channels = self._shown.shape
-        plan, outcome = self.run.prepared.plan, result.outcome
         try:
+            height, width, channels = self._shown.shape
             with self.folder.writing(INPUT_FILE) as file:
                 write_png(file, (height, width), [self._shown.reshape(height, width * channels)])
             for task in self.tasks:
                 task.result()
             result = replace(result, rows=tuple(row.result() for row in self._rows))
-            size = dict(zip(("width", "height"), self.image.images[0].size, strict=True))
-            image = {"path": self.sample.name, "sha256": self.image.sha256, "size": size}
-            if len(self.sample.paths) > 1:
-                image["files"] = [path.name for path in self.sample.paths]
-            shapes = [list(arg.shape) for arg in self.image.args]
-            shape = shapes[0] if len(shapes) == 1 else shapes
-            said: dict[str, Any] = {}
-            if outcome.prediction:
-                said["prediction"] = [asdict(guess) for guess in outcome.prediction]
-            if plan.backward:
-                value, rule = finite(outcome.target), plan.options.grad_rule
-                said["target"] = {"of": plan.target.text, "value": value, "grad_rule": rule}
-            if plan.changes:
-                changes = plan.options.interventions
-                said["interventions"] = [{"kind": kind, "what": what} for kind, what in changes]
-            if outcome.intervened:
-                said["effect"] = outcome.effect
-            manifest = {
-                "image": image,
-                "input": {"shape": shape, "preprocessing": self.image.words},
-                "fingerprint": self.run.fingerprint,
-                **said,
-                **manifest_rows(result.rows, result.skipped),
-                "never_ran": list(result.never_ran),
-            }
-            self.folder.finish(manifest, self._stats)
+            self.folder.finish(self._manifest(result), self._stats)
         except BaseException:
             self._discard()
             raise
         return result
+
+    def _manifest(self, result: ImageResult) -> dict[str, Any]:
+        """The content of manifest.json, but for what the folder knows itself: its files."""
+        plan = self.run.prepared.plan
+        outcome = result.outcome
+        width, height = self.image.images[0].size
+        size = {"width": width, "height": height}
+        image = {"path": self.sample.name, "sha256": self.image.sha256, "size": size}
+        if len(self.sample.paths) > 1:
+            image["files"] = [path.name for path in self.sample.paths]
+        shapes = [list(arg.shape) for arg in self.image.args]
+        manifest: dict[str, Any] = {
+            "image": image,
+            "input": {
+                "shape": shapes[0] if len(shapes) == 1 else shapes,
+                "preprocessing": self.image.words,
+            },
+            "fingerprint": self.run.fingerprint,
+        }
+        if outcome.prediction:
+            manifest["prediction"] = [asdict(guess) for guess in outcome.prediction]
+        if plan.backward:
+            manifest["target"] = {
+                "of": plan.target.text,
+                "value": finite(outcome.target),
+                "grad_rule": plan.options.grad_rule,
+            }
+        if plan.changes:
+            changes = plan.options.interventions
+            manifest["interventions"] = [{"kind": kind, "what": what} for kind, what in changes]
+        if outcome.intervened:
+            manifest["effect"] = outcome.effect
+        manifest |= manifest_rows(result.rows, result.skipped)
+        manifest["never_ran"] = list(result.never_ran)
+        return manifest
 
     def _write_tensor(self, name: str, array: np.ndarray) -> None:
         with self.folder.writing(name) as file:
             np.save(file, array)
 
     def _write_picture(
-        self, picture: GridPicture, site: CaptureSite, shape: Sequence[int], raw: str | None
+        self, picture: GridPicture, site: CaptureSite, shape: Sequence[int], tensor_file: str | None
     ) -> Capture:
         """Write a picture, and its figure if there is to be one; gives the manifest's row."""
         file = self._file(site.layer, f"{site.stem}.{self.options.format}")
         row = describe(picture, site, shape, file)
-        if raw is not None:
-            row = replace(row, tensor=raw)
-        name = self.sample.name
+        if tensor_file is not None:
+            row = replace(row, tensor=tensor_file)
         with self.folder.writing(file) as opened:
             encode(picture, opened, self.options.format, caption(row))
-        if not self.options.figure:
-            return row
+        if self.options.figure:
+            row = replace(row, figure=self._write_figure(picture, site, row))
+        return row
+
+    def _write_figure(self, picture: GridPicture, site: CaptureSite, row: Capture) -> str:
+        """Write the first maps with axes and a colour bar, beside the input; the file."""
         from featviz.drawing import page
 
-        title = f"{name}   {site.layer.label} ({site.layer.type})   {site.stem}"
-        cmap = colormap.resolved(self.options.cmap, site.kind, True, self.options.reduce)
-        cmap = picture.cmap or cmap
-        panels = page.figure_panels(picture, cmap)
+        title = f"{self.sample.name}   {site.layer.label} ({site.layer.type})   {site.stem}"
+        cmap = picture.cmap or colormap.resolved(
+            self.options.cmap, site.kind, True, self.options.reduce
+        )
+        panels = page.figure_tiles(picture, cmap)
         file = self._file(site.layer, f"{site.stem}.figure.png")
         with self.folder.writing(file) as opened:
             page.write_figure(opened, title, self._shown, panels, cmap, caption(row))
-        return replace(row, figure=file)
+        return file
+
+
+DrawnJob: TypeAlias = ImageJob[ModelInput, ImageWriter]
+"""An image of a run on its way through the model and to its files."""

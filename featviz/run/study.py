@@ -19,7 +19,7 @@ from featviz.options import InputOptions, ModelOptions
 from featviz.options.commands import AuditOptions, ExemplarOptions
 from featviz.records import Sample
 from featviz.run.prepare import ModelInput, files_read, find_images, fitted, grouped, read_input
-from featviz.run.visit import Visit, neighbours, visit
+from featviz.run.visit import ImageJob, read_batches, visit
 from featviz.rundir.place import FileKind, check_apart, check_file, check_free, replacing
 
 BatchProgress = Callable[[str, FeatvizError | None, int], None]
@@ -34,12 +34,14 @@ class Batch(NamedTuple):
     """The arguments of the model, each [B, C, H, W] (or [B, C, T, H, W]), on the CPU."""
 
     @classmethod
-    def of(cls, images: Sequence[Visit[ModelInput, None]]) -> Batch:
-        """Images that were read, together."""
-        args = [one.image.args for one in images if one.image is not None]
-        # of one image, since a copy of an input takes as long as some layers
-        inputs = args[0] if len(args) == 1 else [torch.cat(m) for m in zip(*args, strict=True)]
-        return cls(tuple(one.number for one in images), inputs)
+    def of(cls, jobs: Sequence[ImageJob[ModelInput, None]]) -> Batch:
+        """The images that could be read, together."""
+        readable = [job for job in jobs if job.input is not None]
+        numbers = tuple(job.number for job in readable)
+        args = [job.input.args for job in readable if job.input is not None]
+        if len(args) == 1:  # a copy of an input takes as long as some layers
+            return cls(numbers, args[0])
+        return cls(numbers, [torch.cat(tensors) for tensors in zip(*args, strict=True)])
 
 
 @contextmanager
@@ -81,8 +83,8 @@ class Study:
         tensors come next, and forgets what was not committed; `commit()` that the model is through
         with them; `fault` is a bug of ours, to tell it from one of the model."""
 
-        def show(images: Sequence[Visit[ModelInput, None]]) -> None:
-            batch = Batch.of(images)
+        def show(jobs: Sequence[ImageJob[ModelInput, None]]) -> None:
+            batch = Batch.of(jobs)
             collector.begin(batch)
             try:
                 forward(self.model.module, [arg.to(self.model.device) for arg in batch.inputs])
@@ -95,16 +97,16 @@ class Study:
         def read(sample: Sample) -> ModelInput:
             return read_input(sample, self.model.preprocess, self.options.inputs)
 
-        for seen in visit(self.samples, read, show, batch_size=self.options.batch_size):
-            if seen.error is not None:
-                self._failed(seen.number, seen.error)
+        for job in visit(self.samples, read, show, batch_size=self.options.batch_size):
+            if job.error is not None:
+                self._failed(job.number, job.error)
                 continue
-            self.seen.append(seen.number)
-            self.progress(seen.sample.name, None, len(self.samples))
+            self.seen.append(job.number)
+            self.progress(job.sample.name, None, len(self.samples))
         if not self.seen and self.errors:
-            first = next(iter(self.errors.values()))
-            words = f"no image of {len(self.samples)} went through: {first.message}"
-            raise FeatvizError(words, first.hint)
+            first = min(self.errors)
+            message = f"no image of {len(self.samples)} went through: {self.errors[first].message}"
+            raise FeatvizError(message, self.errors[first].hint)
 
     def batches(self, numbers: Iterable[int]) -> Iterator[Batch]:
         """The images of these numbers once more."""
@@ -146,9 +148,10 @@ def batches(
     def read(sample: Sample) -> ModelInput:
         return read_input(sample, model.preprocess, inputs)
 
-    for images in neighbours(samples, read, size, numbers):
-        for one in images:
-            if one.error is not None:
-                failed(one.number, one.error)
-        if readable := [one for one in images if one.error is None]:
-            yield Batch.of(readable)
+    for jobs in read_batches(samples, read, size, numbers):
+        for job in jobs:
+            if job.error is not None:
+                failed(job.number, job.error)
+        batch = Batch.of(jobs)
+        if batch.images:
+            yield batch

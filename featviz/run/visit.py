@@ -1,4 +1,4 @@
-"""The one loop over images: each is read ahead, shown to the model, and its result is yielded.
+"""The one loop over images: each is read ahead, shown to the model, and yielded.
 
 `run`, `cam`, `audit`, `exemplars` and the drawing of trainings differ in the function `show` that
 they bring: it runs the model, whose hooks hand each tensor to a drawer, a counter or a top list.
@@ -15,10 +15,10 @@ from typing import Any, Generic, TypeVar
 
 from featviz.errors import FeatvizError, ForwardError, ImageError, StoreError, UsageError
 from featviz.files.urls import Url
-from featviz.records import Sample
+from featviz.records import ImageResult, Sample
 from featviz.run.encoders import read_ahead
 
-Image = TypeVar("Image")  # what is read of an image: as the model takes it
+Input = TypeVar("Input")  # what is read of an image, as the model takes it
 T = TypeVar("T")
 
 READERS_OF_STORES = 8  # threads that read images of a store
@@ -27,86 +27,109 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Visit(Generic[Image, T]):
+class ImageJob(Generic[Input, T]):
     """An image on its way through the model."""
 
     number: int
+    """Its index among the samples."""
     sample: Sample
-    image: Image | None = None  # what was read of it; None where it cannot be read
+    input: Input | None = None
+    """None where it cannot be read, or need not be."""
     result: T | None = None
     """What `show` returned for it, and for those that went through the model with it."""
+    kept: ImageResult | None = None
+    """What an earlier run made of it: then it is neither read nor shown."""
     error: FeatvizError | None = None
 
 
 def visit(
     samples: Sequence[Sample],
-    read: Callable[[Sample], Image],
-    show: Callable[[Sequence[Visit[Image, T]]], T],
+    read: Callable[[Sample], Input],
+    show: Callable[[Sequence[ImageJob[Input, T]]], T],
     *,
+    kept: Callable[[Sample], ImageResult | None] | None = None,
     batch_size: int = 1,
     stop: Event | None = None,
-) -> Generator[Visit[Image, T], None, None]:
+) -> Generator[ImageJob[Input, T], None, None]:
     """Show each image to the model and yield what became of it, in order.
 
     Args:
         read: decodes and prepares a sample, in a thread that is ahead of the model.
         show: runs the model on an image, or on neighbours whose inputs have the same shapes. Its
             ForwardError or UsageError is the image's own: of several, each is shown again alone.
+        kept: what an earlier run made of a sample, if that is still good; by the reading thread.
         stop: ends the loop before the next image.
     """
-    for batch in neighbours(samples, read, batch_size, stop=stop):
+    for batch in read_batches(samples, read, batch_size, kept=kept, stop=stop):
         waiting = [batch]
         while waiting:
-            seen = waiting.pop(0)
-            images = [one for one in seen if one.error is None]
-            try:
-                result = show(images) if images else None
-            except (ForwardError, UsageError) as error:
-                if len(images) > 1:
-                    waiting = [[one] for one in seen]
-                    continue
-                log.debug("%s failed", images[0].sample.name, exc_info=error)
-                images[0].error = error
-            else:
-                for one in images:
-                    one.result = result
-            yield from seen
+            jobs = waiting.pop(0)
+            readable = [job for job in jobs if job.input is not None]
+            if readable:
+                try:
+                    result = show(readable)
+                except (ForwardError, UsageError) as error:
+                    if len(readable) > 1:
+                        waiting = [[job] for job in jobs]
+                        continue
+                    log.debug("%s failed", readable[0].sample.name, exc_info=error)
+                    readable[0].error = error
+                else:
+                    for job in readable:
+                        job.result = result
+            yield from jobs
 
 
-def neighbours(
+def read_batches(
     samples: Sequence[Sample],
-    read: Callable[[Sample], Image],
-    size: int,
+    read: Callable[[Sample], Input],
+    batch_size: int,
     numbers: Iterable[int] | None = None,
+    *,
+    kept: Callable[[Sample], ImageResult | None] | None = None,
     stop: Event | None = None,
-) -> Iterator[list[Visit[Image, Any]]]:
-    """Read all samples, or those of these numbers, ahead of the caller. Those whose inputs have
-    the same shapes go together, `size` neighbours at most, and unreadable ones between them."""
-    far = any(isinstance(path, Url) for sample in samples[:1] for path in sample.paths)
-    readers = READERS_OF_STORES if far else 1
-    batch: list[Visit[Image, Any]] = []
-    shapes: list[Any] = []
-    order = range(len(samples)) if numbers is None else numbers
-    reading = read_ahead(order, lambda at: read(samples[at]), readers, max(size, readers))
-    with closing(reading) as ahead:
-        for number, load in ahead:
+) -> Iterator[list[ImageJob[Input, Any]]]:
+    """Read images ahead of the caller, and put neighbours with inputs of the same shapes together.
+
+    Args:
+        batch_size: inputs in a batch at most; unreadable images between them do not count.
+        numbers: indices of the samples that are read, in this order; None reads all of them.
+    """
+
+    def read_job(number: int) -> ImageJob[Input, Any]:
+        job = ImageJob[Input, Any](number, samples[number])
+        try:
+            if kept is not None:
+                job.kept = kept(job.sample)
+            if job.kept is None:
+                job.input = read(job.sample)
+        except (ImageError, StoreError) as error:
+            log.debug("%s failed", job.sample.name, exc_info=error)
+            job.error = error
+        return job
+
+    is_remote = any(isinstance(path, Url) for sample in samples[:1] for path in sample.paths)
+    readers = READERS_OF_STORES if is_remote else 1
+    numbers = range(len(samples)) if numbers is None else numbers
+    batch: list[ImageJob[Input, Any]] = []
+    shapes: list[Any] = []  # of the inputs in the batch, all equal
+    with closing(read_ahead(numbers, read_job, readers, max(batch_size, readers))) as ahead:
+        for _, load in ahead:
             if stop is not None and stop.is_set():
                 return
-            one: Visit[Image, Any] = Visit(number, samples[number])
-            try:
-                one.image = load()
-            except (ImageError, StoreError) as error:
-                log.debug("%s failed", one.sample.name, exc_info=error)
-                one.error = error
-            else:
-                shape = [arg.shape for arg in getattr(one.image, "args", ())]
+            job = load()
+            if job.input is not None:
+                shape = [arg.shape for arg in getattr(job.input, "args", ())]
                 if shapes and shape != shapes[0]:
                     yield batch
-                    batch, shapes = [], []
+                    batch = []
+                    shapes = []
                 shapes.append(shape)
-            batch.append(one)
-            if size in (1, len(shapes)):
+            batch.append(job)
+            # a batch of one is not held back for the image after it, which may be unreadable
+            if batch_size == 1 or len(shapes) == batch_size:
                 yield batch
-                batch, shapes = [], []
+                batch = []
+                shapes = []
     if batch:
         yield batch

@@ -16,7 +16,7 @@ from runs import SMALL, complete, run_json
 
 from featviz.errors import ForwardError, ImageError
 from featviz.records import Sample
-from featviz.run.visit import Visit, visit
+from featviz.run.visit import ImageJob, visit
 from featviz.text import safe_name
 
 
@@ -75,10 +75,10 @@ def test_unreadable_images_stay_where_a_batch_is_shown_again() -> None:
             raise ImageError("b is broken")
         return sample.name
 
-    def show(images: Sequence[Visit[str, str]]) -> str:
-        if len(images) > 1 or images[0].image == "c":
+    def show(images: Sequence[ImageJob[str, str]]) -> str:
+        if len(images) > 1 or images[0].input == "c":
             raise ForwardError("the model failed")
-        return str(images[0].image)
+        return str(images[0].input)
 
     samples = [Sample(name, (Path(name),)) for name in "abc"]
     seen = list(visit(samples, read, show, batch_size=2))
