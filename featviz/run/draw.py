@@ -310,7 +310,7 @@ class ImageWriter:
         cmap = picture.cmap or colormap.resolved(
             self.options.cmap, site.kind, True, self.options.reduce
         )
-        panels = page.figure_tiles(picture, cmap)
+        panels = page.figure_panels(picture, cmap)
         file = self._file(site.layer, f"{site.stem}.figure.png")
         with self.folder.writing(file) as opened:
             page.write_figure(opened, title, self._shown, panels, cmap, caption(row))

@@ -1,15 +1,21 @@
 """The layers of a first look: the first convolution and the end of each stage of a model.
 
-A forward pass on zeros is cut into units, one behind the other: a module is a unit unless it is a
-trunk, which holds several stages, and then its children stand in its place. Units of one resolution
-in a row are a run, and the last of them is its end.
+A forward pass on zeros is cut into units, one behind the other: a module is a unit unless it is
+opened, since it holds several stages, and then its children stand in its place. Units of one
+resolution in a row are a stage, and its last unit is what is shown of it. For ResNet-18:
+
+    unit    conv1  bn1  relu   maxpool  layer1   layer2   layer3   layer4   avgpool  fc
+    size    112    112  112    56       56       28       14       7        -        -
+    stage   1      1    1      2        2        3        4        5
+    shown   conv1       relu            layer1   layer2   layer3   layer4
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -21,7 +27,7 @@ from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.records import CaptureSite, Layer
 
-Size = tuple[int, int]  # height and width
+Size = tuple[int, int]  # height and width of maps
 ADDS_NOTHING = {
     *("DropPath", "Flatten", "Identity", "Permute", "StochasticDepth", "Unflatten", "Upsample"),
     *("_AdaptiveAvgPoolNd", "_AdaptiveMaxPoolNd", "_AvgPoolNd", "_DropoutNd", "_MaxPoolNd"),
@@ -29,15 +35,44 @@ ADDS_NOTHING = {
 """Classes whose outputs show nothing that the layer before them does not show."""
 
 
+class CallSide(NamedTuple):
+    """One side of one call of a layer."""
+
+    kind: str
+    """`output` or `input`."""
+    layer: Layer
+    call: int
+
+
+Shapes: TypeAlias = Mapping[CallSide, list[list[int]]]
+"""The shapes of all tensors that a layer gave or took at a call, in the order of the pass."""
+
+
 class Ran(NamedTuple):
     """One call of a layer in a forward pass."""
 
     layer: Layer
     size: Size | None
-    """Height and width of the first of its outputs that is a map; None where none is, and for the
-    head of a detector, which gives something else first."""
-    takes_several: bool  # true for the head of a detector: it takes maps of several sizes or stages
+    """Of the first of its outputs that is a map; None where none is, and for the head of a
+    detector, which gives something else first."""
+    takes_several: bool
+    """Whether it takes maps of several sizes or stages, as the head of a detector does."""
     learned: bool
+    """Whether it has parameters."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Units of one resolution, one behind the other."""
+
+    units: list[Ran]
+    follows_trunk: bool
+    """Whether a module that holds all stages ended before it."""
+
+    @property
+    def size(self) -> Size | None:
+        """Of the maps of all its units."""
+        return self.units[0].size
 
 
 def probe(
@@ -45,92 +80,130 @@ def probe(
     blank: Sequence[Tensor],
     layers: Sequence[Layer],
     kinds: Sequence[str] = ("output",),
-) -> dict[tuple[str, Layer, int], list[list[int]]]:
-    """Run the model once on `blank`: the shapes of what each call of these layers gave (`output`),
-    or of the floats that it took (`input`), by kind, layer and call, in the order of the pass."""
-    ran: dict[tuple[str, Layer, int], list[list[int]]] = {}
+) -> dict[CallSide, list[list[int]]]:
+    """Run the model once.
+
+    Args:
+        blank: zeros, as the model takes them.
+        kinds: `output`, and `input` for the floats that layers take.
+
+    Returns:
+        The shapes of the tensors at each call of these layers, in the order of the pass.
+    """
+    shapes: dict[CallSide, list[list[int]]] = {}
 
     def sink(site: CaptureSite, tensor: Tensor) -> None:
-        if tensor.is_nested or (site.kind == "input" and not tensor.is_floating_point()):
-            return  # has no shape, or is a mask
-        ran.setdefault((site.kind, site.layer, site.call), []).append(list(tensor.shape))
+        is_mask = site.kind == "input" and not tensor.is_floating_point()
+        if not tensor.is_nested and not is_mask:  # a nested tensor has no shape
+            side = CallSide(site.kind, site.layer, site.call)
+            shapes.setdefault(side, []).append(list(tensor.shape))
 
     with in_eval_mode(model.module), hooked(model.module, layers, sink, kinds) as recorder:
         forward(model.module, [arg.to(model.device) for arg in blank], recorder)
-    return ran
+    return shapes
 
 
 def first_look(
     model: LoadedModel, blank: Sequence[Tensor], tensor_layout: Sequence[str]
 ) -> list[Layer]:
     """The first convolution and the end of each stage. Where the blocks of a model all have one
-    resolution, as those of a ViT, and are most of it, each of them is taken."""
-    layers, book = list_layers(model.module), HintBook(model.module, blank[0].shape, tensor_layout)
+    resolution, as those of a ViT, and are most of it, each of them is taken. A model without maps
+    shows its vectors."""
+    layers = list_layers(model.module)
+    book = HintBook(model.module, blank[0].shape, tensor_layout)
     with book.traced(model.module, layers):
-        ran = probe(model, blank, layers, ("output", "input"))
+        shapes = probe(model, blank, layers, ("output", "input"))
     height, width = book.of_layer(layers[0]).input_size or blank[0].shape[-2:]
-
-    def size_of(layer: Layer, shape: Sequence[int], side: str) -> Size | None:
-        """Height and width of maps; None where they are no maps, or have one place."""
-        found = map_size(shape, book.of_shape(layer, shape, side))
-        return found[1:] if found is not None and found[1] * found[2] > 1 else None
-
-    modules, calls, vectors = modules_by_name(model.module), list[Ran](), set[Layer]()
-    for (kind, layer, number), given in ran.items():
-        if kind != "output":
-            continue
-        taken = ran.get(("input", layer, number), [])
-        beside_image = [shape for shape in taken if shape[-2:] != [height, width]]  # and its mask
-        maps = [size for shape in beside_image if (size := size_of(layer, shape, "input"))]
-        several = len(maps) > 2 or len(set(maps)) > 1
-        sizes = [size_of(layer, shape, "output") for shape in given]
-        size = sizes[0] if several else next((size for size in sizes if size is not None), None)
-        learned = next(modules[layer.name].parameters(), None) is not None
-        calls.append(Ran(layer, size, several, learned))
-        if layer.index and any(len(shape) == 2 and shape[0] == 1 for shape in given):
-            vectors.add(layer)
-    alone = set(layers if len(layers) == 1 else ())  # a model that is one layer
-    chosen = _stages(_Pass(calls, (height, width))) or vectors or alone
+    calls = _calls(model, book, shapes, (height, width))
+    chosen = _ends_of_stages(CallTree(calls, (height, width)))
+    if not chosen:
+        chosen = _layers_of_vectors(shapes)
+    if not chosen and len(layers) == 1:
+        chosen = {*layers}
     return sorted(chosen, key=lambda layer: layer.index)
 
 
-class _Pass:
-    """A forward pass as a tree of calls; the tree is read from the names."""
+def _calls(model: LoadedModel, book: HintBook, shapes: Shapes, image: Size) -> list[Ran]:
+    """Each call with the resolution of what it gave, in the order in which they finished."""
+
+    def sizes_of(side: CallSide, shapes: Sequence[Sequence[int]]) -> list[Size]:
+        """The sizes of those tensors that are maps of more than one place."""
+        sizes: list[Size] = []
+        for shape in shapes:
+            maps = map_size(shape, book.of_shape(side.layer, shape, side.kind))
+            if maps is not None and maps[1] * maps[2] > 1:
+                sizes.append(maps[1:])
+        return sizes
+
+    modules = modules_by_name(model.module)
+    calls: list[Ran] = []
+    for output, given_shapes in shapes.items():
+        if output.kind != "output":
+            continue
+        input = output._replace(kind="input")
+        # some heads take the image and its mask as well
+        features = [shape for shape in shapes.get(input, ()) if tuple(shape[-2:]) != image]
+        taken = sizes_of(input, features)
+        takes_several = len(taken) > 2 or len(set(taken)) > 1
+        # the head of a detector gives its boxes first, and what it took behind them
+        sizes = sizes_of(output, given_shapes[:1] if takes_several else given_shapes)
+        size = sizes[0] if sizes else None
+        learned = any(True for _ in modules[output.layer.name].parameters())
+        calls.append(Ran(output.layer, size, takes_several, learned))
+    return calls
+
+
+def _layers_of_vectors(shapes: Shapes) -> set[Layer]:
+    """Layers that give one vector, but for the model itself."""
+    return {
+        side.layer
+        for side, outputs in shapes.items()
+        if side.kind == "output" and side.layer.index and any(map(_is_vector, outputs))
+    }
+
+
+def _is_vector(shape: Sequence[int]) -> bool:
+    return len(shape) == 2 and shape[0] == 1
+
+
+class CallTree:
+    """The calls of a forward pass as a tree, which is read from the names, cut into units."""
 
     def __init__(self, calls: Sequence[Ran], image: Size) -> None:
         """Cut it into units; the calls come in the order in which they finished."""
-        names = {call.layer.name for call in calls}
-        self.calls, self.image = calls, image
-        self.around: dict[str, str | None] = {"": None}  # the innermost called module around each
-        for name in names - {""}:
-            above = name.rpartition(".")[0]
-            while above and above not in names:
-                above = above.rpartition(".")[0]
-            self.around[name] = above
+        self.calls = calls
+        self.image = image
+        self.parents = _parents({call.layer.name for call in calls})
         self.children: dict[str | None, list[Ran]] = defaultdict(list)
-        self.before: dict[str, Size] = {}  # the resolution at which each is reached first
-        now = image
+        self.size_before: dict[str, Size] = {}  # of the maps that first reach each module
+        size = image
         for call in calls:
-            self.children[self.around[call.layer.name]].append(call)
-            outer: str | None = call.layer.name
-            while outer is not None and outer not in self.before:
-                self.before[outer] = now
-                outer = self.around[outer]
-            now = call.size or now
+            self.children[self.parents[call.layer.name]].append(call)
+            ancestor: str | None = call.layer.name
+            while ancestor is not None and ancestor not in self.size_before:
+                self.size_before[ancestor] = size
+                ancestor = self.parents[ancestor]
+            size = call.size or size
         self.trunks: set[str] = set()
-        self.opened = {""}  # those whose children stand in their place, the model's own first
-        waiting, begun = [*self.children[""]], False
+        self.opened = {""}  # modules whose children stand in their place, the model's own first
+        waiting = [*self.children[""]]
+        has_maps = False
         while waiting:
             call = waiting.pop(0)
-            if self.is_opened(call, begun):
+            if self.is_opened(call, has_maps):
                 self.opened.add(call.layer.name)
                 waiting = [*self.children[call.layer.name], *waiting]
-            else:
-                begun = begun or call.size is not None
+            elif call.size is not None:
+                has_maps = True
 
-    def is_opened(self, call: Ran, begun: bool) -> bool:
-        """Whether the stages of a module are to be looked at one by one."""
-        name, before = call.layer.name, self.before[call.layer.name]
+    def is_opened(self, call: Ran, has_maps: bool) -> bool:
+        """Whether the stages of a module are to be looked at one by one.
+
+        Args:
+            has_maps: whether a unit before it gave maps.
+        """
+        name = call.layer.name
+        before = self.size_before[name]
         inside = [child for child in self.children.get(name, ()) if child.size is not None]
         if not inside or call.takes_several:
             return False
@@ -138,78 +211,140 @@ class _Pass:
             self.trunks.add(name)
             return True
         if call.size is None:  # a head has no maps either, but comes behind the stages
-            return not begun or any(child.size != before for child in inside)
+            return not has_maps or any(child.size != before for child in inside)
         # Blocks at the old resolution come before a change. (A block that begins with a convolution
         # and its norm, and then changes the resolution, has no blocks inside.)
-        change = next((n for n, child in enumerate(inside) if child.size != before), 0)
-        early = [child.layer.name for child in inside[:change]]
-        return any(
-            one.layer.name in self.children for n in early for one in self.children.get(n, ())
-        )
+        for child in inside:
+            if child.size != before:
+                return False
+            if any(map(self.is_parent, self.children.get(child.layer.name, ()))):
+                return any(later.size != before for later in inside)
+        return False
+
+    def is_parent(self, call: Ran) -> bool:
+        """Whether other calls are inside it."""
+        return call.layer.name in self.children
 
     def is_trunk(self, call: Ran) -> bool:
         """Whether the children of a module, or of one in it, have two resolutions or more that are
         new; the latter is so in a wrapper."""
         children = [] if call.takes_several else self.children.get(call.layer.name, [])
-        sizes = {child.size for child in children if child.size is not None}
-        across = self.image[1] / self.image[0]  # the image's proportions, give or take a column
-        new = [size for size in sizes if abs(size[1] - size[0] * across) <= 1]
-        return len({*new} - {self.before[call.layer.name]}) > 1 or any(map(self.is_trunk, children))
+        # of the image's proportions, give or take a column
+        across = self.image[1] / self.image[0]
+        new = {
+            child.size
+            for child in children
+            if child.size is not None and abs(child.size[1] - child.size[0] * across) <= 1
+        }
+        new.discard(self.size_before[call.layer.name])
+        return len(new) > 1 or any(map(self.is_trunk, children))
 
     def within(self, name: str | None, names: Collection[str]) -> str | None:
         """The module of this name, or the innermost one around it, that is among others."""
         while name is not None and name not in names:
-            name = self.around[name]
+            name = self.parents[name]
         return name
 
-    def blocks(self, units: Sequence[Ran]) -> list[Layer]:
-        """The outermost modules in units that stand in a row with others of their class, and hold
+    def stages(self) -> list[Stage]:
+        """Units with maps of one resolution in a row; the end of a trunk ends a stage, too."""
+        stages: list[Stage] = []
+        trunk = ""
+        for call in self.calls:
+            name = call.layer.name
+            parent = self.parents[name]
+            is_unit = parent in self.opened and name not in self.opened
+            if not is_unit or call.size is None:
+                continue
+            left_trunk = bool(trunk) and not name.startswith(f"{trunk}.")
+            trunk = self.within(parent, self.trunks) or ""
+            if not stages or stages[-1].size != call.size or left_trunk:
+                stages.append(Stage([], left_trunk))
+            stages[-1].units.append(call)
+        return stages
+
+    def blocks(self, stage: Stage) -> list[Layer]:
+        """The outermost modules in a stage that stand in a row with others of their class, and hold
         modules."""
-        names = {unit.layer.name for unit in units if not unit.takes_several}
-        inside = {
+        units = {unit.layer.name for unit in stage.units if not unit.takes_several}
+        candidates = {
             call.layer
             for call in self.calls
-            if call.size == units[0].size and call.layer.name in self.children
-            if self.within(call.layer.name, names) is not None
+            if call.size == stage.size and self.is_parent(call)
+            if self.within(call.layer.name, units) is not None
         }
-        rows = Counter((layer.name.rpartition(".")[0], layer.type) for layer in inside)
+        in_row = Counter((_container(layer), layer.type) for layer in candidates)
         blocks: list[Layer] = []
-        for layer in sorted(inside, key=lambda layer: layer.index):
-            if rows[layer.name.rpartition(".")[0], layer.type] > 1 and not any(
-                layer.name.startswith(f"{block.name}.") for block in blocks
-            ):
+        for layer in sorted(candidates, key=lambda layer: layer.index):
+            is_inside = any(layer.name.startswith(f"{block.name}.") for block in blocks)
+            if in_row[_container(layer), layer.type] > 1 and not is_inside:
                 blocks.append(layer)
         return blocks
 
 
-def _stages(seen: _Pass) -> set[Layer]:
-    runs: list[tuple[list[Ran], bool]] = []  # units of one resolution; if they follow a trunk
-    trunk = ""
-    for call in seen.calls:
-        name, around = call.layer.name, seen.around[call.layer.name]
-        if around not in seen.opened or name in seen.opened or call.size is None:
-            continue
-        left = bool(trunk) and not name.startswith(f"{trunk}.")
-        trunk = seen.within(around, seen.trunks) or ""
-        if not runs or runs[-1][0][0].size != call.size or left:
-            runs.append(([], left))
-        runs[-1][0].append(call)
-    rows = [seen.blocks(units) for units, _ in runs]
-    of_one_size = sum(map(bool, rows)) == 1 and sum(map(len, rows)) >= len(runs)
-    maps = [call.layer for call in seen.calls if call.size is not None and call.layer.index]
-    chosen = {*[at for at in maps if any(name.startswith("Conv") for name in at.classes)][:1]}
-    for (units, follows_trunk), blocks in zip(runs, rows, strict=True):
-        holders = [one for one in units if one.learned and one.layer.name in seen.children]
-        if of_one_size and blocks:
-            last = blocks[-1]
-            beside = [*seen.children[seen.around[last.name]], *units]
-            necks = [one for one in beside if one.learned and one.layer.name in seen.children]
-            necks = [one for one in necks if one.size == units[0].size]
-            behind = [one.layer for one in necks if one.layer.index > last.index]
-            chosen |= {*blocks, *behind[-1:]}
-        elif holders:  # the last unit that holds modules, or else the last one
-            chosen.add(holders[-1].layer)
-        elif not follows_trunk:  # as a norm does
-            shown = [one for one in units if not ADDS_NOTHING.intersection(one.layer.classes)]
-            chosen |= {one.layer for one in shown[-1:] if any(unit.learned for unit in shown)}
+def _container(layer: Layer) -> str:
+    return layer.name.rpartition(".")[0]
+
+
+def _parents(names: Collection[str]) -> dict[str, str | None]:
+    """The innermost called module around each; the model has none."""
+    parents: dict[str, str | None] = {"": None}
+    for name in names:
+        if name:
+            above = name.rpartition(".")[0]
+            while above and above not in names:
+                above = above.rpartition(".")[0]
+            parents[name] = above
+    return parents
+
+
+def _ends_of_stages(tree: CallTree) -> set[Layer]:
+    """What is shown: of each stage the first candidate that there is."""
+    stages = tree.stages()
+    blocks = [tree.blocks(stage) for stage in stages]
+    # A ViT has its blocks in one stage, and little else; a CNN has some in many stages.
+    in_one_stage = sum(map(bool, blocks)) == 1 and sum(map(len, blocks)) >= len(stages)
+    chosen = {*_first_convolution(tree)}
+    for stage, blocks_of_stage in zip(stages, blocks, strict=True):
+        if in_one_stage and blocks_of_stage:
+            chosen |= {*_every_block(tree, stage, blocks_of_stage)}
+        else:
+            chosen |= {*(_last_parent(tree, stage) or _last_change(stage))}
     return chosen
+
+
+def _first_convolution(tree: CallTree) -> list[Layer]:
+    """The first convolution, since its maps still look like the image."""
+    for call in tree.calls:
+        is_convolution = any(name.startswith("Conv") for name in call.layer.classes)
+        if is_convolution and call.size is not None and call.layer.index:
+            return [call.layer]
+    return []
+
+
+def _every_block(tree: CallTree, stage: Stage, blocks: Sequence[Layer]) -> list[Layer]:
+    """Each block, since no change of resolution tells which of them end a stage; and the last
+    module behind them at their resolution, which is the neck."""
+    last = blocks[-1]
+    siblings = tree.children[tree.parents[last.name]]
+    necks = [
+        call.layer
+        for call in (*siblings, *stage.units)
+        if call.learned and tree.is_parent(call) and call.size == stage.size
+    ]
+    behind = [layer for layer in necks if layer.index > last.index]
+    return [*blocks, *behind[-1:]]
+
+
+def _last_parent(tree: CallTree, stage: Stage) -> list[Layer]:
+    """The last unit that holds modules: a whole stage of a CNN, or its last block."""
+    parents = [unit.layer for unit in stage.units if unit.learned and tree.is_parent(unit)]
+    return parents[-1:]
+
+
+def _last_change(stage: Stage) -> list[Layer]:
+    """The last unit that changes values, where some unit is learned. A norm behind all stages shows
+    what the last of them showed."""
+    changing = [unit for unit in stage.units if not ADDS_NOTHING.intersection(unit.layer.classes)]
+    if stage.follows_trunk or not any(unit.learned for unit in changing):
+        return []
+    return [changing[-1].layer]
