@@ -7,9 +7,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def printable(words: str) -> str:
@@ -95,6 +95,35 @@ def ranges(
     words = [f"{run[0]}{dash}{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
     most = len(words) if most is None else most
     return listed(words, most, comma, sum(map(len, runs[most:])))
+
+
+class TextTable(NamedTuple):
+    """A table of text, with numbers to the right."""
+
+    headings: Sequence[str]
+    numbers: Collection[str]
+    """The headings of columns that hold numbers, which stand to the right."""
+    rows: Sequence[Sequence[str]]
+    totals: Sequence[Sequence[str]] = ()
+    """Rows at the end, which sum up those above."""
+    footer: Sequence[str] = ()
+    """Lines below the table."""
+
+    def __str__(self) -> str:
+        """The table in columns two spaces apart, then the footer; without rows, the footer alone.
+        Control characters are escaped."""
+        footer = [printable(line) for line in self.footer]
+        if not self.rows:
+            return "\n".join(footer)
+        rows = [self.headings, *self.rows, *self.totals]
+        cells = [[printable(str(cell)) for cell in row] for row in rows]
+        columns = []
+        for heading, column in zip(self.headings, zip(*cells, strict=True), strict=True):
+            width = max(map(len, column))
+            adjust = str.rjust if heading in self.numbers else str.ljust
+            columns.append([adjust(cell, width) for cell in column])
+        lines = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
+        return "\n".join(lines + footer)
 
 
 _LONGEST_NAME = 100  # characters of one name; the rest is cut and a hash put in its place

@@ -24,12 +24,14 @@ TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in FILES.items(
 FLOORS = (
     "__init__ __main__ lightning ray transformers",
     "cli api",
-    "audit diff exemplars report inspection",
+    "report",
+    "audit diff exemplars inspection",
     "run",
     "drawing gradients",
     "rundir layout",
     "hooks models images",
-    "records errors files options text version",
+    "options",
+    "records errors files text version",
 )
 """From the roof down: a file imports from its own wing and from floors below. On the ground, which
 is the last line, each may know the others."""
@@ -48,10 +50,10 @@ def _inside(*wings: str) -> list[str]:
 
 
 TORCHLESS = [
-    *_inside("rundir", "report", "diff", *FLOORS[GROUND].split()),
+    *_inside("rundir", "report", "diff", "options", *FLOORS[GROUND].split()),
     *(f"featviz.drawing.{name}" for name in ("grid", "colormap")),
     *(f"featviz.drawing.{name}" for name in ("normalize", "picture", "page")),
-    "featviz.audit.findings",
+    *(f"featviz.audit.{name}" for name in ("findings", "gates")),
     "featviz.hooks.selectors",
     *(f"featviz.images.{name}" for name in ("decode", "find", "arrays")),
 ]

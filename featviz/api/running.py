@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from featviz.api.keywords import Layers, Model, Order, Pictures, Room, keywords_of, ordered
 from featviz.diff import compare_runs, maps_folder
 from featviz.diff import diff as diff_runs
+from featviz.diff.comparison import Comparison
 from featviz.diff.diff import as_json, diff_table
 from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url, is_url
@@ -35,14 +36,13 @@ from featviz.options import (
 )
 from featviz.options.commands import DiffFiles, DiffThresholds, ReportOptions
 from featviz.records import STAT_COLUMNS, ClassScore, Floats, ImageResult, RunResult
-from featviz.records.findings import Comparison, TextTable
 from featviz.report import ReportResult, build_report
 from featviz.report.pages import render_comparison, render_notebook
 from featviz.run import run as pipeline
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.schema import Capture
-from featviz.text import by, counted, quoted
+from featviz.text import TextTable, by, counted, quoted
 
 _COLUMNS = np.dtype([(name, np.float32) for name in STAT_COLUMNS])
 
@@ -235,7 +235,7 @@ class RunImage(Shown, ImageResult):
 
     def _pictures(self) -> Shots:
         if self.error is None:
-            said = self.prediction[0].words if self.prediction else "input"
+            said = self.prediction[0].text if self.prediction else "input"
             yield lambda: self.input, f"{self.name}: {said}"
             for maps in self.captures:
                 yield from maps._pictures()
@@ -354,7 +354,7 @@ class RunDifference(Shown, Comparison):
         return as_json(self)
 
     def __repr__(self) -> str:
-        return f"<RunDifference: {self.words}>"
+        return f"<RunDifference: {self.summary}>"
 
     def _table(self) -> TextTable:
         return diff_table(self)

@@ -43,10 +43,9 @@ from featviz.options.commands import (
     ListOptions,
     LookOptions,
 )
-from featviz.records import REDUCTIONS
-from featviz.records.findings import TextTable, Verdict
+from featviz.records import REDUCTIONS, Verdict
 from featviz.rundir.image import BROKEN, format_of
-from featviz.text import by, counted, quoted
+from featviz.text import TextTable, by, counted, quoted
 
 
 @dataclass(frozen=True, repr=False)
@@ -224,7 +223,7 @@ class LookPage(running.Shown, LookResult):
         return Image.fromarray(self.shown)
 
     def __repr__(self) -> str:
-        said = f", {self.prediction[0].words}" if self.prediction else ""
+        said = f", {self.prediction[0].text}" if self.prediction else ""
         return f"<LookPage of {self.name}: {counted(len(self.layers), 'layer')}{said}>"
 
     def _pictures(self) -> running.Shots:
@@ -289,7 +288,7 @@ class ClassMaps(running.Shown):
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
-        words = f"{REDUCTIONS[self.images[0].method].words} of {counted(len(self.images), 'image')}"
+        words = f"{REDUCTIONS[self.images[0].method].title} of {counted(len(self.images), 'image')}"
         return f"<ClassMaps, {words}{failed}: {counted(len(self.maps), 'map')}>"
 
     def _pictures(self) -> running.Shots:
@@ -385,7 +384,7 @@ def audit(
     broken = [verdict for verdict in verdicts if not verdict.held]
     if verdicts:
         words += f"; gates: {len(broken)} of {len(verdicts)} broken"
-    lines = tuple(f"gate {verdict.gate} is broken: {verdict.words}" for verdict in broken)
+    lines = tuple(f"gate {verdict.gate} is broken: {verdict.message}" for verdict in broken)
     shown = words, dict(sorted(suspects.items())), audit_table(document), lines, verdicts
     return Findings(document, folder, order.room, *shown, code)
 

@@ -15,7 +15,8 @@ from msgspec import structs
 
 from featviz.audit import findings, output
 from featviz.audit.counting import Census, Tally
-from featviz.audit.plan import AuditPlan, choose
+from featviz.audit.gates import parse_gate
+from featviz.audit.plan import AuditPlan, Call, choose
 from featviz.errors import CHECK_FAILED, StoreError, UsageError
 from featviz.gradients.passes import largest_change
 from featviz.hooks.capture import forward, tensors
@@ -23,8 +24,7 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import InputOptions, ModelOptions
 from featviz.options.commands import AuditOptions
-from featviz.records import Layer, Sample
-from featviz.records.findings import Call, Verdict, parse_gate
+from featviz.records import Layer, Sample, Verdict
 from featviz.run.prepare import blank_input
 from featviz.run.study import Batch, BatchProgress, Study, begun
 from featviz.rundir import write

@@ -15,11 +15,11 @@ import numpy as np
 from torch import Tensor
 
 from featviz import layout
-from featviz.audit.plan import Spot
+from featviz.audit.gates import Doubles
+from featviz.audit.plan import Activation, Call, Spot
 from featviz.drawing import values
 from featviz.errors import LayoutError
 from featviz.records import Floats, Integers
-from featviz.records.findings import Activation, Call, Doubles
 from featviz.run.study import Batch
 
 TOP = 4  # images kept for each channel: those that excite it most

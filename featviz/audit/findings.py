@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from featviz.audit.gates import FINDINGS, Evidence, Flags, Gate, correlated
 from featviz.errors import UsageError
 from featviz.options.commands import Thresholds
-from featviz.records.findings import FINDINGS, Call, Evidence, Flags, Gate, Verdict, correlated
+from featviz.records import Verdict
 from featviz.text import listed
 
 if TYPE_CHECKING:
     from featviz.audit.counting import Tally
-    from featviz.audit.plan import Spot
+    from featviz.audit.plan import Call, Spot
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from featviz import layout
 from featviz.audit.counting import Tally, to_rows
-from featviz.audit.plan import AuditPlan, Spot
+from featviz.audit.gates import FINDINGS
+from featviz.audit.plan import AuditPlan, Call, Spot
 from featviz.drawing import colormap
 from featviz.drawing.page import DPI, Canvas
 from featviz.drawing.picture import write_png
@@ -25,10 +26,9 @@ from featviz.models.load import LoadedModel
 from featviz.options import InputOptions
 from featviz.options.commands import AuditOptions
 from featviz.records import Bytes, Sample
-from featviz.records.findings import FINDINGS, Call, TextTable
 from featviz.run.study import batches
 from featviz.rundir import AUDIT_FILE, write
-from featviz.text import printable, quoted, safe_name
+from featviz.text import TextTable, printable, quoted, safe_name
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -22,10 +22,48 @@ from featviz.layout.tracing.follow import MadeBy
 from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.records import Layer
-from featviz.records.findings import Activation, Call, Part
 from featviz.run.choose import choose_layers
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module or a function in a forward pass."""
+
+    name: str
+    type: str
+    index: int = 0
+
+    @property
+    def label(self) -> str:
+        """For people: `layer1.0.relu`, and `layer1.0.relu.call1` for its second call."""
+        return (self.name or self.type) + (f".call{self.index}" if self.index else "")
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What can be asked of an activation function's output."""
+
+    zero: bool = False
+    """Gives exact zeros below a threshold, and nothing below zero: it can be dead."""
+    bounds: tuple[float, ...] = ()
+    """Values at which it saturates: a ceiling, or the lower and the upper end."""
+    margin: float = 0.0
+    """A value this near to a bound, or beyond it, is at it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a module or function is to the channels that pass through it."""
+
+    role: Literal["maker", "activation", "channelwise", "mixing", "other"]
+    """maker: a convolution or linear module. channelwise: channel i depends on channel i alone.
+    mixing: the others have a say in it (GroupNorm)."""
+    axis: int | None = None
+    """Where the channels are in its output; None where its input decides."""
+    activation: Activation | None = None
+
 
 # Activations and other parts: a wrong guess here is a wrong verdict, hence a table by hand
 

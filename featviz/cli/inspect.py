@@ -147,7 +147,7 @@ def look(given: Given) -> int:
         output.document(result.as_json())
     output.left_out(result.skipped, result.never_ran)
     if result.prediction:
-        words = ", ".join(guess.words for guess in result.prediction)
+        words = ", ".join(guess.text for guess in result.prediction)
         log.info("%s: %s", result.name, words)
     output.written(counted(len(result.layers), "layer"), result.path, given["open"])
     return 0
@@ -242,7 +242,7 @@ def audit(given: Given) -> int:
         log.info("%s (%s)", words, counted(proof["images"], "image"))
     for verdict in verdicts:
         if not verdict.held:
-            log.error("gate %s is broken: %s", verdict.gate, verdict.words)
+            log.error("gate %s is broken: %s", verdict.gate, verdict.message)
     log.info("results in %s", options.out)
     return code
 

@@ -148,7 +148,7 @@ def _say_outcome(name: str, outcome: Outcome) -> None:
     after = " after" if outcome.intervened else ""
     for when, guesses in ((" before", outcome.before), (after, outcome.prediction)):
         if guesses:
-            log.info("%s%s: %s", name, when, ", ".join(guess.words for guess in guesses))
+            log.info("%s%s: %s", name, when, ", ".join(guess.text for guess in guesses))
     if outcome.intervened:
         words = f"the output cannot be compared: {UNLIKE_OUTPUTS}"
         if outcome.largest_change is not None:

@@ -22,6 +22,13 @@ from featviz.diff.compare import (
     signed,
     worst_first,
 )
+from featviz.diff.comparison import (
+    ComparedLayer,
+    Comparison,
+    DifferenceMap,
+    OnlyIn,
+    lines_of,
+)
 from featviz.drawing import colormap, grid
 from featviz.drawing.picture import write_png
 from featviz.drawing.values import ValueLimits, to_levels
@@ -30,16 +37,7 @@ from featviz.files.urls import Url
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions
 from featviz.options.commands import DiffFiles, DiffThresholds
-from featviz.records import CaptureKey, finite
-from featviz.records.findings import (
-    ComparedLayer,
-    Comparison,
-    DifferenceMap,
-    OnlyIn,
-    TextTable,
-    Verdict,
-    lines_of,
-)
+from featviz.records import CaptureKey, Verdict, finite
 from featviz.rundir import DIFF_FILE
 from featviz.rundir import place as outputs
 from featviz.rundir.atomic import atomic
@@ -48,7 +46,7 @@ from featviz.rundir.mirror import copied
 from featviz.rundir.read import ReadRun, read_run, warn_of
 from featviz.rundir.studies import junit
 from featviz.rundir.write import write_record
-from featviz.text import by, counted, listed, safe_name
+from featviz.text import TextTable, by, counted, listed, safe_name
 
 log = logging.getLogger(__name__)
 
@@ -268,7 +266,7 @@ def diff_table(result: Comparison) -> TextTable:
     rows = [layer.cells for layer in result.differing]
     headings = tuple(rows[0]) if rows else ()
     return TextTable(
-        headings, numbers, [tuple(row.values()) for row in rows], (), [*footer, result.words]
+        headings, numbers, [tuple(row.values()) for row in rows], (), [*footer, result.summary]
     )
 
 
@@ -286,7 +284,7 @@ def verdicts(result: Comparison) -> list[Verdict]:
         found.append(Verdict(f"{layer.label} {layer.place.stem}", held, words))
     for name, side in (("BASE", result.only_in_base), ("NEW", result.only_in_new)):
         lines = lines_of(side)
-        held = not lines or (name == "NEW" and result.asked.ignore_added)
+        held = not lines or (name == "NEW" and result.thresholds.ignore_added)
         found.append(Verdict(f"only in {name}", held, "; ".join(lines) or "nothing"))
     return found
 
@@ -312,7 +310,7 @@ def as_json(result: Comparison) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "base": str(result.base),
         "new": str(result.new),
-        **structs.asdict(result.asked),
+        **structs.asdict(result.thresholds),
         "equal": result.equal,
         "images": list(result.images),
         "channels": {"differing": differing, "total": total, "ratio": result.ratio},

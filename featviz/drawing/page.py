@@ -152,7 +152,7 @@ def figure_panels(picture: GridPicture, cmap: str) -> list[Panel]:
         what = "numbers" if picture.constant is None else "constant maps, a value each"
         titles, side = [f"{len(picture.drawn)} {what}"], picture.plan.maps
     elif picture.reduce is not None:
-        titles = [f"{REDUCTIONS[picture.reduce].words} of {len(picture.stats)} channels"]
+        titles = [f"{REDUCTIONS[picture.reduce].title} of {len(picture.stats)} channels"]
     else:
         titles, marks = [], picture.marks
         for place, channel in enumerate(picture.drawn[:FIRST]):

@@ -29,7 +29,6 @@ from featviz.models.load import LoadedModel
 from featviz.options import ModelOptions
 from featviz.options.commands import ExemplarOptions
 from featviz.records import Layer, Sample
-from featviz.records.findings import TextTable
 from featviz.run.choose import choose_layers
 from featviz.run.prepare import blank_input
 from featviz.run.study import BatchProgress, Study, begun
@@ -37,7 +36,7 @@ from featviz.rundir import EXEMPLARS_FILE, studies, write
 from featviz.rundir.place import EXEMPLARS
 from featviz.rundir.read import Failure
 from featviz.rundir.studies import ExemplarChannel, ExemplarLayer, FieldOfView, Seen
-from featviz.text import by, counted, listed, printable, safe_name
+from featviz.text import TextTable, by, counted, listed, printable, safe_name
 
 log = logging.getLogger(__name__)
 

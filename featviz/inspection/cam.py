@@ -111,8 +111,8 @@ class ImageCam:
     @property
     def words(self) -> str:
         """`cat.jpg: tabby 43.1 %; Grad-CAM for tabby`."""
-        guess = f": {self.prediction[0].words}" if self.prediction else ""
-        return f"{self.image}{guess}; {REDUCTIONS[self.method].words} for {self.target}"
+        guess = f": {self.prediction[0].text}" if self.prediction else ""
+        return f"{self.image}{guess}; {REDUCTIONS[self.method].title} for {self.target}"
 
     def as_json(self) -> dict[str, Any]:
         """For programs: all but the pixels."""

@@ -29,11 +29,10 @@ from featviz.hooks.selectors import of_functions, parse
 from featviz.models.load import LoadedModel, load_model
 from featviz.options import InputOptions, ModelOptions
 from featviz.records import Layer
-from featviz.records.findings import TextTable
 from featviz.run import choose
 from featviz.run.choose import choose_layers
 from featviz.run.stages import probe
-from featviz.text import by, counted, listed
+from featviz.text import TextTable, by, counted, listed
 
 log = logging.getLogger(__name__)
 

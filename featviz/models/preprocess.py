@@ -235,13 +235,13 @@ class Preprocess:
         if self.chain.mean is not None and not self.any_values:
             low, high = float(image.values.min()), float(image.values.max())
             if not -_NEAR <= low <= high <= 1 + _NEAR:
-                words = f"its values are {low:g} to {high:g} ({image.words})"
+                words = f"its values are {low:g} to {high:g} ({image.description})"
                 message = f"{words}, and the model's mean and std are for 0..1"
                 hint = "--preset none leaves values as they are, --mean and --std take any"
                 raise ImageError(message, hint)
         if image.values.ndim == 3:
             return self.chain(image)
-        slices = [Raster(values, image.words) for values in image.values.swapaxes(0, 1)]
+        slices = [Raster(values, image.description) for values in image.values.swapaxes(0, 1)]
         return torch.stack([self.chain(one) for one in slices], dim=2)
 
     def shown(self, args: Sequence[Tensor]) -> Tensor:
@@ -297,7 +297,7 @@ class Preprocess:
     def words_for(self, images: Sequence[Image.Image | Raster] = ()) -> str:
         """The steps in words, for images that may be numbers."""
         channels, steps = self.chain.channels, self.chain.steps
-        numbers = next((image.words for image in images if isinstance(image, Raster)), "")
+        numbers = next((image.description for image in images if isinstance(image, Raster)), "")
         kind = "greyscale" if channels == 1 else "BGR" if self.chain.bgr else "RGB"
         if channels not in (1, 3):
             shown = "the first is" if channels == 2 else "the first three are"

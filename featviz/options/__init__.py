@@ -267,7 +267,7 @@ class InputOptions(Struct, frozen=True):
     """The user's choices for the model's input; None leaves a choice to the model."""
 
     preset: Annotated[str | None, of_input("Prepare images as these models want them. "
-        + "; ".join(f"{name}: {one.words}" for name, one in PRESETS.items()) + ".",
+        + "; ".join(f"{name}: {one.description}" for name, one in PRESETS.items()) + ".",
         choices=tuple(PRESETS), usual="as the model says, else imagenet")] = None
     size: Annotated[Size | None, of_input("Resize the shorter side of images to N pixels, or "
         "images to HxW.\f A YOLO's longer side becomes N.", first=True)] = None
@@ -333,7 +333,7 @@ class DrawOptions(Struct, frozen=True):
         "REDUCTION", choices=tuple(REDUCTIONS))] = None
     figure: Annotated[bool, of_maps("Also draw a figure: title, input, colour bar.")] = False
     format: Annotated[str, of_files("Write pictures in this format: "
-        + "; ".join(f"{name}, {one.words}" for name, one in FORMATS.items()) + ".",
+        + "; ".join(f"{name}, {one.description}" for name, one in FORMATS.items()) + ".",
         choices=tuple(FORMATS))] = "png"
     flat: Annotated[bool, of_files("Write all pictures of an image into one folder.")] = False
     tensors: Annotated[

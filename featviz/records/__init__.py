@@ -6,6 +6,7 @@ from featviz.records.tables import (
     FORMATS,
     KINDS,
     PRESETS,
+    RECTIFIERS,
     REDUCTIONS,
     SALIENCY,
     SIGNED,
@@ -33,5 +34,6 @@ from featviz.records.types import (
     Skip,
     Tiles,
     Trace,
+    Verdict,
     finite,
 )

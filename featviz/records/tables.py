@@ -17,7 +17,7 @@ class PictureFormat:
     largest: int
     save: Mapping[str, object] | None
     """Options with which Pillow writes it; None for PNG, which our own encoder writes."""
-    words: str = "lossless"
+    description: str = "lossless"
     grey: bool = True
     """Whether a picture of greys is written as such, instead of as RGB."""
     levels: bool = False
@@ -76,7 +76,8 @@ class Reduction:
     """One way to make one tile of all channels."""
 
     name: str
-    words: str
+    title: str
+    """The picture for people: in captions, figures and reports."""
     help: str
     unit: str = ""
     """What its values are counted in, where that is not the unit of the tensor."""
@@ -130,9 +131,14 @@ CLASS_MAPS = {name: reduction for name, reduction in REDUCTIONS.items() if reduc
 SIGNED = {name for name, reduction in REDUCTIONS.items() if reduction.signed}
 
 
+RECTIFIERS = frozenset({"ReLU", "ReLU6", "fn:relu", "fn:relu6"})
+"""Types of calls whose output is zero below a threshold, whatever the model: a channel that is zero
+there in all images is dead."""
+
+
 InputPreset = namedtuple(
     "InputPreset",
-    "words resize crop mean std interpolation letterbox",
+    "description resize crop mean std interpolation letterbox",
     defaults=(None, None, None, None, "bilinear", None),
 )
 """How images become the input of a family of models; steps that are None are left out. `letterbox`

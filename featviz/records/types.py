@@ -158,7 +158,8 @@ class Raster:
 
     values: np.ndarray
     """float32 [C, H, W] or [C, D, H, W]; for a function of the user's own as the file holds it."""
-    words: str
+    description: str
+    """How numbers of the file became these, for people: `uint16 / 65535`."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -263,7 +264,7 @@ class ClassScore:
         return self.name or f"class {self.index}"
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """For people: `tabby 43.1 %`."""
         return f"{self.title} {percent(self.probability)}"
 
@@ -296,6 +297,17 @@ class Outcome:
         before = [asdict(guess) for guess in self.before]
         change = finite(self.largest_change)
         return {"largest_change": change, "nonfinite": self.nonfinite, "before": before}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a check held that was asked for: a gate, a baseline, or two runs being equal."""
+
+    gate: str
+    """What was checked: the text of a gate, `baseline`, or a layer and its tensor."""
+    held: bool
+    message: str
+    """The figures on which it rests, for people."""
 
 
 @dataclass(frozen=True)

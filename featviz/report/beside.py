@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from featviz.audit.gates import FINDINGS
 from featviz.errors import CompareError, StoreError
 from featviz.options.commands import ReportOptions
-from featviz.records.findings import FINDINGS
 from featviz.report import words
 from featviz.report.views import PictureView, ReportPage
 from featviz.rundir import AUDIT_FILE

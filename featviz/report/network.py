@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from featviz.records import BACKWARD, ClassScore, Floats
-from featviz.records.findings import RECTIFIERS
+from featviz.records import BACKWARD, RECTIFIERS, ClassScore, Floats
 from featviz.report import words
 from featviz.report.views import Group, ReportPage
 from featviz.rundir.schema import Capture

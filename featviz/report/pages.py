@@ -23,10 +23,10 @@ import msgspec
 import numpy as np
 from markupsafe import Markup
 
+from featviz.diff.comparison import Comparison
 from featviz.files import real
 from featviz.layout.layouts import LAYOUTS
 from featviz.records import STAT_COLUMNS, Floats, GridPlan
-from featviz.records.findings import Comparison
 from featviz.report import network, words
 from featviz.report.beside import AuditViews, Extra
 from featviz.report.network import ChannelTotals, is_numbers

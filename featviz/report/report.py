@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from featviz.diff.comparison import Comparison
 from featviz.errors import CompareError, UsageError
 from featviz.files import real
 from featviz.files.urls import Url
 from featviz.options.commands import ReportOptions
-from featviz.records.findings import Comparison
 from featviz.report import beside, pages, words
 from featviz.report.fitting import fitted
 from featviz.report.views import Links, arrange

@@ -53,7 +53,7 @@ def tiles(row: Capture) -> str:
 
 
 def _reduced(row: Capture) -> str:
-    return REDUCTIONS[row.reduce].words if row.reduce in REDUCTIONS else str(row.reduce)
+    return REDUCTIONS[row.reduce].title if row.reduce in REDUCTIONS else str(row.reduce)
 
 
 def _is_saliency(row: Capture) -> bool:

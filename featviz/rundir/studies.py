@@ -24,8 +24,7 @@ from featviz import files
 from featviz.errors import FileError, StoreError
 from featviz.files import Folder
 from featviz.options.commands import MOST_TOP
-from featviz.records import CaptureKey
-from featviz.records.findings import Verdict
+from featviz.records import CaptureKey, Verdict
 from featviz.rundir import (
     AUDIT_FILE,
     EXEMPLARS_FILE,
@@ -321,7 +320,7 @@ def junit(verdicts: Mapping[str, Sequence[Verdict]], command: str = "audit") -> 
         suite = ElementTree.SubElement(root, "testsuite", {"name": legal(model), **counts})
         for verdict in rows:
             name = {"classname": legal(f"featviz.{command}.{model}"), "name": legal(verdict.gate)}
-            case, words = ElementTree.SubElement(suite, "testcase", name), legal(verdict.words)
+            case, words = ElementTree.SubElement(suite, "testcase", name), legal(verdict.message)
             if verdict.held:
                 ElementTree.SubElement(case, "system-out").text = words
             else:

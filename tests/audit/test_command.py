@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from featviz.audit import output
-from featviz.records.findings import FINDINGS, parse_gate
+from featviz.audit.gates import FINDINGS, parse_gate
 
 from .audited import COLOURS, PLANTED, filled, solid
 

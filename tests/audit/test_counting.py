@@ -12,9 +12,11 @@ from torch import Tensor
 
 from featviz.audit import counting, findings, plan
 from featviz.audit.counting import TOP, Tally
+from featviz.audit.gates import Evidence
+from featviz.audit.plan import Activation
 from featviz.errors import LayoutError
 from featviz.options.commands import Thresholds
-from featviz.records.findings import RECTIFIERS, Activation, Evidence
+from featviz.records import RECTIFIERS
 
 KINDS = {
     "normal": lambda g, n: g.normal(0, 1, n),

@@ -12,8 +12,9 @@ import pytest
 from conftest import Run
 
 from featviz.audit import findings
+from featviz.audit.gates import parse_gate
 from featviz.errors import UsageError
-from featviz.records.findings import Verdict, parse_gate
+from featviz.records import Verdict
 
 from .audited import COLOURS, PLANTED
 
@@ -90,8 +91,8 @@ def test_worse_than_the_baseline_names_the_new_channels() -> None:
     assert worse(replaced(0, dead=[]), LAYERS).held
     verdict = worse(replaced(1, dead=[], constant=[5, 8, 9]), LAYERS)
     assert not verdict.held
-    assert verdict.words == ("layer1.relu.call1: 3 constant, 1 in the baseline (new: 8, 9)")
-    many = worse(replaced(3, nonfinite=list(range(50))), LAYERS).words
+    assert verdict.message == ("layer1.relu.call1: 3 constant, 1 in the baseline (new: 8, 9)")
+    many = worse(replaced(3, nonfinite=list(range(50))), LAYERS).message
     assert "new: 0, 1, 2, 3, 4, 5, 6, 8 and 41 more" in many
 
 

@@ -41,7 +41,7 @@ def test_every_command_takes_every_format(
     with Image.open(png / "picture.png" / "001_0" / "output.png") as opened:
         wanted = np.asarray(opened.convert("RGB")).astype(int)
     assert found.shape == wanted.shape
-    assert np.abs(found - wanted).mean() < (1e-9 if "lossless" in format.words else NEAR)
+    assert np.abs(found - wanted).mean() < (1e-9 if "lossless" in format.description else NEAR)
     before = file.read_bytes()
     assert featviz(*command, "--resume").code == 0 and file.read_bytes() == before
     assert featviz("report", out, "--single-file").code == 0

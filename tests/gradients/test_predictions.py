@@ -53,10 +53,10 @@ def test_predictions_have_names_only_of_their_own_classes() -> None:
     scores = torch.tensor([[0.0, 2.0, 1.0]])
     named = predictions.top_classes(scores, ("a", "b", "c"))
     assert [guess.name for guess in named] == ["b", "c", "a"]
-    assert named[0].words == "b 66.5 %"
+    assert named[0].text == "b 66.5 %"
     other = predictions.top_classes(torch.zeros(1, 4), ("a", "b", "c"))
     assert {guess.name for guess in other} == {None}
-    assert other[0].words.startswith("class ")
+    assert other[0].text.startswith("class ")
     quantised = torch.quantize_per_tensor(scores, 0.5, 0, torch.quint8)
     assert predictions.top_classes(quantised) == predictions.top_classes(scores)
     odd = [scores + 1j, torch.nested.nested_tensor([scores[0]]), scores.to_sparse()]

@@ -74,7 +74,7 @@ def test_unsigned_integers_are_scaled_by_their_range(
     array = numbers(5, 4, 6, dtype=dtype)
     image = read(npy(array), 5)
     np.testing.assert_allclose(image.values, array.astype("f4") / divisor, rtol=1e-6)
-    assert image.values.dtype == np.float32 and image.words == words and image.size == (6, 4)
+    assert image.values.dtype == np.float32 and image.description == words and image.size == (6, 4)
 
 
 @pytest.mark.parametrize("shape", [(13, 4, 6), (4, 6, 13), (1, 13, 4, 6)])
@@ -229,7 +229,7 @@ def test_volumes(read: Callable[..., Any]) -> None:
     grey, four = numbers(7, 4, 6, dtype="f4"), numbers(4, 7, 5, 6, dtype="i2")
     image = read(npy(grey), 1, volume=True)
     np.testing.assert_array_equal(image.values, grey[None])
-    assert image.words == "volume of 7 slices, float32 values as they are"
+    assert image.description == "volume of 7 slices, float32 values as they are"
     np.testing.assert_array_equal(read(npy(four), 4, volume=True).values, four)
     np.testing.assert_array_equal(read(npy(four[None]), 4, volume=True).values, four)
     with pytest.raises(ImageError, match=r"takes 2 channels: \[2, D, H, W\]"):

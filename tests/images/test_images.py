@@ -102,7 +102,7 @@ def test_sixteen_bits_keep_all_of_them(tmp_path: Path, suffix: str, dtype: str) 
     path = tmp_path / f"scan.{suffix}"
     Image.fromarray(scan if suffix == "pgm" else scan.astype(dtype)).save(path)
     image = numbers(path)
-    assert image.words == "uint16 / 65535" and image.values.dtype == np.float32
+    assert image.description == "uint16 / 65535" and image.values.dtype == np.float32
     assert np.array_equal(image.values, scan[None].astype(np.float32) / np.float32(65535))
     assert np.array_equal(numbers(path, 3).values, np.repeat(image.values, 3, 0))
 
@@ -119,7 +119,9 @@ def test_wide_numbers_are_left_as_they_are(tmp_path: Path, dtype: str, values: l
     read in one way."""
     Image.fromarray(np.array([values], dtype)).save(tmp_path / "wide.tif")
     image = numbers(tmp_path / "wide.tif")
-    assert image.values.tolist() == [[values]] and image.words == f"{dtype} values as they are"
+    assert (
+        image.values.tolist() == [[values]] and image.description == f"{dtype} values as they are"
+    )
 
 
 @pytest.mark.parametrize(

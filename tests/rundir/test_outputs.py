@@ -10,7 +10,7 @@ from conftest import Run
 from PIL import Image
 from rundirs import Drawn, write_run
 
-from featviz.records.findings import Verdict
+from featviz.records import Verdict
 from featviz.rundir.studies import junit
 
 SMALL = ["--size", "12", "--channels", "3"]

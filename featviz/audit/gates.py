@@ -1,0 +1,167 @@
+"""What can be wrong with a channel, and limits on it that the user sets: `dead>5%`.
+
+Gates are checked while the command line is read, before numpy is imported; functions import it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from featviz.errors import UsageError
+from featviz.options.commands import Thresholds
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Flags: TypeAlias = "NDArray[np.bool_]"
+Doubles: TypeAlias = "NDArray[np.float64]"
+
+_ROUNDING = 2.0**-20
+"""Values that differ by less than this share of the largest are equal but for rounding."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a layer's C channels over all images; arrays [C]."""
+
+    count: Doubles
+    low: Doubles
+    high: Doubles
+    nonfinite: Doubles
+    saturated: Doubles | None = None
+    """Share of values at a bound; None where the layer has none."""
+    ceiling: Doubles | None = None
+    """Largest value at the activation by which `dead` is judged; None where there is none."""
+    correlation: Doubles | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class ChannelFinding:
+    """One thing that can be wrong with a channel."""
+
+    name: str  # docs/audit.md says what it means
+    rule: Callable[[Evidence, Thresholds], Flags | None]
+    """Says of each channel whether it holds; None where the layer cannot be judged for it."""
+    severity: int
+    """Suspects are drawn in this order: 0 is the worst."""
+    remedy: str = "ask for another finding"
+    """The hint of the message about a gate on layers that cannot be judged for it."""
+    yields_to: tuple[str, ...] = ("nonfinite",)
+    """A channel that has one of these findings has not this one as well."""
+
+
+def _constant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
+    import numpy as np
+
+    size = np.maximum(abs(evidence.low), abs(evidence.high))
+    with np.errstate(invalid="ignore"):
+        flat = evidence.high - evidence.low <= np.maximum(thresholds.eps, _ROUNDING * size)
+    return np.asarray(flat & (evidence.count > 1))
+
+
+def _redundant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
+    linked = correlated(evidence, thresholds)
+    return None if linked is None else linked.max(axis=1, initial=False)
+
+
+def correlated(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
+    """Which pairs of channels [C, C] correlate above the threshold, of those with finite values
+    only, and ten of them at least; None where that was not asked."""
+    import numpy as np
+
+    if evidence.correlation is None or thresholds.redundant_at is None:
+        return None
+    linked = evidence.correlation > thresholds.redundant_at
+    np.fill_diagonal(linked, False)
+    judged = (evidence.nonfinite == 0) & (evidence.count >= 10)
+    return np.asarray(linked & judged[:, None] & judged[None, :])
+
+
+FINDINGS: dict[str, ChannelFinding] = {
+    finding.name: finding
+    for finding in (
+        ChannelFinding(
+            name="dead",
+            rule=lambda seen, t: None if seen.ceiling is None else seen.ceiling <= t.eps,
+            severity=1,
+            remedy="dead is judged at a ReLU or ReLU6; constant suits other activations",
+        ),
+        ChannelFinding(
+            name="constant",
+            rule=_constant,
+            severity=3,
+            yields_to=("nonfinite", "dead", "saturated"),
+        ),
+        ChannelFinding(
+            name="saturated",
+            rule=lambda seen, t: (
+                None if seen.saturated is None else seen.saturated > t.saturated_at
+            ),
+            severity=2,
+            remedy="it is judged at ReLU6, Sigmoid, Tanh, Hardsigmoid and Hardtanh",
+        ),
+        ChannelFinding(
+            name="nonfinite",
+            rule=lambda seen, t: seen.nonfinite.astype(bool),
+            severity=0,
+            yields_to=(),
+        ),
+        ChannelFinding(
+            name="redundant",
+            rule=_redundant,
+            severity=4,
+            remedy="--redundant-at 0.98 asks for it",
+        ),
+    )
+}
+"""By name, in the order of audit.json, of the table and of help texts. Each makes a picture of its
+channels, and gates take each."""
+
+
+_FORM = re.compile(
+    r"(?:(?P<where>.+):)?(?P<finding>[A-Za-z]+)\s*(?P<sign>>=?)\s*(?P<number>\d+(?:\.\d+)?)"
+    r"\s*(?P<percent>%)?"
+)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A limit on the channels with a finding; beyond it the gate is broken."""
+
+    text: str
+    finding: str
+    limit: float
+    percent: bool
+    """Whether the limit is a share of the channels, in percent; else it is a count."""
+    inclusive: bool
+    where: str = "*"
+
+
+def parse_gate(text: str) -> Gate:
+    """Read `[LAYERS:]FINDING>NUMBER[%]`.
+
+    Raises:
+        UsageError: another form, no such finding, or a share above 100 %.
+    """
+    parts = _FORM.fullmatch(text.strip())
+    if parts is None:
+        raise UsageError(
+            f"--fail-on {text!r} is no gate",
+            "for example dead>5%, nonfinite>0, 'layer3.*:constant>2'",
+        )
+    finding, limit = parts["finding"], float(parts["number"])
+    if finding not in FINDINGS:
+        close = difflib.get_close_matches(finding, FINDINGS, 1)
+        raise UsageError(
+            f"--fail-on {text!r}: there is no finding {finding!r}",
+            f"did you mean {close[0]}?" if close else f"one of {', '.join(FINDINGS)}",
+        )
+    if parts["percent"] and limit > 100:
+        raise UsageError(f"--fail-on {text!r} can never break", "a share is at most 100%")
+    share, inclusive = bool(parts["percent"]), parts["sign"] == ">="
+    return Gate(text.strip(), finding, limit, share, inclusive, parts["where"] or "*")
