@@ -27,8 +27,7 @@ from featviz.errors import FileError, ImageError, LoadError, UsageError
 from featviz.files import npy, read_bytes
 from featviz.models import sources
 from featviz.models.preprocess import Chain, Preprocess, input_dtype
-from featviz.models.torch_files import read_tensor
-from featviz.models.weights import ADDRESS, add_values
+from featviz.models.weights import ADDRESS, add_values, read_tensor
 from featviz.records import Raster
 from featviz.text import listed, quoted
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from featviz.errors import LoadError
 from featviz.models import weights
-from featviz.models.weights import Form
+from featviz.models.rebuild import UnbuiltModule
+from featviz.models.weights import Weights
 from featviz.text import quoted
 
 INDEX = Path(__file__).with_name("architectures.json.gz")
@@ -33,7 +34,7 @@ _AUXILIARY = {
 class Known:
     """The architectures that fit tensors: `names` entirely, `nearest` in part."""
 
-    form: Form
+    form: Weights
     names: tuple[str, ...] = ()
     arguments: Mapping[str, int] = field(default_factory=dict)
     """Of the builder: `num_classes`, `aux_loss` or `aux_logits`."""
@@ -66,11 +67,20 @@ def identify_file(
     """What a file of weights is, in words and as a document for programs; `beside` is what a
     config.json names (`load.architecture_beside`)."""
     try:
-        content = weights.read(path)
+        with weights.one_line(path):
+            return _identify_file(path, beside, key, prefix, ema)
     except LoadError as error:  # identify has no --trust
         trusted = f"with `featviz run`: {error.hint}" if error.add else error.hint
         raise LoadError(error.message, trusted) from error
+
+
+def _identify_file(
+    path: Path, beside: str | None, key: str | None, prefix: str | None, ema: bool | None
+) -> tuple[str, dict[str, Any]]:
+    content = weights.read(path)
     found, module = weights.unwrap(content, key, prefix, ema, path.name)
+    if isinstance(module, UnbuiltModule):
+        raise module.refusal
     match = identify_forms(weights.stripped_forms(found))
     whole = None if module is None else type(module).__name__
     beside = None if whole else (beside or "").removeprefix("timm:") or None
@@ -100,7 +110,7 @@ def identify_file(
     return f"{path.name}: {'; '.join(words)}", document
 
 
-def identify_forms(forms: Iterable[Form]) -> Known:
+def identify_forms(forms: Iterable[Weights]) -> Known:
     """The best match among several forms of the same tensors, with and without prefixes."""
     matches = [identify(form) for form in forms]
     best = [max((fit / of for _, fit, of in known.nearest), default=0.0) for known in matches]
@@ -108,7 +118,7 @@ def identify_forms(forms: Iterable[Form]) -> Known:
     return whole[0] if whole else matches[best.index(max(best))]
 
 
-def identify(form: Form) -> Known:
+def identify(form: Weights) -> Known:
     """Find the architecture of a state dict from its keys and shapes."""
     # without BatchNorm's step counter, which old checkpoints lack
     shapes = {

@@ -34,6 +34,7 @@ from featviz.models.presets import (
     from_ultralytics,
     required_arguments,
 )
+from featviz.models.rebuild import UnbuiltModule
 from featviz.models.requirements import first_line, pick_device, require_torchvision, unfit
 from featviz.models.sources import (
     ANY,
@@ -86,7 +87,8 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
         if not is_lazy(tensor) and tensor.is_meta:
             words = f"the model's {name} is on the device meta, where tensors have no values"
             raise LoadError(words, "model.to_empty(device='cpu') where it is built, and weights")
-    module = weights.unwrapped(module)
+    with weights.one_line(Path(options.spec)):
+        module = weights.unwrapped(module)
     if device.type == "cpu" and any(t.dtype in (torch.float16, torch.bfloat16) for _, t in tensors):
         log.info("half precision is cast to float32 on the CPU")  # where many operations lack it
         module = module.float()
@@ -188,6 +190,11 @@ def _classes(module: nn.Module) -> tuple[str | None, tuple[str, ...]]:
 def load_file(options: ModelOptions) -> Loaded:
     """Load a whole model; or weights into `options.arch`, else into what a config.json beside the
     file names, else into the architecture whose tensors they are."""
+    with weights.one_line(Path(options.spec)):
+        return _load_file(options)
+
+
+def _load_file(options: ModelOptions) -> Loaded:
     path, arch = Path(options.spec), options.arch
     kind = sniff(path)
     if arch is None and (beside := architecture_beside(path)):
@@ -216,13 +223,15 @@ def load_file(options: ModelOptions) -> Loaded:
     if isinstance(content, nn.Module) and options.key is None:
         return content, record, None, ANY
     form, whole = weights.unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
+    if isinstance(whole, UnbuiltModule):
+        raise whole.refusal
     if whole is None:
         return _recognised(path, content, form, options)
     trained = content.get("train_args") if isinstance(content, Mapping) else None
     return whole, {**record, "taken": list(form[1])}, from_ultralytics(whole, trained), ANY
 
 
-def _recognised(path: Path, content: Any, form: weights.Form, options: ModelOptions) -> Loaded:
+def _recognised(path: Path, content: Any, form: weights.Weights, options: ModelOptions) -> Loaded:
     """The architecture of torchvision that the tensors of a file are of."""
     from featviz.models import identify
 
@@ -245,8 +254,8 @@ def _recognised(path: Path, content: Any, form: weights.Form, options: ModelOpti
     module, entry = build_torchvision(name, None, options.seed, built_with)
     tensors, steps = known.form
     log.info("%s: %s", path.name, "; ".join((*steps, known.words)))
-    what = f"{path.name} does not fit {name}"
-    taken = [*steps, weights.put_into(module, tensors, what, options.partial)]
+    message = f"{path.name} does not fit {name}"
+    taken = [*steps, weights.put_into(module, tensors, message, options.partial)]
     record = {"kind": "file", **weights.record(path), "arch": name, **known.arguments}
     return module, {**record, "taken": taken}, entry, ANY
 
@@ -387,7 +396,7 @@ def _build_timm(
     return module, from_timm({**prepared, "input_size": (channels, height, width)})
 
 
-def _arguments_of(name: str, forms: Sequence[weights.Form]) -> dict[str, int]:
+def _arguments_of(name: str, forms: Sequence[weights.Weights]) -> dict[str, int]:
     """`num_classes` and `in_chans` of the weights of a file, where they are not the default."""
     timm = _timm()
     config = timm.get_pretrained_cfg(_tagged(timm, name, None))

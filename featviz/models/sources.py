@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FORM = re.compile(r"(?P<where>.+\.py|[A-Za-z_][\w.]*):(?P<attribute>[A-Za-z_][\w.]*)")
 """`pkg.mod:name` or `file.py:name`."""
 
-SUFFIXES = (".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".pt2")
+SUFFIXES = (".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".pkl", ".npz", ".pt2")
 """File names of models; a file of another name is read by its content all the same."""
 
 _LOOKS = {
@@ -52,8 +52,14 @@ _MOST_UNPACKED = 20
 _EXPORTED_NAMES = ("/archive_format", "serialized_exported_program.json")
 """In lower case: torch's reader of archives makes no difference."""
 
-KINDS = ("zip", "pickle", "safetensors", "shards", "torchscript", "pt2")
-ZIP, PICKLE, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED = KINDS
+ZIP = "zip"
+PICKLE = "pickle"
+ARRAYS = "npz"
+SAFETENSORS = "safetensors"
+SHARDS = "shards"
+TORCHSCRIPT = "torchscript"
+EXPORTED = "pt2"
+KINDS = (ZIP, PICKLE, ARRAYS, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED)
 
 
 Fixed = tuple[int | None, tuple[int, int] | None]
@@ -210,25 +216,37 @@ def unknown_name(library: str, name: str, names: Sequence[str]) -> UsageError:
 
 
 def sniff(path: Path) -> str:
-    """One of KINDS, or words for people that say what the file looks like."""
+    """One of KINDS, or a description of what the file looks like."""
     if not path.is_file():
         return "no regular file"
     with path.open("rb") as file:
         head = file.read(512)
-    if not head.startswith(b"PK\x03\x04"):
-        if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
-            return SAFETENSORS  # a header of 640 bytes begins as a pickle does
-        if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
-            return PICKLE
-        if path.name.endswith(".index.json") and head:
-            return SHARDS
-        looks = (words for mark, words in _LOOKS.items() if head.lstrip().startswith(mark))
-        is_text = re.search(rb"[\x00-\x08\x0e-\x1f]", head) is None
-        other = "a text file" if is_text else "no format that featviz knows"
-        return next(looks, other) if head else "empty"
+    if head.startswith(b"PK\x03\x04"):
+        return _sniff_zip(path)
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
+        return SAFETENSORS  # a header of 640 bytes begins as a pickle does
+    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return PICKLE
+    if path.name.endswith(".index.json") and head:
+        return SHARDS
+    for mark, description in _LOOKS.items():
+        if head.lstrip().startswith(mark):
+            return description
+    if head[257:262] == b"ustar":
+        return "a tar archive (of torch before 0.1.10: load it there, and save it anew)"
+    if head and path.suffix.lower() in (".pkl", ".pickle"):
+        return PICKLE  # of protocols 0 and 1, which begin as anything may
+    if not head:
+        return "empty"
+    is_text = re.search(rb"[\x00-\x08\x0e-\x1f]", head) is None
+    return "a text file" if is_text else "no format that featviz knows"
+
+
+def _sniff_zip(path: Path) -> str:
     try:
         with zipfile.ZipFile(path) as archive:
-            names, unpacked = archive.namelist(), sum(i.file_size for i in archive.filelist)
+            names = archive.namelist()
+            unpacked = sum(member.file_size for member in archive.filelist)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error):
         return "a zip archive that is truncated or damaged"
     if unpacked > _MOST_UNPACKED * path.stat().st_size:
@@ -237,8 +255,11 @@ def sniff(path: Path) -> str:
         return TORCHSCRIPT
     if any(name.casefold().endswith(_EXPORTED_NAMES) for name in names):
         return EXPORTED
-    whole = any(name.endswith("/data.pkl") for name in names)
-    return ZIP if whole else "a zip archive that is no checkpoint"
+    if any(name.endswith("/data.pkl") for name in names):
+        return ZIP
+    if names and all(name.endswith(".npy") for name in names):
+        return ARRAYS
+    return "a zip archive that is no checkpoint"
 
 
 # The user's own code, which MODEL, `--transform` or a trusted file names -----------------------

@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import os
-import pickle
 import re
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from featviz.errors import FeatvizError, FileError, LoadError
-from featviz.files import open_regular, read_json
-from featviz.models import sources, torch_files
+from featviz.files import npy, open_regular, read_json
+from featviz.models import inert, sources
+from featviz.models.rebuild import RefusedError, UnbuiltModule, lacks, rebuild
 from featviz.models.requirements import first_line
 from featviz.models.sources import Fixed, importable
-from featviz.models.torch_files import RefusedError, nested
 from featviz.options import ModelOptions
 from featviz.text import listed, quoted
 
 log = logging.getLogger(__name__)
 
 _SHOWN = 4
+
+_SAVE_IMAGE = "torch.save(tensor, 'image.pt') of a plain tensor [C, H, W]"
 
 # Files -------------------------------------------------------------------------------------------
 
@@ -41,67 +45,133 @@ def record(path: Path) -> dict[str, Any]:
         return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def read(path: Path, unsafe: bool = False) -> Any:
-    """Read what a file holds: a module, or a mapping with tensors somewhere in it; LoadError for no
-    checkpoint, a truncated one, or a pickle that needs more than is allowed."""
-    try:
-        kind = sources.sniff(path)
-    except OSError as error:
-        raise LoadError(f"{path} cannot be read: {error.strerror}", None) from error
-    if kind == sources.TORCHSCRIPT:
-        hint = "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pth') and --arch MODEL"
-        raise LoadError(f"{path.name} is TorchScript, which takes no hooks on its layers", hint)
-    if kind == sources.EXPORTED:
-        return read_program(path, unsafe)[0]
-    if kind == sources.SHARDS:
-        return _read_shards(path, unsafe)
-    if kind not in sources.KINDS:
-        words = f"{path.name} is no checkpoint: it is {kind}"
-        raise LoadError(words, "a file that torch.save wrote")
+@contextmanager
+def one_line(path: Path) -> Iterator[None]:
+    """The boundary around all that is done with a file's content: whatever exception the content
+    leads to becomes a LoadError, which says what would work."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old ways to save, which a reader cannot change
-            if kind == sources.SAFETENSORS:
-                from safetensors.torch import load_file
-
-                return load_file(path)
-            if unsafe:
-                with importable(path.parent):
-                    content = torch.load(path, "cpu", weights_only=False)
-                return unwrapped(content) if isinstance(content, nn.Module) else content
-            with open_regular(path) as file:
-                return torch_files.load(file)
+            yield
     except FeatvizError:
         raise
     except RefusedError as error:
-        if lacking := [name for name in error.names if torch_files.lacks(name)]:
-            package = lacking[0].partition(".")[0]
-            raise LoadError(
-                f"{path.name} needs the package {package} for {listed([*map(quoted, lacking)], 3)}",
-                f"pip install {package}, or a newer one (-U) if it is there",
-            ) from error
-        trust = "if you trust the file, --trust"
-        remedy = trust if error.names else f"save the state_dict() of a model that runs; {trust}"
-        raise LoadError(f"{path.name} {error}", remedy, add=("--trust",)) from error
-    except Exception as error:  # a broken pickle decides itself what it makes torch raise
+        raise _refused(path, error) from error
+    except Exception as error:
         raise _damaged(path, error) from error
 
 
+def read(path: Path, trust: bool = False, modules: bool = True) -> Any:
+    """Read what a file holds.
+
+    Args:
+        path: A file of any of `sources.KINDS`.
+        trust: Let the file run what it holds; its modules are imported from beside it, too.
+        modules: Make whole modules. Otherwise they are dicts of their tensors.
+
+    Returns:
+        A module, or a mapping with tensors somewhere in it.
+
+    Raises:
+        LoadError: Where it is no checkpoint, is truncated, or holds a pickle that needs more.
+    """
+    with one_line(path):
+        kind = sources.sniff(path)
+        if kind == sources.TORCHSCRIPT:
+            hint = "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pth') and --arch MODEL"
+            message = f"{path.name} is TorchScript, which takes no hooks on its layers"
+            raise LoadError(message, hint)
+        if kind == sources.EXPORTED:
+            return read_program(path, trust)[0]
+        if kind == sources.SHARDS:
+            return _read_shards(path, trust)
+        if kind == sources.SAFETENSORS:
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        if kind not in sources.KINDS:
+            message = f"{path.name} is no checkpoint: it is {kind}"
+            raise LoadError(message, "a file that torch.save wrote")
+        with open_regular(path) as file:
+            if kind == sources.ARRAYS:
+                return npy.read_arrays(file.read())
+            if trust:
+                return _read_trusted(file, path)
+            content, left_out = rebuild(inert.read(file), modules)
+        if modules and isinstance(content, UnbuiltModule):
+            raise content.refusal
+        if left_out:
+            log.debug("%s: left out %s", path.name, listed([*map(quoted, left_out)], 20))
+        return content
+
+
+def _read_trusted(file: Any, path: Path) -> Any:
+    with importable(path.parent):
+        content = torch.load(file, "cpu", weights_only=False)
+    return unwrapped(content) if isinstance(content, nn.Module) else content
+
+
+def _refused(path: Path, error: RefusedError) -> LoadError:
+    """The error for content that is on no list."""
+    missing = [name for name in error.names if lacks(name)]
+    if missing:
+        package = missing[0].partition(".")[0]
+        message = f"{path.name} needs the package {package} for"
+        hint = f"pip install {package}, or a newer one (-U) if it is there"
+        return LoadError(f"{message} {listed([*map(quoted, missing)], 3)}", hint)
+    hint = "if you trust the file, --trust; for the weights in it, --arch FILE.py:CLASS"
+    return LoadError(f"{path.name} {error}", hint, add=("--trust",))
+
+
 def _damaged(path: Path, error: Exception) -> LoadError:
+    """The error for content that is broken, whatever a broken pickle made somebody raise."""
+    if isinstance(error, RecursionError):
+        message = f"{path.name} cannot be loaded: it nests values in values without end"
+        return LoadError(message, "save the state_dict() of the model alone")
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return LoadError(f"{path} cannot be read: {error.strerror}")
     if isinstance(error, ModuleNotFoundError):  # of a file that is trusted
-        words = f"{path.name} needs the module {str(error.name)!r}, which cannot be found"
-        return LoadError(words, "PYTHONPATH=FOLDER adds the folder that has it")
-    cause: BaseException = error
-    if isinstance(error, pickle.UnpicklingError) and error.__context__ is not None:
-        cause = error.__context__  # the same without torch's advice to load the file unsafely
-    words = quoted(re.split(r"(?<=\w)\. |\n", str(cause).strip())[0])
-    message = f"{path.name} cannot be loaded: {type(cause).__name__}: {words}".removesuffix(": ")
-    if "Unsupported operand" in str(error):  # of a pickle protocol that is not torch.save's own
-        return LoadError(message, "if you trust the file, --trust", add=("--trust",))
-    if isinstance(cause, AttributeError) and "__main__" in words:
+        message = f"{path.name} needs the module {str(error.name)!r}, which cannot be found"
+        return LoadError(message, "PYTHONPATH=FOLDER adds the folder that has it")
+    text = quoted(re.split(r"(?<=\w)\. |\n", str(error).strip())[0])
+    if isinstance(error, AttributeError) and "__main__" in text:
         hint = "save its state_dict(), and give --arch SCRIPT.py:CLASS"
-        return LoadError(f"{path.name} was saved by the script of its class: {words}", hint)
+        return LoadError(f"{path.name} was saved by the script of its class: {text}", hint)
+    message = f"{path.name} cannot be loaded: {type(error).__name__}: {text}".removesuffix(": ")
     return LoadError(message, "is the file whole, and from this torch or older?")
+
+
+def read_tensor(data: bytes) -> np.ndarray:
+    """Read an image that torch.save wrote.
+
+    Args:
+        data: A file with one tensor, or with a dict of which one is called `image`.
+
+    Returns:
+        The tensor as an array; what numpy lacks (bfloat16) as float32.
+
+    Raises:
+        FileError: Where there is no such tensor, or the file is broken.
+    """
+    try:
+        content, _ = rebuild(inert.read(io.BytesIO(data)), modules=False)
+    except RefusedError as error:
+        raise FileError(str(error), _SAVE_IMAGE) from error
+    except Exception as error:  # a broken pickle decides itself what is raised
+        text = quoted(first_line(error))
+        raise FileError(f"is no whole file of torch.save: {text}", None) from error
+    if isinstance(content, UnbuiltModule):
+        raise FileError(str(content.refusal), _SAVE_IMAGE)
+    if isinstance(content, dict):
+        tensors = {str(k): value for k, value in content.items() if isinstance(value, Tensor)}
+        content = npy.only(tensors, "tensors", "torch.save(tensors[NAME], 'image.pt')")
+    if not isinstance(content, Tensor):
+        raise FileError(f"holds a {type(content).__name__}, and no tensor", _SAVE_IMAGE)
+    if content.is_complex() or content.is_meta:
+        raise FileError("holds a tensor that is sparse, complex or quantised", _SAVE_IMAGE)
+    tensor = content.detach()
+    array: np.ndarray = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -112,23 +182,24 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return unwrapped(inner) if isinstance(inner, nn.Module) else module
 
 
-def _read_shards(path: Path, unsafe: bool) -> Any:
+def _read_shards(path: Path, trust: bool) -> dict[str, Any]:
     """The files that an index.json names, which must lie beside it."""
     try:
-        shards = sorted({Path(str(n)).name for n in read_json(path)["weight_map"].values()})
+        names = {Path(str(name)).name for name in read_json(path)["weight_map"].values()}
     except (FileError, ValueError, KeyError, TypeError, AttributeError) as error:
-        words = f"{path.name} is no index of shards: {error}"
-        raise LoadError(words, "it lacks a weight_map") from error
+        message = f"{path.name} is no index of shards: {error}"
+        raise LoadError(message, "it lacks a weight_map") from error
     tensors: dict[str, Any] = {}
-    for name in shards:
-        words, shard = f"{path.name} names {quoted(name)}", path.with_name(name)
+    for name in sorted(names):
+        message = f"{path.name} names {quoted(name)}"
+        shard = path.parent / name
         is_index = name.endswith(".index.json")  # which could name itself
         if is_index or not os.path.isfile(shard):  # noqa: PTH113 - takes names of any length
-            raise LoadError(f"{words}, which is not beside it", "fetch it")
-        part = read(shard, unsafe)
-        if not isinstance(part, dict):
-            raise LoadError(f"{words}, which holds no dict of tensors")
-        tensors |= part
+            raise LoadError(f"{message}, which is not beside it", "fetch it")
+        content = read(shard, trust, modules=False)
+        if not isinstance(content, dict):
+            raise LoadError(f"{message}, which holds no dict of tensors")
+        tensors |= content
     return tensors
 
 
@@ -262,26 +333,45 @@ _PREFIXES = (
 )
 """What wrappers and training scripts put before names."""
 
-_MOST = 0.8
+_PREFIXED_SHARE = 0.8
 """Share of the keys that must have a prefix: losses may stand beside the model."""
 
 _WRAPPERS = (
     re.compile(r"_orig_mod\.|_fsdp_wrapped_module\.|_checkpoint_wrapped_module\."),
     re.compile(r"(?<=\.)module\."),
 )
-"""What wrappers of parts put into names; the last may also be a module's own name."""
+"""What wrappers of submodules put into names; the last may also be a module's own name."""
+
+_PROFILED = re.compile(r"(.*\.)?total_(ops|params)")
+"""Buffers that profilers (thop) leave in modules."""
 
 _DEEPEST = 4
 
-
-Form = tuple[dict[str, Tensor], tuple[str, ...]]
-"""Tensors by name, and what was done to find them, in words."""
+_MOST_MODULES = 100_000
 
 
-def read_weights(path: Path, options: ModelOptions) -> Form:
-    """The tensors of a file by name."""
-    content = read(path, options.trust)
-    return unwrap(content, options.key, options.strip_prefix, options.ema, path.name)[0]
+class Weights(NamedTuple):
+    """The tensors of a state dict."""
+
+    tensors: dict[str, Tensor]
+    steps: tuple[str, ...] = ()
+    """What was done to find them, for people."""
+
+
+class Unwrapped(NamedTuple):
+    """What a checkpoint has where its weights are."""
+
+    weights: Weights
+    module: nn.Module | UnbuiltModule | None
+    """The module that they are of, where the file holds it as a whole."""
+
+
+def read_weights(path: Path, options: ModelOptions) -> Weights:
+    """The tensors of a file by name, of whatever class its module may be."""
+    with one_line(path):
+        content = read(path, options.trust, modules=False)
+        found = unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
+    return found.weights
 
 
 def unwrap(
@@ -290,141 +380,232 @@ def unwrap(
     prefix: str | None = None,
     ema: bool | None = None,
     name: str = "the checkpoint",
-) -> tuple[Form, nn.Module | None]:
-    """Find the state dict in a checkpoint, and the module that it is of, if any: under `key`
-    (`models.generator`), else in the usual places; averaged weights (`ema`), plain ones (False), or
-    plain ones if there are any (None). A `prefix` is stripped from names."""
+) -> Unwrapped:
+    """Find the state dict in a checkpoint.
+
+    Args:
+        content: What `read` returned.
+        key: Where it is: keys of dicts and indices of lists, with dots between. By default in the
+            usual places.
+        prefix: Stripped from names; tensors without it are left out.
+        ema: Averaged weights, or plain ones (False); by default averaged ones only if there are no
+            others.
+        name: Of the file, for messages.
+
+    Raises:
+        LoadError: Where no tensors are found.
+    """
     steps: list[str] = []
-    inner = content
     if key:
-        there = isinstance(content, Mapping) and key in content
-        for part in [key] if there else key.split("."):
-            if not isinstance(inner, Mapping) or part not in inner:
-                message = f"--key {key!r}: there is no {part!r}"
-                raise LoadError(message, f"there is {_describe(inner)}")
-            inner = inner[part]
+        inner = _at(content, key)
         steps.append(f"took {key!r}")
     else:
         inner = _dig(content, ema, steps)
     tensors = _tensors(inner)
+    profiled = [n for n in tensors if _PROFILED.fullmatch(n)]
+    if profiled and len(profiled) < len(tensors):
+        tensors = {n: tensor for n, tensor in tensors.items() if n not in profiled}
+        steps.append(f"left out {len(profiled)} counters of a profiler")
+    if isinstance(inner, UnbuiltModule) and not tensors:
+        raise inner.refusal
     if not tensors:
-        what = "averaged weights (--ema)" if ema and not key else "weights"
+        missing = "averaged weights (--ema)" if ema and not key else "weights"
         under = f" under {key!r}" if key else ""
         hint = "leave out --ema for the plain ones" if ema else "--key says where they are"
-        raise LoadError(f"{name} holds no {what}{under}: {_describe(content)}", hint)
-    found = tensors, tuple(steps)
-    module = inner if isinstance(inner, nn.Module) else None
-    return _without(found, prefix) if prefix else found, module
+        raise LoadError(f"{name} holds no {missing}{under}: {_describe(content)}", hint)
+    weights = Weights(tensors, tuple(steps))
+    module = inner if isinstance(inner, (nn.Module, UnbuiltModule)) else None
+    return Unwrapped(_without(weights, prefix) if prefix else weights, module)
+
+
+def _at(content: Any, key: str) -> Any:
+    """What `--key` names; a key of its own may have dots."""
+    if isinstance(content, Mapping) and key in content:
+        return content[key]
+    inner = content
+    for part in key.split("."):
+        if isinstance(inner, (list, tuple)) and part.isdecimal() and int(part) < len(inner):
+            inner = inner[int(part)]
+        elif isinstance(inner, Mapping) and part in inner:
+            inner = inner[part]
+        else:
+            message = f"--key {key!r}: there is no {part!r}"
+            raise LoadError(message, f"there is {_describe(inner)}")
+    return inner
 
 
 def _dig(content: Any, ema: bool | None, steps: list[str], depth: int = _DEEPEST) -> Any:
     """What lies under the first usual key with more tensors than lie beside it."""
     if not isinstance(content, Mapping) or not depth:
         return content
-    places = {True: _AVERAGED, False: _PLAIN, None: (*_PLAIN, *_AVERAGED)}
-    beside = len(_tensors(content))  # a loss, a running mean
-    for name in places[ema]:
+    names = {True: _AVERAGED, False: _PLAIN, None: (*_PLAIN, *_AVERAGED)}[ema]
+    count = len(_tensors(content))  # a loss, a running mean
+    for name in names:
         inner = content.get(name)
-        if any(len(_tensors(value)) > beside for value in nested(inner)):
+        if any(len(_tensors(value)) > count for value in _nested(inner)):
             steps.append(f"took {name!r}")
             return _dig(inner, ema if name in _PLAIN else None, steps, depth - 1)
     return content
 
 
+def _nested(content: Any) -> Iterator[Any]:
+    """A value and all that is in it, in mappings, each object once."""
+    reached = [content]
+    seen = {id(content)}
+    for value in reached:
+        yield value
+        for inner in value.values() if isinstance(value, Mapping) else ():
+            if id(inner) not in seen:
+                reached.append(inner)
+                seen.add(id(inner))
+
+
 def _tensors(content: Any) -> dict[str, Tensor]:
-    """The tensors of a module or mapping; other things beside them (an epoch) do not matter."""
+    """The tensors of a module or mapping; anything else in it (an epoch) does not matter."""
     if isinstance(content, nn.Module):
         content = content.state_dict()
-    if not isinstance(content, Mapping):
-        return {}
-    return {str(k): v.data for k, v in content.items() if isinstance(v, Tensor)}
+    if isinstance(content, UnbuiltModule):
+        return _named_tensors(content)
+    tensors: dict[str, Tensor] = {}
+    for name, value in content.items() if isinstance(content, Mapping) else ():
+        if isinstance(value, Tensor):
+            tensors[str(name)] = value.data
+        elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            native = value.astype(value.dtype.newbyteorder("="))
+            tensors[str(name)] = torch.from_numpy(native)
+    return tensors
+
+
+def _named_tensors(module: UnbuiltModule) -> dict[str, Tensor]:
+    """What state_dict() would say of a module, without its class."""
+    tensors: dict[str, Tensor] = {}
+    reached = [("", module)]
+    for prefix, parent in reached:
+        hidden = parent.get("_non_persistent_buffers_set") or ()
+        for group in ("_parameters", "_buffers"):
+            for name, value in dict(parent.get(group) or {}).items():
+                if isinstance(value, Tensor) and name not in hidden:
+                    tensors[f"{prefix}{name}"] = value.data
+        for name, child in dict(parent.get("_modules") or {}).items():
+            if isinstance(child, UnbuiltModule):
+                reached.append((f"{prefix}{name}.", child))
+        if len(reached) > _MOST_MODULES:  # shared ones, in shared ones
+            raise RefusedError("holds a model of too many modules")
+    return tensors
 
 
 def _describe(content: Any) -> str:
+    if isinstance(content, (list, tuple)):
+        return f"a {type(content).__name__} of {len(content)}, of which --key 0 takes the first"
     if not isinstance(content, Mapping):
         return f"a {type(content).__name__}"
     keys = [quoted(repr(key)) for key in content if isinstance(key, (str, int))]
     return f"keys {listed(keys, 8)}" if keys else "nothing"
 
 
-def _without(form: Form, prefix: str) -> Form:
+def _without(weights: Weights, prefix: str) -> Weights:
     """The tensors whose names begin with a prefix, without it."""
-    tensors, steps = form
-    kept = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    kept = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in weights.tensors.items()
+        if name.startswith(prefix)
+    }
     if not kept:
         message = f"--strip-prefix {prefix!r}: no name begins with it"
-        raise LoadError(message, f"names: {', '.join([*tensors][:3])}")
-    others = len(tensors) - len(kept)
-    step = f"stripped {prefix!r}" + (f", leaving {others} others out" if others else "")
-    return kept, (*steps, step)
+        raise LoadError(message, f"names: {', '.join([*weights.tensors][:3])}")
+    step = f"stripped {prefix!r}"
+    if len(kept) < len(weights.tensors):
+        step += f", leaving {len(weights.tensors) - len(kept)} others out"
+    return Weights(kept, (*weights.steps, step))
 
 
-def stripped_forms(weights: Form) -> list[Form]:
+def stripped_forms(weights: Weights) -> list[Weights]:
     """The tensors as they are, then without one usual prefix after the other, and without
     wrappers."""
-    form, forms = weights, [weights]
-    while True:
-        names, most = [*form[0]], _MOST * len(form[0])
-        common = [p for p in _PREFIXES if sum(name.startswith(p) for name in names) >= most]
-        if not common:
-            break
-        form = _without(form, common[0])
-        forms.append(form)
+    forms = [weights]
+    while prefix := _common_prefix(forms[-1]):
+        forms.append(_without(forms[-1], prefix))
     for wrapper in _WRAPPERS:
         for tensors, steps in [*forms]:
-            found = sorted({part for name in tensors for part in wrapper.findall(name)})
+            wrappers = {text for name in tensors for text in wrapper.findall(name)}
             renamed = {wrapper.sub("", name): tensor for name, tensor in tensors.items()}
-            if found and len(renamed) == len(tensors):  # else two names became one
-                step = f"took {', '.join(map(repr, found))} out of names"
-                forms.append((renamed, (*steps, step)))
+            if wrappers and len(renamed) == len(tensors):  # else two names became one
+                step = f"took {', '.join(map(repr, sorted(wrappers)))} out of names"
+                forms.append(Weights(renamed, (*steps, step)))
     return forms
 
 
-def put_weights(module: nn.Module, form: Form, path: Path, options: ModelOptions) -> dict[str, Any]:
+def _common_prefix(weights: Weights) -> str | None:
+    for prefix in _PREFIXES:
+        count = sum(name.startswith(prefix) for name in weights.tensors)
+        if count >= _PREFIXED_SHARE * len(weights.tensors):
+            return prefix
+    return None
+
+
+def put_weights(
+    module: nn.Module, weights: Weights, path: Path, options: ModelOptions
+) -> dict[str, Any]:
     """Load the tensors of a file into a module; returns what run.json says of them."""
-    names = set(module.state_dict())
-    tensors, steps = max(stripped_forms(form), key=lambda form: len(names & form[0].keys()))
-    if steps:
-        log.info("%s: %s", path.name, "; ".join(steps))
-    what = f"{path.name} does not fit {options.spec}"
-    return {**record(path), "taken": [*steps, put_into(module, tensors, what, options.partial)]}
+    names = module.state_dict().keys()
+    forms = stripped_forms(weights)
+    best = max(forms, key=lambda form: len(names & form.tensors.keys()))
+    if best.steps:
+        log.info("%s: %s", path.name, "; ".join(best.steps))
+    message = f"{path.name} does not fit {options.spec}"
+    loaded = put_into(module, best.tensors, message, options.partial)
+    return {**record(path), "taken": [*best.steps, loaded]}
 
 
 def put_into(
-    module: nn.Module, tensors: Mapping[str, Tensor], what: str, partial: bool = False
+    module: nn.Module, tensors: Mapping[str, Tensor], message: str, partial: bool = False
 ) -> str:
-    """Load tensors into a module, cast to its own precision; returns how many of its tensors there
-    were. `what` begins the message; `partial` loads what fits."""
-    own = module.state_dict()
-    expected = {k: v for k, v in own.items() if isinstance(v, Tensor)}
+    """Load tensors into a module, cast to its own precision.
+
+    Args:
+        module: Changed in place.
+        tensors: By names of the module's state dict.
+        message: The beginning of the error.
+        partial: Load what fits.
+
+    Returns:
+        How many of its tensors there were, for people.
+
+    Raises:
+        LoadError: Where some do not fit, or none.
+    """
+    state = module.state_dict()
+    expected = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     # BatchNorm's step counter: old checkpoints lack it, and nothing depends on it here
-    total = [k for k in expected if k in tensors or not k.endswith("num_batches_tracked")]
-    chosen = OrderedDict(
-        (k, v) for k, v in tensors.items() if k in expected and expected[k].shape == v.shape
-    )
-    odd = {
-        "missing ": [quoted(key) for key in total if key not in tensors],
-        "unexpected ": [quoted(key) for key in tensors if key not in expected],
-        "": [
-            f"{quoted(key)} is {list(tensors[key].shape)}, not {list(expected[key].shape)}"
-            for key in total
-            if key in tensors and key not in chosen
-        ],
+    names = [n for n in expected if n in tensors or not n.endswith("num_batches_tracked")]
+    chosen: OrderedDict[str, Tensor] = OrderedDict()
+    differing = []
+    for name in names:
+        if name in tensors and expected[name].shape == tensors[name].shape:
+            chosen[name] = tensors[name]
+        elif name in tensors:
+            shapes = f"{list(tensors[name].shape)}, not {list(expected[name].shape)}"
+            differing.append(f"{quoted(name)} is {shapes}")
+    faults = {
+        "missing ": [quoted(name) for name in names if name not in tensors],
+        "unexpected ": [quoted(name) for name in tensors if name not in expected],
+        "": differing,
     }
-    words = "; ".join(word + listed(keys, _SHOWN) for word, keys in odd.items() if keys)
-    if words and not (partial and chosen):
+    misfits = "; ".join(fault + listed(items, _SHOWN) for fault, items in faults.items() if items)
+    if misfits and not (partial and chosen):
         raise LoadError(
-            f"{what}: {len(chosen)} of {len(total)} tensors; {words}",
+            f"{message}: {len(chosen)} of {len(names)} tensors; {misfits}",
             "another --arch, --model-arg (for example num_classes=10), or --partial for what fits",
         )
     # MNASNet loads no unknown version
-    vars(chosen)["_metadata"] = getattr(own, "_metadata", {})
+    vars(chosen)["_metadata"] = getattr(state, "_metadata", {})
     try:
         module.load_state_dict(chosen, strict=False)
     except (RuntimeError, KeyError) as error:  # of sparse and quantised tensors and modules
-        words = f"{what}: {quoted(str(error).strip().splitlines()[-1].strip())}"
-        raise LoadError(words, "save the weights as plain dense tensors") from error
-    loaded = f"loaded {len(chosen)} of {len(total)}"
-    if words:
-        log.warning("%s tensors (--partial): %s", loaded, words)
+        reason = quoted(str(error).strip().splitlines()[-1].strip())
+        hint = "save the weights as plain dense tensors"
+        raise LoadError(f"{message}: {reason}", hint) from error
+    loaded = f"loaded {len(chosen)} of {len(names)}"
+    if misfits:
+        log.warning("%s tensors (--partial): %s", loaded, misfits)
     return loaded

@@ -33,7 +33,7 @@ from featviz.models.load import LoadedModel, load_model
 from featviz.models.preprocess import Preprocess, Window
 from featviz.models.presets import first_features
 from featviz.models.requirements import require_matplotlib
-from featviz.models.torch_files import read_tensor
+from featviz.models.weights import read_tensor
 from featviz.options import DrawOptions, InputOptions, ModelOptions, RunOptions
 from featviz.records import PRESETS, Bytes, Layer, Outcome, Raster, Sample
 from featviz.run.choose import choose_layers

@@ -305,7 +305,6 @@ STATES: dict[str, Make] = {
     "a partial that becomes another": lambda b: relu(
         f=built(partial(LINEAR), (named("_codecs:encode"), ("x",), {}, None))
     ),
-    "hooks of a tensor": lambda b: {"w": _parameter({}, ordered(x=named(BOX_IOU)))},
     "a namespace that turns into a class": lambda b: built(
         new(named("argparse:Namespace")), ({}, {"__class__": named(LINEAR)})
     ),
@@ -320,11 +319,11 @@ STATES: dict[str, Make] = {
 """States of modules and tensors that mean no good."""
 
 REASONS = re.compile(
-    "which could run any code; nothing was executed|which torch.save only keeps|needs (os|builtins)"
-    "|a way that torch.save does not|UnpicklingError: Trying to call reduce|'wild' is not a valid"
-    "|whose state replaces its|which would call|with _forward_hooks|which could be called"
-    "|holds a tensor with hooks|no weights: a Linear|with a module of an impossible name"
-    "|lacks parts of an nn.Module|without its data|PytorchStreamReader failed locating file"
+    "which could run any code; nothing was executed|a way that torch.save does not"
+    "|whose state replaces its|which would call|holds a functools.partial of"
+    "|with a module of an impossible name|lacks parts of an nn.Module|contains itself"
+    "|without its data|beyond its data|'wild' is not a valid|holds a broken (argparse|types)"
+    "|PytorchStreamReader failed locating file|no weights: a tuple of 2"
 )
 """Why these are refused, in words: none of them is merely a file that is broken."""
 
@@ -332,6 +331,7 @@ REASONS = re.compile(
 TRANSFORMER = "torch.nn.modules.transformer:TransformerEncoderLayer"
 TAKEN: dict[str, Make] = {
     "a class kept as an activation": lambda b: module(TRANSFORMER, activation=named(YOLO)),
+    "hooks of a tensor": lambda b: {"w": _parameter({}, ordered(x=named(BOX_IOU)))},
     "attributes of a parameter in the place of methods": lambda b: relu(
         _parameters={"w": _parameter({"note": named(LINEAR)}, ordered())}
     ),

@@ -18,7 +18,7 @@ from PIL import Image
 from featviz.errors import ImageError
 from featviz.images import decode
 from featviz.images.arrays import Wanted
-from featviz.models.torch_files import read_tensor
+from featviz.models.weights import read_tensor
 from featviz.records import Sample
 
 
@@ -146,7 +146,7 @@ def test_a_tensor_of_torch_save(read: Callable[..., Any], dtype: torch.dtype) ->
         ([1, 2], "holds a list, and no tensor"),
         (torch.nn.Linear(2, 2), r"needs .*torch.nn.modules.linear.Linear"),
         (torch.ones(3, 4, dtype=torch.complex64), "is sparse, complex or quantised"),
-        (torch.eye(4).to_sparse(), "is sparse, complex or quantised"),
+        (torch.eye(4).to_sparse(), "holds a tensor that is not plain"),
     ],
 )
 def test_what_is_no_tensor_is_said(read: Callable[..., Any], value: Any, message: str) -> None:

@@ -18,7 +18,7 @@ from torchvision import models
 from featviz.errors import LoadError
 from featviz.models import identify
 from featviz.models.load import load_model
-from featviz.models.weights import stripped_forms, unwrap
+from featviz.models.weights import Weights, stripped_forms, unwrap
 from featviz.options import InputOptions, ModelOptions
 from models.loading import load, uninitialised
 
@@ -94,7 +94,7 @@ def test_a_part_may_be_named_module_beside_a_compiled_one() -> None:
     """Both readings are tried: of DataParallel, and of a name of the model's own."""
     weight = torch.ones(1)
     given = {"stem._orig_mod.weight": weight, "block.module.weight": weight}
-    forms = [{*tensors} for tensors, _ in stripped_forms((given, ()))]
+    forms = [{*tensors} for tensors, _ in stripped_forms(Weights(given))]
     assert {"stem.weight", "block.module.weight"} in forms
     assert {"stem.weight", "block.weight"} in forms
 

@@ -167,33 +167,33 @@ def test_getattr_reaches_forward_methods_alone(owner: Any, name: str, tmp_path: 
     """Any other attribute, and any other owner, refuses the file."""
     if owner is os:
         owner = Called(getattr, Called(getattr, nn.Conv2d, "__init__"), "__globals__")
-    value = Called(getattr, owner, name)
-    torch.save({"model": nn.Conv2d(3, 1, 1), "x": value}, tmp_path / "evil.pt")
+    module = nn.Conv2d(3, 1, 1)
+    module.x = Called(getattr, owner, name)  # type: ignore[assignment]
+    torch.save(module, tmp_path / "evil.pt")
     with pytest.raises(LoadError, match=r"needs .*getattr"):
         load(tmp_path / "evil.pt")
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    "value",
     [
-        (Called(pathlib.PosixPath, 3), "holds a path that is none"),
-        (Called(np.dtype, "O"), "a type of numpy that is none of plain numbers"),
-        (Called(np.float64(0).__reduce__()[0], np.dtype("f8"), b"123"), "3 bytes, expected 8"),
-        (
-            Called(np.float64(0).__reduce__()[0], "f8", b"12345678"),
-            "a number of numpy that is none",
-        ),
-        (Called(transforms.InterpolationMode, "wild"), "is not a valid InterpolationMode"),
+        Called(pathlib.PosixPath, 3),
+        Called(np.dtype, "O"),
+        Called(np.float64(0).__reduce__()[0], np.dtype("f8"), b"123"),
+        Called(np.float64(0).__reduce__()[0], "f8", b"12345678"),
+        Called(transforms.InterpolationMode, "wild"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=["path", "type", "short number", "number of no type", "mode"],
 )
-def test_values_beside_the_weights_are_held_in_bounds(
-    value: Any, message: str, tmp_path: Path
-) -> None:
-    """Long paths, types that are no numbers, numbers without their bytes."""
-    torch.save({"model": nn.Conv2d(3, 1, 1), "x": value}, tmp_path / "evil.pt")
-    with pytest.raises(LoadError, match=message):
-        load(tmp_path / "evil.pt")
+def test_values_beside_the_weights_may_be_broken(value: Any, tmp_path: Path) -> None:
+    """They are left out, and the model beside them is loaded; within it they refuse it."""
+    torch.save({"model": nn.Conv2d(3, 1, 1), "x": value}, tmp_path / "odd.pt")
+    assert load(tmp_path / "odd.pt").out_channels == 1
+    module = nn.Conv2d(3, 1, 1)
+    module.x = value
+    torch.save(module, tmp_path / "odd.pt")
+    with pytest.raises(LoadError, match="holds a (broken|type)"):
+        load(tmp_path / "odd.pt")
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from torchvision import models
 from featviz.errors import LoadError
 from featviz.models.identify import INDEX, identify
 from featviz.models.load import adopt, load_model
-from featviz.models.weights import put_weights, stripped_forms, unwrap
+from featviz.models.weights import Weights, put_weights, stripped_forms, unwrap
 from featviz.options import InputOptions, ModelOptions
 from models.loading import nothing_fetched, on_meta, uninitialised
 
@@ -88,7 +88,7 @@ def test_own_names_that_look_like_a_prefix_are_kept(tmp_path: Path) -> None:
     file.touch()
     for prefix, steps in (("", []), ("module.", ["stripped 'module.'"])):
         weights = prefixed({k: v + 1 for k, v in module.state_dict().items()}, prefix)
-        said = put_weights(module, (weights, ()), file, ModelOptions("net"))
+        said = put_weights(module, Weights(weights), file, ModelOptions("net"))
         assert said["taken"] == [*steps, "loaded 2 of 2"]
         assert all(torch.equal(v, weights[prefix + k]) for k, v in module.state_dict().items())
 
@@ -225,7 +225,7 @@ def test_every_torchvision_builder_is_found_from_its_state_dict(name: str) -> No
     options = {} if name.startswith("raft") else {"num_classes": 7}
     with uninitialised(), on_meta(name):
         module = models.get_model(name, **nothing_fetched(name), **options)
-    known = identify((dict(module.state_dict()), ()))
+    known = identify(Weights(dict(module.state_dict())))
     plain = name.removeprefix("quantized_")
     assert known.name in (plain, TWINS.get(plain)) or name in known.names, known.words
     assert known.arguments.get("num_classes") == options.get("num_classes")

@@ -1,0 +1,213 @@
+"""Pickles read as inert stand-ins: what a file names is noted, never imported, made or called.
+
+A pickle is a program for a machine with a stack. Here the machine is pickle's own reader in Python,
+in which every instruction that would touch something real makes a note instead:
+
+    instructions                          pickle                          here
+    GLOBAL, STACK_GLOBAL                  imports what is named           Name
+    REDUCE, NEWOBJ, NEWOBJ_EX, OBJ, INST  calls it                        Made(maker, arguments)
+    EMPTY_DICT, DICT, EMPTY_SET, ...      a dict or set, hashing keys     Made, with pairs or items
+    BUILD                                 __setstate__ or __dict__        one of Made.states
+    APPENDS, ADDITEMS, SETITEMS           methods of the object           Made.items, Made.pairs
+    BINPERSID                             torch reads numbers of tensors  Storage around them
+    EXT1, EXT2, EXT4, PERSID              looks into a registry           an error
+
+Numbers, texts, bytes, lists and tuples are what they are. So nothing on the stack can be called,
+and the order of instructions makes no difference: `models.rebuild` makes values of the notes
+afterwards. (The reader in C is no basis: it takes classes of the EXT registry unseen, and one
+instruction makes it fill 64 GB.)
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, ClassVar
+
+import torch
+
+_MODULES_OF_PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+
+
+class Name:
+    """What a file names, such as `torch.nn.modules.linear.Linear`."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+@dataclass(slots=True, eq=False)
+class Made:
+    """What a file would make by a call, and what it would put into it."""
+
+    maker: Any
+    arguments: tuple[Any, ...] = ()
+    states: list[Any] = field(default_factory=list)
+    items: list[Any] = field(default_factory=list)
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def append(self, item: Any) -> None:
+        """APPEND, ADDITEMS."""
+        self.items.append(item)
+
+    add = append
+
+    def extend(self, items: list[Any]) -> None:
+        """APPENDS."""
+        self.items.extend(items)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """SETITEM, SETITEMS."""
+        self.pairs.append((key, value))
+
+
+@dataclass(slots=True, eq=False)
+class Storage:
+    """The numbers of a tensor, in torch's own storage."""
+
+    data: Any
+
+
+class Unpickler(pickle._Unpickler):
+    """Reads a pickle without making anything of it."""
+
+    dispatch: ClassVar[dict[int, Any]] = pickle._Unpickler.dispatch.copy()
+    stack: list[Any]
+    append: Any
+    read: Any
+    pop_mark: Any
+
+    def __init__(self, file: io.BytesIO, **options: Any) -> None:
+        super().__init__(file, **options)
+        self.size = file.getbuffer().nbytes
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A name. torch's subclass takes those of storages for marks of a dtype."""
+        return Name(f"{_MODULES_OF_PYTHON_2.get(module, module)}.{name}")
+
+    def _instantiate(self, maker: Any, arguments: list[Any]) -> None:
+        """What INST and OBJ share."""
+        self.append(Made(maker, tuple(arguments)))
+
+    def _call(self) -> None:
+        arguments = self.stack.pop()
+        if type(arguments) is not tuple:
+            raise pickle.UnpicklingError("the arguments of a call are no tuple")
+        self.append(Made(self.stack.pop(), arguments))
+
+    def _call_with_keywords(self) -> None:
+        self.stack.pop()  # no maker of ours takes any
+        self._call()
+
+    def _build(self) -> None:
+        state = self.stack.pop()
+        if type(self.stack[-1]) is not Made:
+            raise pickle.UnpicklingError("a state for what has none")
+        self.stack[-1].states.append(state)
+
+    def _empty_dict(self) -> None:
+        self.append(Made(Name("builtins.dict")))
+
+    def _dict(self) -> None:
+        self.pop_mark()  # empty: protocols 0 and 1 fill dicts afterwards
+        self._empty_dict()
+
+    def _empty_set(self) -> None:
+        self.append(Made(Name("builtins.set")))
+
+    def _frozenset(self) -> None:
+        items = self.pop_mark()  # which puts another stack in the place of this one
+        self.append(Made(Name("builtins.frozenset"), (items,)))
+
+    def _bytearray(self) -> None:
+        length = int.from_bytes(self.read(8), "little")
+        self.append(self.read(length))  # reserves no memory for bytes that are not there
+
+    def _persistent(self) -> None:
+        """What torch reads for a persistent id, after a look at it: torch itself would look up the
+        source code of a class, and reserve whatever length is written."""
+        identity = self.stack.pop()
+        types = [*map(type, identity)] if type(identity) is tuple else []
+        if types[:2] == [str, Name] and identity[0] == "module":
+            self.append(identity[1])  # a class of before torch 1.6, and its source
+            return
+        if types[2:5] != [str, str, int] or types[5:] not in ([], [type(None)]):
+            raise pickle.UnpicklingError("a persistent id that is none of torch.save's")
+        _, marker, key, device, length, *view = identity
+        if length < 0 or (view and length > self.size):  # in zip files torch compares the sizes
+            raise pickle.UnpicklingError(f"a storage of {length:,} numbers, which are not there")
+        if type(marker) is Name and marker.text == "torch.storage.UntypedStorage":
+            marker = torch.UntypedStorage
+        elif type(marker) is not torch.serialization.StorageType:
+            raise pickle.UnpicklingError("a storage of no type of numbers")
+        storage = self.persistent_load(("storage", marker, key, device, length, *view))
+        self.append(Storage(storage))
+
+    def _refused(self) -> None:
+        raise pickle.UnpicklingError("an instruction that looks into a registry")
+
+    dispatch |= {
+        pickle.REDUCE[0]: _call,
+        pickle.NEWOBJ[0]: _call,
+        pickle.NEWOBJ_EX[0]: _call_with_keywords,
+        pickle.BUILD[0]: _build,
+        pickle.EMPTY_DICT[0]: _empty_dict,
+        pickle.DICT[0]: _dict,
+        pickle.EMPTY_SET[0]: _empty_set,
+        pickle.FROZENSET[0]: _frozenset,
+        pickle.BYTEARRAY8[0]: _bytearray,
+        pickle.BINPERSID[0]: _persistent,
+        pickle.PERSID[0]: _refused,
+        pickle.EXT1[0]: _refused,
+        pickle.EXT2[0]: _refused,
+        pickle.EXT4[0]: _refused,
+    }
+
+
+class Inert:
+    """What torch.load takes for the module pickle."""
+
+    Unpickler = Unpickler
+
+    @staticmethod
+    def load(file: io.BytesIO, **options: Any) -> Any:
+        """What torch reads before and after the pickle of a file of before 1.6."""
+        return Unpickler(file, **options).load()
+
+
+def read(file: BinaryIO) -> Any:
+    """Read a file of torch.save, of any format but tar, or a plain pickle.
+
+    Args:
+        file: Open for reading; its descriptor is not used.
+
+    Returns:
+        Numbers, texts, lists and tuples, with Name, Made and Storage for all else.
+
+    Raises:
+        Exception: Of any kind, where the file is broken or is TorchScript.
+    """
+    if file.read(4) == b"PK\3\4":
+        file.seek(0)
+        names = torch._C.PyTorchFileReader(file).get_all_records()
+        if "constants.pkl" in names:  # torch.load would hand it to torch.jit.load
+            raise pickle.UnpicklingError("it is TorchScript")
+        file.seek(0)
+        return torch.load(file, "cpu", pickle_module=Inert, weights_only=False)
+    file.seek(0)
+    # A copy has no descriptor: of one, torch would first try to unpack a tar file, and tar files
+    # make links, and open what these lead to
+    return read_pickle(file.read())
+
+
+def read_pickle(data: bytes) -> Any:
+    """Read a plain pickle, or torch's format of before 1.6, which is several in a row."""
+    file = io.BytesIO(data)
+    first = Unpickler(file, encoding="latin1").load()
+    if type(first) is not int or first != torch.serialization.MAGIC_NUMBER:
+        return first
+    file.seek(0)
+    return torch.load(file, "cpu", pickle_module=Inert, weights_only=False)
