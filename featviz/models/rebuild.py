@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from featviz.errors import FeatvizError
 from featviz.models import inert
 from featviz.models.inert import Made, Name, Storage
 from featviz.models.requirements import import_ultralytics, require_torchvision
@@ -169,12 +170,10 @@ class Data:
     def _attempt(self, value: Any) -> Any:
         try:
             return self._built(value)
-        except DamagedError:
+        except (DamagedError, FeatvizError, RecursionError):
             raise
         except RefusedError as error:
             return error
-        except RecursionError:
-            raise
         except Exception as error:  # of arguments that are none of its maker's
             return RefusedError(f"holds a broken {_called(value)}: {quoted(str(error))}")
 
@@ -516,7 +515,7 @@ def _number_type(data: Data, made: Made) -> np.dtype[Any]:
 def _number(data: Data, made: Made) -> bool | int | float:
     """A single number of numpy as Python's own: type, bytes."""
     dtype, content = data.elements(made.arguments)
-    number: bool | int | float = np.frombuffer(content, dtype)[0].item()
+    number: bool | int | float = np.frombuffer(content, dtype.str)[0].item()
     return number
 
 
@@ -529,7 +528,7 @@ def _array(data: Data, made: Made) -> np.ndarray:
         content, dtype, shape, order = data.elements(made.arguments)
         is_fortran = order == "F"
     content = content.encode("latin1") if type(content) is str else content  # of Python 2
-    return np.frombuffer(content, dtype).reshape(shape, order="F" if is_fortran else "C")
+    return np.frombuffer(content, dtype.str).reshape(shape, order="F" if is_fortran else "C")
 
 
 def _set(data: Data, made: Made) -> set[Any]:
