@@ -192,7 +192,7 @@ def test_values_beside_the_weights_may_be_broken(value: Any, tmp_path: Path) -> 
     module = nn.Conv2d(3, 1, 1)
     module.x = value
     torch.save(module, tmp_path / "odd.pt")
-    with pytest.raises(LoadError, match="holds a (broken|type)"):
+    with pytest.raises(LoadError, match=r"holds a (broken|type)"):
         load(tmp_path / "odd.pt")
 
 
