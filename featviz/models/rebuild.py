@@ -103,7 +103,7 @@ class RefusedError(Exception):
         self.names = sorted(names)
 
 
-class DamagedError(RefusedError):
+class UnusableTensorError(RefusedError):
     """A tensor without its data, for which the whole file is refused."""
 
 
@@ -170,7 +170,7 @@ class Data:
     def _attempt(self, value: Any) -> Any:
         try:
             return self._built(value)
-        except (DamagedError, FeatvizError, RecursionError):
+        except (UnusableTensorError, FeatvizError, RecursionError):
             raise
         except RefusedError as error:
             return error
@@ -239,7 +239,7 @@ class Data:
         return key
 
     def _leave_out(self, error: RefusedError) -> None:
-        if isinstance(error, DamagedError):
+        if isinstance(error, UnusableTensorError):
             raise error
         for name in error.names or [str(error)]:
             self.left_out[name] = error
@@ -474,14 +474,14 @@ def _tensor(data: Data, made: Made) -> Tensor:
     dtype = dtypes[0] if dtypes else storage.data.dtype
     numbers = [offset, *size, *stride]
     if len(size) != len(stride) or any(type(n) is not int or n < 0 for n in numbers):
-        raise DamagedError("holds a tensor of an impossible shape")
+        raise UnusableTensorError("holds a tensor of an impossible shape")
     if math.prod(size) * dtype.itemsize > 4 * untyped.nbytes() + _BYTES_BESIDE:
-        raise DamagedError(f"holds a tensor of shape {[*size]} without its data")
+        raise UnusableTensorError(f"holds a tensor of shape {[*size]} without its data")
     if math.prod(size) == 0:
         return torch.empty(size, dtype=dtype)
     last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
     if (last + 1) * dtype.itemsize > untyped.nbytes():
-        raise DamagedError(f"holds a tensor of shape {[*size]} that ends beyond its data")
+        raise UnusableTensorError(f"holds a tensor of shape {[*size]} that ends beyond its data")
     tensor = torch.empty(0, dtype=dtype).set_(untyped, offset, size, stride)
     return tensor.requires_grad_() if True in more else tensor
 
