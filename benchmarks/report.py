@@ -22,6 +22,7 @@ from PIL import Image
 
 from featviz.options.commands import ReportOptions
 from featviz.report import build_report
+from featviz.rundir.folder import Folder
 from featviz.rundir.write import RunDirectory
 
 SEEN = (28, 28)
@@ -37,7 +38,7 @@ def make_run(root: Path, images: int, layers: int, channels: int) -> None:
     picture = root.with_suffix(".png")
     Image.fromarray(pixels).save(picture)
     grid, seen = picture.read_bytes(), Path(__file__).parent / "../sample_images/digits/00-5.png"
-    store = RunDirectory(root)
+    store = RunDirectory(Folder.open(root))
     names = [f"image_{n:04d}.jpg" for n in range(images)]
     for name in names:
         folder = store.new_image(name)

@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from featviz.records import GridPlan, Layer
+from featviz.rundir.folder import Folder
 from featviz.rundir.write import ImageFolder, RunDirectory
 
 RUN_RECORD = {
@@ -171,7 +172,7 @@ def write_run(
     **record: Any,
 ) -> Path:
     """Write a run directory of complete images."""
-    store = RunDirectory(root)
+    store = RunDirectory(Folder.open(root))
     for name, own in drawn.items():
         write_image(store, name, own)
     failures = failures or {}

@@ -24,7 +24,7 @@ def test_a_regular_file_is_read(tmp_path: Path) -> None:
     assert files.read_bytes(path) == path.read_bytes()
     assert files.read_text(path) == '{"ä": [1, 2.5, null]}'
     assert files.read_json(path) == {"ä": [1, 2.5, None]}
-    with files.Folder(tmp_path) as folder:
+    with files.ReadFolder(tmp_path) as folder:
         assert folder.read_json("a/b.json", 100) == {"ä": [1, 2.5, None]}
 
 
@@ -37,7 +37,7 @@ def test_a_fifo_does_not_block(tmp_path: Path) -> None:
             files.read_bytes(path)
     for name in ("fifo", "folder"):
         regular = pytest.raises(FileError, match="it is no regular file")
-        with files.Folder(tmp_path) as folder, regular:
+        with files.ReadFolder(tmp_path) as folder, regular:
             folder.read(name, 100)
 
 
@@ -51,10 +51,10 @@ def test_links_below_a_folder_are_not_followed(tmp_path: Path) -> None:
     (run / "folder").symlink_to(tmp_path / "secret")
     (run / "own").write_text("mine")
     for name in ("file", "folder/key"):
-        with files.Folder(run) as folder, pytest.raises(FileError, match="symbolic link"):
+        with files.ReadFolder(run) as folder, pytest.raises(FileError, match="symbolic link"):
             folder.read(name, 100)
     (tmp_path / "linked").symlink_to(run)
-    with files.Folder(tmp_path / "linked") as folder:
+    with files.ReadFolder(tmp_path / "linked") as folder:
         assert folder.read("own", 100) == b"mine"
 
 
@@ -74,7 +74,10 @@ def test_a_link_that_comes_after_the_look_is_not_followed(
         (tmp_path / "run" / "a").symlink_to(tmp_path / "secret")
         return seen
 
-    with files.Folder(tmp_path / "run") as folder, pytest.raises(FileError, match="symbolic link"):
+    with (
+        files.ReadFolder(tmp_path / "run") as folder,
+        pytest.raises(FileError, match="symbolic link"),
+    ):
         monkeypatch.setattr(os, "stat", swapped)
         folder.open("a")
 
@@ -84,7 +87,10 @@ def test_a_path_outside_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "key").write_text("x")
     for name in ("../key", "/etc/passwd"):
-        with files.Folder(tmp_path / "run") as folder, pytest.raises(FileError, match="outside"):
+        with (
+            files.ReadFolder(tmp_path / "run") as folder,
+            pytest.raises(FileError, match="outside"),
+        ):
             folder.read(name, 100)
 
 

@@ -27,7 +27,7 @@ from featviz.audit.audit import audit as audit_model
 from featviz.audit.output import audit_table
 from featviz.errors import FileError, StoreError
 from featviz.exemplars.exemplars import exemplar_table, find_exemplars
-from featviz.files import Folder
+from featviz.files import ReadFolder
 from featviz.inspection.cam import ImageCam, LayerCam
 from featviz.inspection.cam import cam as explain
 from featviz.inspection.kernels import NO_IMAGE, draw_kernels
@@ -124,7 +124,7 @@ class Findings(running.Shown):
         """A picture in the folder, by its name in `files` or in the document."""
         try:
             with (
-                Folder(self.folder) as opened,
+                ReadFolder(self.folder) as opened,
                 opened.open(file) as content,
                 Image.open(content, formats=[format_of(file).pillow]) as picture,
             ):

@@ -33,8 +33,8 @@ from featviz.options import DrawOptions, InputOptions, RunOptions, declared, no_
 from featviz.options.commands import KernelOptions
 from featviz.run import run as pipeline
 from featviz.run.prepare import Prepared, find_images, prepare
-from featviz.rundir.atomic import remove
-from featviz.rundir.place import RUN, check_free, replacing
+from featviz.rundir.folder import Folder
+from featviz.rundir.place import RUN, check_free, remove_result, replacing
 from featviz.rundir.studies import (
     check_series,
     read_steps,
@@ -116,7 +116,7 @@ class Watcher:
         self._stack, self._replaced, self._numbered = ExitStack(), overwrite, True
         self._pending = False
         self._prepared: Prepared | None = None
-        self._health: Callable[[LoadedModel, Path], Mapping[str, Any]] | None = None
+        self._health: Callable[[LoadedModel, Folder], Mapping[str, Any]] | None = None
         group = torch.distributed
         if group.is_available() and group.is_initialized() and group.get_rank():
             return  # of several processes the first writes
@@ -218,7 +218,7 @@ class Watcher:
             with replacing(folder, RUN) as new, self._lent() as model:
                 self._draw(new, replace(self._prepared, model=model))
             for path, ours in earlier.items():
-                remove(path, ours or ())
+                remove_result(Folder.open(self.out), path.name, ours or ())
         except FeatvizError as error:
             if not self.steps:
                 raise
@@ -227,7 +227,7 @@ class Watcher:
         self.steps.append(self.number)
         return folder
 
-    def _draw(self, folder: Path, prepared: Prepared) -> None:
+    def _draw(self, folder: Folder, prepared: Prepared) -> None:
         """Write the run directory of this step, and post it."""
         at = None if self._board is None else replace(self._board, step=self.number)
         results = pipeline.draw_into(folder, prepared, at)

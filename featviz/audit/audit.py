@@ -28,7 +28,8 @@ from featviz.records import Layer, Sample, Verdict
 from featviz.run.prepare import blank_input
 from featviz.run.study import Batch, BatchProgress, Study, begun
 from featviz.rundir import write
-from featviz.rundir.place import AUDIT, JUNIT, PRUNING, check_file, writing
+from featviz.rundir.folder import Folder
+from featviz.rundir.place import AUDIT, JUNIT, PRUNING, writing
 from featviz.rundir.studies import junit, read_audit
 from featviz.text import listed
 
@@ -82,8 +83,8 @@ def audit(
             earlier = {row.label: row.findings for row in baseline[0].layers}
             verdicts.append(findings.worse(layers, earlier))
     if options.prune_out is not None:
-        check_file(options.prune_out, PRUNING, "--prune-out", options.overwrite)
-        write.write_json(options.prune_out, document["prune"])
+        with writing(options.prune_out, PRUNING, "--prune-out", options.overwrite) as file:
+            file.write(write.as_json(document["prune"]))
     if options.junit is not None:
         if isinstance(model, LoadedModel):
             label = str(model.source.get("name", type(model.module).__name__))
@@ -196,7 +197,7 @@ def health_check(
     layers: Sequence[Layer],
     inputs: InputOptions,
     blank: Sequence[Any],
-) -> Callable[[LoadedModel, Path], Mapping[str, Any]]:
+) -> Callable[[LoadedModel, Folder], Mapping[str, Any]]:
     """What audits a model as it is when it is called: it writes audit.json into a folder, and gives
     its content. Where each layer is judged a forward pass on `blank` decides now."""
     names = [re.escape(layer.name) for layer in layers if not layer.is_function]
@@ -206,7 +207,7 @@ def health_check(
     options = AuditOptions(f"re:^({'|'.join(names)})$", inputs, batch_size=16)
     plan = choose(model, options.layers, blank)
 
-    def check(model: LoadedModel, folder: Path) -> Mapping[str, Any]:
+    def check(model: LoadedModel, folder: Folder) -> Mapping[str, Any]:
         _, document = _counted(Study(model, samples, options), plan, options)
         output.write_document(folder, document)
         return document

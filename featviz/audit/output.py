@@ -6,7 +6,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from featviz.options.commands import AuditOptions
 from featviz.records import Bytes, Sample
 from featviz.run.study import batches
 from featviz.rundir import AUDIT_FILE, write
+from featviz.rundir.folder import Folder
 from featviz.text import TextTable, printable, quoted, safe_name
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ PER_LAYER = 8
 
 
 def write_files(
-    folder: Path,
+    folder: Folder,
     document: Mapping[str, Any],
     model: LoadedModel,
     plan: AuditPlan,
@@ -54,7 +54,7 @@ def write_files(
         target, source, suspects, total = sheet
         dead = "" if source.call == target.call else ".dead"
         file = f"suspects/{safe_name(target.call.label + dead)}.png"
-        with write.atomic(folder / file) as opened:
+        with folder.write(file) as opened:
             _compose(sheet, *shown, samples).save(opened, "png")
         row: dict[str, Any] = {"layer": target.call.label, "shown": source.call.label}
         row |= {"channels": [channel for _, channel, _ in suspects], "suspects": total}
@@ -63,7 +63,7 @@ def write_files(
     if count < (every := sum(document["total"]["findings"].values())):
         most = f"{PER_LAYER} of a layer, and --max-suspects {options.max_suspects}"
         log.info("%d of %d suspects are drawn: at most %s in all", count, every, most)
-    with write.atomic(folder / "channels.npz") as archive:
+    with folder.write("channels.npz") as archive:
         write.write_arrays(archive, {call.label: own.table() for call, own in tallies.items()})
     by_activation = {  # a bar for each activation that gives zeros, however many are judged by it
         row["dead_at"]: (row["label"], row["apoz"], len(row["findings"]["dead"]) / row["channels"])
@@ -73,13 +73,13 @@ def write_files(
     if bars := list(reversed(by_activation.values())):
         title = f"Average percentage of zeros, {document['images']['seen']} images"
         pixels = apoz_chart(bars, title)
-        with write.atomic(folder / "apoz.png") as picture:
+        with folder.write("apoz.png") as picture:
             write_png(picture, (len(pixels), pixels.shape[1] // 3), [pixels])
     write_document(folder, document, drawn, None)
 
 
 def write_document(
-    folder: Path,
+    folder: Folder,
     document: Mapping[str, Any],
     drawn: Sequence[Mapping[str, Any]] = (),
     files: Iterable[str] | None = (),

@@ -136,8 +136,8 @@ def diff(given: Given) -> int:
 def merge(given: Given) -> int:
     """Join parts of a run into one run directory.
 
-    The parts must have the same model, layers and options, and stay as they are. On one disk, a
-    joined run takes no further room.
+    The parts must have the same model, layers and options, and stay as they are. The joined run is
+    a copy.
 
     \b
     Examples:

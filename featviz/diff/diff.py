@@ -40,7 +40,7 @@ from featviz.options.commands import DiffFiles, DiffThresholds
 from featviz.records import CaptureKey, Verdict, finite
 from featviz.rundir import DIFF_FILE
 from featviz.rundir import place as outputs
-from featviz.rundir.atomic import atomic
+from featviz.rundir.folder import Folder
 from featviz.rundir.image import DamagedError
 from featviz.rundir.mirror import copied
 from featviz.rundir.read import ReadRun, read_run, warn_of
@@ -99,7 +99,7 @@ def diff(
                     page, beside = render(result, before, after, files.html, folder)
                     texts[outputs.PAGE] = page.encode("utf-8", "replace")
                     for name, text in beside.items():
-                        with atomic(fresh / name) as file:
+                        with fresh.write(name) as file:
                             file.write(text.encode("utf-8", "replace"))
                 write_record(fresh, DIFF_FILE, as_json(result))
         texts[outputs.JUNIT] = junit({str(result.new): verdicts(result)}, "diff")
@@ -332,7 +332,7 @@ def as_json(result: Comparison) -> dict[str, Any]:
 
 
 def draw(
-    layers: Sequence[ComparedLayer], base: ReadRun, new: ReadRun, folder: Path
+    layers: Sequence[ComparedLayer], base: ReadRun, new: ReadRun, folder: Folder
 ) -> tuple[ComparedLayer, ...]:
     """The layers, of which the worst that differ, and the first always, are drawn on one scale, as
     wide as the largest difference of all; what has a number on one side only is magenta."""
@@ -362,7 +362,7 @@ def draw(
             "Range": f"NEW - BASE, relative: {-limit:g} to {limit:g}",
             "Source": one.source,
         }
-        with atomic(folder / name) as file:
+        with folder.write(name) as file:
             size = one.plan.height, one.plan.width
             write_png(file, size, pieces, colors=colors.colors, text=text)
     return tuple(replace(layer, difference=drawn.get(layer.place)) for layer in layers)

@@ -25,7 +25,7 @@ from featviz.drawing.values import MAX, ZEROS
 from featviz.errors import UsageError
 from featviz.options import DrawOptions
 from featviz.records import BACKWARD, CaptureSite, Floats
-from featviz.rundir import atomic
+from featviz.rundir.folder import Folder, reported
 from featviz.text import printable
 
 BINS = 64
@@ -88,7 +88,7 @@ class Board:
             step = position if self.step is None else self.step
             more |= {"step": step, "summary": Summary(value=found)}
         event = Event(wall_time=time.time(), **more)
-        with atomic.reported(self.file.name, "name another folder"):
+        with reported(self.file.name, "name another folder"):
             RecordWriter(self.file).write(event.SerializeToString())
             self.file.flush()
 
@@ -157,9 +157,9 @@ def opened(folder: Path | None, below: Path | None = None) -> Iterator[Board | N
     if below is not None and os.path.relpath(folder, below).startswith(os.pardir):
         below = None
     with (
-        atomic.reported(folder, "name another folder"),
-        atomic.opened(folder, below),
-        (folder / name).open("xb") as file,
+        reported(folder, "name another folder"),
+        Folder.open(folder, below) as opened_folder,
+        opened_folder.create(name) as file,
     ):
         board = Board(file)
         board.post((), file_version="brain.Event:2")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from math import ceil, sqrt
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from msgspec import structs
@@ -33,6 +33,7 @@ from featviz.run.choose import choose_layers
 from featviz.run.prepare import blank_input
 from featviz.run.study import BatchProgress, Study, begun
 from featviz.rundir import EXEMPLARS_FILE, studies, write
+from featviz.rundir.folder import Folder
 from featviz.rundir.place import EXEMPLARS
 from featviz.rundir.read import Failure
 from featviz.rundir.studies import ExemplarChannel, ExemplarLayer, FieldOfView, Seen
@@ -197,7 +198,7 @@ def _draw_layer(
     source: ExemplarSource,
     top: TopImages,
     row: ExemplarLayer,
-    folder: Path,
+    folder: Folder,
 ) -> ExemplarLayer:
     """Write the sheet of a tensor and the pictures of its channels; its row with exemplars."""
     channels, top_count = top.values.shape
@@ -218,10 +219,10 @@ def _draw_layer(
                 path = f"{row.sheet.removesuffix('.png')}/c{channel:05d}.png"
                 title = (f"{label}, channel {channel}", lines[-1])
                 texts = [(exemplar.value, exemplar.image) for exemplar in exemplars]
-                _save(folder / path, draw_channel(title, tiles, texts, tiles_per_channel))
+                _save(folder, path, draw_channel(title, tiles, texts, tiles_per_channel))
             add_row(channel, tiles, [exemplar.value for exemplar in exemplars])
             drawn_channels.append(ExemplarChannel(channel, path, exemplars))
-    _save(folder / row.sheet, sheet)
+    _save(folder, row.sheet, sheet)
     return replace(row, channels=drawn_channels)
 
 
@@ -249,8 +250,8 @@ def _sheet_title(
     ]
 
 
-def _save(path: Path, picture: Image.Image) -> None:
-    with write.atomic(path) as file:
+def _save(folder: Folder, path: str, picture: Image.Image) -> None:
+    with folder.write(path) as file:
         picture.save(file, "png", compress_level=1)  # 6 % larger than usual, in half the time
 
 

@@ -8,11 +8,12 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from featviz.errors import FileError
 from featviz.text import quoted
@@ -22,22 +23,25 @@ SMALL, DEEPEST = 16 * 2**20, 100
 _BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[\[{\]}]', re.DOTALL)
 """Strings, also one that does not end, and the brackets between them."""
 
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+BY_DESCRIPTOR = os.open in os.supports_dir_fd
+"""Whether a folder can be held by a descriptor; not on Windows, which has none of these flags."""
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_READ |= getattr(os, "O_NONBLOCK", 0)
 """O_NONBLOCK: a FIFO that takes the file's place after the check does not block either."""
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 _IRREGULAR = "it is no regular file"
 _LINKED = "it, or a folder on the way to it, is a symbolic link"
 _LINK_ERRORS = {errno.ELOOP: _LINKED, errno.ENOTDIR: f"{_LINKED} or no folder"}
 """Where links are not followed: a link to a folder gives the same error as a file in its place."""
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY
-
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file for reading; no FIFO, device, socket or folder. Links are followed (see
-    `Folder`). FileNotFoundError where there is no such file, else FileError."""
+    `ReadFolder`). FileNotFoundError where there is no such file, else FileError."""
     with _errors_named(str(path)):
-        return _opened(path)
+        return _opened(str(path), path.stat())
 
 
 def real(path: Path) -> Path:
@@ -52,27 +56,123 @@ def is_inside(relative: str) -> bool:
     return not set(parts) & {"", ".", ".."} and not set(relative) & {"\\", "\0", ":"}
 
 
-class Folder(ExitStack):
-    """A folder whose files somebody else has named, as `is_inside` allows: each is opened without
-    following a link."""
+class OpenFolder:
+    """A folder that is open: what is done by it happens in this folder, whatever comes to stand in
+    its place meanwhile. Everything here raises OSError.
 
-    def __init__(self, root: Path, relative: str = "") -> None:
-        """Open it, FileNotFoundError or FileError where there is none; links on the way to `root`
-        are the user's own and are followed, those in `relative` are not."""
-        super().__init__()
-        self.name = relative
-        with _errors_named("."), ExitStack() as opened:
-            below = relative.split("/") if relative else []
-            self._at = _descend(opened, None, [str(root), *below])
-            self.callback(opened.pop_all().close)
+    Where the system takes descriptors of folders (`os.supports_dir_fd`) that holds without a gap.
+    Elsewhere (Windows) a folder is its path, and before each step it is compared with the folder
+    that was there when it was opened.
+    """
+
+    def __init__(self, path: Path, above: OpenFolder | None = None) -> None:
+        """Open a folder.
+
+        Args:
+            above: the folder in which it is, by the last part of its path; then it may be no link.
+                Without it the path is one of the user's own, and its links are followed.
+        """
+        self.path = path
+        self.close: weakref.finalize[..., OpenFolder]
+        self.descriptor: int | None = None
+        """For the parameter `dir_fd` of functions of `os`, with a name from `at`."""
+        name, inside = (str(path), None) if above is None else (above.at(path.name), above)
+        fd_above = None if inside is None else inside.descriptor
+        if BY_DESCRIPTOR:
+            flags = _FOLDER if inside is None else _FOLDER | NO_LINK
+            self.descriptor = os.open(name, flags, dir_fd=fd_above)
+            self.close = weakref.finalize(self, os.close, self.descriptor)
+            self.identity = os.fstat(self.descriptor)
+        else:
+            self.close = weakref.finalize(self, int, 0)  # there is nothing to close
+            self.identity = Path(name).stat(follow_symlinks=inside is None)
+            if inside is not None and _is_link(path, self.identity):
+                raise OSError(errno.ELOOP, _LINKED)
+            if not stat.S_ISDIR(self.identity.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def at(self, name: str) -> str:
+        """What functions of `os` take for a file or folder in this one, with `dir_fd`."""
+        if self.descriptor is not None:
+            return name
+        if not self.is_in_place():
+            raise OSError(errno.ESTALE, "its folder was replaced meanwhile")
+        return str(self.path / name)
+
+    def is_in_place(self) -> bool:
+        """Whether its path still leads to it."""
+        with suppress(OSError):
+            return os.path.samestat(self.identity, self.path.stat())
+        return False
+
+    def stat(self, name: str) -> os.stat_result:
+        """What there is of this name; of a link it is the link itself."""
+        return os.stat(self.at(name), dir_fd=self.descriptor, follow_symlinks=False)
+
+    def child(self, name: str) -> Self:
+        """Open a folder in this one; a link is none."""
+        return type(self)(self.path / name, self)
+
+    def entries(self) -> list[os.DirEntry[str]]:
+        """All that is in it, by name."""
+        place = self.at("") if self.descriptor is None else self.descriptor
+        with os.scandir(place) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+
+    def open_regular(self, name: str) -> BinaryIO:
+        """Open a regular file of this folder for reading; through no link."""
+        before = self.stat(name)
+        if stat.S_ISLNK(before.st_mode):
+            raise OSError(_LINKED)
+        file = _opened(self.at(name), before, self.descriptor, NO_LINK)
+        if os.path.samestat(before, os.fstat(file.fileno())):
+            return file
+        file.close()
+        raise OSError(errno.ESTALE, "it was replaced meanwhile")
+
+
+def _is_link(path: Path, status: os.stat_result) -> bool:
+    """Whether it is a symbolic link, or a junction of Windows (which Python tells since 3.12)."""
+    is_junction = getattr(os.path, "isjunction", bool)
+    return stat.S_ISLNK(status.st_mode) or (os.name == "nt" and is_junction(path))
+
+
+class ReadFolder(OpenFolder):
+    """A folder whose files somebody else has named, as `is_inside` allows: each is opened without
+    following a link. What goes wrong is a FileNotFoundError or a FileError."""
+
+    def __init__(self, path: Path, above: OpenFolder | None = None) -> None:
+        """Open a folder of the user's own, whose links are followed."""
+        with _errors_named("."):
+            super().__init__(path, above)
+        self.name = ""
+        """Its path below the folder of the user's own, for messages."""
+
+    @classmethod
+    def below(cls, root: Path, relative: str) -> ReadFolder:
+        """Open a folder in one of the user's own; links are followed on the way to `root` alone."""
+        folder = cls(root)
+        for name in relative.split("/") if relative else []:
+            folder = folder.child(name)
+        folder.name = relative
+        return folder
 
     def open(self, relative: str) -> BinaryIO:
         """Open a regular file for reading; as `open_regular`, but through no link."""
-        with _errors_named(relative), ExitStack() as opened:
+        with _errors_named(relative):
             if not is_inside(relative):
                 raise OSError("it lies outside its folder")
             *folders, name = relative.split("/")
-            return _opened(name, _descend(opened, self._at, folders))
+            folder: OpenFolder = self
+            for folder_name in folders:
+                folder = OpenFolder(folder.path / folder_name, folder)
+            return folder.open_regular(name)
 
     def read(self, relative: str, most: int) -> bytes:
         """The content of a file of at most `most` bytes; raises as `open` does."""
@@ -97,27 +197,22 @@ class Folder(ExitStack):
         return self.head(relative, 0)[1]
 
 
-def _descend(opened: ExitStack, at: int | None, folders: Iterable[str]) -> int:
-    """Open these folders, one in the other; only the first is one of the user's own."""
-    for folder in folders:
-        at = os.open(folder, _FOLDER if at is None else _FOLDER | os.O_NOFOLLOW, dir_fd=at)
-        opened.callback(os.close, at)
-    assert at is not None
-    return at
+def _opened(
+    name: str, before: os.stat_result, folder: int | None = None, flags: int = 0
+) -> BinaryIO:
+    """Open what is a regular file before, since opening a device can do something, and after.
 
-
-def _opened(name: str | Path, folder: int | None = None) -> BinaryIO:
-    """Open what is a regular file before, since opening a device can do something, and after; in a
-    folder through no link."""
-    mode = os.stat(name, dir_fd=folder, follow_symlinks=folder is None).st_mode
-    if stat.S_ISREG(mode):
-        flags = _READ if folder is None else _READ | os.O_NOFOLLOW
-        descriptor = os.open(name, flags, dir_fd=folder)
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISREG(mode):
+    Args:
+        before: what was there before.
+        folder: the descriptor of the folder that it is in.
+        flags: of `os.open`, beside those of reading.
+    """
+    if stat.S_ISREG(before.st_mode):
+        descriptor = os.open(name, _READ | flags, dir_fd=folder)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return os.fdopen(descriptor, "rb")
         os.close(descriptor)
-    raise OSError(_LINKED if stat.S_ISLNK(mode) else _IRREGULAR)
+    raise OSError(_IRREGULAR)
 
 
 def read_bytes(path: Path, most: int = SMALL) -> bytes:

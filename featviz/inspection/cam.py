@@ -51,7 +51,7 @@ from featviz.records import (
 from featviz.run.prepare import ModelInput, Prepared, Show, find_images, prepare, read_input
 from featviz.run.stages import ADDS_NOTHING
 from featviz.run.visit import ImageJob, visit
-from featviz.rundir.atomic import atomic, reported
+from featviz.rundir.place import write_file
 from featviz.text import listed, printable, quoted, safe_name
 
 
@@ -196,9 +196,7 @@ def cam(
                     for one in result.maps
                 ]
                 title = f"{result.words} at {', '.join(one.name for one in result.maps)}"
-                with reported(place.parent):
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                with atomic(place) as file:
+                with write_file(place) as file:
                     text = {"Software": "featviz cam", "Title": title}
                     write_figure(file, result.words, result.shown, panels, cmap, text)
                 result = replace(result, path=place)

@@ -30,7 +30,7 @@ from featviz.options.commands import KernelOptions
 from featviz.records import CaptureSite, Floats, Layer, Skip
 from featviz.run.choose import choose_layers
 from featviz.run.prepare import check_drawing, files_read
-from featviz.rundir.place import RUN, check_apart, check_free, replacing
+from featviz.rundir.place import RUN, check_apart, replacing
 from featviz.rundir.write import ImageFolder, RunDirectory, manifest_rows
 
 log = logging.getLogger(__name__)
@@ -53,8 +53,7 @@ def draw_kernels(
     events = None
     if options.tensorboard is not None:
         events = tensorboard.run_folder(options.tensorboard, options.out)
-    check_free(options.out, RUN, options.overwrite)
-    with replacing(options.out, RUN) as fresh:
+    with replacing(options.out, RUN, options.overwrite) as fresh:
         loaded = load_model(model, NO_IMAGE)
         with in_eval_mode(loaded.module):
             read, skipped = _read(loaded, options.layers)

@@ -25,8 +25,7 @@ from featviz.options import DrawOptions, ModelOptions, RunOptions
 from featviz.options.commands import LookOptions
 from featviz.records import Bytes, CaptureSite, ClassScore, Floats, Layer, Sample, Skip, finite
 from featviz.run.prepare import Prepared, files_read, find_images, prepare, read_input
-from featviz.rundir.atomic import atomic
-from featviz.rundir.place import check_apart, check_file, picture_of
+from featviz.rundir.place import check_apart, check_file, picture_of, write_file
 from featviz.text import by, counted, listed, quoted, safe_name
 
 log = logging.getLogger(__name__)
@@ -127,7 +126,7 @@ def look(
     if prepared.model.source.get("weights") == "none":
         name += " (random weights)"
     result = _see(name, prepared, options, out)
-    with atomic(out) as file:
+    with write_file(out) as file:
         size = result.picture.shape[:2]
         rows = [result.picture.reshape(size[0], -1)]
         write_png(file, size, rows, text={"Software": "featviz look"})

@@ -133,7 +133,7 @@ def _write(render: Render, out: Path, options: ReportOptions) -> tuple[Path, tup
         written = []
         with outputs.replacing(out, outputs.REPORT_FOLDER) as folder:
             for name, parts in render(Links(out.absolute())):
-                with (folder / name).open("wb") as page:
+                with folder.write(name) as page:
                     page.writelines(encoded(parts))
                 written.append(out / name)
             write_record(folder, REPORT_RECORD, {})

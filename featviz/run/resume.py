@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
 from msgspec import structs
@@ -20,8 +19,10 @@ from featviz.models.requirements import versions
 from featviz.options import RunOptions
 from featviz.records import ImageResult, Outcome, Sample
 from featviz.run.prepare import Prepared
-from featviz.rundir import place
-from featviz.rundir.place import RUN, check_free, holds_run, replacing
+from featviz.rundir import locks
+from featviz.rundir.folder import Folder, reported
+from featviz.rundir.ownership import holds_run
+from featviz.rundir.place import RUN, check_free, replacing
 from featviz.rundir.schema import GROWING, differences, fingerprint
 from featviz.rundir.write import ImageFolder, RunDirectory
 from featviz.text import counted, listed, quoted, safe_way
@@ -30,16 +31,21 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def held(options: RunOptions) -> Iterator[Path]:
+def held(options: RunOptions) -> Iterator[Folder]:
     """The folder to write into, which no other process has but for other shards of the run: `out`;
     or a hidden one, which takes its place at the end, where `out` holds a run that is to be
     replaced."""
     out, shard = options.folder, options.shard
     fixed = real(out).is_mount() or not os.access(real(out).parent, os.W_OK)
-    replaced = options.overwrite and not fixed and holds_run(out)
-    with replacing(out, RUN) if replaced else place.held(out, shard) as fresh:
+    if options.overwrite and not fixed and holds_run(out):
+        with replacing(out, RUN) as new:
+            yield new
+        return
+    with locks.held(out, shard):
         check_destination(options)
-        yield fresh or out
+        with reported(out):
+            folder = Folder.open(out)
+        yield folder
 
 
 def check_destination(options: RunOptions) -> None:
@@ -53,7 +59,7 @@ def together(options: RunOptions) -> AbstractContextManager[None]:
     """Be the only one of several shards that opens the place, or writes run.json."""
     if options.shard is None:
         return nullcontext()
-    return place.among_shards(options.folder)
+    return locks.among_shards(options.folder)
 
 
 class RunDocument:
@@ -114,7 +120,7 @@ def run_record(prepared: Prepared) -> dict[str, Any]:
 
 
 def open_run(
-    folder: Path, prepared: Prepared, document: RunDocument, samples: Sequence[Sample]
+    folder: Folder, prepared: Prepared, document: RunDocument, samples: Sequence[Sample]
 ) -> RunDirectory:
     """The run directory in a folder that is `held`: a new one, the one that is there with `resume`,
     or the one that other shards write; `samples` are the images of this shard."""
@@ -126,7 +132,7 @@ def open_run(
         if before is not None and joins:
             _check_same(run, options, document, before, samples)
         elif options.resume or options.shard is None:
-            earlier = check_free(folder, RUN, options.overwrite)
+            earlier = check_free(folder.path, RUN, options.overwrite)
             if earlier is not None:
                 run.clear(earlier)
         known = {safe_way(name) for name in document.names}

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from threading import Event, current_thread, main_thread
 from time import monotonic
 from types import FrameType
@@ -25,6 +24,7 @@ from featviz.records import ImageResult, Outcome, RunResult, Shard
 from featviz.run.draw import Drawing, draw_all
 from featviz.run.prepare import Prepared, files_read, find_images, prepare
 from featviz.run.resume import RunDocument, held, open_run, run_record
+from featviz.rundir.folder import Folder
 from featviz.rundir.place import check_apart
 from featviz.rundir.write import RunDirectory
 from featviz.text import counted, listed, quoted
@@ -103,7 +103,7 @@ def run(
     return RunResult(options.folder, tuple(images), missing, *end)
 
 
-def draw_into(folder: Path, prepared: Prepared, board: Board | None) -> list[ImageResult]:
+def draw_into(folder: Folder, prepared: Prepared, board: Board | None) -> list[ImageResult]:
     """Draw all images into a folder, which is empty and becomes a run directory."""
     document, store = RunDocument(run_record(prepared), prepared.samples), RunDirectory(folder)
     drawing = Drawing(prepared, store, document.fingerprint, board)

@@ -20,7 +20,8 @@ from featviz.options.commands import AuditOptions, ExemplarOptions
 from featviz.records import Sample
 from featviz.run.prepare import ModelInput, files_read, find_images, fitted, grouped, read_input
 from featviz.run.visit import ImageJob, read_batches, visit
-from featviz.rundir.place import FileKind, check_apart, check_file, check_free, replacing
+from featviz.rundir.folder import Folder
+from featviz.rundir.place import FileKind, check_apart, check_file, replacing
 
 BatchProgress = Callable[[str, FeatvizError | None, int], None]
 """Called with each image's name, what went wrong with it, and how many there are in all."""
@@ -51,7 +52,7 @@ def begun(
     options: AuditOptions | ExemplarOptions,
     kind: str,
     files: Collection[tuple[str, Path, FileKind]] = (),
-) -> Iterator[tuple[Path, LoadedModel, list[Sample]]]:
+) -> Iterator[tuple[Folder, LoadedModel, list[Sample]]]:
     """A folder to write into, which takes the place of `--out` if the block succeeds; the model and
     the images. Whatever would be written over, `files` outside of the folder (option, place, kind)
     among it, is looked at before the model is loaded."""
@@ -61,8 +62,7 @@ def begun(
     for option, path, what in files:
         check_apart(path, option, inputs)
         check_file(path, what, option, options.overwrite)
-    check_free(options.out, kind, options.overwrite)
-    with replacing(options.out, kind) as folder:
+    with replacing(options.out, kind, options.overwrite) as folder:
         loaded = fitted(load_model(model, options.inputs), samples)
         yield folder, loaded, grouped(samples, loaded.preprocess, options.inputs.frames)
 

@@ -23,7 +23,7 @@ from msgspec import Meta
 from PIL import Image
 
 from featviz.errors import FileError, StoreError
-from featviz.files import Folder, npy, parse_json
+from featviz.files import ReadFolder, npy, parse_json
 from featviz.files.npy import read_arrays
 from featviz.records import (
     FORMATS,
@@ -272,9 +272,9 @@ class ReadImage:
                 raise DamagedError(self, message) from error
 
     @contextmanager
-    def _opened(self) -> Iterator[Folder]:
+    def _opened(self) -> Iterator[ReadFolder]:
         try:
-            with _blamed(self.folder), Folder(self.root, self.folder) as folder:
+            with _blamed(self.folder), ReadFolder.below(self.root, self.folder) as folder:
                 yield folder
         except StoreError as error:
             raise DamagedError(self, error.message) from error
@@ -283,7 +283,7 @@ class ReadImage:
 def read_image(root: Path, folder: str, hold: bool = False) -> ReadImage:
     """An image, if all that its manifest names is there, fits, and has the bytes that were written;
     with `hold` its statistics are kept in memory."""
-    with _blamed(folder), Folder(root, folder) as opened:
+    with _blamed(folder), ReadFolder.below(root, folder) as opened:
         try:
             manifest = read_manifest(opened.read(MANIFEST_FILE, MOST_RECORD))
         except ValueError as error:
@@ -313,7 +313,7 @@ def pictures_beside(
     rows of those that are grids, and whether all must be there."""
     sizes, pixels = {}, {}
     expected = {row.file: row.size for row in rows}
-    with Folder(root) as folder:
+    with ReadFolder(root) as folder:
         for file in files:
             with suppress(*() if whole else (FileNotFoundError,)):
                 pixels[file], sizes[file] = picture_header(folder, file, expected.get(file))
@@ -333,7 +333,7 @@ def same_content(first: tuple[ReadImage, str], second: tuple[ReadImage, str]) ->
 
 
 def picture_header(
-    folder: Folder, name: str, expected: tuple[int, int] | None = None
+    folder: ReadFolder, name: str, expected: tuple[int, int] | None = None
 ) -> tuple[tuple[int, int], int]:
     """Width and height of a picture, from its header, and its bytes."""
     where = quoted(f"{folder.name}/{name}")
@@ -377,7 +377,7 @@ def _blamed(folder: str) -> Iterator[None]:
         raise StoreError(f"{quoted(folder)}/{error.message}") from error
 
 
-def stats_of(folder: Folder, rows: Sequence[Capture]) -> dict[str, Floats]:
+def stats_of(folder: ReadFolder, rows: Sequence[Capture]) -> dict[str, Floats]:
     """The statistics of all rows of an image's manifest, float32 [maps, 6] under
     `CaptureKey.stats_key`."""
     most = sum(2 * row.maps * _ROW_BYTES + _MEMBER_BYTES + 16 * len(row.layer) for row in rows)

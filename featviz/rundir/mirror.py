@@ -20,7 +20,7 @@ from featviz.errors import FeatvizError, FileError, StoreError
 from featviz.files import is_inside, urls
 from featviz.files.urls import Url
 from featviz.rundir import MANIFEST_FILE, RUN_FILE
-from featviz.rundir.atomic import reported
+from featviz.rundir.folder import reported
 from featviz.rundir.image import read_manifest
 from featviz.rundir.read import read_record
 from featviz.rundir.schema import MOST_RECORD

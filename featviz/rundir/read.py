@@ -14,7 +14,7 @@ from typing import Any
 from featviz.errors import StoreError
 from featviz.files.urls import Url
 from featviz.rundir import INPUT_FILE, MANIFEST_FILE, RUN_FILE, STATS_FILE, schema
-from featviz.rundir.atomic import part_of
+from featviz.rundir.folder import is_hidden
 from featviz.rundir.image import ReadImage, read_image
 from featviz.rundir.schema import Count, Reason, Text
 from featviz.text import counted, quoted, safe_way
@@ -166,9 +166,9 @@ def image_folders(root: Path) -> Iterator[tuple[str, str | None]]:
     """
     for path, folders, names in os.walk(root):
         here = Path(path).relative_to(root).as_posix()
-        folders[:] = sorted(name for name in folders if not part_of(name))
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
         whole = MANIFEST_FILE in names
-        begun = not {INPUT_FILE, STATS_FILE}.isdisjoint(names) or any(map(part_of, names))
+        begun = not {INPUT_FILE, STATS_FILE}.isdisjoint(names) or any(map(is_hidden, names))
         if here != "." and (whole or begun):
             yield here, None if whole else f"it has no {MANIFEST_FILE}"
             folders.clear()

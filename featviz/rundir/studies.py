@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from featviz import files
 from featviz.errors import FileError, StoreError
-from featviz.files import Folder
+from featviz.files import ReadFolder
 from featviz.options.commands import MOST_TOP
 from featviz.records import CaptureKey, Verdict
 from featviz.rundir import (
@@ -36,7 +36,7 @@ from featviz.rundir import (
     RUN_FILE,
     schema,
 )
-from featviz.rundir.atomic import part_of, reported
+from featviz.rundir.folder import is_hidden, reported
 from featviz.rundir.image import ReadImage, pictures_beside
 from featviz.rundir.read import Failure
 from featviz.rundir.schema import MOST_RECORD, Capture, Count, Reason, Text, read_json
@@ -259,7 +259,7 @@ def read_audit(root: Path, given: Path | None) -> tuple[Audit, ReadImage] | None
     if given is None or path.is_dir():
         path /= AUDIT_FILE
     try:
-        with Folder(path.parent) as folder:  # the user's own path may be a link
+        with ReadFolder(path.parent) as folder:  # the user's own path may be a link
             content = None if given else folder.read_json(AUDIT_FILE, MOST_RECORD)
         record: Audit = schema.convert(content or files.read_json(path, MOST_RECORD), Audit)
         named = [row.file for row in record.drawn]
@@ -293,7 +293,7 @@ def read_kernels(root: Path) -> tuple[Mapping[str, Any], ReadImage]:
             f"{quoted(str(root))} holds no kernels", "give a folder that `featviz kernels` wrote"
         )
     with _reading(root, "kernels"):
-        with Folder(root) as folder:
+        with ReadFolder(root) as folder:
             content = folder.read_json(MANIFEST_FILE, MOST_RECORD)
         raw = schema.convert(content, dict[str, Any]).get("captures")
         found = schema.convert(raw, list[dict[str, Any]])
@@ -368,7 +368,7 @@ def check_series(root: Path, overwrite: bool, resume: bool, board: Path | None) 
     apart = [] if board is None else [board.resolve(), *board.resolve().parents]
     free = steps or not root.is_dir() or root.resolve() in apart[:1]
     for path in () if free else sorted(root.iterdir()):
-        if path.name not in _BESIDE and not part_of(path.name) and path.resolve() not in apart:
+        if path.name not in _BESIDE and not is_hidden(path.name) and path.resolve() not in apart:
             raise StoreError(
                 f"{where} is not empty and holds no series: {quoted(path.name)}",
                 "name another folder with --out",

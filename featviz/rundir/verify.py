@@ -4,12 +4,11 @@ these against run.json; `merge` joins parts of a run that were made apart."""
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,11 @@ from featviz.errors import CompareError, StoreError, UsageError
 from featviz.files import real
 from featviz.files.urls import Url
 from featviz.rundir import MANIFEST_FILE, RUN_FILE
+from featviz.rundir.folder import Folder, reported
 from featviz.rundir.image import ReadImage, read_image, same_content
 from featviz.rundir.mirror import copied
-from featviz.rundir.place import RUN, check_free, holds_run, look, replacing
+from featviz.rundir.ownership import holds_run, look
+from featviz.rundir.place import RUN, check_free, replacing
 from featviz.rundir.read import ReadRun, image_folders, read_run
 from featviz.rundir.schema import GROWING, MOST_RECORD, differences, fingerprint
 from featviz.rundir.studies import read_steps, step_folders
@@ -111,7 +112,7 @@ def _verdict(
         rows.append({"image": None, "fault": words})
     rows += [{"image": name, "fault": fault} for name, fault in found]
     counts["missing"] = max(0, total - counts["images"])
-    unlisted = look(run.root)[1] if holds_run(run.root) else []
+    unlisted = look(run.root).others if holds_run(run.root) else []
     return {**counts, "unlisted": unlisted, "faults": rows}
 
 
@@ -155,8 +156,6 @@ def faults_of(image: ReadImage) -> Iterator[str]:
 def merge(parts: Sequence[Path | Url], out: Path, overwrite: bool = False) -> dict[str, Any]:
     """Join parts of a run; the result is what one run over all their images writes.
 
-    Files are hard links to those of the parts where the file system has them, else copies.
-
     Returns:
         `out`, the `total` of images, and the names of the complete `images`, of the `failures` and
         of those that are `incomplete`: named in the parts, but without a manifest there.
@@ -189,11 +188,11 @@ def merge(parts: Sequence[Path | Url], out: Path, overwrite: bool = False) -> di
                 )
         images = _images(runs)
         record = {**settings[0], **_outcome(runs, images)}
-        with replacing(out, RUN) as fresh:
+        with replacing(out, RUN, overwrite) as fresh:
             for image in images.values():
                 for fault in faults_of(read_image(image.root, image.folder)):
                     raise _not_whole(image.root, fault)
-                _bring(image, fresh / image.folder)
+                _copy(image, fresh)
             RunDirectory(fresh).write_run(record)
     lost = sorted({name for run in runs for name in run.incomplete} - set(images))
     return {
@@ -246,22 +245,9 @@ def _outcome(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, An
     }
 
 
-def _bring(image: ReadImage, target: Path) -> None:
-    """An image's files, as far as its manifest names them: hard links to the files that were
-    opened; copies where there are none (another disk, a file system without), or where something
-    else has taken a file's place."""
+def _copy(image: ReadImage, run: Folder) -> None:
+    """Copy an image's files, as far as its manifest names them, into another run."""
     for name in (*image.manifest.named, MANIFEST_FILE):
-        path, goal = image.path / name, target / name
-        with image.open(name) as source:
-            try:
-                goal.parent.mkdir(parents=True, exist_ok=True)
-                with suppress(OSError):
-                    os.link(path, goal, follow_symlinks=False)
-                    if os.path.samestat(goal.lstat(), os.fstat(source.fileno())):
-                        continue
-                    goal.unlink()
-                with goal.open("xb") as copy:
-                    shutil.copyfileobj(source, copy)
-            except OSError as error:
-                words = f"{quoted(str(path))} cannot be brought to {goal}: {error.strerror}"
-                raise StoreError(words) from error
+        target = f"{image.folder}/{name}"
+        with image.open(name) as source, reported(run.path / target), run.create(target) as copy:
+            shutil.copyfileobj(source, copy)

@@ -1,8 +1,7 @@
 """A run directory that is written.
 
 An image's files are written into a hidden folder beside its final one, and moved there at once when
-the manifest, the last of them, is in it: what has a manifest is complete. Nothing here
-needs torch.
+the manifest, the last of them, is in it: what has a manifest is complete. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ import errno
 import hashlib
 import io
 import json
-import os
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -25,25 +24,14 @@ from featviz.errors import StoreError
 from featviz.files.urls import Url
 from featviz.records import Floats, Layer, Skip
 from featviz.rundir import MANIFEST_FILE, RUN_FILE, SCHEMA_VERSION, STATS_FILE
-from featviz.rundir.atomic import (
-    BUFFER,
-    NEW,
-    atomic,
-    opened,
-    part_name,
-    part_of,
-    remove,
-    remove_whole,
-    reported,
-)
+from featviz.rundir.folder import Folder, hidden_name, hides, is_hidden, reported
 from featviz.rundir.image import Manifest, read_image
+from featviz.rundir.locks import is_lock
 from featviz.rundir.mirror import Mirror
-from featviz.rundir.place import holds_run, is_own_name, walk
+from featviz.rundir.ownership import holds_run, is_own_name, walk
 from featviz.rundir.schema import OPTIONAL, Capture, convert, read_json
 from featviz.text import quoted, safe_name, safe_way
 from featviz.version import __version__
-
-__all__ = ["ImageFolder", "RunDirectory", "atomic", "write_json"]
 
 _SHORT = 40
 """Bytes of an image's name in the names of its files, so that what follows is not cut off."""
@@ -53,15 +41,21 @@ _dump = partial(json.dumps, ensure_ascii=False, allow_nan=False)
 
 
 class ImageFolder:
-    """The folder of one image; a new one has an unguessable name until all is in it."""
+    """The folder of one image; a new one has a hidden name until all is in it."""
 
-    def __init__(self, run: RunDirectory, name: str, hidden: str | None = None) -> None:
-        """`name` is relative to the run directory, with forward slashes; `hidden` that of a new
-        folder."""
-        self.run, self.name, self.path = run, name, run.root / name
-        self._is_new = hidden is not None
-        self._hidden = self.path if hidden is None else self.path.with_name(hidden)
+    def __init__(self, run: RunDirectory, name: str, new: Folder | None = None) -> None:
+        """Name a folder.
+
+        Args:
+            name: relative to the run directory, with forward slashes.
+            new: the hidden folder of a new image, which will have this name.
+        """
+        self.run = run
+        self.name = name
+        self.path = run.root / name
+        self._new = new
         self._written: dict[str, dict[str, Any]] = {}
+        """Rows of `files` of the manifest, by the paths of the files."""
 
     def file(self, layer: Layer, name: str, image: str | None = None) -> str:
         """A layer's file, relative to this folder: `004_layer1.0.conv1/output.png`.
@@ -70,33 +64,27 @@ class ImageFolder:
             image: the image's name, for a file that tells all in its own name:
                 `cat__004_layer1.0.conv1.png`, `cat__004_layer1.0.conv1.grad.png`.
         """
-        place = f"{layer.index:03d}_{layer.name or layer.type}"
+        numbered = f"{layer.index:03d}_{layer.name or layer.type}"
         if image is None:
-            return f"{safe_name(place)}/{safe_name(name)}"
+            return f"{safe_name(numbered)}/{safe_name(name)}"
         stem = safe_name(PurePosixPath(image).stem).encode()[:_SHORT].decode(errors="ignore")
-        kind, _, rest = name.partition(".")
-        ending = rest if kind == "output" and "." not in rest else name
-        return safe_name(f"{stem}__{place}.{ending}")
+        capture, _, rest = name.partition(".")
+        ending = rest if capture == "output" and "." not in rest else name
+        return safe_name(f"{stem}__{numbered}.{ending}")
 
     @contextmanager
     def writing(self, relative: str) -> Iterator[BinaryIO]:
         """A new file of this folder, `name` or `folder/name`, in memory; when the block is left it
         is written at once, and its size and SHA-256 are noted (`sha256sum` checks it without
         featviz)."""
-        content, layer = io.BytesIO(), relative.rpartition("/")[0]
+        content = io.BytesIO()
         yield content
         data = content.getbuffer()
         digest = hashlib.sha256(data).hexdigest()
         try:
-            with (
-                reported(f"{self.path}/{relative}"),
-                opened(self._hidden, self.run.root, make=False) as folder,
-            ):
-                if layer:
-                    with suppress(FileExistsError):
-                        os.mkdir(layer, dir_fd=folder)
-                fd = os.open(relative, NEW, 0o666, dir_fd=folder)
-                with os.fdopen(fd, "wb", BUFFER) as file:
+            with reported(f"{self.path}/{relative}"):
+                folder = self.run.folder.folder(self.name) if self._new is None else self._new
+                with folder.create(relative) as file:
                     file.write(data)
         except StoreError:
             self.run.check_place()  # says so, if the run was moved away
@@ -112,17 +100,18 @@ class ImageFolder:
         content = {"schema_version": SCHEMA_VERSION, **manifest, "files": files}
         with self.writing(MANIFEST_FILE) as file:
             file.write(as_json(content, sealed=True))
-        if self._is_new:
-            self.run.check_place()
-            with reported(self.path), opened(self.path.parent, self.run.root, make=False) as above:
-                try:
-                    names = self._hidden.name, self.path.name
-                    os.replace(*names, src_dir_fd=above, dst_dir_fd=above)
-                except OSError as error:
-                    if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                        raise self._holds_others() from None
-                    raise
-            self._hidden = self.path
+        if self._new is None:
+            return
+        self.run.check_place()
+        with reported(self.path):
+            try:
+                self._above().publish(self._new, self.path.name)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise self._holds_others() from None
+                raise
+        self._new.close()
+        self._new = None
 
     @property
     def is_complete(self) -> bool:
@@ -139,44 +128,55 @@ class ImageFolder:
         What has its final name gets a hidden one first: killed here, this leaves no part of an
         image.
         """
-        root, hidden = self.run.root, self._hidden
-        if hidden == self.path:
-            with reported(self.path), suppress(FileNotFoundError):
-                with opened(self.path, root, make=False):
-                    for inside, _ in walk(self.path):
-                        if not is_own_name(inside) and not part_of(PurePosixPath(inside).name):
-                            raise self._holds_others()
-                with opened(self.path.parent, root, make=False) as above:
-                    hidden = self.path.with_name(part_name(self.path.name))
-                    os.replace(self.path.name, hidden.name, src_dir_fd=above, dst_dir_fd=above)
-        remove_whole(hidden, root)
+        above = self.name.rpartition("/")[0]
+        with reported(self.path), suppress(FileNotFoundError):
+            hidden = self._hide() if self._new is None else self._new.path.name
+            self._above()  # no link has come to stand on the way to it
+            self.run.folder.remove(f"{above}/{hidden}".lstrip("/"))
+        if self._new is not None:
+            self._new.close()
+
+    def _hide(self) -> str:
+        """Give the image a hidden name."""
+        above = self._above()
+        above.folder(self.path.name)
+        for path, _ in walk(self.path):
+            if not is_own_name(path) and not is_hidden(PurePosixPath(path).name):
+                raise self._holds_others()
+        hidden = hidden_name(self.path.name)
+        above.replace(self.path.name, hidden)
+        return hidden
+
+    def _above(self) -> Folder:
+        return self.run.folder.folder(self.name.rpartition("/")[0])
 
     def _holds_others(self) -> StoreError:
-        words = f"{quoted(str(self.path))} holds files that featviz did not write"
-        return StoreError(words, "move them away; --resume goes on")
+        message = f"{quoted(str(self.path))} holds files that featviz did not write"
+        return StoreError(message, "move them away; --resume goes on")
 
 
 class RunDirectory:
     """A run directory that is being written."""
 
-    def __init__(self, root: Path, mirror: Url | None = None) -> None:
-        """Make the folder where it is missing.
+    def __init__(self, folder: Folder, mirror: Url | None = None) -> None:
+        """Begin with what is there.
 
         Args:
             mirror: where a copy is kept in an object store.
         """
-        self.root = root
-        self._mirror = None if mirror is None else Mirror(mirror, root)
-        with reported(root):
-            root.mkdir(parents=True, exist_ok=True)
-            self._began = root.stat()
+        self.folder = folder
+        self.root = folder.path
+        self._mirror = None if mirror is None else Mirror(mirror, self.root)
 
     @property
     def complete(self) -> list[str]:
         """The folders that have an image's manifest, whatever run.json says."""
-        found = [way.rpartition("/") for way, _ in walk(self.root)]
-        there = [folder for folder, _, name in found if folder and name == MANIFEST_FILE]
-        return [folder for folder in there if not any(map(part_of, folder.split("/")))]
+        complete = []
+        for path, _ in walk(self.root):
+            folder, _, name = path.rpartition("/")
+            if folder and name == MANIFEST_FILE and not any(map(is_hidden, folder.split("/"))):
+                complete.append(folder)
+        return complete
 
     def record(self) -> dict[str, Any] | None:
         """The content of run.json; None where there is none of featviz."""
@@ -201,51 +201,49 @@ class RunDirectory:
         """The folder of an image that is to be written, which gets its name when it is finished."""
         self.check_place()
         relative = safe_way(name)
-        folder = ImageFolder(self, relative, part_name(relative.rpartition("/")[2]))
-        with reported(folder.path):
-            for left in reversed(range(_TRIES)):
+        above, _, last = relative.rpartition("/")
+        with reported(self.root / relative):
+            for tries_left in reversed(range(_TRIES)):
                 try:
-                    with opened(folder.path.parent, self.root) as above:
-                        os.mkdir(folder._hidden.name, dir_fd=above)
-                    break
+                    folder = self.folder.folder(above, make=True)
+                    return ImageFolder(self, relative, folder.new(hidden_name(last)))
                 except FileNotFoundError:  # another process has removed the empty folder above
-                    if not left:
+                    if not tries_left:
                         raise
-        return folder
+        raise AssertionError
 
     def check_place(self) -> None:
         """Whether this is still the folder in which the run began."""
-        with suppress(OSError):
-            if os.path.samestat(self._began, self.root.stat()):
-                return
-        raise StoreError(
-            f"{quoted(str(self.root))} was removed or renamed while the run wrote into it",
-            "where it is now, --resume goes on with what is complete",
-        )
+        if not self.folder.is_in_place():
+            raise StoreError(
+                f"{quoted(str(self.root))} was removed or renamed while the run wrote into it",
+                "where it is now, --resume goes on with what is complete",
+            )
 
     def clear_images(self, names: Iterable[str]) -> None:
-        """Remove what killed runs left beside the folders of these images and run.json."""
-        paths = {RUN_FILE, *map(safe_way, names)}
-        for above in {PurePosixPath(path).parent for path in paths}:
-            hidden = list[str]()
-            # nothing behind a link is ours
-            with suppress(OSError, StoreError), opened(self.root / above, self.root, False) as fd:
-                named = [(entry.name, part_of(entry.name)) for entry in os.scandir(fd)]
-                hidden = [name for name, of in named if of and str(above / of) in paths]
-            for name in hidden:
-                remove_whole(self.root / above / name, self.root)
+        """Remove what killed runs left beside the folders of these images and run.json: the lock of
+        the run is held, so nobody writes into it."""
+        in_folders = defaultdict[str, list[str]](list)
+        for path in (RUN_FILE, *map(safe_way, names)):
+            above, _, name = path.rpartition("/")
+            in_folders[above].append(name)
+        for above, there in in_folders.items():
+            with suppress(OSError, StoreError):  # nothing behind a link is ours
+                entries = self.folder.folder(above).entries()
+                for hidden in [entry.name for entry in entries if is_hidden(entry.name)]:
+                    if any(hides(hidden, name) for name in there):
+                        self.folder.remove(f"{above}/{hidden}".lstrip("/"))
 
     def clear(self, ours: Iterable[str]) -> None:
         """Remove an earlier run, image by image: killed here, this leaves no part of one."""
-        for folder in self.complete:
-            ImageFolder(self, folder).discard()
-        remove(self.root, ours)
+        for name in self.complete:
+            ImageFolder(self, name).discard()
+        self.folder.remove_files(ours)
 
     def write_run(self, content: Mapping[str, Any]) -> None:
         """Write run.json, and bring the mirror up to date."""
         self.check_place()
-        record = {"schema_version": SCHEMA_VERSION, **content}
-        write_json(self.root / RUN_FILE, record, self.root)
+        write_json(self.folder, RUN_FILE, {"schema_version": SCHEMA_VERSION, **content})
         if self._mirror is not None:
             self._mirror.put_run(map(safe_way, content["images"]["complete"]))
 
@@ -268,7 +266,7 @@ def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def write_record(
-    folder: Path, name: str, content: Mapping[str, Any], files: Iterable[str] | None = None
+    folder: Folder, name: str, content: Mapping[str, Any], files: Iterable[str] | None = None
 ) -> None:
     """Write the record of a result, as the last file of its folder. It lists the others, by which
     --overwrite knows what featviz wrote.
@@ -276,14 +274,15 @@ def write_record(
     Args:
         files: relative to the folder; None takes all that are in it.
     """
-    names = [name for name, _ in walk(folder)] if files is None else files
-    whole = {"schema_version": 1, "featviz": __version__, **content, "files": sorted(names)}
-    write_json(folder / name, whole)
+    if files is None:
+        files = [path for path, _ in walk(folder.path) if not is_lock(path)]
+    record = {"schema_version": 1, "featviz": __version__, **content, "files": sorted(files)}
+    write_json(folder, name, record)
 
 
-def write_json(path: Path, content: Mapping[str, Any], below: Path | None = None) -> None:
+def write_json(folder: Folder, name: str, content: Mapping[str, Any]) -> None:
     """Write a JSON file, as `as_json` gives it."""
-    with atomic(path, below) as file:
+    with folder.write(name) as file:
         file.write(as_json(content))
 
 

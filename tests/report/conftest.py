@@ -13,6 +13,7 @@ from rundirs import Drawn, write_image, write_run
 
 from featviz.options.commands import ReportOptions
 from featviz.report import build_report
+from featviz.rundir.folder import Folder
 from featviz.rundir.write import RunDirectory
 
 from .browsing import DARK, STATS, Page
@@ -56,8 +57,8 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own = {"a.png": [*a, again], "deep/b #1%.png": b, HOSTILE: [*b, Drawn(EVIL, index=3)]}
     out = tmp_path_factory.mktemp("gallery") / "out"
     write_run(out, own, {"bad.jpg": f"it is truncated {EVIL}"})
-    half = RunDirectory(out).image("half.png")
-    write_image(RunDirectory(out), "half.png", a)
+    half = RunDirectory(Folder.open(out)).image("half.png")
+    write_image(RunDirectory(Folder.open(out)), "half.png", a)
     (half.path / "manifest.json").unlink()
     build_report(out, ReportOptions())
     return out

@@ -16,6 +16,7 @@ from rundirs import Drawn, write_image, write_run
 
 from featviz.options.commands import ReportOptions
 from featviz.report import build_report
+from featviz.rundir.folder import Folder
 from featviz.rundir.write import RunDirectory
 
 from .markup import EVIL, HOSTILE, built, loaded, numbers, pages, script
@@ -58,7 +59,11 @@ def test_skipped_and_silent_layers_are_named(tmp_path: Path) -> None:
     root = write_run(tmp_path / "out", {"a.png": [Drawn("conv1")]})
     skip = {"layer": "head", "type": "Head", "index": 9, "kind": "output", "call": 0, "key": ""}
     write_image(
-        RunDirectory(root), "b.png", [], [{**skip, "reason": "it is a string"}], ["aux.conv"]
+        RunDirectory(Folder.open(root)),
+        "b.png",
+        [],
+        [{**skip, "reason": "it is a string"}],
+        ["aux.conv"],
     )
     build_report(root, ReportOptions())
     for name in ("index.html", "image-001.html"):

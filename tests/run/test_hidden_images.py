@@ -15,8 +15,7 @@ from runs import SMALL, complete, make_photos, refused, run_json, snapshot
 from torch import Tensor, nn
 
 import featviz as fv
-
-HEX = "0123456789abcdef"
+from featviz.rundir.folder import hidden_name, hides
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def hidden(out: Path) -> list[str]:
 def hide(out: Path, name: str, state: str) -> Path:
     """What a run leaves that was killed while it wrote this image."""
     folder = out / name
-    part = folder.with_name(f".{folder.name}.{HEX}.part")
+    part = folder.with_name(hidden_name(folder.name))
     if state == "complete beside":
         shutil.copytree(folder, part)
         return part
@@ -116,7 +115,7 @@ def test_a_shard_leaves_what_another_may_be_writing(draw: Run, whole: Path) -> N
     hide(whole, mine, "no manifest")
     hide(whole, other, "no manifest")
     assert draw(whole, "--resume", "--shard", "1/2").code == 0
-    assert hidden(whole)[0] == f".{other}.{HEX}.part"
+    assert hides(hidden(whole)[0], other)
     assert draw(whole, "--resume").code == 0 and snapshot(whole) == before
 
 

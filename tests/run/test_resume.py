@@ -17,7 +17,8 @@ from runs import SMALL, check_whole, make_photos, run_json, tree
 from torch import nn
 
 import featviz as fv
-from featviz.rundir.place import look
+from featviz.rundir.folder import Folder, hidden_name
+from featviz.rundir.ownership import look
 from featviz.rundir.write import RunDirectory, as_json
 
 
@@ -32,8 +33,8 @@ def half(whole: Path, out: Path) -> Path:
     shutil.rmtree(out / "03.png")
     (out / "02.png" / "manifest.json").unlink()
     (out / "02.png" / "000_0" / "x").mkdir(parents=True)
-    (out / "02.png" / "000_0" / ".output.png.0123456789abcdef.part").write_bytes(b"\x89PNG")
-    (out / ".run.json.0123456789abcdef.part").write_bytes(b"{")
+    (out / "02.png" / "000_0" / hidden_name("output.png")).write_bytes(b"\x89PNG")
+    (out / hidden_name("run.json")).write_bytes(b"{")
     run = run_json(whole)
     run["images"] = {"total": 4, "complete": [], "missing": sorted(run["images"]["complete"])}
     (out / "run.json").write_text(json.dumps(run))
@@ -60,7 +61,7 @@ def test_what_is_complete_is_kept_and_the_rest_is_done(
 @pytest.mark.slow
 def test_resume_without_a_run_begins_one(draw: Run, whole: Path, tmp_path: Path) -> None:
     """No folder, an empty one, and one whose run.json was being written: all begin anew."""
-    for index, files in enumerate([None, [], [".run.json.0123456789abcdef.part"]]):
+    for index, files in enumerate([None, [], [hidden_name("run.json")]]):
         out = tmp_path / f"out{index}"
         if files is not None:
             out.mkdir()
@@ -173,7 +174,7 @@ def test_an_overwrite_that_is_killed_leaves_nothing_that_looks_complete(
 
         with monkeypatch.context() as patched, pytest.raises(SystemExit):
             patched.setattr(os, "unlink", killed)
-            RunDirectory(whole).clear(look(whole)[0])
+            RunDirectory(Folder.open(whole)).clear(look(whole).ours)
         check_whole(whole)
         assert (whole / "run.json").is_file()
         assert draw(whole, "--resume").code == 0

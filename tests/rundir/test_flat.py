@@ -11,7 +11,8 @@ from PIL import Image
 from runs import refused, tree
 
 from featviz.records import Layer
-from featviz.rundir.place import is_own_name
+from featviz.rundir.folder import Folder
+from featviz.rundir.ownership import is_own_name
 from featviz.rundir.schema import read_json
 from featviz.rundir.write import ImageFolder, RunDirectory
 
@@ -54,7 +55,7 @@ def test_names_stay_short_and_our_own(tmp_path: Path) -> None:
     """A long or odd name of an image leaves the layer's place readable, and what a killed run left
     under such a name is known to be ours; no two files get one name."""
     layer = Layer(4, "layer1.0.conv1", "Conv2d")
-    folder = ImageFolder(RunDirectory(tmp_path), "x")
+    folder = ImageFolder(RunDirectory(Folder.open(tmp_path)), "x")
     for image in ("a/cat.jpg", "x" * 300 + ".png", "層" * 90 + ".png", "\udcff.png", ".png", "a b"):
         names = [
             folder.file(layer, name, image)

@@ -11,7 +11,7 @@ import pytest
 from runs import snapshot
 
 from featviz.errors import StoreError
-from featviz.rundir import atomic
+from featviz.rundir.folder import Folder, hidden_name, hides
 from featviz.rundir.write import ImageFolder, RunDirectory
 
 FILES = ("input.png", "001_conv/output.png", "002_relu/output.png")
@@ -19,7 +19,7 @@ FILES = ("input.png", "001_conv/output.png", "002_relu/output.png")
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory(tmp_path / "out")
+    return RunDirectory(Folder.open(tmp_path / "out"))
 
 
 def filled(run: RunDirectory, name: str = "a/cat.jpg", text: str = "new") -> ImageFolder:
@@ -48,7 +48,7 @@ def test_nothing_has_its_final_name_before_the_manifest(run: RunDirectory) -> No
     """Until it is finished there is one hidden folder; then all files, and no other one."""
     folder = filled(run)
     (hidden,) = (run.root / "a").iterdir()
-    assert atomic.part_of(hidden.name) == "cat.jpg"
+    assert hides(hidden.name, "cat.jpg")
     finish(folder)
     assert visible(run.root) == WHOLE
 
@@ -173,7 +173,7 @@ def test_threads_write_into_one_hidden_folder(run: RunDirectory) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["層" * 84 + ".png", ".cat.jpg.0123456789abcdef.part", "a\nb"],
+    ["層" * 84 + ".png", hidden_name("cat.jpg"), "a\nb"],
     ids=["255 bytes", "hidden folder", "newline"],
 )
 def test_odd_names(name: str, run: RunDirectory) -> None:
@@ -184,7 +184,7 @@ def test_odd_names(name: str, run: RunDirectory) -> None:
     left = filled(run, f"sub/{name}")
     other = filled(run, "sub/other")
     run.clear_images([f"sub/{name}"])
-    assert [p.name for p in kept.path.parent.iterdir() if p != kept.path] == [other._hidden.name]
+    assert [p.name for p in kept.path.parent.iterdir() if p != kept.path] == [other._new.path.name]
     assert (kept.path / "manifest.json").is_file()
     left.discard()
 

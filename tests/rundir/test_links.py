@@ -12,7 +12,9 @@ from conftest import Run
 from runs import complete, make_photos, refused, run_json, snapshot
 
 from featviz.errors import StoreError
-from featviz.rundir import atomic
+from featviz.rundir import folder
+from featviz.rundir.folder import Folder, hides
+from featviz.rundir.place import write_file
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced_not_followed(tmp_path: Path) 
     """What is written takes the link's place; its target stays."""
     (tmp_path / "victim").write_text("mine")
     (tmp_path / "f").symlink_to(tmp_path / "victim")
-    with atomic.atomic(tmp_path / "f") as file:
+    with write_file(tmp_path / "f") as file:
         file.write(b"new")
     assert (tmp_path / "victim").read_text() == "mine"
     assert (tmp_path / "f").read_bytes() == b"new" and not (tmp_path / "f").is_symlink()
@@ -64,11 +66,11 @@ def test_parts_have_names_that_nobody_can_guess(tmp_path: Path) -> None:
     names, mask = set(), os.umask(0)
     os.umask(mask)
     for _ in range(3):
-        with atomic.atomic(tmp_path / "x.png") as file:
+        with write_file(tmp_path / "x.png") as file:
             (part,) = (path.name for path in tmp_path.iterdir() if path.name != "x.png")
             names.add(part)
             file.write(b"")
-    assert len(names) == 3 and {atomic.part_of(name) for name in names} == {"x.png"}
+    assert len(names) == 3 and all(hides(name, "x.png") for name in names)
     assert (tmp_path / "x.png").stat().st_mode & 0o777 == 0o666 & ~mask
 
 
@@ -76,12 +78,12 @@ def test_a_part_that_is_there_already_is_not_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if somebody did guess: a link, a file or a folder of that name is refused."""
-    monkeypatch.setattr(atomic, "part_name", lambda name: ".guessed")
+    monkeypatch.setattr(folder, "hidden_name", lambda name: ".guessed")
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (tmp_path / ".guessed").symlink_to(victim)
     exists = pytest.raises(StoreError, match="f cannot be written: File exists")
-    with exists, atomic.atomic(tmp_path / "f") as file:
+    with exists, write_file(tmp_path / "f") as file:
         file.write(b"new")
     assert victim.read_text() == "mine" and (tmp_path / ".guessed").is_symlink()
 
@@ -91,7 +93,7 @@ def test_nothing_is_written_outside_the_folder(way: str, tmp_path: Path) -> None
     """A path that climbs out is refused."""
     (tmp_path / "out").mkdir()
     outside = pytest.raises(StoreError, match="cannot be written")
-    with outside, atomic.atomic(tmp_path / "out" / way, tmp_path / "out"):
+    with outside, Folder.open(tmp_path / "out").write(way):
         pytest.fail("there is nothing to write to")
     assert snapshot(tmp_path) == {"out": "empty folder"}
 

@@ -14,7 +14,7 @@ from runs import refused
 
 from featviz.errors import StoreError
 from featviz.rundir import LOCK_FILE
-from featviz.rundir import place as lock
+from featviz.rundir import locks as lock
 
 
 def test_a_second_one_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:

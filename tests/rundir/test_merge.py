@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -63,28 +61,6 @@ def test_parts_become_the_unsplit_run(
     assert (done.code, done.out) == (0, "")
     assert tree(tmp_path / "merged") == tree(whole)
     assert [tree(part) for part in made] == before
-
-
-def test_files_are_linked_where_they_can_be(
-    featviz: CLI, run: Run, photos: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On one disk the merged run takes no further room; elsewhere it is a copy."""
-    parts = [run("one", photos[:2]), run("two", photos[2:])]
-    featviz("merge", *parts, "--out", tmp_path / "linked")
-    file = "a.png/manifest.json"
-    assert (tmp_path / "linked" / file).samefile(parts[0] / file)
-    record = json.loads((tmp_path / "linked" / "run.json").read_text())
-    names = [photo.name for photo in photos]
-    assert record["images"] == {"total": len(names), "complete": names, "missing": []}
-    assert record["failures"] == []
-
-    def no_links(source: object, target: object, **options: object) -> None:
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "link", no_links)
-    featviz("merge", *parts, "--out", tmp_path / "copied")
-    assert not (tmp_path / "copied" / file).samefile(parts[0] / file)
-    assert tree(tmp_path / "copied") == tree(tmp_path / "linked")
 
 
 def test_parts_of_other_runs_are_refused(

@@ -13,8 +13,10 @@ from rundirs import RUN_RECORD
 from runs import SMALL, complete, refused, run_json, snapshot, tree
 
 from featviz.errors import StoreError
-from featviz.rundir import atomic
-from featviz.rundir.place import RUN, check_free, look
+from featviz.rundir import place
+from featviz.rundir.folder import hidden_name
+from featviz.rundir.ownership import look
+from featviz.rundir.place import RUN, check_free
 
 NOT_OURS: dict[str, Any] = {
     "no JSON": "{",
@@ -107,7 +109,7 @@ def test_what_featviz_writes_into_a_run_goes_with_it(
     base += ["--reduce", "pca", "--tensorboard", out / "board"]
     assert featviz(*base, "--report").code == 0
     assert featviz("report", out, "--single-file").code == 0
-    for name in (".run.json.0123456789abcdef.part", "00.png/.stats.npz.0123456789abcdef.part"):
+    for name in (hidden_name("run.json"), f"00.png/{hidden_name('stats.npz')}"):
         (out / name).write_text("left")
     board = tree(out / "board")
     done = featviz(*base, "--overwrite")
@@ -132,13 +134,13 @@ def test_what_comes_while_a_result_is_made_stays(
     """The folder is looked at again before it is replaced."""
     out = tmp_path / "result"
     assert featviz("diff", ran, ran, "--out", out).code == 0
-    real = atomic.part_name
+    real = place.hidden_name
 
-    def meanwhile(name: str) -> str:
+    def meanwhile(name: str, *ending: str) -> str:
         (out / "note.txt").write_text("mine")
-        return real(name)
+        return real(name, *ending)
 
-    monkeypatch.setattr(atomic, "part_name", meanwhile)
+    monkeypatch.setattr(place, "hidden_name", meanwhile)
     refused(featviz("diff", ran, ran, "--out", out), 1, "did not write: note.txt")
     assert (out / "note.txt").read_text() == "mine" and (out / "diff.json").is_file()
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []

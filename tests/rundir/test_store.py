@@ -16,7 +16,8 @@ from rundirs import Drawn, write_run
 from featviz.errors import StoreError
 from featviz.records import CaptureKey, CaptureSite, Layer, Skip
 from featviz.rundir import SCHEMA_VERSION, schema, write
-from featviz.rundir.atomic import atomic
+from featviz.rundir.folder import Folder
+from featviz.rundir.place import write_file
 from featviz.rundir.read import read_run
 from featviz.rundir.schema import Capture, read_json
 from featviz.rundir.write import RunDirectory
@@ -83,7 +84,7 @@ def test_changed_names_keep_their_extension_and_stay_apart() -> None:
 
 def test_paths_of_images_and_layers() -> None:
     """An image's folder keeps its parents; a layer's has its position, then its name."""
-    folder = RunDirectory(Path("out")).image("sub/cat.jpg")
+    folder = RunDirectory(Folder.open(Path("out"))).image("sub/cat.jpg")
     assert (folder.name, folder.path) == ("sub/cat.jpg", Path("out/sub/cat.jpg"))
     layer = Layer(4, "layer1.0.conv1", "Conv2d")
     assert folder.file(layer, "output.png") == "004_layer1.0.conv1/output.png"
@@ -102,7 +103,7 @@ def test_a_tensor_has_a_name_of_its_own() -> None:
 @pytest.mark.parametrize("name", ["../x.png", "a/../../x.png", "./x.png"])
 def test_no_name_leaves_the_run_directory(name: str, tmp_path: Path) -> None:
     """A name cannot climb out of the folder."""
-    path = RunDirectory(tmp_path).image(name).path
+    path = RunDirectory(Folder.open(tmp_path)).image(name).path
     assert path.is_relative_to(tmp_path) and ".." not in path.parts and path != tmp_path
 
 
@@ -112,9 +113,9 @@ def test_no_name_leaves_the_run_directory(name: str, tmp_path: Path) -> None:
 def test_atomic_writes_beside_and_moves(tmp_path: Path) -> None:
     """Under the final name there is the old content until all of the new one is."""
     path = tmp_path / "sub" / "f.bin"
-    with atomic(path) as file:
+    with write_file(path) as file:
         file.write(b"old")
-    with atomic(path) as file:
+    with write_file(path) as file:
         file.write(b"new")
         file.flush()
         assert path.read_bytes() == b"old"
@@ -130,7 +131,7 @@ def test_failure_inside_leaves_nothing_new(
     path = tmp_path / "f.bin"
     if before is not None:
         path.write_bytes(before)
-    with pytest.raises(error), atomic(path) as file:
+    with pytest.raises(error), write_file(path) as file:
         file.write(b"half")
         raise error
     assert [p.read_bytes() for p in tmp_path.iterdir()] == ([] if before is None else [before])
@@ -148,7 +149,7 @@ def test_no_permission_names_the_path(
 
     monkeypatch.setattr(os, method, refuse)
     denied = r"sub.* cannot be written: Permission denied"
-    with pytest.raises(StoreError, match=denied) as caught, atomic(path) as file:
+    with pytest.raises(StoreError, match=denied) as caught, write_file(path) as file:
         file.write(b"x")
     assert ".part" not in caught.value.message and "--resume" in str(caught.value.hint)
     monkeypatch.undo()
@@ -160,7 +161,7 @@ def test_no_permission_names_the_path(
 
 def test_run_json_comes_back(tmp_path: Path) -> None:
     """What is written is read, with the version first; odd characters survive."""
-    run = RunDirectory(tmp_path / "out")
+    run = RunDirectory(Folder.open(tmp_path / "out"))
     content = {"model": "Größe 層", "path": "\udcff.png", "floats": [0.1, 1e-45, None], "list": []}
     run.write_run(content)
     found = read_json(run.root / "run.json")
@@ -190,7 +191,7 @@ def test_unreadable_run_json(tmp_path: Path, text: str | None, message: str) -> 
 
 def test_manifest_comes_back_with_its_floats(tmp_path: Path) -> None:
     """Floats come back to the last bit, None as null; fields that are not set are left out."""
-    folder = RunDirectory(tmp_path / "out").new_image("cat.jpg")
+    folder = RunDirectory(Folder.open(tmp_path / "out")).new_image("cat.jpg")
     rows = write.manifest_rows([CAPTURE], [Skip("x", "X", 2, "output", 0, "", "is None")])
     folder.finish({"image": {"path": "cat.jpg"}, **rows, "never_ran": []}, {})
     found = read_json(folder.path / "manifest.json")
@@ -248,7 +249,7 @@ def test_what_tells_two_runs_apart() -> None:
 
 def test_nan_is_no_json(tmp_path: Path) -> None:
     """A NaN in a manifest would be no JSON: it fails, and leaves no manifest."""
-    folder = RunDirectory(tmp_path / "out").new_image("x")
+    folder = RunDirectory(Folder.open(tmp_path / "out")).new_image("x")
     with pytest.raises(ValueError, match="JSON"):
         folder.finish({"mean": float("nan")}, {})
     assert not (folder.path / "manifest.json").exists()

@@ -14,6 +14,7 @@ from conftest import Run
 from runs import SMALL, make_photos, tree
 
 from featviz import cli
+from featviz.rundir.folder import hidden_name
 from featviz.rundir.studies import step_folder
 from featviz.rundir.verify import verify
 
@@ -190,7 +191,7 @@ def test_files_that_nothing_lists_are_named(featviz: Run, whole: Path) -> None:
     """A warning and a row; they are no fault. Reports and locks are known, and so is what a killed
     run has left."""
     assert featviz("report", whole).code == 0
-    (whole / ".run.json.0123456789abcdef.part").write_text("left")
+    (whole / hidden_name("run.json")).write_text("left")
     assert json.loads(featviz("verify", whole, "--json").out)["runs"][0]["unlisted"] == []
     (whole / "report.zip").write_bytes(b"PK\x03\x04 broken")
     (whole / "notes.txt").write_text("mine")

@@ -14,13 +14,14 @@ from runs import SMALL, refused, snapshot, tree
 
 from featviz.errors import UsageError
 from featviz.rundir import LOCK_FILE, RUN_FILE
-from featviz.rundir.place import check_apart, held
+from featviz.rundir.folder import OLD, hidden_name
+from featviz.rundir.locks import held
+from featviz.rundir.place import check_apart
 
 MARKS = {"run": "run.json", "audit": "audit.json", "report": "report.json"}
 """The record in the folder of commands of each kind: the others do as these."""
 ALWAYS = ("report",)
 """Commands that replace an earlier result of their own without --overwrite."""
-HEX = "0123456789abcdef"
 
 
 @pytest.fixture(
@@ -100,10 +101,11 @@ def test_an_earlier_result(command: str, write: Run, out: Path, tmp_path: Path) 
         assert snapshot(tmp_path) == before
         (tmp_path / "saved").replace(file)
 
-    names = (f".result.{HEX}.old", f".result.{'1' * 16}.old", f".other.{HEX}.old", f".result.{HEX}")
+    names = [hidden_name(name, OLD) for name in ("result", "result", "other")]
+    names.append(names[0].removesuffix(OLD))
     ours, noted, other, odd = (shutil.copytree(out, tmp_path / name) for name in names)
     (noted / "note.txt").write_text("mine")
-    part = tmp_path / f".result.{HEX}.part"
+    part = tmp_path / hidden_name("result")
     (part / "half").mkdir(parents=True)
     (part / "half" / "note.txt").write_text("left")
     (out / LOCK_FILE).write_text("process 1 on elsewhere since 2020-01-01 00:00:00 UTC\n")

@@ -1,0 +1,162 @@
+"""One writer at a time: a folder is locked for as long as a command writes it.
+
+The lock is the system's own (flock, by filelock) on a file in the folder: it ends with its process,
+and the file says who holds it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+
+from featviz.errors import FileError, StoreError
+from featviz.files import read_bytes, real
+from featviz.records import Shard
+from featviz.rundir import LOCK_FILE, SHARD_LOCKS, SHARDS_LOCK
+from featviz.rundir.folder import OLD, Folder, hides, reported
+from featviz.text import quoted
+
+PATIENCE = 600.0
+"""Seconds for which a shard waits for others that begin or end."""
+_LONGEST_SIGNATURE = 4096
+"""Bytes that are read of what a lock says."""
+
+
+@contextmanager
+def held(out: Path, shard: Shard | None = None) -> Iterator[None]:
+    """Hold a folder that this command writes, or one shard of it, into which others of the same
+    division write theirs. The folder is made if it is missing; at the end it goes again if it is
+    empty. The locks of processes that were killed are removed, and an earlier result that one of
+    them had moved away comes back.
+    """
+    if out.exists() and not out.is_dir():
+        yield
+        return
+    holder = f"--out {quoted(str(out))}"
+    with ExitStack() as until_end, ExitStack() as beginning:
+        _bring_back(out, holder)
+        if shard is None:
+            until_end.enter_context(locked(out / LOCK_FILE, holder))
+        else:
+            of_shard = out / f".featviz.{shard.index + 1}-of-{shard.count}.lock"
+            until_end.enter_context(locked(of_shard, f"shard {shard} of {holder}"))
+            beginning.enter_context(among_shards(out))
+            beginning.enter_context(locked(out / LOCK_FILE, holder))
+        for path in sorted(out.glob(".featviz.*.lock")):
+            division = SHARD_LOCKS.fullmatch(path.name)
+            if division is None or division[1] == "shards":
+                continue
+            if shard is None or not division[1].endswith(f"-of-{shard.count}"):
+                with locked(path, holder):
+                    pass
+        beginning.close()
+        yield
+
+
+def _bring_back(out: Path, holder: str) -> None:
+    """Two renames replace a folder: give the earlier result its name back, if the process was
+    killed between them. If it still runs, its own lock refuses this one."""
+    final = real(out)
+    if os.path.lexists(final) or not final.parent.is_dir():
+        return
+    above = Folder(final.parent)
+    for entry in above.entries():
+        if not (entry.name.endswith(OLD) and hides(entry.name, final.name)):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            with locked(final.parent / entry.name / LOCK_FILE, holder):
+                pass
+            with reported(final):
+                above.replace(entry.name, final.name)
+            return
+
+
+@contextmanager
+def among_shards(out: Path) -> Iterator[None]:
+    """Be the only shard that begins or ends, which takes a moment; the others wait."""
+    with locked(out / SHARDS_LOCK, f"--out {quoted(str(out))}", PATIENCE):
+        yield
+
+
+def is_lock(relative_path: str) -> bool:
+    """Whether a file of a folder is the lock of who writes it, or of a shard."""
+    return relative_path == LOCK_FILE or SHARD_LOCKS.fullmatch(relative_path) is not None
+
+
+@contextmanager
+def locked(path: Path, holder: str, patience: float = 0.0) -> Iterator[None]:
+    """Hold one lock file; the folders that it needs are made, and go again if they are empty.
+
+    Args:
+        holder: what is locked, for the message of a process that is refused.
+        patience: seconds to wait for another process.
+    """
+    lock = FileLock(path, thread_local=False)
+    made: list[Path] = []
+    try:
+        with reported(path.parent, "name another place"):
+            while not lock.is_locked:
+                made[:0] = [f for f in (path.parent, *path.parent.parents) if not f.exists()]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                # not found: who made the folder has just removed it
+                with suppress(FileNotFoundError):
+                    _acquire(lock, path, holder, patience)
+        identity = None
+        try:
+            if not isinstance(lock, SoftFileLock):  # which writes its own text
+                _sign(path)
+            with suppress(OSError):
+                identity = path.lstat()
+            yield
+        finally:
+            # while it is held: who waits for it sees that it has gone, and makes a new one; a lock
+            # that another process has made since the folder was replaced stays
+            with suppress(OSError):
+                if identity is not None and os.path.samestat(path.lstat(), identity):
+                    Folder(path.parent).remove(path.name)
+            lock.release()
+    finally:
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _acquire(lock: BaseFileLock, path: Path, holder: str, patience: float) -> None:
+    if os.path.lexists(path):
+        _check(path, path.lstat())
+    try:
+        lock.acquire(timeout=patience, poll_interval=0.1)
+    except Timeout:
+        signature = ""
+        with suppress(OSError, FileError):
+            content = read_bytes(path, _LONGEST_SIGNATURE).decode(errors="backslashreplace")
+            signature = quoted(" ".join(content.split()))
+        raise StoreError(
+            f"{holder} is being written by {signature or 'another process'}",
+            "wait until it is done, or name another place",
+        ) from None
+
+
+def _sign(path: Path) -> None:
+    """Write into a lock who holds it; on a full disk there is room for the lock alone."""
+    began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    with suppress(OSError), Folder(path.parent).rewrite(path.name) as file:
+        _check(path, os.fstat(file.fileno()))  # a link may have come since
+        file.truncate()
+        file.write(f"process {os.getpid()} on {socket.gethostname()} since {began}\n".encode())
+
+
+def _check(path: Path, status: os.stat_result) -> None:
+    """Refuse a lock that is somebody's file under another name."""
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        raise StoreError(
+            f"{quoted(str(path))} is no lock of featviz: it is a link, or no regular file",
+            "remove it",
+        )
