@@ -67,7 +67,7 @@ def keywords_of(*kinds: type[Struct], but: Sequence[str] = ()) -> Callable[[F], 
         parameters.pop("options", None)
         for name, one in every_option(*kinds).items():
             if name not in (*but, *NOT_IN_PYTHON):
-                lines.append(f"        {name}: {in_full(one.words)}\n".replace("\f", ""))
+                lines.append(f"        {name}: {in_full(one.help)}\n".replace("\f", ""))
                 about: Any = {"default": one.default, "annotation": types[name]}
                 keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **about)
                 parameters.setdefault(name, keyword)

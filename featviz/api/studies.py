@@ -384,7 +384,7 @@ def audit(
     broken = [verdict for verdict in verdicts if not verdict.held]
     if verdicts:
         words += f"; gates: {len(broken)} of {len(verdicts)} broken"
-    lines = tuple(f"gate {verdict.gate} is broken: {verdict.message}" for verdict in broken)
+    lines = tuple(f"gate {verdict.gate} failed: {verdict.message}" for verdict in broken)
     shown = words, dict(sorted(suspects.items())), audit_table(document), lines, verdicts
     return Findings(document, folder, order.room, *shown, code)
 

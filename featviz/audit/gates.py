@@ -131,7 +131,7 @@ _FORM = re.compile(
 
 @dataclass(frozen=True)
 class Gate:
-    """A limit on the channels with a finding; beyond it the gate is broken."""
+    """A limit on the channels with a finding; beyond it the gate fails."""
 
     text: str
     finding: str

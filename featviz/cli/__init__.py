@@ -40,6 +40,10 @@ COMMANDS = {
     "identify": "Say what a file of weights is run as.",
 }
 
+_FILES = {"run": "run", "report": "report", "sheet": "report", "diff": "report"}
+_FILES |= {"merge": "report", "verify": "report"}
+"""Modules of this folder in which commands stand; the others stand in `inspect`."""
+
 INTERRUPTED = 130
 CLOSED_PIPE = 128 + 13  # what shells give for a program that SIGPIPE has ended
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -59,18 +63,16 @@ class LazyGroup(click.Group):
         from featviz.models.requirements import MATPLOTLIBRC
 
         os.environ["MATPLOTLIBRC"] = str(MATPLOTLIBRC)
-        reads_runs = cmd_name in ("report", "sheet", "diff", "merge", "verify")
-        file = "report" if reads_runs else "run" if cmd_name == "run" else "inspect"
-        module = importlib.import_module(f"featviz.cli.{file}")
+        module = importlib.import_module(f"featviz.cli.{_FILES.get(cmd_name, 'inspect')}")
         return cast("click.Command", getattr(module, cmd_name))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete names without importing the commands."""
-        names = [name for name in COMMANDS if name.startswith(incomplete)]
-        return [
-            *(CompletionItem(name, help=COMMANDS[name]) for name in names),
-            *click.Command.shell_complete(self, ctx, incomplete),
-        ]
+        items = click.Command.shell_complete(self, ctx, incomplete)
+        for name, description in COMMANDS.items():
+            if name.startswith(incomplete):
+                items.append(CompletionItem(name, help=description))
+        return items
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
@@ -78,8 +80,23 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _help_all(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
+    """--help-all of the group; what knows of options is imported when it is used."""
+    from featviz.cli.options import show_all_help
+
+    show_all_help(ctx, param, is_given)
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="featviz")
+@click.option(
+    "--help-all",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_help_all,
+    help="Show the help of every command and exit.",
+)
 def group() -> None:
     """See what each layer of a PyTorch vision model makes of your images.
 
@@ -90,30 +107,39 @@ def group() -> None:
       featviz run model.pth photos/ --layers Conv2d,ReLU --out maps
       featviz layers resnet18 --layers 'layer1.*'
 
-    `featviz COMMAND --help` describes a command. It lists common options;
-    --help-all lists all.
+    `featviz COMMAND --help` describes a command and its common options;
+    `featviz COMMAND --help-all` lists all options.
     """
 
 
 def main() -> None:
     """Entry point: run a command, and turn what went wrong into one line and an exit code."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:  # closed (`>&-`): or the next file would get its number
-            os.dup2(os.open(os.devnull, os.O_RDWR), number)
-            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
+    _open_closed_streams()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what it says of sockets is said by us
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's idle threads leave cores alone
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are no UTF-8
     for name in ("SIGTERM", "SIGHUP"):  # end like Ctrl-C, and tidy up; not what nohup has ignored
-        which = getattr(signal, name, None)
-        if which is not None and signal.getsignal(which) is not signal.SIG_IGN:
-            signal.signal(which, signal.default_int_handler)
-    code = guarded(sys.argv[1:])
-    # End at once, after what asked to be called at the end: with torch and numba Python's own end
-    # takes 0.8 s. A tracer or a thread that is still at work gets that; a thread of ours that still
-    # loads in C++ would abort the process while something is called or taken down.
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+    _end(guarded(sys.argv[1:]))
+
+
+def _open_closed_streams() -> None:
+    """Open streams that were closed (`>&-`): or the next file would get the number of one."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
+
+
+def _end(code: int) -> None:
+    """End at once, after what asked to be called at the end: with torch and numba Python's own end
+    takes 0.8 s. A tracer, or a thread that is still at work, gets Python's own."""
     others = [thread for thread in enumerate_threads() if thread is not current_thread()]
+    # A thread of ours that still loads a library in C++ would abort the process while something is
+    # called or taken down
     if not any(thread.daemon and thread.name.startswith("featviz-") for thread in others):
         if sys.gettrace() or sys.getprofile() or not all(thread.daemon for thread in others):
             sys.exit(code)
@@ -126,41 +152,56 @@ def main() -> None:
 
 def guarded(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
-    handler, logger = logging.StreamHandler(sys.stderr), logging.getLogger("featviz")
-    handler.setFormatter(_Formatter())
-    logger.handlers, logger.propagate = [handler], False
-    logger.setLevel(logging.INFO)  # which -q and -v change
+    _log_to_stderr()
     try:
-        result = group.main(arguments, prog_name="featviz", standalone_mode=False)
+        result = group.main(
+            arguments, prog_name="featviz", standalone_mode=False, obj=tuple(arguments)
+        )
         output.text()  # or what was printed would fail at the very end
         return result if isinstance(result, int) else 0
     except FeatvizError as error:
-        return _say(error.message, mistakes.hint_of(error, arguments), error.exit_code, error)
+        hint = mistakes.hint_of(error, arguments)
+        return _print_error(error.message, hint, error.exit_code, error)
     except click.exceptions.NoArgsIsHelpError as error:  # the help is the answer
         error.show()
         return int(error.exit_code)
     except click.ClickException as error:
-        words, hint = mistakes.of_click(error, arguments)
-        return _say(words, hint, error.exit_code, error)
+        advice = mistakes.of_click(error, arguments)
+        return _print_error(advice.message, advice.hint, error.exit_code, error)
     except (KeyboardInterrupt, click.Abort):
-        return _say("interrupted", None, INTERRUPTED, None)
+        return _print_error("interrupted", None, INTERRUPTED, None)
     except BrokenPipeError:  # the reader of stdout has gone (`| head -1`): nothing is to be said
         output.drop_stdout()
         return CLOSED_PIPE
     except MemoryError as error:
-        return _say("there is too little memory", "raise the limit (ulimit -v)", 1, error)
+        return _print_error("there is too little memory", "raise the limit (ulimit -v)", 1, error)
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            return _say(f"{error.filename}: {error.strerror}", None, 2, error)
-        if error.filename is not None or error.errno not in _FULL:
-            raise
-        output.drop_stdout()  # our files name themselves, and click prints help by itself
-        return _say(f"stdout cannot be written: {error.strerror}", None, 1, error)
+        return _system_error(error)
     except SystemExit as error:  # click's own answer to a closed pipe, beside a program's sys.exit
         if "PacifyFlush" in type(sys.stdout).__name__:
             output.drop_stdout()
             return CLOSED_PIPE
         return error.code if isinstance(error.code, int) else 1
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter())
+    logger = logging.getLogger("featviz")
+    logger.handlers = [handler]
+    logger.propagate = False
+    logger.setLevel(logging.INFO)  # which -q and -v change
+
+
+def _system_error(error: OSError) -> int:
+    """A name that is too long, or a full disk behind stdout; another one is a bug."""
+    if error.errno == errno.ENAMETOOLONG:
+        return _print_error(f"{error.filename}: {error.strerror}", None, 2, error)
+    # our files name themselves, and click prints help by itself
+    if error.filename is not None or error.errno not in _FULL:
+        raise error
+    output.drop_stdout()
+    return _print_error(f"stdout cannot be written: {error.strerror}", None, 1, error)
 
 
 class _Formatter(logging.Formatter):
@@ -178,7 +219,7 @@ def _indented(text: str) -> str:
     return "\n".join(f"  {printable(line)}".rstrip() for line in text.split("\n"))
 
 
-def _say(message: str, hint: str | None, code: int, error: BaseException | None) -> int:
+def _print_error(message: str, hint: str | None, code: int, error: BaseException | None) -> int:
     output.error(message, hint)
     if error is not None and logging.getLogger("featviz").isEnabledFor(logging.DEBUG):
         click.echo(_indented("".join(traceback.format_exception(error))), err=True, nl=False)

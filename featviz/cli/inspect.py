@@ -4,10 +4,12 @@ of images; `audit` and `exemplars`, which count over many of them."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from featviz.cli import output
-from featviz.cli.options import FILE, IMAGES, MODEL, ClickOption, Given, click_option, command
+from featviz.cli.options import FILE, IMAGES, MODEL, ClickOption, Values, click_option, command
 from featviz.options import OUTPUT, ModelOptions, declared, read_from
 from featviz.options.commands import (
     AuditOptions,
@@ -18,13 +20,14 @@ from featviz.options.commands import (
     LookOptions,
 )
 from featviz.records import UNLIKE_OUTPUTS
+from featviz.rundir import AUDIT_FILE, EXEMPLARS_FILE, RUN_FILE
 from featviz.text import counted, listed, printable
 
 log = logging.getLogger(__name__)
 
 
 @command(ListOptions, ModelOptions, arguments=[MODEL])
-def layers(given: Given) -> int:
+def layers(values: Values) -> int:
     """List a model's modules: output shapes, parameters, multiply-accumulates.
 
     Figures come from one forward pass on zeros. Those of a module include the
@@ -46,9 +49,11 @@ def layers(given: Given) -> int:
     """
     from featviz.inspection.layers import list_model
 
-    asked = read_from(ListOptions, {**given})
-    listing = list_model(given["source"], asked.inputs, asked.layers, asked.functions, asked.tree)
-    if given["json"]:
+    options = read_from(ListOptions, dict(values))
+    listing = list_model(
+        values["source"], options.inputs, options.layers, options.functions, options.tree
+    )
+    if values["json"]:
         output.document(listing.as_json())
     else:
         output.text(str(listing.table))
@@ -56,11 +61,13 @@ def layers(given: Given) -> int:
 
 
 @command(
-    *(KernelOptions, ModelOptions),
+    KernelOptions,
+    ModelOptions,
     arguments=[MODEL],
     but=("overlay", "reduce", "figure", "flat", "tensors"),
+    result=RUN_FILE,
 )
-def kernels(given: Given) -> int:
+def kernels(values: Values) -> int:
     """Draw the kernels of a model's convolutions, one picture for each.
 
     Tile i is output channel i. Kernels of three inputs are in colour, others
@@ -77,10 +84,10 @@ def kernels(given: Given) -> int:
     """
     from featviz.inspection.kernels import draw_kernels
 
-    document, skipped = draw_kernels(given["source"], read_from(KernelOptions, {**given}))
+    document, skipped = draw_kernels(values["source"], read_from(KernelOptions, dict(values)))
     output.left_out(skipped)
     log.info("kernels of %s in %s", counted(len(document["captures"]), "layer"), document["out"])
-    if given["json"]:
+    if values["json"]:
         output.document(document)
     return 0
 
@@ -89,7 +96,7 @@ def kernels(given: Given) -> int:
     arguments=[FILE],
     flags=[click_option(declared(ModelOptions)[name]) for name in ("key", "strip_prefix", "ema")],
 )
-def identify(given: Given) -> int:
+def identify(values: Values) -> int:
     """Say what a file of weights is run as, and with which --arch.
 
     Names and shapes of the tensors tell the torchvision architecture, or the
@@ -106,22 +113,24 @@ def identify(given: Given) -> int:
     from featviz.models.identify import identify_file
     from featviz.models.load import architecture_beside
 
-    path = given["file"]
-    which = given["key"], given["strip_prefix"], given["ema"]
-    words, document = identify_file(path, architecture_beside(path), *which)
-    if given["json"]:
+    path = values["file"]
+    message, document = identify_file(
+        path, architecture_beside(path), values["key"], values["strip_prefix"], values["ema"]
+    )
+    if values["json"]:
         output.document(document)
     else:
-        output.text(printable(words))
+        output.text(printable(message))
     return 0
 
 
 @command(
-    *(LookOptions, ModelOptions),
+    LookOptions,
+    ModelOptions,
     arguments=[MODEL, IMAGES],
     flags=[ClickOption("Open the picture.", "--open", group=OUTPUT, first=True)],
 )
-def look(given: Given) -> int:
+def look(values: Values) -> int:
     """Draw one quick picture of what a model makes of an image.
 
     It has the input, the prediction, and a row for each layer with the maps
@@ -142,25 +151,26 @@ def look(given: Given) -> int:
     """
     from featviz.inspection.look import look
 
-    result = look(given["source"], given["images"], read_from(LookOptions, {**given}))
-    if given["json"]:
+    result = look(values["source"], values["images"], read_from(LookOptions, dict(values)))
+    if values["json"]:
         output.document(result.as_json())
     output.left_out(result.skipped, result.never_ran)
     if result.prediction:
-        words = ", ".join(guess.text for guess in result.prediction)
-        log.info("%s: %s", result.name, words)
-    output.written(counted(len(result.layers), "layer"), result.path, given["open"])
+        scores = ", ".join(score.text for score in result.prediction)
+        log.info("%s: %s", result.name, scores)
+    output.written(counted(len(result.layers), "layer"), result.path, values["open"])
     return 0
 
 
 @command(
-    *(CamOptions, ModelOptions),
+    CamOptions,
+    ModelOptions,
     arguments=[MODEL, IMAGES],
     flags=[ClickOption("Open the first picture.", "--open", group=OUTPUT, first=True)],
     json="one JSON line for each image",
     out=Path(),
 )
-def cam(given: Given) -> int:
+def cam(values: Values) -> int:
     """Show where in an image the evidence for a class lies.
 
     A class activation map weighs a layer's output by the gradient of the
@@ -182,26 +192,34 @@ def cam(given: Given) -> int:
     """
     from featviz.inspection.cam import cam
 
-    pictures, failed = [], 0
-    for result in cam(given["source"], given["images"], read_from(CamOptions, {**given})):
-        if given["json"]:
+    pictures = []
+    failed = 0
+    for result in cam(values["source"], values["images"], read_from(CamOptions, dict(values))):
+        if values["json"]:
             output.document(result.as_json(), indent=None)
         if result.error is not None:
             failed += 1
             output.error(f"{result.image}: {result.error.message}", result.error.hint)
             continue
         output.left_out(result.skipped)
-        log.info("%s at %s", result.words, listed([one.name for one in result.maps], 3))
-        pictures += [result.path] if result.path is not None else []
+        log.info("%s at %s", result.words, listed([class_map.name for class_map in result.maps], 3))
+        if result.path is not None:
+            pictures.append(result.path)
     if not pictures:
         return 1
-    place = pictures[0] if given["open"] or len(pictures) == 1 else pictures[0].parent
-    output.written(counted(len(pictures), "picture"), place, given["open"])
+    path = pictures[0] if values["open"] or len(pictures) == 1 else pictures[0].parent
+    output.written(counted(len(pictures), "picture"), path, values["open"])
     return 3 if failed else 0
 
 
-@command(AuditOptions, ModelOptions, arguments=[MODEL, IMAGES], json="audit.json")
-def audit(given: Given) -> int:
+@command(
+    AuditOptions,
+    ModelOptions,
+    arguments=[MODEL, IMAGES],
+    json="audit.json",
+    result=AUDIT_FILE,
+)
+def audit(values: Values) -> int:
     """Stream images through a model, and find channels that do nothing for them.
 
     Findings are dead, constant, saturated, nonfinite and redundant. A verdict
@@ -215,40 +233,61 @@ def audit(given: Given) -> int:
 
     {MODEL}
 
-    Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 4 broken gate.
+    Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed, 4 a gate failed.
     """
     from featviz.audit.audit import audit
     from featviz.audit.output import audit_table
 
     with output.batch_progress() as progress:
-        options = read_from(AuditOptions, {**given})
-        document, verdicts, code = audit(given["source"], given["images"], options, progress)
-    if given["json"]:
+        options = read_from(AuditOptions, dict(values))
+        document, verdicts, code = audit(values["source"], values["images"], options, progress)
+    if values["json"]:
         output.document(document)
     else:
         output.text(str(audit_table(document)))
-    seen = counted(document["images"]["seen"], "image")
-    log.info("%s seen; the verdicts hold for these images", seen)
-    if (proof := document["verify"]) is not None and not proof["channels"]:
-        log.info("nothing to verify: no channel can be cut out")
-    elif proof is not None:
-        change, nonfinite = proof["largest_change"], proof.get("nonfinite", 0)
-        channels = counted(proof["channels"], "channel")
-        words = f"without the {channels} that can be cut out the output "
-        unlike = f"cannot be compared: {UNLIKE_OUTPUTS}"
-        words += unlike if change is None else f"changes by {change:g} at most"
-        if nonfinite:
-            words += f", and {nonfinite} of its values become, or cease to be, NaN or infinite"
-        log.info("%s (%s)", words, counted(proof["images"], "image"))
+    log.info(
+        "%s seen; another set of images may give other findings",
+        counted(document["images"]["seen"], "image"),
+    )
+    if document["verify"] is not None:
+        _log_proof(document["verify"])
     for verdict in verdicts:
         if not verdict.held:
-            log.error("gate %s is broken: %s", verdict.gate, verdict.message)
+            log.error("gate %s failed: %s", verdict.gate, verdict.message)
     log.info("results in %s", options.out)
     return code
 
 
-@command(ExemplarOptions, ModelOptions, arguments=[MODEL, IMAGES], json="exemplars.json")
-def exemplars(given: Given) -> int:
+def _log_proof(proof: Mapping[str, Any]) -> None:
+    """By how much the output changes without the channels that can be cut out."""
+    if not proof["channels"]:
+        log.info("nothing to verify: no channel can be cut out")
+        return
+    channels = counted(proof["channels"], "channel")
+    if proof["largest_change"] is None:
+        effect = f"cannot be compared: {UNLIKE_OUTPUTS}"
+    else:
+        effect = f"changes by {proof['largest_change']:g} at most"
+    if proof.get("nonfinite", 0):
+        effect += (
+            f", and {proof['nonfinite']} of its values become, or cease to be, NaN or infinite"
+        )
+    log.info(
+        "without the %s that can be cut out the output %s (%s)",
+        channels,
+        effect,
+        counted(proof["images"], "image"),
+    )
+
+
+@command(
+    ExemplarOptions,
+    ModelOptions,
+    arguments=[MODEL, IMAGES],
+    json="exemplars.json",
+    result=EXEMPLARS_FILE,
+)
+def exemplars(values: Values) -> int:
     """Show the images, and the places in them, that excite each channel most.
 
     Each image is cut to the receptive field of the strongest unit. --out holds
@@ -267,9 +306,9 @@ def exemplars(given: Given) -> int:
     from featviz.exemplars.exemplars import exemplar_table, find_exemplars
 
     with output.batch_progress() as progress:
-        options = read_from(ExemplarOptions, {**given})
-        record = find_exemplars(given["source"], given["images"], options, progress)
-    if given["json"]:
+        options = read_from(ExemplarOptions, dict(values))
+        record = find_exemplars(values["source"], values["images"], options, progress)
+    if values["json"]:
         output.document(record.as_json())
     else:
         output.text(str(exemplar_table(record)))

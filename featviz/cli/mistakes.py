@@ -1,14 +1,15 @@
-"""What people type by mistake, and what helps: a hint, with the whole command where one word of it
-is to be replaced. What knows models and images is imported late, since --help waits for this."""
+"""What people type by mistake, and what helps: a hint, with the whole command where words of it are
+to be replaced. What knows models and images is imported late, since --help waits for this."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
@@ -29,91 +30,137 @@ _SYNONYMS = {
 """Options of other tools, which no likeness of letters leads to, and what they are called here."""
 
 _WEIGHTS = (".pth", ".ckpt", ".safetensors", ".bin")  # tensors that are images may have .pt
-_WORDS = 5  # before and behind a wrong one that may belong to the same path
+_NEIGHBOURS = 5  # words before and behind a wrong one that may belong to the same path
 _LISTS = ("--layers", "--capture", "--size", "--crop", "--mean", "--std")
+
+
+class Advice(NamedTuple):
+    """An error of click's, for people."""
+
+    message: str
+    hint: str | None
 
 
 def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
     """The error's hint, and behind it the command to go on with, where the error knows it."""
-    if not (error.add or error.replace):
-        return (isinstance(error, UsageError) and _cut(error.message, arguments)) or error.hint
-    words = list(arguments)
-    end = words.index("--") if "--" in words else len(words)
-    words[end:end] = error.add
+    if not error.add and error.replace is None:
+        if isinstance(error, UsageError):
+            return _joined_words(error.message, arguments) or error.hint
+        return error.hint
+    corrected = list(arguments)
     if error.replace is not None:
         old, new = error.replace
-        place = next((i for i, word in enumerate(words) if word in (old, f"--arch={old}")), None)
-        if place is None:  # a file of --config has it
+        if old in corrected:
+            corrected[corrected.index(old)] = new
+        elif f"--arch={old}" in corrected:
+            corrected[corrected.index(f"--arch={old}")] = f"--arch={new}"
+        else:  # a file of --config has it
             return error.hint
-        words[place] = words[place].removesuffix(old) + new
-    return _with_command(error.hint or "", words) or None
+    return _with_command(error.hint or "", _added(corrected, error.add)) or None
 
 
-def _cut(message: str, arguments: Sequence[str]) -> str | None:
-    """For a word that leads to nothing: what a space has cut, a list or the path of a file."""
-    place = max((i for i, word in enumerate(arguments) if f" {word!r}" in message), default=0)
-    for first in range(max(1, place - _WORDS), place + 1):
-        for end in range(place + 1, min(place + _WORDS, len(arguments)) + 1):
+def _added(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
+    """A command line with further options, which stand before `--`."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return [*arguments[:end], *options, *arguments[end:]]
+
+
+def _joined_words(message: str, arguments: Sequence[str]) -> str | None:
+    """For a word that leads to nothing since a space has cut it off: from the path of a file, or
+    from the list that an option takes."""
+    position = 0
+    for index, word in enumerate(arguments):
+        if f" {word!r}" in message:
+            position = index
+    for first in range(max(1, position - _NEIGHBOURS), position + 1):
+        for end in range(position + 1, min(position + _NEIGHBOURS, len(arguments)) + 1):
             path = " ".join(arguments[first:end])
-            if " " in path and os.path.exists(path):  # noqa: PTH110 - takes any name
-                again = [*arguments[:first], path, *arguments[end:]]
-                return _with_command("a path with spaces stands in quotes", again)
-    if place > 1 and arguments[place - 2] in _LISTS and not looks_like_image(arguments[place]):
-        parts = takewhile(lambda w: w[:1] != "-" and not os.path.exists(w), arguments[place:])  # noqa: PTH110
-        values = [arguments[place - 1], *parts]
-        rest = arguments[place - 1 + len(values) :]
-        again = [*arguments[: place - 1], ",".join(values), *rest]
-        return _with_command("a list has commas", again)
-    return None
+            if " " in path and _exists(path):
+                corrected = [*arguments[:first], path, *arguments[end:]]
+                return _with_command("a path with spaces stands in quotes", corrected)
+    if position < 2 or arguments[position - 2] not in _LISTS:
+        return None
+    if looks_like_image(arguments[position]):
+        return None
+    items = takewhile(lambda word: word[:1] != "-" and not _exists(word), arguments[position:])
+    values = [arguments[position - 1], *items]
+    rest = arguments[position - 1 + len(values) :]
+    corrected = [*arguments[: position - 1], ",".join(values), *rest]
+    return _with_command("a list has commas", corrected)
 
 
-def of_click(error: click.ClickException, arguments: Sequence[str]) -> tuple[str, str | None]:
-    """The words and the hint of an error that click has found: the nearest option, or command."""
+def _exists(path: str) -> bool:
+    return os.path.exists(path)  # noqa: PTH110 - takes any name, also one that is too long
+
+
+def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
+    """What to say of an error that click has found: the nearest option, or command."""
     ctx: click.Context | None = getattr(error, "ctx", None)
-    words = error.format_message()
+    message = error.format_message()
     if ctx is None:
-        return words, None
+        return Advice(message, None)
     if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Argument):
-        lacks = missing(str(error.param.name), ctx)
-        return lacks.message, lacks.hint
+        lacking = missing(str(error.param.name), ctx)
+        return Advice(lacking.message, lacking.hint)
+    hint = None
     if isinstance(error, click.NoSuchOption):
-        names = [name for p in ctx.command.params for name in (*p.opts, *p.secondary_opts)]
-        option, known = error.option_name, [*(n for n in names if n.startswith("--")), "--help"]
-        long = f"--{option.lstrip('-')}".replace("_", "-")
-        meant = [_SYNONYMS.get(long, long)]
-        if meant[0].partition("=")[0] not in known:
-            meant = close_to(long, (one for one in known if one != "--trust"), 0.7)
-        if meant:
-            again = [
-                meant[0] + word[len(option) :] if word.partition("=")[0] == option else word
-                for word in arguments
-            ]
-            return words, _with_command(f"did you mean {meant[0]}?", again)
-    elif isinstance(ctx.command, click.Group) and words.startswith("No such command"):
-        name, *rest = arguments
-        commands = ctx.command.list_commands(ctx)
-        if name in ("version", "help"):
-            return words, _with_command(f"did you mean --{name}?", [f"--{name}"])
-        if close := close_to(name, commands if name.isalpha() else []):
-            return words, _with_command(f"did you mean {close[0]}?", [close[0], *rest])
-        if any(map(looks_like_image, rest)):
-            return words, _with_command("did you mean run?", ["run", *arguments])
-        return words, "featviz --help describes them: " + ", ".join(commands)
-    option = "--help-all" if getattr(ctx.command, "is_long", False) else "--help"
-    return words, f"{ctx.command_path} {option} lists all options"
+        hint = _option_hint(error.option_name, ctx.command, arguments)
+    elif isinstance(ctx.command, click.Group) and message.startswith("No such command"):
+        hint = _command_hint(arguments, ctx.command.list_commands(ctx))
+    if hint is None:
+        option = "--help-all" if getattr(ctx.command, "is_long", False) else "--help"
+        hint = f"{ctx.command_path} {option} lists all options"
+    return Advice(message, hint)
 
 
-def close_to(name: str, names: Iterable[str], least: float = 0.6) -> list[str]:
+def _option_hint(wrong: str, command: click.Command, arguments: Sequence[str]) -> str | None:
+    """The option that a wrong one stands for; None where none is near."""
+    known = ["--help"]
+    for param in command.params:
+        known += [name for name in (*param.opts, *param.secondary_opts) if name.startswith("--")]
+    name = wrong.lstrip("-").replace("_", "-")
+    meant = _SYNONYMS.get(f"--{name}", f"--{name}")
+    if meant.partition("=")[0] not in known:
+        # without dashes, which are alike in all; and nobody should trust a file by mistake
+        names = [option[2:] for option in known if option != "--trust"]
+        begun = [option for option in names if len(name) > 2 and option.startswith(name)]
+        close = begun[:1] if len(begun) == 1 else close_to(name, names, 0.7)
+        if not close:
+            return None
+        meant = f"--{close[0]}"
+    corrected = []
+    for word in arguments:
+        is_wrong = word.partition("=")[0] == wrong
+        corrected.append(meant + word[len(wrong) :] if is_wrong else word)
+    return _with_command(f"did you mean {meant}?", corrected)
+
+
+def _command_hint(arguments: Sequence[str], commands: Sequence[str]) -> str:
+    """The command that a wrong one stands for, or all commands."""
+    name, *rest = arguments
+    if name in ("version", "help"):
+        return _with_command(f"did you mean --{name}?", [f"--{name}"])
+    close = close_to(name, commands) if name.isalpha() else []
+    if close:
+        return _with_command(f"did you mean {close[0]}?", [close[0], *rest])
+    if any(looks_like_image(word) for word in rest):
+        return _with_command("did you mean run?", ["run", *arguments])
+    return f"featviz --help describes them: {', '.join(commands)}"
+
+
+def close_to(name: str, names: Iterable[str], likeness: float = 0.6) -> list[str]:
     """The name that a misspelt one is most like, in a list; empty where none is like it."""
-    return difflib.get_close_matches(name[:80].lower(), list(names), 1, least)
+    return difflib.get_close_matches(name[:80].lower(), list(names), 1, likeness)
 
 
-def _with_command(words: str, arguments: Sequence[str]) -> str:
-    """Words, and behind them a whole command line where it is short enough."""
-    command = shlex.join(["featviz", *arguments])
-    if len(command) > _LONGEST_COMMAND:
-        return words
-    return f"{words}{' ' if words.endswith('?') else ': '}{command}" if words else command
+def _with_command(hint: str, arguments: Sequence[str]) -> str:
+    """A hint, and behind it a whole command line where it is short enough."""
+    command_line = shlex.join(["featviz", *arguments])
+    if len(command_line) > _LONGEST_COMMAND:
+        return hint
+    if not hint:
+        return command_line
+    return f"{hint} {command_line}" if hint.endswith("?") else f"{hint}: {command_line}"
 
 
 def missing(argument: str, ctx: click.Context) -> UsageError:
@@ -124,20 +171,38 @@ def missing(argument: str, ctx: click.Context) -> UsageError:
 
 def refuse_swapped(ctx: click.Context, model: str, images: Sequence[str]) -> None:
     """Refuse an image where MODEL stands, and weights of a model of code where IMAGE does."""
-    weights = next((one for one in images if Path(one).suffix.lower() in _WEIGHTS), None)
-    if weights and not Path(model).exists() and not Path(f"{model} {images[0]}").exists():
-        rest = [image for image in images if image != weights]
-        again = [*ctx.command_path.split()[1:], model, *rest, "--weights", weights]
-        words = f"{quoted(weights)!r} is a file of a model, where an image stands"
-        raise UsageError(words, _with_command("its weights are an option", again))
+    arguments: list[str] = list(ctx.obj or ())
+    _refuse_weights_among(images, model, arguments)
     if not looks_like_image(model):
         return
     others = [image for image in images if not looks_like_image(image)]
-    if others or Path(model).is_file() or not images:
-        what = "a folder of images" if Path(model).is_dir() else "an image"
-        again = [*ctx.command_path.split()[1:], *(others or ["resnet18"])[:1], model]
-        hint = _with_command("MODEL comes first", again)
-        raise UsageError(f"MODEL {quoted(model)!r} is {what}", hint)
+    if images and not others and not Path(model).is_file():
+        return
+    noun = "a folder of images" if Path(model).is_dir() else "an image"
+    raise UsageError(
+        f"MODEL {quoted(model)!r} is {noun}",
+        _with_command("MODEL comes first", _swapped(arguments, model, others)),
+    )
+
+
+def _refuse_weights_among(images: Sequence[str], model: str, arguments: Sequence[str]) -> None:
+    weights = [image for image in images if Path(image).suffix.lower() in _WEIGHTS]
+    # MODEL and IMAGE may be one path with a space
+    if not weights or _exists(model) or _exists(f"{model} {images[0]}"):
+        return
+    corrected = [word for word in arguments if word != weights[0]]
+    raise UsageError(
+        f"{quoted(weights[0])!r} is a file of a model, where an image stands",
+        _with_command("its weights are an option", _added(corrected, ["--weights", weights[0]])),
+    )
+
+
+def _swapped(arguments: Sequence[str], image: str, others: Collection[str]) -> list[str]:
+    """A command line in which the first of the others, or a model, stands before an image."""
+    model = next(iter(others), "resnet18")
+    corrected = [word for word in arguments if word != model]
+    corrected.insert(corrected.index(image), model)
+    return corrected
 
 
 def looks_like_image(word: str) -> bool:

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from featviz.cli import output
-from featviz.cli.options import ClickOption, Given, click_option, command, run_argument
+from featviz.cli.options import (
+    BASE,
+    NEW,
+    RUN,
+    ClickOption,
+    Values,
+    click_option,
+    command,
+    run_arguments,
+)
 from featviz.errors import CHECK_FAILED
 from featviz.options import OUTPUT, RunOptions, declared, read_from
 from featviz.options.commands import (
@@ -24,16 +33,15 @@ from featviz.text import counted, listed, quoted
 
 log = logging.getLogger(__name__)
 
-_NAMED = 5
-_JOINED, _OUT = "Write the joined run into this folder.", Path("featviz-out")
+_NAMED = 5  # files that a message names
 
 
 @command(
     ReportOptions,
-    arguments=[run_argument("run")],
+    arguments=[RUN],
     flags=[ClickOption("Open the report in the browser.", "--open", group=OUTPUT, first=True)],
 )
-def report(given: Given) -> int:
+def report(values: Values) -> int:
     """Build an HTML report of a run, an audit or kernels: pictures, numbers and findings.
 
     RUN is a folder that `featviz run`, `featviz audit` or `featviz kernels`
@@ -54,18 +62,18 @@ def report(given: Given) -> int:
     from featviz.report import build_report
     from featviz.rundir.read import warn_of
 
-    result = build_report(given["run"], read_from(ReportOptions, {**given}), compare_runs)
+    result = build_report(values["run"], read_from(ReportOptions, dict(values)), compare_runs)
     warn_of(result.incomplete, behind="; the report names it but does not show it")
-    if given["json"]:
+    if values["json"]:
         files = [str(path) for path in result.files]
         output.document({"page": str(result.page), "files": files})
-    if given["open"] or not given["json"]:
-        output.written("report", result.page, given["open"])
+    if values["open"] or not values["json"]:
+        output.written("report", result.page, values["open"])
     return 0
 
 
-@command(SheetOptions, arguments=[run_argument("run")])
-def sheet(given: Given) -> int:
+@command(SheetOptions, arguments=[RUN])
+def sheet(values: Values) -> int:
     """Draw one picture of a layer: a column for each image of a run, a row for each channel.
 
     The tiles are cut from the pictures of the run, and keep their scale.
@@ -78,18 +86,19 @@ def sheet(given: Given) -> int:
     from featviz.report.sheet import make_sheet
     from featviz.rundir.read import warn_of
 
-    path, images, channels, left_out = make_sheet(given["run"], read_from(SheetOptions, {**given}))
+    options = read_from(SheetOptions, dict(values))
+    path, images, channels, left_out = make_sheet(values["run"], options)
     warn_of(left_out, behind=", and left out")
-    if given["json"]:
+    if values["json"]:
         output.document({"file": str(path), "images": images, "channels": channels})
     else:
-        what = counted(len(channels), "channel") if channels else "the tile of all channels"
-        log.info("%s of %s in %s", what, counted(len(images), "image"), path)
+        tiles = counted(len(channels), "channel") if channels else "the tile of all channels"
+        log.info("%s of %s in %s", tiles, counted(len(images), "image"), path)
     return 0
 
 
-@command(*(DiffThresholds, DiffFiles), arguments=[run_argument("base"), run_argument("new")])
-def diff(given: Given) -> int:
+@command(DiffThresholds, DiffFiles, arguments=[BASE, NEW])
+def diff(values: Values) -> int:
     """Compare two run directories, layer by layer.
 
     \b
@@ -117,9 +126,10 @@ def diff(given: Given) -> int:
     from featviz.diff.diff import as_json, diff_table
     from featviz.report.pages import render_comparison
 
-    thresholds, files = read_from(DiffThresholds, {**given}), read_from(DiffFiles, {**given})
-    result = diff(given["base"], given["new"], thresholds, files, render_comparison)
-    if given["json"]:
+    thresholds = read_from(DiffThresholds, dict(values))
+    files = read_from(DiffFiles, dict(values))
+    result = diff(values["base"], values["new"], thresholds, files, render_comparison)
+    if values["json"]:
         output.document(as_json(result))
     else:
         output.text(str(diff_table(result)))
@@ -127,13 +137,19 @@ def diff(given: Given) -> int:
 
 
 @command(
-    arguments=[run_argument("parts", metavar="DIR...")],
+    arguments=[run_arguments("parts", metavar="DIR...")],
     flags=[
-        click_option(replace(declared(KernelOptions)["out"], words=_JOINED, default=_OUT)),
+        click_option(
+            replace(
+                declared(KernelOptions)["out"],
+                help="Write the joined run into this folder.",
+                default=Path("featviz-out"),
+            )
+        ),
         click_option(declared(RunOptions)["overwrite"]),
     ],
 )
-def merge(given: Given) -> int:
+def merge(values: Values) -> int:
     """Join parts of a run into one run directory.
 
     The parts must have the same model, layers and options, and stay as they are. The joined run is
@@ -148,17 +164,17 @@ def merge(given: Given) -> int:
     from featviz.rundir.read import warn_of
     from featviz.rundir.verify import merge
 
-    result = merge(given["parts"], given["out"], given["overwrite"])
-    whole, total = len(result["images"]), result["total"]
+    result = merge(values["parts"], values["out"], values["overwrite"])
+    complete = len(result["images"])
     warn_of(dict.fromkeys(result["incomplete"], "it has no manifest"), behind=", and left out")
-    log.info("%d of %s in %s", whole, counted(total, "image"), result["out"])
-    if given["json"]:
+    log.info("%d of %s in %s", complete, counted(result["total"], "image"), result["out"])
+    if values["json"]:
         output.document(result)
-    return 0 if whole == total else 3
+    return 0 if complete == result["total"] else 3
 
 
-@command(arguments=[run_argument("runs", metavar="RUN...")])
-def verify(given: Given) -> int:
+@command(arguments=[run_arguments("runs", metavar="RUN...")])
+def verify(values: Values) -> int:
     """Check that every file of a run is as it was written.
 
     Each file is held against the size and the SHA-256 in its image's manifest, and the settings in
@@ -176,32 +192,34 @@ def verify(given: Given) -> int:
     from featviz.rundir.verify import verify
 
     with output.progress_bar() as advance:
-        runs = verify(given["runs"], progress=advance)
+        runs = verify(values["runs"], progress=advance)
     for series, group in groupby(runs, key=lambda run: run["series"]):
-        steps = [_is_whole(run) for run in group]
+        steps = [_log_run(run) for run in group]
         if series is not None:
             damaged = steps.count(False)
-            found = f"{counted(damaged, 'step')} damaged" if damaged else "whole"
-            log.info("%s: a series of %s: %s", series, counted(len(steps), "step"), found)
-    whole = not any(run["faults"] for run in runs)
-    if given["json"]:
-        output.document({"whole": whole, "runs": runs})
-    return 0 if whole else CHECK_FAILED
+            state = f"{counted(damaged, 'step')} damaged" if damaged else "whole"
+            log.info("%s: a series of %s: %s", series, counted(len(steps), "step"), state)
+    all_whole = not any(run["faults"] for run in runs)
+    if values["json"]:
+        output.document({"whole": all_whole, "runs": runs})
+    return 0 if all_whole else CHECK_FAILED
 
 
-def _is_whole(run: Mapping[str, Any]) -> bool:
-    """Say what was found of a run, and return whether it is whole."""
-    place = run["run"]
+def _log_run(run: Mapping[str, Any]) -> bool:
+    """Print the faults of a run, and return whether it is whole."""
+    root = run["run"]
     for row in run["faults"]:
-        output.error(f"{place}: {row['fault']}")
+        output.error(f"{root}: {row['fault']}")
     if run["unlisted"]:
-        names = listed([quoted(way) for way in run["unlisted"]], _NAMED)
-        log.warning("%s: nothing lists %s", place, names)
-    images, files = counted(run["images"], "image"), counted(run["files"], "file")
-    what = f"{images}, {files}, {run['bytes'] / 1e6:.1f} MB"
-    left = run["missing"]
-    missing = f"; {counted(left, 'image')} failed or not drawn yet" if left else ""
-    damaged = len({row["image"] for row in run["faults"]} - {None})
-    found = f"{counted(damaged, 'image')} damaged" if damaged else "damaged"
-    log.info("%s: %s: %s%s", place, what, found if run["faults"] else "whole", missing)
+        names = [quoted(relative_path) for relative_path in run["unlisted"]]
+        log.warning("%s: nothing lists %s", root, listed(names, _NAMED))
+    state = "whole"
+    if run["faults"]:
+        damaged = {row["image"] for row in run["faults"] if row["image"] is not None}
+        state = f"{counted(len(damaged), 'image')} damaged" if damaged else "damaged"
+    if run["missing"]:
+        state += f"; {counted(run['missing'], 'image')} failed or not drawn yet"
+    images = counted(run["images"], "image")
+    files = counted(run["files"], "file")
+    log.info("%s: %s, %s, %.1f MB: %s", root, images, files, run["bytes"] / 1e6, state)
     return not run["faults"]

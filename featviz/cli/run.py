@@ -6,35 +6,38 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from typing import Any
 
 from msgspec import structs
 
 from featviz.cli import output
-from featviz.cli.options import IMAGES, MODEL, ClickOption, Given, command
+from featviz.cli.options import IMAGES, MODEL, ClickOption, Values, command
 from featviz.errors import NOTHING_DRAWN, UsageError
 from featviz.gradients.targets import check_options, for_drawing
 from featviz.options import OUTPUT, DrawOptions, ModelOptions, PassOptions, RunOptions, read_from
 from featviz.records import UNLIKE_OUTPUTS, ImageResult, Outcome, RunResult, Shard
+from featviz.rundir import RUN_FILE
 from featviz.text import counted, listed, quoted
 
 log = logging.getLogger(__name__)
 
-_NAMED = 3
+_NAMED = 3  # layers or images that a message names
 
 
-def _passes(given: Given) -> PassOptions:
+def _passes(values: Values) -> PassOptions:
     """What is captured and changed, checked beside what is drawn of it."""
-    draw = read_from(DrawOptions, {**given})
-    passes = for_drawing(read_from(PassOptions, {**given}), draw, given["seed"])
+    draw = read_from(DrawOptions, dict(values))
+    passes = for_drawing(read_from(PassOptions, dict(values)), draw, values["seed"])
     draw.check()
     check_options(passes, draw)
     return passes
 
 
 @command(
-    *(RunOptions, ModelOptions),
+    RunOptions,
+    ModelOptions,
     arguments=[MODEL, IMAGES],
     check=_passes,
     flags=[
@@ -49,8 +52,9 @@ def _passes(given: Given) -> PassOptions:
     ],
     json="one JSON line for each image",
     first=("model_args", "trust"),
+    result=RUN_FILE,
 )
-def run(given: Given) -> int:
+def run(values: Values) -> int:
     """Draw the feature maps of images into a run directory.
 
     {MODEL}
@@ -85,111 +89,140 @@ def run(given: Given) -> int:
     """
     from featviz.run import run as pipeline
 
-    options = read_from(RunOptions, {**given}, passes=_passes(given))
-    source, images = given["source"], given["images"]
+    options = read_from(RunOptions, dict(values), passes=_passes(values))
+    source = values["source"]
+    images = values["images"]
     shard = shard_of_process() if options.shard is None else None
-    if given["dry_run"]:
-        from featviz.run import dry_run
-
-        if shard is None or not shard.index:  # the first process speaks for all
-            plan = dry_run.dry_run(source, images, options)
-            output.document(plan) if given["json"] else output.text(dry_run.render(plan))
-        return 0
+    if values["dry_run"]:
+        is_first_process = shard is None or shard.index == 0
+        return _dry_run(source, images, options, values["json"]) if is_first_process else 0
     if shard is not None:
-        if "-" in images and _runs_in_torchrun():
-            words = "- lists images on stdin, which the processes of torchrun cannot divide"
-            raise UsageError(words, "give a folder, or start each process with its own list")
-        log.info("this process draws shard %s of the images", shard)
-        options = structs.replace(options, shard=shard)
-    unseen: dict[str, dict[str, str]] = {"never ran": {}, "skipped": {}}
+        options = _sharded(options, shard, images)
+    with_report = values["report"] or values["open"]
     with output.progress_bar() as advance:
-
-        def report(image: ImageResult, total: int) -> None:
-            advance(total)
-            unseen["never ran"] |= dict.fromkeys(image.never_ran, "")
-            unseen["skipped"] |= {skip.layer or skip.type: skip.reason for skip in image.skipped}
-            if image.error is not None:
-                output.image_error(image.name, image.error, image.hint)
-            elif not image.kept and (total == 1 or log.isEnabledFor(logging.DEBUG)):
-                _say_outcome(image.name, image.outcome)
-            if given["json"] and image.error is not None:
-                output.document({"image": image.name, "error": image.error}, indent=None)
-            elif given["json"]:
-                line = {
-                    "image": image.name,
-                    "folder": image.folder,
-                    "files": [capture.file for capture in image.rows],
-                    "skipped": len(image.skipped),
-                    "never_ran": list(image.never_ran),
-                    "prediction": [asdict(guess) for guess in image.outcome.prediction],
-                }
-                line |= {"effect": image.outcome.effect} if image.outcome.intervened else {}
-                output.document(line | ({"kept": True} if image.kept else {}), indent=None)
-
-        result = pipeline.run(source, images, options, report)
-    with_report = given["report"] or given["open"]
-    _conclude(result, unseen, to_look=not with_report)
+        printer = RunPrinter(advance, as_json=values["json"])
+        result = pipeline.run(source, images, options, printer.image)
+    printer.end(result, name_report=not with_report)
     if with_report and (result.whole or options.shard is None):
         from featviz.options.commands import ReportOptions
         from featviz.report import build_report
 
-        output.written("report", build_report(options.folder, ReportOptions()).page, given["open"])
-    if shard is None:
-        return result.exit_code
-    # torchrun ends the others where one says that images have failed: the last one says it for all
-    only_failed = result.failures and not (result.missing or result.interrupted)
-    if only_failed and not result.whole and _runs_in_torchrun():
-        return 0
-    return result.exit_code or (3 if result.whole and result.all_failures else 0)
+        page = build_report(options.folder, ReportOptions()).page
+        output.written("report", page, values["open"])
+    return result.exit_code if shard is None else _exit_code_of_shard(result)
 
 
-def _say_outcome(name: str, outcome: Outcome) -> None:
-    """The prediction, and what interventions changed."""
-    after = " after" if outcome.intervened else ""
-    for when, guesses in ((" before", outcome.before), (after, outcome.prediction)):
-        if guesses:
-            log.info("%s%s: %s", name, when, ", ".join(guess.text for guess in guesses))
-    if outcome.intervened:
-        words = f"the output cannot be compared: {UNLIKE_OUTPUTS}"
-        if outcome.largest_change is not None:
-            words = f"the output changed by at most {outcome.largest_change:.4g}"
-            if outcome.nonfinite > 0:
-                became = "of its values became NaN or infinite, or ceased to be"
-                words += f", and {outcome.nonfinite} {became}"
-        log.info("%s: %s", name, words)
+def _dry_run(source: ModelOptions, images: list[str], options: RunOptions, as_json: bool) -> int:
+    from featviz.run.dry_run import dry_run, render
 
-
-def _conclude(result: RunResult, unseen: Mapping[str, Mapping[str, str]], to_look: bool) -> None:
-    """What gave no picture, what is missing, and on the last line what was written, what failed,
-    and, if asked for, how to look at the run."""
-    done = [image for image in result.images if image.error is None]
-    words = []
-    for what, layers in unseen.items():
-        named = [f"{name} ({reason})" if reason else name for name, reason in layers.items()]
-        words += [f"{what}: {listed(named, _NAMED)}"] if named else []
-    if result.drew_nothing:
-        reasons = "; ".join(words) or "no layer was taken"
-        output.error(f"no picture was drawn; {reasons}", NOTHING_DRAWN)
+    plan = dry_run(source, images, options)
+    if as_json:
+        output.document(plan)
     else:
-        for line in words:
+        output.text(render(plan))
+    return 0
+
+
+class RunPrinter:
+    """What `run` prints: each image when it is done, and at the end what became of the run."""
+
+    def __init__(self, advance: Callable[[int], None], as_json: bool) -> None:
+        self._advance = advance
+        self._as_json = as_json
+        # layers without a picture in some image
+        self._never_ran: dict[str, None] = {}
+        self._skipped: dict[str, str] = {}
+
+    def image(self, result: ImageResult, total: int) -> None:
+        """An image is done; `total` is how many there are."""
+        self._advance(total)
+        self._never_ran |= dict.fromkeys(result.never_ran)
+        self._skipped |= {skip.layer or skip.type: skip.reason for skip in result.skipped}
+        if result.error is not None:
+            output.image_error(result.name, result.error, result.hint)
+        elif not result.kept and (total == 1 or log.isEnabledFor(logging.DEBUG)):
+            _log_outcome(result.name, result.outcome)
+        if self._as_json:
+            output.document(_as_json(result), indent=None)
+
+    def end(self, result: RunResult, name_report: bool) -> None:
+        """The run is done. The last line says what was written, what failed, and with
+        `name_report` the command that shows it."""
+        self._log_gaps(result)
+        complete = [image for image in result.images if image.error is None]
+        if result.missing:
+            reason = "interrupted" if result.interrupted else "stopped"
+            missing = counted(len(result.missing), "image")
+            log.warning(
+                "%s: %s missing, %d complete; --resume goes on", reason, missing, len(complete)
+            )
+        if not complete:
+            return
+        images = counted(len(complete), "image")
+        line = f"{counted(result.pictures, 'picture')} of {images} in {result.root}"
+        kept = sum(image.kept for image in complete)
+        if kept:
+            line += f" ({kept} {'was' if kept == 1 else 'were'} complete before)"
+        if result.failures:
+            failed = counted(len(result.failures), "image")
+            names = listed([image.name for image in result.failures], _NAMED)
+            line += f"; {failed} failed: {names} (see run.json)"
+        if name_report:
+            show = shlex.join(["featviz", "report", str(result.root), "--open"])
+            line += f"; to look at them: {show}"
+        log.info("%s", line)
+
+    def _log_gaps(self, result: RunResult) -> None:
+        """Name the layers without a picture: a warning, or an error where there is no picture."""
+        lines = []
+        if self._never_ran:
+            lines.append(f"never ran: {listed(list(self._never_ran), _NAMED)}")
+        if self._skipped:
+            layers = [f"{layer} ({reason})" for layer, reason in self._skipped.items()]
+            lines.append(f"skipped: {listed(layers, _NAMED)}")
+        if result.drew_nothing:
+            reasons = "; ".join(lines) or "no layer was taken"
+            output.error(f"no picture was drawn; {reasons}", NOTHING_DRAWN)
+            return
+        for line in lines:
             log.warning("%s", line)
-    if result.missing:
-        why = "interrupted" if result.interrupted else "stopped"
-        missing = counted(len(result.missing), "image")
-        log.warning("%s: %s missing, %d complete; --resume goes on", why, missing, len(done))
-    if not done:
+
+
+def _as_json(result: ImageResult) -> dict[str, Any]:
+    """The JSON line of an image."""
+    if result.error is not None:
+        return {"image": result.name, "error": result.error}
+    line: dict[str, Any] = {
+        "image": result.name,
+        "folder": result.folder,
+        "files": [capture.file for capture in result.rows],
+        "skipped": len(result.skipped),
+        "never_ran": list(result.never_ran),
+        "prediction": [asdict(score) for score in result.outcome.prediction],
+    }
+    if result.outcome.intervened:
+        line["effect"] = result.outcome.effect
+    if result.kept:
+        line["kept"] = True
+    return line
+
+
+def _log_outcome(name: str, outcome: Outcome) -> None:
+    """The prediction, and what interventions changed."""
+    if outcome.before:
+        log.info("%s before: %s", name, ", ".join(score.text for score in outcome.before))
+    if outcome.prediction:
+        after = " after" if outcome.intervened else ""
+        log.info("%s%s: %s", name, after, ", ".join(score.text for score in outcome.prediction))
+    if not outcome.intervened:
         return
-    line = f"{counted(result.pictures, 'picture')} of {counted(len(done), 'image')}"
-    line += f" in {result.root}"
-    if kept := sum(image.kept for image in done):
-        line += f" ({kept} {'was' if kept == 1 else 'were'} complete before)"
-    if failed := [image.name for image in result.failures]:
-        names = listed(failed, _NAMED)
-        line += f"; {counted(len(failed), 'image')} failed: {names} (see run.json)"
-    if to_look:
-        again = shlex.join(["featviz", "report", str(result.root), "--open"])
-        line += f"; to look at them: {again}"
-    log.info("%s", line)
+    if outcome.largest_change is None:
+        log.info("%s: the output cannot be compared: %s", name, UNLIKE_OUTPUTS)
+        return
+    change = f"the output changed by at most {outcome.largest_change:.4g}"
+    if outcome.nonfinite > 0:
+        change += f", and {outcome.nonfinite} of its values became NaN or infinite, or ceased to be"
+    log.info("%s: %s", name, change)
 
 
 # Several processes on one run
@@ -198,17 +231,47 @@ def _conclude(result: RunResult, unseen: Mapping[str, Mapping[str, str]], to_loo
 def shard_of_process() -> Shard | None:
     """The share that RANK and WORLD_SIZE (torchrun), or SLURM_PROCID and SLURM_NTASKS, name; None
     for a process that runs alone."""
-    for names in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
-        given = [os.environ[name] for name in names if name in os.environ]
-        if len(given) < len(names):
+    for index_name, count_name in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
+        if index_name not in os.environ or count_name not in os.environ:
             continue
-        index, count = (int(word) if re.fullmatch(r"[0-9]{1,9}", word) else -1 for word in given)
+        index = _number_in(os.environ, index_name)
+        count = _number_in(os.environ, count_name)
         if not 0 <= index < count:
-            shown = " and ".join(f"{name}={quoted(os.environ[name], 20)}" for name in names)
-            words = f"{shown} name no process of several: numbers begin with 0"
-            raise UsageError(words, "start with torchrun or srun, or unset them")
+            shown = [f"{name}={quoted(os.environ[name], 20)}" for name in (index_name, count_name)]
+            raise UsageError(
+                f"{' and '.join(shown)} name no process of several: numbers begin with 0",
+                "start with torchrun or srun, or unset them",
+            )
         return Shard(index, count) if count > 1 else None
     return None
+
+
+def _number_in(environment: Mapping[str, str], name: str) -> int:
+    """A variable's number; -1 where it is none."""
+    text = environment[name]
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else -1
+
+
+def _sharded(options: RunOptions, shard: Shard, images: list[str]) -> RunOptions:
+    """The options of a process that draws one part of the images."""
+    if "-" in images and _runs_in_torchrun():
+        raise UsageError(
+            "- lists images on stdin, which the processes of torchrun cannot divide",
+            "give a folder, or start each process with its own list",
+        )
+    log.info("this process draws shard %s of the images", shard)
+    return structs.replace(options, shard=shard)
+
+
+def _exit_code_of_shard(result: RunResult) -> int:
+    """torchrun ends all processes when one of them fails: of failed images the last process tells,
+    for all."""
+    only_images_failed = result.failures and not (result.missing or result.interrupted)
+    if only_images_failed and not result.whole and _runs_in_torchrun():
+        return 0
+    if result.exit_code == 0 and result.whole and result.all_failures:
+        return 3
+    return result.exit_code
 
 
 def _runs_in_torchrun() -> bool:

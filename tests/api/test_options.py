@@ -22,12 +22,14 @@ from featviz.cli import options as opts
 from featviz.errors import UsageError
 from featviz.options import (
     DRAWING,
+    HELP,
     DrawOptions,
     InputOptions,
     ModelOptions,
     PassOptions,
     RunOptions,
     declared,
+    option,
     read,
     read_from,
 )
@@ -85,10 +87,10 @@ def test_python_and_the_command_line_use_the_same_words(
 ) -> None:
     """Both refuse the value with the same line, before torch or a model would be loaded."""
     flag = next(
-        option.flags[-1]
+        declared_option.flags[-1]
         for kind in (RunOptions, DrawOptions, PassOptions, InputOptions, ModelOptions)
-        for option in declared(kind).values()
-        if option.name == name
+        for declared_option in declared(kind).values()
+        if declared_option.name == name
     )
     out = tmp_path / "out"
     done = featviz("run", "squeezenet1_1", picture, f"{flag}={value}", "--out", out)
@@ -133,21 +135,19 @@ def test_run_takes_what_means_the_same(
 class Sparkling(DrawOptions, frozen=True):
     """Drawing options with one more field, which nothing else knows of."""
 
-    sparkle_at: Annotated[
-        Annotated[int, Meta(ge=1)],
-        Meta(description="Sparkle N times.", extra={"group": DRAWING, "first": False}),
-    ] = 3
+    sparkle_at: Annotated[Annotated[int, Meta(ge=1)], option(DRAWING)] = 3
 
 
 def test_a_field_is_an_option_everywhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Declared once, it is in help, on the command line, in TOML, in Python and in run.json."""
+    monkeypatch.setitem(HELP, "Sparkling", {"sparkle_at": "Sparkle N times."})
 
     @opts.command(Sparkling)
-    def command(given: opts.Given) -> int:
+    def command(values: opts.Values) -> int:
         """A command."""
-        click.echo(structs.asdict(read_from(Sparkling, {**given}))["sparkle_at"])
+        click.echo(structs.asdict(read_from(Sparkling, dict(values)))["sparkle_at"])
         return 0
 
     (tmp_path / "c.toml").write_text("sparkle-at = 7\n")

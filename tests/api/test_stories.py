@@ -97,9 +97,9 @@ def test_an_audit_is_that_of_the_command(
     assert repr(found).endswith("; gates: 1 of 1 broken>")
     printed = featviz("audit", tiny_file, photos, *FLAGS, "--out", tmp_path / "b").out.split()
     table, *broken = str(found).rpartition("\n")
-    assert table.split() == printed and "gate dead>5% is broken: " in broken[-1]
+    assert table.split() == printed and "gate dead>5% failed: " in broken[-1]
     html = found._repr_html_()
-    assert "gate dead&gt;5% is broken" in html and html.count("<img") == len(found.files) > 0
+    assert "gate dead&gt;5% failed" in html and html.count("<img") == len(found.files) > 0
     assert "gate" not in repr(fv.audit(tiny_file, photos, **AS_IT_IS))
 
 

@@ -120,14 +120,14 @@ def call(noise: Path, tmp_path: Path) -> list[object]:
 
 @pytest.mark.slow
 def test_exit_code_4_and_the_gate_on_stderr(featviz: Run, call: list[object]) -> None:
-    """Every broken gate with its figure; those that hold are not named; results are written. A
-    broken image alone gives 3, with a broken gate 4."""
+    """Every failed gate with its figure; those that hold are not named; results are written. A
+    broken image alone gives 3, with a failed gate 4."""
     done = featviz(
         *call, "--fail-on", "dead>5%", "--fail-on", "dead>50%", "--fail-on", "act2:constant>1"
     )
     assert done.code == 4
-    assert "error: gate dead>5% is broken: 2 of 16 channels dead (12.50 %)" in done.err
-    assert "gate act2:constant>1 is broken: 2 of 8 channels constant (25.00 %)" in done.err
+    assert "error: gate dead>5% failed: 2 of 16 channels dead (12.50 %)" in done.err
+    assert "gate act2:constant>1 failed: 2 of 8 channels constant (25.00 %)" in done.err
     assert "dead>50%" not in done.err
     assert "act2" in done.out
     (Path(str(call[2])) / "bad.png").write_bytes(b"")
@@ -154,5 +154,5 @@ def test_baseline_and_junit(featviz: Run, call: list[object], tmp_path: Path) ->
     content["layers"][1]["findings"]["constant"] = []
     baseline.write_text(json.dumps(content))
     done = featviz(*call)
-    words = "gate baseline is broken: act2: 2 constant, 0 in the baseline (new: 0, 1)"
+    words = "gate baseline failed: act2: 2 constant, 0 in the baseline (new: 0, 1)"
     assert done.code == 4 and f"error: {words}" in done.err

@@ -27,7 +27,7 @@ def grey(width=2):
 
 
 APART = """
-import contextlib, io, json, os, shlex, sys
+import contextlib, io, json, os, shlex, sys, time
 from featviz import cli
 {first}
 for line in json.load(sys.stdin):
@@ -35,9 +35,10 @@ for line in json.load(sys.stdin):
         with contextlib.redirect_stdout(io.StringIO()) as out:
             with contextlib.redirect_stderr(io.StringIO()) as err:
                 code = cli.guarded(shlex.split(line))
+        seconds = time.process_time()
         heavy = ("torch", "torchvision", "numpy", "PIL", "matplotlib", "rich")
         imported = [name for name in heavy if name in sys.modules]
-        print(json.dumps([code, out.getvalue(), err.getvalue(), imported]), flush=True)
+        print(json.dumps([code, out.getvalue(), err.getvalue(), imported, seconds]), flush=True)
         os._exit(0)
     os.wait()
 """
@@ -51,6 +52,8 @@ class Apart(NamedTuple):
     err: str
     imported: list[str]
     """Heavy packages."""
+    seconds: float
+    """Of the processor, since the process was forked."""
 
 
 def apart(lines: Sequence[str], folder: Path, first: str = "") -> list[Apart]:

@@ -121,6 +121,21 @@ def test_a_long_help_begins_on_one_screen_and_help_all_shows_every_option(
     assert name != "run" or ("More examples:" in whole and "More examples:" not in brief)
 
 
+@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name not in LONG])
+def test_help_all_of_a_short_command_is_its_help(name: str, featviz: Run) -> None:
+    """--help shows everything already, and --help-all is no error."""
+    assert featviz(name, "--help-all") == featviz(name, "--help")
+
+
+def test_help_all_of_the_group_has_every_command_in_full(featviz: Run) -> None:
+    """Each with all its options, under its own usage line."""
+    done = featviz("--help-all")
+    assert done.code == 0
+    sections = re.split(r"^Usage: featviz ", done.out, flags=re.MULTILINE)
+    assert [section.split()[0] for section in sections[2:]] == list(cli.COMMANDS)
+    assert "--strip-prefix PREFIX" in sections[2 + list(cli.COMMANDS).index("run")]
+
+
 def test_the_group_lists_every_command(featviz: Run) -> None:
     """--help has each command with its line, and an example; --version says the version."""
     for words in ("--version", "-V"):
@@ -132,6 +147,6 @@ def test_the_group_lists_every_command(featviz: Run) -> None:
 
 def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     """Help comes at once, for a command of each file, too."""
-    lines = ["--help", *(f"{name} --help" for name in ("run", "look", "report"))]
+    lines = ["--help", "--help-all", *(f"{name} --help" for name in ("run", "look", "report"))]
     for line, done in zip(lines, apart(lines, tmp_path), strict=True):
         assert (done.code, done.imported) == (0, []) and len(done.out) > 10, line

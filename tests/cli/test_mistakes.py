@@ -47,6 +47,13 @@ OPTIONS = [
     (f"{RUN} --gpu", "No such option '--gpu'", f"--device=cuda? featviz {RUN} --device=cuda"),
     (f"{RUN} --first 4", "No such option", "featviz run --help-all lists all"),  # not --trust
     ("merge photos --ou x", "No such option '--ou'", "did you mean --out? featviz merge photos"),
+    (f"{RUN} --norm layer", "No such option '--norm'", f"--normalize? featviz {RUN} --normalize"),
+    (f"{RUN} --dpi 3", "No such option '--dpi'", "featviz run --help-all lists all"),  # not --pick
+    (
+        "audit model.pth cat.jpg --fail-on 'dead>5%' --ovewrite",
+        "No such option '--ovewrite'",
+        "featviz audit model.pth cat.jpg --fail-on 'dead>5%' --overwrite",
+    ),
 ]
 
 PLACES = [
@@ -55,9 +62,9 @@ PLACES = [
     ("report nope", "Directory 'nope' does not exist", "the current folder has no 'nope'"),
     ("diff ran", "featviz diff needs NEW", "featviz diff --help has examples"),
     (
-        "look net.py:Net model.pth cat.jpg",
+        "look net.py:Net model.pth cat.jpg --maps 3",
         "'model.pth' is a file of a model",
-        "featviz look net.py:Net cat.jpg --weights model.pth",
+        "featviz look net.py:Net cat.jpg --maps 3 --weights model.pth",
     ),
     ("look weights.pth cat.jpg --arch MyNet", "named 'MyNet'", "or FILE.py:MyNet for a class"),
     (f"{RUN} --layers b1 b2", "no image 'b2'", f"a list has commas: featviz {RUN} --layers b1,b2"),
@@ -67,7 +74,7 @@ PLACES = [
     (
         "run cat.jpg model.pth --size 9",
         "MODEL 'cat.jpg' is an image",
-        "MODEL comes first: featviz run model.pth cat.jpg",
+        "MODEL comes first: featviz run model.pth cat.jpg --size 9",
     ),
 ]
 

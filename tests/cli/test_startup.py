@@ -46,6 +46,21 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize("command", ["run", "audit", "exemplars", "kernels"])
+def test_a_folder_of_others_at_out_is_refused_before_torch_is_imported(
+    command: str, tmp_path: Path
+) -> None:
+    """Nothing replaces it, so that the error waits neither for torch nor for half a second."""
+    (tmp_path / "net.py").write_text(NET)
+    Image.effect_noise((80, 60), 50).save(tmp_path / "noise.png")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").touch()
+    images = "" if command == "kernels" else "noise.png"
+    [done] = apart([f"{command} net.py:Net {images} --out thesis --overwrite"], tmp_path)
+    assert done.code == 1 and "--out thesis is not empty and holds no" in done.err
+    assert "torch" not in done.imported and done.seconds < 0.5
+
+
 def test_a_bad_value_is_refused_before_anything_heavy_is_imported(tmp_path: Path) -> None:
     """An error does not wait seconds for torch where the value alone is wrong."""
     for (line, message), done in zip(BAD.items(), apart([*BAD], tmp_path), strict=True):

@@ -1,0 +1,92 @@
+"""`--config`: values of options from a TOML file, over which the command line wins."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import click
+
+from featviz.cli.mistakes import close_to
+from featviz.errors import FileError, UsageError
+from featviz.files import read_text
+from featviz.text import quoted
+
+_LARGEST = 2**13
+"""Bytes of a TOML file: of a long dotted key Python's reader takes the square."""
+
+
+def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+    """Make the values in a file the defaults of this command: those at its top, and those in the
+    table of the command, which win. Values are what one would type."""
+    if path is None:
+        return
+    params = _params_by_key(ctx.command)
+    command = str(ctx.info_name)
+    commands: Collection[str] = [command]
+    if ctx.parent is not None and isinstance(ctx.parent.command, click.Group):
+        commands = ctx.parent.command.list_commands(ctx)
+
+    values: dict[str, Any] = {}
+    table: dict[str, Any] = {}
+    for key, value in _content(path).items():
+        if not isinstance(value, dict):
+            values[key] = value
+            continue
+        if key not in commands:
+            raise _unknown(path, key, "no command has", commands)
+        if key == command:
+            table = value
+    defaults = {}
+    for key, value in {**values, **table}.items():
+        name = key.replace("_", "-")
+        if name not in params:
+            raise _unknown(path, key, f"{ctx.command_path} lacks", params, name)
+        defaults[str(params[name].name)] = _as_typed(params[name], value)
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_text(path, _LARGEST))
+    except (OSError, FileError, ValueError, RecursionError) as error:
+        reason = "too many levels" if isinstance(error, RecursionError) else quoted(str(error))
+        raise UsageError(
+            f"{quoted(str(path))} cannot be read: {reason}",
+            'lines of TOML say OPTION = VALUE, such as layers = "ReLU", below [COMMAND] or alone',
+        ) from error
+
+
+def _params_by_key(command: click.Command) -> dict[str, click.Parameter]:
+    """Options by their long names without dashes, arguments by their names."""
+    params: dict[str, click.Parameter] = {}
+    for param in command.params:
+        long_names = [name[2:] for name in param.opts if name.startswith("--")]
+        params |= dict.fromkeys(long_names or [str(param.name)], param)
+    return params
+
+
+def _unknown(
+    path: Path, key: str, problem: str, known: Collection[str], name: str | None = None
+) -> UsageError:
+    close = close_to(name or key, known)
+    remedy = f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(known))}"
+    return UsageError(
+        f"{path} has {quoted(repr(key))}, which {problem}; {remedy}",
+        "a key is an option's long name without dashes, or model or images; "
+        "a table is named as a command is",
+    )
+
+
+def _as_typed(param: click.Parameter, value: Any) -> Any:
+    """The value as click would have read it from a command line."""
+    is_option = isinstance(param, click.Option)
+    if (is_option and param.multiple) or param.nargs == -1:
+        return value if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    if isinstance(param, click.Option) and param.is_flag and not isinstance(value, bool):
+        return str(value)
+    return value

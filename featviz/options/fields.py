@@ -1,0 +1,311 @@
+"""Fields of records as options: what the command line, Python, TOML and the docs know of them.
+
+A field is an option if `help.HELP` has a text for it. Its type says what values it takes, `option`
+what else there is to know:
+
+    cmap: Annotated[str, option(DRAWING, "CMAP", first=True)] = "auto"
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct, structs
+from msgspec import inspect as types
+
+from featviz.errors import UsageError
+from featviz.options.help import HELP
+from featviz.options.values import ValueReader, convert, read_text, read_texts
+from featviz.text import quoted
+
+RecordT = TypeVar("RecordT", bound=Struct)
+
+OPTIONS = "Options"  # for the few that a short command alone has
+LAYERS = "Which layers"
+INPUT = "What is read"
+MODEL = "The model"
+DRAWING = "How maps are drawn"
+GRADIENTS = "Gradients and changes"
+FINDINGS = "Findings and gates"
+OUTPUT = "What is written"
+LIMITS = "Limits"
+GENERAL = "General"
+GROUPS = (
+    OPTIONS,
+    LAYERS,
+    INPUT,
+    MODEL,
+    DRAWING,
+    GRADIENTS,
+    FINDINGS,
+    OUTPUT,
+    LIMITS,
+    GENERAL,
+)
+"""Headings of options, in the order of help."""
+
+
+@dataclass(frozen=True)
+class FieldNotes:
+    """What an annotation says of a field, beside its type."""
+
+    group: str
+    metavar: str
+    first: bool
+    flags: tuple[str, ...]
+    default_text: str
+    choices: tuple[str, ...]
+    is_path: bool
+
+
+def option(
+    group: str,
+    metavar: str = "",
+    *,
+    first: bool = False,
+    flags: tuple[str, ...] = (),
+    default_text: str = "",
+    choices: Iterable[str] = (),
+    is_path: bool = False,
+) -> Meta:
+    """Annotate a field that is an option.
+
+    Args:
+        group: one of GROUPS, its heading in help.
+        metavar: what help calls the value, unless its type says so.
+        first: whether `--help` of a long command shows it, too.
+        flags: its names on the command line, unless it is `--` and the field's name.
+        default_text: what happens without it, where the default does not say so.
+        choices: the values that there are.
+        is_path: whether a shell completes names of files for a text.
+    """
+    notes = FieldNotes(group, metavar, first, flags, default_text, tuple(choices), is_path)
+    return Meta(extra={"notes": notes})
+
+
+@dataclass(frozen=True)
+class Option:
+    """A field that is an option."""
+
+    name: str
+    """In Python."""
+    help: str
+    """One or two sentences; what stands behind a form feed is for `--help-all` and Python alone."""
+    default: Any
+    """`msgspec.NODEFAULT` where it must be given."""
+    expects: str
+    """Its values, for messages."""
+    read: Callable[[Any], Any]
+    group: str
+    first: bool
+    flags: tuple[str, ...]
+    metavar: str
+    default_text: str
+    choices: tuple[str, ...]
+    takes_none: bool
+    repeatable: bool
+    is_flag: bool
+    is_path: bool
+
+    def value(self, value: Any) -> Any:
+        """The value of the field: from text as a user types it, or as a program passes it.
+
+        Raises:
+            UsageError: the value is none that this option takes.
+        """
+        if value is None and self.takes_none:
+            return None
+        if value is None and self.repeatable:
+            return self.default
+        try:
+            return self.read(value)
+        except (msgspec.ValidationError, ValueError, TypeError, AttributeError):
+            raise self._refused(value) from None
+        except UsageError as error:
+            raise UsageError(f"{self.name}: {error.message}", error.hint) from None
+
+    def _refused(self, value: Any) -> UsageError:
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        shown = quoted(str(value))
+        close = difflib.get_close_matches(shown.lower(), self.choices, 1, 0.65)
+        first_sentence = re.split(r"\.[ \f]|: {", self.help)[0].rstrip(".")
+        hint = f"did you mean {close[0]}?" if close else first_sentence
+        return UsageError(f"{self.name}={shown}: expected {self.expects}", hint)
+
+
+@cache
+def declared(record_type: type[Struct]) -> dict[str, Option]:
+    """The options of a record by name, in the order of help; not those of records in it."""
+    help_texts: dict[str, str] = {}
+    for ancestor in reversed(record_type.__mro__):
+        help_texts |= HELP.get(ancestor.__name__, {})
+    hints = get_type_hints(record_type, include_extras=True)
+    options = {}
+    for field in types.type_info(record_type).fields:  # type: ignore[attr-defined]
+        if field.name in help_texts:
+            options[field.name] = _option_of(field, hints[field.name], help_texts[field.name])
+    return options
+
+
+def _option_of(field: types.Field, hint: Any, help_text: str) -> Option:
+    leaves, extras = _taken_apart(field.type)
+    notes: FieldNotes = extras["notes"]
+    choices = notes.choices
+    if get_origin(hint.__origin__) is Literal:
+        choices = get_args(hint.__origin__)  # msgspec sorts them, help does not
+    reader: ValueReader = extras.get("reader") or _reader_of(leaves, hint, choices)
+    default = field.default
+    if field.default_factory is not msgspec.NODEFAULT:
+        default = field.default_factory()
+    return Option(
+        name=field.name,
+        help=help_text,
+        default=default,
+        expects=reader.expects,
+        read=reader.read,
+        group=notes.group,
+        first=notes.first,
+        flags=notes.flags or (f"--{field.name.replace('_', '-')}",),
+        metavar=notes.metavar or reader.metavar,
+        default_text=notes.default_text,
+        choices=choices,
+        takes_none=any(isinstance(leaf, types.NoneType) for leaf in leaves),
+        repeatable=reader.repeatable,
+        is_flag=any(isinstance(leaf, types.BoolType) for leaf in leaves),
+        is_path=notes.is_path or reader.is_path,
+    )
+
+
+def _taken_apart(field_type: types.Type) -> tuple[list[types.Type], dict[str, Any]]:
+    """The types in a union, and what annotations say at any level: `notes` and `reader`."""
+    if isinstance(field_type, types.Metadata):
+        leaves, extras = _taken_apart(field_type.type)
+        return leaves, extras | (field_type.extra or {})
+    if not isinstance(field_type, types.UnionType):
+        return [field_type], {}
+    leaves, extras = [], {}
+    for part in field_type.types:
+        part_leaves, part_extras = _taken_apart(part)
+        leaves += part_leaves
+        extras |= part_extras
+    return leaves, extras
+
+
+def _reader_of(leaves: Sequence[types.Type], hint: Any, choices: Sequence[str]) -> ValueReader:
+    """The reader of a plain type: choices, a number, true or false, texts or a text."""
+    if choices:
+        several = "one of " if len(choices) > 1 else ""
+        return ValueReader(several + ", ".join(choices), partial(_read_choice, choices=choices))
+    read = partial(convert, value_type=hint)
+    for leaf in leaves:
+        if isinstance(leaf, types.BoolType):
+            return ValueReader("true or false", read)
+        if isinstance(leaf, types.IntType):
+            return ValueReader(f"an integer{_bounds_text(leaf)}", read, metavar="N")
+        if isinstance(leaf, types.FloatType):
+            return ValueReader(f"a number{_bounds_text(leaf)}", read)
+        if isinstance(leaf, types.VarTupleType):
+            return ValueReader("a text", read_texts, repeatable=True)
+    return ValueReader("a text", read_text)
+
+
+def _read_choice(value: Any, choices: Sequence[str]) -> str:
+    # in any case; True stands for the first choice, as in `tensors=True`
+    word = choices[0] if value is True else value.strip().lower()
+    word = {"jpeg": "jpg"}.get(word, word)
+    for choice in choices:
+        if choice.lower() == word:
+            return choice
+    raise ValueError(value)
+
+
+def _bounds_text(number: types.IntType | types.FloatType) -> str:
+    if number.gt is not None:
+        end = f" and below {number.lt}" if number.lt is not None else f", at most {number.le}"
+        return f" above {number.gt}{end}"
+    if number.ge is None:
+        return ""
+    return f" ≥ {number.ge}" if number.le is None else f" from {number.ge} to {number.le}"
+
+
+def nested(record_type: type[Struct]) -> dict[str, type[Struct]]:
+    """The records in a record, by field."""
+    records = {}
+    for field in structs.fields(record_type):
+        if isinstance(field.type, type) and issubclass(field.type, Struct):
+            records[field.name] = field.type
+    return records
+
+
+def every_option(*record_types: type[Struct]) -> dict[str, Option]:
+    """The options of records and of those in them, whose defaults are the outer record's."""
+    options: dict[str, Option] = {}
+    for record_type in record_types:
+        options |= declared(record_type)
+        defaults = {field.name: field.default for field in structs.fields(record_type)}
+        for field_name, inner_type in nested(record_type).items():
+            for name, inner in every_option(inner_type).items():
+                default = getattr(defaults[field_name], name)
+                options.setdefault(name, replace(inner, default=default))
+    return options
+
+
+def read(record_type: type[RecordT], values: Mapping[str, Any]) -> RecordT:
+    """A record of values as a user or a program passes them; other fields are passed as they are.
+
+    Raises:
+        UsageError: a value is wrong, or there is no such option.
+    """
+    options = every_option(record_type)
+    left = dict(values)
+    plain = {}
+    for name in values:
+        if name in record_type.__struct_fields__ and name not in options:
+            plain[name] = left.pop(name)
+    record = read_from(record_type, left, **plain)
+    if left:
+        raise no_option(left, options)
+    return record
+
+
+def read_from(
+    record_type: type[RecordT], values: dict[str, Any], but: Collection[str] = (), **fields: Any
+) -> RecordT:
+    """A record, and the records in it, of those values that are their options.
+
+    Args:
+        values: by name; what the record takes is removed.
+        but: names that it does not take.
+        **fields: values of fields as they stand.
+    """
+    defaults = {field.name: field.default for field in structs.fields(record_type)}
+    for name, inner_type in nested(record_type).items():
+        if name not in fields:
+            inner = _taken_from(values, inner_type, but)
+            fields[name] = structs.replace(defaults[name], **inner)
+    return record_type(**fields, **_taken_from(values, record_type, but))
+
+
+def _taken_from(
+    values: dict[str, Any], record_type: type[Struct], but: Collection[str]
+) -> dict[str, Any]:
+    taken = {}
+    for name, field_option in declared(record_type).items():
+        if name in values and name not in but:
+            taken[name] = field_option.value(values.pop(name))
+    return taken
+
+
+def no_option(wrong: Iterable[str], known: Iterable[str]) -> UsageError:
+    """The error for keywords that do not exist."""
+    names = list(wrong)
+    close = difflib.get_close_matches(names[0], sorted(known), 1)
+    hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(sorted(known))}"
+    return UsageError(f"no option {', '.join(names)}", hint)

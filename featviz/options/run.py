@@ -1,0 +1,229 @@
+"""The options of `run`, and those that several commands share: model, input, and drawing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field, structs
+
+from featviz.errors import UsageError
+from featviz.files.urls import Url
+from featviz.options.fields import (
+    DRAWING,
+    GRADIENTS,
+    INPUT,
+    LAYERS,
+    LIMITS,
+    MODEL,
+    OUTPUT,
+    declared,
+    every_option,
+    option,
+)
+from featviz.options.values import (
+    HPARAMS,
+    Arguments,
+    AutoInt,
+    Captures,
+    Folder,
+    NonNegativeInt,
+    Numbers,
+    PositiveInt,
+    RunLocation,
+    Seed,
+    Selectors,
+    ShardNumber,
+    Share,
+    Size,
+    Target,
+    Texts,
+    WeightsSource,
+)
+from featviz.records.tables import BACKWARD, CLASS_MAPS, FORMATS, PRESETS, REDUCTIONS
+from featviz.text import safe_name
+
+INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "lanczos")
+"""How images are resized: what torchvision takes for pictures of Pillow and for tensors alike."""
+PAD_GREY = 0.4
+"""Between tiles unless the user says otherwise: neither the black in which maps begin, nor the grey
+(0.5) of a constant map."""
+
+NUL_SEPARATED = option(INPUT, flags=("-0", "--null"))
+TENSOR_LAYOUT = option(DRAWING, "[SELECTORS=]LAYOUT")
+TENSORBOARD = option(OUTPUT, "LOGDIR")
+
+
+class ModelOptions(Struct, frozen=True):
+    """The model, and how it is loaded."""
+
+    spec: str
+    arch: Annotated[str | None, option(MODEL, "MODEL", first=True, is_path=True)] = None
+    weights: Annotated[WeightsSource | None, option(MODEL, first=True)] = None
+    seed: Annotated[Seed, option(MODEL)] = 0
+    model_args: Annotated[Arguments, option(MODEL, flags=("--model-arg",))] = field(
+        default_factory=dict
+    )
+    hparams: bool = False
+    """Pass a Lightning checkpoint's hyper_parameters to the factory, too; `model_args` win."""
+    trust: Annotated[bool, option(MODEL)] = False
+    key: Annotated[str | None, option(MODEL, "KEY")] = None
+    strip_prefix: Annotated[str | None, option(MODEL, "PREFIX")] = None
+    ema: Annotated[bool | None, option(MODEL, default_text="no-ema")] = None
+    partial: Annotated[bool, option(MODEL)] = False
+    device: Annotated[str, option(MODEL, "DEVICE")] = "auto"
+
+    def __post_init__(self) -> None:
+        """`@hparams` among the arguments is a field of its own."""
+        if HPARAMS in self.model_args:
+            arguments = dict(self.model_args)
+            del arguments[HPARAMS]
+            structs.force_setattr(self, "model_args", arguments)
+            structs.force_setattr(self, "hparams", True)
+
+
+class InputOptions(Struct, frozen=True):
+    """The user's choices for the model's input; None leaves a choice to the model."""
+
+    preset: Annotated[
+        str | None, option(INPUT, choices=PRESETS, default_text="as the model says, else imagenet")
+    ] = None
+    size: Annotated[Size | None, option(INPUT, first=True)] = None
+    crop: Annotated[Size | None, option(INPUT)] = None
+    interpolation: Annotated[str | None, option(INPUT, choices=INTERPOLATIONS)] = None
+    mean: Annotated[Numbers | None, option(INPUT)] = None
+    std: Annotated[Numbers | None, option(INPUT)] = None
+    channels: Annotated[
+        Annotated[int, Meta(ge=1, le=4096)] | None,
+        option(INPUT, default_text="as the first convolution says"),
+    ] = None
+    background: Annotated[str, option(INPUT, "COLOUR")] = "white"
+    frames: Annotated[PositiveInt | None, option(INPUT, default_text="16, else the first")] = None
+    input: Annotated[Texts, option(INPUT, "NAME=VALUE")] = ()
+    inputs: Annotated[
+        PositiveInt | None, option(INPUT, default_text="as many as its forward takes")
+    ] = None
+    forward_args: Annotated[Texts, option(INPUT, "NAME=VALUE", flags=("--forward-arg",))] = ()
+    transform: Annotated[str | None, option(INPUT, "FUNCTION", is_path=True)] = None
+
+
+class DrawOptions(Struct, frozen=True):
+    """How maps become a picture; names and meanings are torchvision's where it has the option."""
+
+    normalize: Annotated[str, option(DRAWING, "MODE", first=True)] = "auto"
+    cmap: Annotated[str, option(DRAWING, "CMAP", first=True)] = "auto"
+    nrow: Annotated[AutoInt, option(DRAWING, default_text="auto")] = None
+    padding: Annotated[NonNegativeInt | None, option(DRAWING, default_text="2")] = None
+    pad_value: Annotated[
+        Share | None, option(DRAWING, "GREY", default_text=f"{PAD_GREY}, with padding 0")
+    ] = None
+    scale: Annotated[AutoInt, option(DRAWING, default_text="auto")] = None
+    min_tile: int = 32
+    """Pixels that the longer side of a tile should have, for `scale=None`."""
+    max_maps: Annotated[PositiveInt | None, option(DRAWING, first=True)] = None
+    max_slices: Annotated[PositiveInt, option(DRAWING)] = 16
+    tensor_layout: Annotated[Texts, TENSOR_LAYOUT] = ()
+    pick: Annotated[Literal["first", "top", "spread"], option(DRAWING)] = "first"
+    order: Annotated[Literal["index", "mean", "similarity"], option(DRAWING)] = "index"
+    collapse: Annotated[Annotated[float, Meta(gt=0, le=1)] | None, option(DRAWING, "R")] = None
+    labels: Annotated[bool, option(DRAWING)] = False
+    marks: Annotated[bool, option(DRAWING)] = True
+    overlay: Annotated[Share | None, option(DRAWING, "ALPHA")] = None
+    reduce: Annotated[str | None, option(DRAWING, "REDUCTION", choices=REDUCTIONS)] = None
+    figure: Annotated[bool, option(DRAWING)] = False
+    format: Annotated[str, option(OUTPUT, choices=FORMATS)] = "png"
+    flat: Annotated[bool, option(OUTPUT)] = False
+    tensors: Annotated[str | None, option(OUTPUT, choices=("npy",))] = None
+
+    @property
+    def weighs(self) -> bool:
+        """Whether each picture is a class activation map, which takes a layer's output and its
+        gradient together."""
+        return self.reduce in CLASS_MAPS
+
+    @property
+    def gap(self) -> int:
+        """Pixels between tiles and around them."""
+        return 2 if self.padding is None else self.padding
+
+    @property
+    def gap_grey(self) -> float:
+        """Grey level of the gaps, and of cells without a map, 0..1: make_grid's 0 where `padding`
+        is set."""
+        if self.pad_value is not None:
+            return self.pad_value
+        return PAD_GREY if self.padding is None else 0.0
+
+    def check(self) -> None:
+        """Refuse options that would do nothing beside `reduce`."""
+        if self.reduce is None:
+            return
+        useless = ["order", "collapse", "labels", "max_maps"]
+        if self.reduce == "pca":
+            useless += ["normalize", "cmap"]
+        for name in useless:
+            if getattr(self, name) != declared(DrawOptions)[name].default:
+                raise UsageError(
+                    f"{name} and reduce={self.reduce} exclude each other",
+                    "reduce leaves one tile of all channels, of pca in colours of its own",
+                )
+
+
+class PassOptions(Struct, frozen=True):
+    """What happens while an image goes through the model, and back."""
+
+    capture: Annotated[Captures, option(GRADIENTS, default_text="output")] = ("output",)
+    target: Annotated[Target | None, option(GRADIENTS, default_text="top1")] = None
+    grad_rule: Annotated[Literal["plain", "guided", "deconv"], option(GRADIENTS)] = "plain"
+    ablate: Annotated[Texts, option(GRADIENTS, "SELECTORS:C,C")] = ()
+    edit: Annotated[Texts, option(GRADIENTS, "SELECTORS:WHAT")] = ()
+    seed: Seed = 0
+
+    @property
+    def gradients(self) -> bool:
+        """Whether a backward pass is wanted."""
+        return not BACKWARD.isdisjoint(self.capture)
+
+    @property
+    def interventions(self) -> list[tuple[str, str]]:
+        """All changes to the outputs of layers, in order: `ablate` or `edit`, and the text."""
+        return [("ablate", text) for text in self.ablate] + [("edit", text) for text in self.edit]
+
+
+class RunOptions(Struct, frozen=True):
+    """All options of `run` beside the model and the images."""
+
+    layers: Annotated[
+        Selectors | None, option(LAYERS, first=True, default_text="one layer for each stage")
+    ] = None
+    out: Annotated[RunLocation, option(OUTPUT, "DIRECTORY", first=True, flags=("-o", "--out"))] = (
+        Path("featviz-out")
+    )
+    """A path, or a `files.urls.Url` below which a copy of the run is kept."""
+    overwrite: Annotated[bool, option(OUTPUT, first=True)] = False
+    resume: Annotated[bool, option(OUTPUT)] = False
+    nul_separated: Annotated[bool, NUL_SEPARATED] = False
+    jobs: Annotated[PositiveInt | None, option(LIMITS, default_text="cores / 4")] = None
+    tensorboard: Annotated[Folder | None, TENSORBOARD] = None
+    shard: Annotated[
+        ShardNumber | None, option(LIMITS, default_text="that of torchrun or srun")
+    ] = None
+    draw: DrawOptions = DrawOptions()
+    inputs: InputOptions = InputOptions()
+    passes: PassOptions = PassOptions()
+
+    @property
+    def folder(self) -> Path:
+        """Where the run is written: `out`, or the folder with the last name of its URL."""
+        return Path(safe_name(self.out.name)) if self.mirror else Path(self.out)
+
+    @property
+    def mirror(self) -> Url | None:
+        """Where a copy of the run is kept."""
+        return self.out if isinstance(self.out, Url) else None
+
+
+def flag(name: str) -> str:
+    """What an option of `run` is called on the command line."""
+    options = every_option(ModelOptions, RunOptions)
+    return options[name].flags[-1] if name in options else f"--{name.replace('_', '-')}"

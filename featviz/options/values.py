@@ -1,0 +1,296 @@
+"""What options take: how a value is read from text or from Python, and what help calls it.
+
+A reader raises ValueError or TypeError for what it cannot read; `Option.value` makes one message of
+either.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from featviz.errors import UsageError
+from featviz.files.urls import Url, is_url, refuse_url
+from featviz.records.tables import KINDS
+from featviz.records.types import Shard
+from featviz.text import quoted
+
+LONGEST_SIDE = 2**16  # pixels; no image is larger, and its tensor would not fit into memory
+HPARAMS = "@hparams"  # an argument of a model: all those that a Lightning checkpoint holds
+
+
+@dataclass(frozen=True)
+class ValueReader:
+    """How the values of a type are read, and what they are called."""
+
+    expects: str
+    """For messages: `a file, not a folder`."""
+    read: Callable[[Any], Any]
+    metavar: str = ""
+    """For help: `FILE`."""
+    repeatable: bool = False
+    """Whether it is a list, of which the option may be given once for each item."""
+    is_path: bool = False
+    """Whether a shell completes it with names of files."""
+
+
+def convert(value: Any, value_type: Any) -> Any:
+    """A value of a type, also from its text; numbers of numpy and torch become Python's.
+
+    Raises:
+        ValueError: a float that is not finite.
+        msgspec.ValidationError: another type, or out of its bounds.
+    """
+    plain = value
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        plain = value.item()
+    if isinstance(plain, str):
+        plain = _number_or_text(plain)
+    converted = msgspec.convert(plain, value_type, strict=not isinstance(plain, str))
+    if isinstance(converted, float) and not math.isfinite(converted):
+        raise ValueError(value)
+    return converted
+
+
+def _number_or_text(text: str) -> int | float | str:
+    # msgspec takes `.5` for no number, Python does
+    for number_type in (int, float):
+        try:
+            return number_type(text)
+        except ValueError:
+            continue
+    return text
+
+
+def split_list(value: Any) -> list[Any]:
+    """The items of a list, each of which may be a list in a text: `224x224`, `.5,.5`, `1 2`."""
+    if isinstance(value, str):
+        return re.split(r"[\s,x×]+", value.strip().lower())
+    items = []
+    for item in value if hasattr(value, "__len__") else [value]:
+        if isinstance(item, str):
+            items += split_list(item)
+        else:
+            items.append(item)
+    return items
+
+
+def _read_size(value: Any) -> int | tuple[int, int]:
+    side = Annotated[int, Meta(ge=1, le=LONGEST_SIDE)]
+    sides = [convert(item, side) for item in split_list(value)]
+    if len(sides) == 1:
+        return int(sides[0])
+    height, width = sides
+    return height, width
+
+
+def _read_numbers(value: Any) -> tuple[float, ...]:
+    return tuple(convert(item, float) for item in split_list(value))
+
+
+def _read_captures(value: Any) -> tuple[str, ...]:
+    names = [name for name in split_list(value) if name]
+    if not names or not set(names) <= set(KINDS):
+        raise ValueError(value)
+    return tuple(dict.fromkeys(names))
+
+
+def _read_auto(value: Any) -> int | None:
+    if str(value).lower() == "auto":
+        return None
+    return int(convert(value, PositiveInt))
+
+
+def _read_path(value: Any) -> Path:
+    if not isinstance(value, (str, PathLike)) or "\0" in str(value):
+        raise ValueError(value)
+    refuse_url(fspath(value))
+    return Path(value)
+
+
+def _read_file(value: Any) -> Path:
+    path = _read_path(value)
+    if _is_there(path) and path.is_dir():
+        raise ValueError(value)
+    return path
+
+
+def _read_folder(value: Any) -> Path:
+    path = _read_path(value)
+    if _is_there(path) and not path.is_dir():
+        raise ValueError(value)
+    return path
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:  # a name that is too long, or a folder that may not be searched
+        raise UsageError(f"{quoted(str(path))}: {error.strerror}", "name another path") from error
+
+
+def _read_run_location(value: Any) -> Path | Url:
+    if isinstance(value, Url):
+        return value
+    if isinstance(value, str) and is_url(value):
+        return Url.of_run(value)
+    return _read_path(value)
+
+
+def _read_shard(value: Any) -> Shard:
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(value))
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise ValueError(value)
+    return Shard(int(match[1]) - 1, int(match[2]))
+
+
+_INDEXED = re.compile(r"(?<![^,!\s])([A-Z]\w*|fn:\w+)\[(-?\d{1,9}|[-\d]*:[-:\d]*)\](?=\s*(?:,|$))")
+"""A class or function with an index as in Python, `Conv2d[0]`, which is written `Conv2d#0`."""
+
+
+def _read_selectors(value: Any) -> str:
+    text = value if isinstance(value, str) else ",".join(value)
+    return _INDEXED.sub(r"\1#\2", text)
+
+
+def _read_target(value: Any) -> str:
+    text = value.strip() if isinstance(value, str) else str(convert(value, NonNegativeInt))
+    return f"class:{text}" if re.fullmatch(r"[0-9]{1,9}", text) else text
+
+
+def _read_weights(value: Any) -> str:
+    text: str = fspath(value)
+    return text.lower() if text.lower() in ("none", "default") else text
+
+
+def _read_arguments(value: Any) -> Mapping[str, Any]:
+    # the values of KEY=VALUE are Python literals, and else text
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return value
+    arguments: dict[str, Any] = {}
+    for pair in [value] if isinstance(value, str) else value:
+        if pair == HPARAMS:
+            arguments[HPARAMS] = True
+            continue
+        key, equals, text = str(pair).partition("=")
+        if not equals or not key.isidentifier():
+            raise ValueError(value)
+        try:
+            arguments[key] = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            arguments[key] = text
+    return arguments
+
+
+def read_texts(value: Any) -> tuple[str, ...]:
+    """One text, or several, of an option that may be repeated."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(value)
+    return tuple(msgspec.convert(list(value), list[str]))
+
+
+def read_text(value: Any) -> str:
+    """A text, or a path as text."""
+    return msgspec.convert(fspath(value), str)
+
+
+def _typed(reader: ValueReader) -> Meta:
+    return Meta(extra={"reader": reader})
+
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Fraction = Annotated[float, Meta(gt=0, lt=1)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Texts = tuple[str, ...]
+
+Size = Annotated[
+    int | tuple[int, int],  # the shorter side, or height and width
+    _typed(
+        ValueReader(
+            f"pixels from 1 to {LONGEST_SIDE}, such as 224 or 224x320",
+            _read_size,
+            metavar="PIXELS",
+            repeatable=True,
+        )
+    ),
+]
+Numbers = Annotated[
+    tuple[float, ...],
+    _typed(
+        ValueReader("numbers, such as 0.5,0.5,0.5", _read_numbers, metavar="N,N,N", repeatable=True)
+    ),
+]
+AutoInt = Annotated[
+    int | None,  # None is auto
+    _typed(ValueReader("an integer ≥ 1, or auto", _read_auto, metavar="N")),
+]
+RunLocation = Annotated[
+    Any,  # a Path, or the `files.urls.Url` of a folder in an object store
+    _typed(
+        ValueReader("a path, or a URL of a store", _read_run_location, metavar="PATH", is_path=True)
+    ),
+]
+AnyPath = Annotated[Path, _typed(ValueReader("a path", _read_path, metavar="PATH", is_path=True))]
+File = Annotated[
+    Path, _typed(ValueReader("a file, not a folder", _read_file, metavar="FILE", is_path=True))
+]
+Folder = Annotated[
+    Path, _typed(ValueReader("a folder, not a file", _read_folder, metavar="FOLDER", is_path=True))
+]
+Selectors = Annotated[
+    str,
+    _typed(
+        ValueReader(
+            "selectors, such as Conv2d,layer1.*",
+            _read_selectors,
+            metavar="SELECTORS",
+            repeatable=True,
+        )
+    ),
+]
+Target = Annotated[
+    str,
+    _typed(ValueReader("a target, such as class:281 or mean", _read_target, metavar="TARGET")),
+]
+Captures = Annotated[
+    Texts,
+    _typed(
+        ValueReader(f"some of {', '.join(KINDS)}", _read_captures, metavar="KINDS", repeatable=True)
+    ),
+]
+WeightsSource = Annotated[
+    str,
+    _typed(
+        ValueReader(
+            "default, none, a weights entry or a file",
+            _read_weights,
+            metavar="WEIGHTS",
+            is_path=True,
+        )
+    ),
+]
+Arguments = Annotated[
+    Mapping[str, Any],
+    _typed(
+        ValueReader(
+            "KEY=VALUE, or a mapping", _read_arguments, metavar="KEY=VALUE", repeatable=True
+        )
+    ),
+]
+ShardNumber = Annotated[
+    Shard,
+    _typed(ValueReader("I/N with I from 1 to N, such as 2/8", _read_shard, metavar="I/N")),
+]
