@@ -20,13 +20,16 @@ from featviz.errors import ImageError, UsageError
 from featviz.records import Raster
 from featviz.text import counted
 
-MOST_VALUES = 2**28
+MAX_VALUES = 2**28
 """Numbers of an image: as float32 they take one gibibyte."""
+
+_NARROW = 0.1
+"""An image of 16 bits that uses less of their range (12 bits in a 16-bit file) is nearly black."""
 
 _PACKINGS = (1, 8, 32946, 5, 32773)
 """Numbers of the compressions of TIFF that are read: none, Deflate, LZW and PackBits."""
-_MOST_CHANNELS = 4096
-_MOST_BYTES = 2**30
+_MAX_CHANNELS = 4096
+_MAX_FRAME_BYTES = 2**30
 """Of all frames that are kept, as RGB."""
 _INSTALL = "pip install 'featviz[tiff]'"
 
@@ -43,24 +46,22 @@ class Wanted(NamedTuple):
     @property
     def shapes(self) -> str:
         """The arrays that fit, for messages."""
-        c = self.channels
+        channels = self.channels
         if self.volume:
-            return f"[{c}, D, H, W]" + (" or [D, H, W]" if c == 1 else "")
-        return ("[H, W], " if c in (1, 3) else "") + f"[H, W, {c}] or [{c}, H, W]"
+            with_channels = f"[{channels}, D, H, W]"
+            return f"{with_channels} or [D, H, W]" if channels == 1 else with_channels
+        with_channels = f"[H, W, {channels}] or [{channels}, H, W]"
+        return f"[H, W], {with_channels}" if channels in (1, 3) else with_channels
 
 
 def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
-    """An array as the model takes it: 8 bits of grey or RGB as a picture, other unsigned integers
-    of 8 and 16 bits scaled to 0..1, all others as they are. The axis of channels is the first or
-    the last."""
-    if array.dtype.kind not in "biuf":
-        raise ImageError(f"holds {array.dtype}, which are no values of an image", None)
-    if array.ndim < 2 - wanted.raw or not array.size:
-        raise ImageError(f"has the shape {list(array.shape)}, which is none of an image", None)
-    if array.size > MOST_VALUES:
-        raise ImageError(f"has {array.size:,} values, more than the {MOST_VALUES:,} of any image")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ImageError("holds NaN or infinite values", "np.nan_to_num takes them out")
+    """An array as the model takes it.
+
+    Returns:
+        8 bits of grey or RGB as a picture; other unsigned integers of 8 and 16 bits scaled to 0..1,
+        all others as they are. The axis of channels is the first or the last.
+    """
+    _check_array(array, wanted)
     if wanted.raw:
         return Raster(array, f"{array.dtype} as it is")
     values = _channels_first(array, wanted)
@@ -70,45 +71,82 @@ def to_image(array: np.ndarray, wanted: Wanted) -> Image.Image | Raster:
     if len(values) != wanted.channels:
         values = np.repeat(values, wanted.channels, axis=0)
     dtype = values.dtype
+    narrow_range = None
     if dtype.kind == "u" and dtype.itemsize <= 2:
-        most = np.iinfo(dtype).max
-        scaled, words = values.astype(np.float32) / np.float32(most), f"{dtype} / {most}"
+        largest = np.iinfo(dtype).max
+        scaled = values.astype(np.float32) / np.float32(largest)
+        words = f"{dtype} / {largest}"
+        low, high = int(values.min()), int(values.max())
+        if dtype.itemsize == 2 and 0 < high - low < largest * _NARROW:
+            narrow_range = low, high
     else:
         with np.errstate(over="ignore"):
-            scaled, words = values.astype(np.float32), f"{dtype} values as they are"
+            scaled = values.astype(np.float32)
+        words = f"{dtype} values as they are"
         if not np.isfinite(scaled).all():
             raise ImageError(f"holds {dtype} beyond what float32 can hold", None)
-    slices = f"volume of {values.shape[1]} slices, " if wanted.volume else ""
-    return Raster(np.ascontiguousarray(scaled), slices + words)
+    if wanted.volume:
+        words = f"volume of {values.shape[1]} slices, {words}"
+    return Raster(np.ascontiguousarray(scaled), words, narrow_range)
+
+
+def _check_array(array: np.ndarray, wanted: Wanted) -> None:
+    """Refuse what holds no values of an image, or too many; ImageError."""
+    if array.dtype.kind not in "biuf":
+        raise ImageError(f"holds {array.dtype}, which are no values of an image", None)
+    if array.ndim < (1 if wanted.raw else 2) or not array.size:
+        raise ImageError(f"has the shape {list(array.shape)}, which is none of an image", None)
+    if array.size > MAX_VALUES:
+        raise ImageError(f"has {array.size:,} values, more than the {MAX_VALUES:,} of any image")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ImageError("holds NaN or infinite values", "np.nan_to_num takes them out")
 
 
 def _channels_first(array: np.ndarray, wanted: Wanted) -> np.ndarray:
     """The array as [C, H, W], or [C, D, H, W] for a volume."""
-
-    def fits(count: int) -> bool:  # as it is, or made so: grey becomes RGB, a picture grey
-        to_grey = array.dtype == np.uint8 and not wanted.volume
-        made_so = ((1, 3), (3, 1)) if to_grey else ((1, 3),)
-        return count == wanted.channels or (count, wanted.channels) in made_so
-
-    shape, whole = array.shape, 4 if wanted.volume else 3
-    first, last = True, False
-    if array.ndim == whole + 1 and len(array) == 1:  # a batch of one: [1, C, H, W]
+    shape = array.shape
+    axes = 4 if wanted.volume else 3
+    if array.ndim == axes + 1 and len(array) == 1:  # a batch of one: [1, C, H, W]
         array = array[0]
-    elif array.ndim == whole - 1:
+    elif array.ndim == axes - 1:
         array = array[None]
-    elif array.ndim == whole and not wanted.volume:
-        first, last = fits(shape[0]), fits(shape[-1])
-        if first == last:
-            first, last = (shape[axis] == wanted.channels for axis in (0, -1))
-    if first and last:
-        words = f"has the shape {list(shape)}, of which two axes could be the {wanted.channels}"
-        raise ImageError(f"{words} channels", "save it as [1, C, H, W], with the channels first")
-    first = first and fits(len(array))
-    if array.ndim != whole or not (first or last):
-        takes = f"the model takes {counted(wanted.channels, 'channel')}: {wanted.shapes}"
-        hint = "--channels says another number, --transform makes what the model takes"
-        raise ImageError(f"has the shape {list(shape)}, and {takes}", hint)
-    return array if first else np.moveaxis(array, -1, 0)
+    elif array.ndim == axes and not wanted.volume:
+        return _moved_to_the_front(array, wanted)
+    if array.ndim != axes or not _fits(len(array), array, wanted):
+        raise _no_fit(shape, wanted)
+    return array
+
+
+def _moved_to_the_front(array: np.ndarray, wanted: Wanted) -> np.ndarray:
+    """An array [C, H, W] or [H, W, C] with its channels first; ImageError where both axes fit, or
+    none does."""
+    is_first = _fits(array.shape[0], array, wanted)
+    is_last = _fits(array.shape[-1], array, wanted)
+    if is_first == is_last:  # an exact number tells more than one that can be made to fit
+        is_first = array.shape[0] == wanted.channels
+        is_last = array.shape[-1] == wanted.channels
+    if is_first and is_last:
+        message = f"has the shape {list(array.shape)}, of which two axes could be the"
+        hint = "save it as [1, C, H, W], with the channels first"
+        raise ImageError(f"{message} {wanted.channels} channels", hint)
+    if not (is_first or is_last):
+        raise _no_fit(array.shape, wanted)
+    return np.moveaxis(array, -1, 0) if is_last else array
+
+
+def _no_fit(shape: tuple[int, ...], wanted: Wanted) -> ImageError:
+    takes = f"the model takes {counted(wanted.channels, 'channel')}: {wanted.shapes}"
+    hint = "--channels says another number, --transform makes what the model takes"
+    return ImageError(f"has the shape {list(shape)}, and {takes}", hint)
+
+
+def _fits(count: int, array: np.ndarray, wanted: Wanted) -> bool:
+    """Whether so many channels are what the model takes, or become so: grey is repeated as RGB, and
+    a picture of 8 bits is made grey."""
+    if count == wanted.channels or (count, wanted.channels) == (1, 3):
+        return True
+    is_picture = array.dtype == np.uint8 and not wanted.volume
+    return is_picture and (count, wanted.channels) == (3, 1)
 
 
 def read_tiff(data: bytes) -> np.ndarray:
@@ -116,22 +154,14 @@ def read_tiff(data: bytes) -> np.ndarray:
     try:
         import tifffile
     except ImportError as error:
-        words = "is a damaged TIFF, or one of more channels or bits than Pillow reads"
-        raise ImageError(words, _INSTALL) from error
+        message = "is a damaged TIFF, or one of more channels or bits than Pillow reads"
+        raise ImageError(message, _INSTALL) from error
     log = logging.getLogger("tifffile")
     log.disabled = True  # it reports what is raised as well
     try:
         with tifffile.TiffFile(io.BytesIO(data)) as file:
             page = file.pages.first
-            if page.dtype is None or page.axes not in ("YX", "YXS", "SYX"):
-                words = f"is a TIFF of {page.bitspersample} bits a channel, which is not read"
-                raise ImageError(words, "8, 16 or 32 bits, the same for all channels")
-            if page.samplesperpixel > _MOST_CHANNELS or page.size > MOST_VALUES:
-                size = f"{page.imagewidth}×{page.imagelength}"
-                raise ImageError(f"has {size} pixels of {page.samplesperpixel} channels: too many")
-            if page.compression not in _PACKINGS:
-                words = f"is a TIFF packed by method {int(page.compression)}, which is not read"
-                raise ImageError(words, "save it without compression, or packed by Deflate")
+            _check_page(page)
             image: np.ndarray = page.asarray(maxworkers=1)
             return np.moveaxis(image, 0, -1) if page.axes == "SYX" else np.atleast_3d(image)
     except ImageError:
@@ -143,21 +173,55 @@ def read_tiff(data: bytes) -> np.ndarray:
         log.disabled = False
 
 
+def _check_page(page: Any) -> None:
+    """Refuse a page of a TIFF before its pixels are read; ImageError."""
+    if page.dtype is None or page.axes not in ("YX", "YXS", "SYX"):
+        message = f"is a TIFF of {page.bitspersample} bits a channel, which is not read"
+        raise ImageError(message, "8, 16 or 32 bits, the same for all channels")
+    if page.samplesperpixel > _MAX_CHANNELS or page.size > MAX_VALUES:
+        size = f"{page.imagewidth}×{page.imagelength}"
+        raise ImageError(f"has {size} pixels of {page.samplesperpixel} channels: too many")
+    if page.compression not in _PACKINGS:
+        message = f"is a TIFF packed by method {int(page.compression)}, which is not read"
+        raise ImageError(message, "save it without compression, or packed by Deflate")
+
+
 def reason(error: Exception) -> str:
     """What a decoder says of a broken file, unless that is a number or of its own code."""
-    words = str(error).partition("\n")[0]
-    own = isinstance(error, (IndexError, KeyError, TypeError, struct.error))
-    return "it is damaged" if own or re.fullmatch(r"(decoder error )?-?\d*", words) else words
+    if isinstance(error, (IndexError, KeyError, TypeError, struct.error)):
+        return "it is damaged"
+    line = str(error).partition("\n")[0]
+    return "it is damaged" if re.fullmatch(r"(decoder error )?-?\d*", line) else line
 
 
 # Frames of videos, decoded by PyAV, by three demultiplexers of ffmpeg that open no other file --
 
 
-def read_frames(
-    data: bytes, format: str, choose: Callable[[int], Sequence[int]]
-) -> tuple[list[Image.Image], int]:
-    """The frames of a video whose numbers `choose` gives from how many there are, upright, and how
-    many it has. No others are kept, and as few as its key frames allow are decoded."""
+class Frames(NamedTuple):
+    """Frames of a video."""
+
+    images: list[Image.Image]
+    total: int
+    """How many the video has."""
+
+
+class _Packet(NamedTuple):
+    """One frame as it lies in a video file."""
+
+    time: int | None
+    """When it is shown, in the units of its stream; None where the file does not say."""
+    is_key: bool
+    """Whether it is decoded without those before."""
+
+
+def read_frames(data: bytes, format: str, choose: Callable[[int], Sequence[int]]) -> Frames:
+    """Frames of a video, upright. No others are kept, and as few as its key frames allow are
+    decoded.
+
+    Args:
+        format: the container, as ffmpeg calls it.
+        choose: gives the numbers of the frames, from how many there are.
+    """
     try:
         import av
     except ImportError as error:
@@ -167,42 +231,62 @@ def read_frames(
             if not file.streams.video:
                 raise ImageError("is a video file without pictures")
             stream: Any = file.streams.video[0]
-            packets = [(p.pts, p.is_keyframe) for p in file.demux(stream) if p.size]
+            packets = [_Packet(p.pts, p.is_keyframe) for p in file.demux(stream) if p.size]
             numbers = list(choose(len(packets))) if packets else []
             if not numbers:
                 raise ImageError("is a video without frames")
-            size, most = stream.width * stream.height, 2 * (Image.MAX_IMAGE_PIXELS or 0)
-            if size * 3 * len(set(numbers)) > _MOST_BYTES or size > most:
-                words = f"{len(numbers)} frames of {stream.width}×{stream.height} pixels"
-                raise ImageError(f"has {words}, which are too many", "fewer --frames")
-            return _decoded(file, stream, packets, numbers), len(packets)
+            _check_frames(stream, numbers)
+            return Frames(_decoded(file, stream, packets, numbers), len(packets))
     except ImageError:
         raise
     except Exception as error:  # the file decides what is raised
         raise ImageError("is a video that cannot be read: it is damaged") from error
 
 
+def _check_frames(stream: Any, numbers: Sequence[int]) -> None:
+    """Refuse more pixels than fit into memory; ImageError."""
+    pixels = stream.width * stream.height
+    max_pixels = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+    if pixels * 3 * len(set(numbers)) > _MAX_FRAME_BYTES or pixels > max_pixels:
+        frames = f"{len(numbers)} frames of {stream.width}×{stream.height} pixels"
+        raise ImageError(f"has {frames}, which are too many", "fewer --frames")
+
+
 def _decoded(
-    file: Any, stream: Any, packets: Sequence[tuple[int | None, bool]], numbers: Sequence[int]
+    file: Any, stream: Any, packets: Sequence[_Packet], numbers: Sequence[int]
 ) -> list[Image.Image]:
-    """The frames of these numbers, of which some may stand twice, in their order."""
-    timed = all(pts is not None for pts, _ in packets)
-    times = sorted(pts for pts, _ in packets if pts is not None) if timed else range(len(packets))
-    keys = sorted(pts for pts, key in packets if key and pts is not None) if timed else []
-    kept: dict[int, Image.Image] = {}
+    """The frames of these numbers, of which some may stand twice, in their order.
+
+    Frames are decoded one after the other, from the last key frame before the wanted one, if that
+    lies ahead. They are told by their times; in a file without times, by counting.
+    """
+    times = sorted(packet.time for packet in packets if packet.time is not None)
+    is_timed = len(times) == len(packets)
+    key_times: list[int] = []
+    if is_timed:
+        key_times = sorted(p.time for p in packets if p.is_key and p.time is not None)
+    else:
+        times = list(range(len(packets)))
+    images: dict[int, Image.Image] = {}
     file.seek(0)
-    frames, at, last = file.decode(stream), -1, None
+    frames = file.decode(stream)
+    frame = None
+    time = -1  # of `frame`
     for number in sorted(set(numbers)):
-        before = bisect_right(keys, times[number]) - 1
-        if last is not None and before >= 0 and keys[before] > at:
-            file.seek(keys[before], stream=stream)
+        key = bisect_right(key_times, times[number]) - 1
+        if frame is not None and key >= 0 and key_times[key] > time:
+            file.seek(key_times[key], stream=stream)
             frames = file.decode(stream)
-        while at < times[number] and (frame := next(frames, None)) is not None:
-            at, last = (frame.pts if timed and frame.pts is not None else at + 1), frame
-        if last is None:
+        while time < times[number]:
+            following = next(frames, None)
+            if following is None:
+                break
+            frame = following
+            time = frame.pts if is_timed and frame.pts is not None else time + 1
+        if frame is None:
             raise ImageError("is a video of which no frame can be decoded")
-        kept[number] = last.to_image().rotate(getattr(last, "rotation", 0), expand=True)
-    return [kept[number] for number in numbers]
+        images[number] = frame.to_image().rotate(getattr(frame, "rotation", 0), expand=True)
+    return [images[number] for number in numbers]
 
 
 # Images that a program holds in memory: as Pillow sees them, and as files for a run -------------
@@ -211,12 +295,18 @@ _KEPT = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I", "F"})
 """Modes that a PNG or TIFF keeps."""
 _WITH_ALPHA = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
 _VALUES = "uint8, or floats in 0..1"
+_COUNTS = (1, 3, 4)
+"""Numbers of channels: grey, RGB, RGB with alpha."""
 
 
 def to_images(value: Any, name: str = "image") -> list[Image.Image]:
-    """The images that a value is: a PIL image; a tensor [H, W], [C, H, W] or [N, C, H, W]; an array
-    with C at its end. C is 1, 3 or 4; values are uint8, bool or floats in 0..1, of grey also
-    uint16."""
+    """The images that a value in memory is.
+
+    Args:
+        value: a PIL image; a tensor [H, W], [C, H, W] or [N, C, H, W]; an array with C at its end.
+            C is 1, 3 or 4; values are uint8, bool or floats in 0..1, of grey also uint16.
+        name: of the value, for messages.
+    """
     if isinstance(value, Image.Image):
         return [value]
     torch = sys.modules.get("torch")
@@ -228,47 +318,58 @@ def to_images(value: Any, name: str = "image") -> list[Image.Image]:
         except (RuntimeError, TypeError, NotImplementedError) as error:
             raise UsageError(f"{name} is no dense tensor with values", _VALUES) from error
     if not isinstance(value, np.ndarray):
-        words = f"{name} is of type {type(value).__name__!r}, which is no image"
+        message = f"{name} is of type {type(value).__name__!r}, which is no image"
         hint = "give a path, a PIL image, an array [H, W, C] or a tensor [C, H, W]"
-        raise UsageError(words, hint)
+        raise UsageError(message, hint)
     levels = _levels(value, name)
-    levels = levels if levels.ndim == 4 else levels[None]
+    if levels.ndim < 4:
+        levels = levels[None]
     if levels.ndim == 4 and levels.shape[-1] == 1:
         levels = levels[..., 0]
-    return [Image.fromarray(np.ascontiguousarray(one)) for one in levels]
+    return [Image.fromarray(np.ascontiguousarray(pixels)) for pixels in levels]
 
 
 def to_files(images: Iterable[Any], folder: Path) -> list[str]:
     """Paths as they are; images in memory as files `image-0.png`, ... of a folder, without loss."""
-    files: list[str] = []
+    paths: list[str] = []
     count = 0
     for number, value in enumerate(images):
         if isinstance(value, (str, PurePath)):
-            files.append(str(value))
+            paths.append(str(value))
             continue
         shape = tuple(getattr(value, "shape", ()))
-        if shape and shape[:-1] in ((), (1,)):  # a vector
-            files.append(to_npy(value, folder / f"image-{count}.npy"))
+        is_vector = bool(shape) and shape[:-1] in ((), (1,))
+        if is_vector:
+            paths.append(to_npy(value, folder / f"image-{count}.npy"))
             count += 1
             continue
         for image in to_images(value, f"image {number}"):
-            is_tiff = image.mode in ("I", "F")
-            path = folder / f"image-{count}{'.tiff' if is_tiff else '.png'}"
-            options: dict[str, Any] = {} if is_tiff else {"compress_level": 1}
             try:
-                if not image.width * image.height:
-                    raise ValueError("it has no pixels")
-                if exif := image.getexif():
-                    options["exif"] = exif
-                if image.mode not in _KEPT:
-                    image = image.convert(_WITH_ALPHA.get(image.mode, "RGB"))
-                image.save(path, **options)
+                paths.append(_saved(image, folder / f"image-{count}"))
             except (OSError, ValueError, SyntaxError) as error:
-                words = f"image {number} cannot be read: {error}"
-                raise UsageError(words, "is its file whole and open?") from error
-            files.append(str(path))
+                message = f"image {number} cannot be read: {error}"
+                raise UsageError(message, "is its file whole and open?") from error
             count += 1
-    return files
+    return paths
+
+
+def _saved(image: Image.Image, path: Path) -> str:
+    """The path of an image that was saved without loss, as PNG or TIFF."""
+    if not image.width * image.height:
+        raise ValueError("it has no pixels")
+    options: dict[str, Any] = {}
+    exif = image.getexif()
+    if exif:
+        options["exif"] = exif
+    if image.mode in ("I", "F"):
+        path = path.with_suffix(".tiff")
+    else:
+        path = path.with_suffix(".png")
+        options["compress_level"] = 1
+    if image.mode not in _KEPT:
+        image = image.convert(_WITH_ALPHA.get(image.mode, "RGB"))
+    image.save(path, **options)
+    return str(path)
 
 
 def to_npy(value: Any, path: Path) -> str:
@@ -278,19 +379,21 @@ def to_npy(value: Any, path: Path) -> str:
         value = value.detach().cpu()
         value = (value.float() if value.dtype == torch.bfloat16 else value).resolve_neg().numpy()
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
-        words = f"{path.stem} is a {type(value).__name__} and no tensor of numbers"
-        raise UsageError(words, "torch.randn(1, 128)")
+        message = f"{path.stem} is a {type(value).__name__} and no tensor of numbers"
+        raise UsageError(message, "torch.randn(1, 128)")
     np.save(path, value)
     return str(path)
 
 
 def _levels(array: np.ndarray, name: str) -> np.ndarray:
     """An array [H, W], [H, W, C] or [N, H, W, C] as integers that Pillow takes."""
-    shape, dtype = array.shape, array.dtype
-    if not array.size or len(shape) not in (2, 3, 4) or (shape[2:] and shape[-1] not in (1, 3, 4)):
-        words = f"{name} of height, width and channels {list(shape)} is no image"
+    shape = array.shape
+    dtype = array.dtype
+    has_channels = array.ndim > 2
+    if not array.size or array.ndim not in (2, 3, 4) or (has_channels and shape[-1] not in _COUNTS):
+        message = f"{name} of height, width and channels {list(shape)} is no image"
         hint = "an array is [H, W] or [H, W, C], a tensor [H, W] or [C, H, W]; C is 1, 3 or 4"
-        raise UsageError(words, hint)
+        raise UsageError(message, hint)
     if dtype == np.uint8 or (dtype == np.uint16 and shape[2:] in ((), (1,))):
         return array
     if dtype == np.bool_:
@@ -299,7 +402,7 @@ def _levels(array: np.ndarray, name: str) -> np.ndarray:
         raise UsageError(f"{name} holds {dtype}, which are no values of an image", _VALUES)
     low, high = float(array.min()), float(array.max())
     if not (low >= 0 and high <= 1):
-        words = f"{name} has values from {low:g} to {high:g}, and floats of an image are 0..1"
+        message = f"{name} has values from {low:g} to {high:g}, and floats of an image are 0..1"
         hint = "give it before it is normalised; --mean and --std of the run do that"
-        raise UsageError(words, hint)
+        raise UsageError(message, hint)
     return np.asarray((array.astype(np.float32) * 255).round().astype(np.uint8))

@@ -13,13 +13,13 @@ import tarfile
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
@@ -75,7 +75,11 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "WEBP": (".webp",),
     "JPEG2000": (".jp2",),
     "AVIF": (".avif",),
-    **dict.fromkeys(("DIB", "ICO", "PCX", "QOI", "SGI"), ()),
+    "DIB": (),
+    "ICO": (),
+    "PCX": (),
+    "QOI": (),
+    "SGI": (),
     "TGA": (".tga",),
 }
 """Pillow's formats that are read, in the order in which they are tried, and the suffixes by which
@@ -115,31 +119,50 @@ def open_image(file: BinaryIO) -> Image.Image:
     try:
         return _open(file, formats=[*FORMATS])
     except UnidentifiedImageError:
-        start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-        looks = [words for mark, words in _LOOKS.items() if start.startswith(mark)]
-        if head[4:12] in _HEIC:
-            looks = ["HEIC, which has to be converted"]
-        words = f"featviz reads: it looks like {looks[0]}" if looks else "Pillow can read"
-        raise UnidentifiedImageError(f"is no image that {words}" if head else "is empty") from None
+        raise UnidentifiedImageError(_what_else(head)) from None
+
+
+def _what_else(head: bytes) -> str:
+    """What the first bytes of a file that is no image look like."""
+    if not head:
+        return "is empty"
+    if head[4:12] in _HEIC:
+        return "is no image that featviz reads: it looks like HEIC, which has to be converted"
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    for mark, name in _LOOKS.items():
+        if start.startswith(mark):
+            return f"is no image that featviz reads: it looks like {name}"
+    return "is no image that Pillow can read"
 
 
 def format_of(data: bytes) -> str | None:
     """TIFF, NPY, NPZ or PT of any number of channels; one of VIDEOS; None for any other."""
-    atom, brand = data[4:8], data[8:12]
-    if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+    if data.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
         return "TIFF"
     if data.startswith(npy.MAGIC):
         return "NPY"
     if data.startswith(b"PK\3\4"):
-        with suppress(zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
-            names = zipfile.ZipFile(io.BytesIO(data)).namelist()
-            ends = {"NPZ": ".npy", "PT": "data.pkl"}
-            return next((k for k, end in ends.items() if any(n.endswith(end) for n in names)), None)
-    if atom in _MOV or (atom == b"ftyp" and not brand.lower().startswith(_STILL)):
+        return _format_of_zip(data)
+    # a box of MP4 is its size, its type and, of the first box, the brand
+    box_type, brand = data[4:8], data[8:12]
+    if box_type in _MOV or (box_type == b"ftyp" and not brand.lower().startswith(_STILL)):
         return "mov"
     if data.startswith(b"RIFF") and brand == b"AVI ":
         return "avi"
     return "matroska" if data.startswith(b"\x1aE\xdf\xa3") else None
+
+
+def _format_of_zip(data: bytes) -> str | None:
+    """Whether numpy or torch wrote a zip file; None for any other, and a damaged one."""
+    try:
+        names = zipfile.ZipFile(io.BytesIO(data)).namelist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
+        return None
+    if any(name.endswith(".npy") for name in names):
+        return "NPZ"
+    if any(name.endswith("data.pkl") for name in names):
+        return "PT"
+    return None
 
 
 # Images inside tar and zip files, here or in stores: `photos.tar` holds images like a folder,
@@ -156,8 +179,9 @@ def split(path: Place) -> tuple[Place, str] | None:
     if isinstance(path, Url):
         return None if path.member is None else (replace(path, member=None), path.member)
     match = _MEMBER.fullmatch(str(path))
-    plain = match is None or os.path.lexists(path)  # a plain file may be called `x.tar::y.png`
-    return None if match is None or plain else (Path(match[1]), _normal(match[2]))
+    if match is None or os.path.lexists(path):  # a plain file may be called `x.tar::y.png`
+        return None
+    return Path(match[1]), _normal(match[2])
 
 
 def member(archive: Place, name: str) -> Place:
@@ -173,7 +197,7 @@ def members(path: Place) -> list[str]:
     if isinstance(path, Url):
         _opened.cache_clear()
         _content.cache_clear()
-    return [*_opened(path, *_state(path))[1]]
+    return [*_opened(path, *_state(path)).members]
 
 
 def read(path: Place) -> bytes:
@@ -210,51 +234,73 @@ def _state(path: Place) -> tuple[int, ...]:
     return state.st_mtime_ns, state.st_size, state.st_ino
 
 
+class _Archive(NamedTuple):
+    """An open tar or zip file."""
+
+    file: Any
+    members: dict[str, Any]
+    """The files in it, TarInfo or ZipInfo, by their names; of two of one name the later one."""
+
+
 @lru_cache(maxsize=4)
-def _opened(path: Place, *state: int) -> tuple[Any, dict[str, Any]]:
-    """A tar or zip file and its members. Of two of one name the later one counts."""
+def _opened(path: Place, *state: int) -> _Archive:
     file = urls.open_parts(path) if isinstance(path, Url) else files.open_regular(path)
     if path.name.lower().endswith(".zip"):
-        archive: Any = zipfile.ZipFile(file)
+        archive = zipfile.ZipFile(file)
         infos = [info for info in archive.infolist() if not info.is_dir()]
-        return archive, {_normal(info.filename): info for info in infos}
+        return _Archive(archive, {_normal(info.filename): info for info in infos})
     mode = _MODES.get(file.read(2), "r:")
     file.seek(0)
-    archive = tarfile.open(fileobj=file, mode=mode)  # noqa: SIM115 - stays as long as cached
-    links, found = 0, dict[str, Any]()
-    for info in archive:
+    tar = tarfile.open(fileobj=file, mode=mode)  # noqa: SIM115 - stays as long as cached
+    return _Archive(tar, _members_of_tar(tar, path))
+
+
+def _members_of_tar(tar: Any, path: Place) -> dict[str, Any]:
+    links = 0
+    found: dict[str, Any] = {}
+    for info in tar:
         links += info.issym() or info.islnk()
         if info.isfile():
-            found.pop(_normal(info.name), None)
+            found.pop(_normal(info.name), None)  # the later one's place in the order counts
             found[_normal(info.name)] = info
-    archive.fileobj.seek(archive.offset)  # tarfile takes a damaged header for the end of the file
-    if archive.fileobj.read(512).strip(b"\0"):
-        raise tarfile.ReadError(f"damaged at byte {archive.offset}")
+    # tarfile takes a damaged header for the end of the file, which is a block of zeros
+    tar.fileobj.seek(tar.offset)
+    if tar.fileobj.read(512).strip(b"\0"):
+        raise tarfile.ReadError(f"damaged at byte {tar.offset}")
     if links:
         log.warning("%s: %d links are left out", path, links)
-    return archive, found
+    return found
 
 
 @lru_cache(maxsize=1)
 def _content(path: Place, name: str, *state: int) -> bytes:
-    """A member; the last one is held: going back in a compressed tar means starting anew."""
-    archive, found = _opened(path, *state)
-    info = found[name]
+    """A member; the last one is kept: going back in a compressed tar means starting anew."""
+    archive = _opened(path, *state)
+    info = archive.members[name]
     is_tar = isinstance(info, tarfile.TarInfo)
     size = info.size if is_tar else info.file_size
     if size > MAX_MEMBER_BYTES:
         raise OSError(f"it unpacks to {size} bytes, more than the {MAX_MEMBER_BYTES} of any image")
-    if not is_tar and info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+    if is_tar:
+        opened = archive.file.extractfile(info)
+    elif info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        opened = archive.file.open(info)  # which gives no more than the size, whatever is there
+    else:
         raise NotImplementedError("it is neither stored nor deflated")
-    # a zip gives no more than the size, whatever is there
-    with archive.extractfile(info) if is_tar else archive.open(info) as opened:
+    with opened:
         return opened.read()  # type: ignore[no-any-return]
 
 
 # Files to pictures ---------------------------------------------------------------------------
 
 _BROKEN = (
-    *(OSError, SyntaxError, MemoryError, IndexError, TypeError, KeyError, struct.error),
+    OSError,
+    SyntaxError,
+    MemoryError,
+    IndexError,
+    TypeError,
+    KeyError,
+    struct.error,
     *DAMAGED,
 )
 """What Pillow's decoders raise on broken files."""
@@ -267,53 +313,106 @@ _RGB = Wanted(3)
 warnings.filterwarnings("ignore", module=r"PIL\.")  # what matters of a broken file is raised
 
 
+ReadTensor = Callable[[bytes], np.ndarray]
+"""Reads the tensor in a file of torch.save."""
+
+
 def decode(
     sample: Sample,
     background: str = "white",
     frames: int | None = None,
     wanted: Wanted = _RGB,
-    tensors: Callable[[bytes], np.ndarray] | None = None,
+    tensors: ReadTensor | None = None,
     quiet: bool = False,
 ) -> tuple[tuple[Image.Image | Raster, ...], str]:
-    """Read a sample's images as they are meant to be seen, pictures of mode L or RGB, or numbers of
-    other channels, or volumes; and the sha256 of its files. ImageError names the file.
+    """Read a sample's images as they are meant to be seen.
 
     Args:
-        wanted: what the model takes; of neither grey nor RGB, the channels are those of the file.
-        tensors: reads the tensor in a file of torch.save; without it these are refused.
+        background: a colour, which shows where an image is transparent.
         frames: take so many images, evenly spread over the files or an animation. Without it every
             file, and of an animation the first frame, with a warning unless `quiet`.
+        wanted: what the model takes; of neither grey nor RGB, the channels are those of the file.
+        tensors: without it files of torch.save are refused.
+        quiet: warn of nothing.
+
+    Returns:
+        Pictures of mode L or RGB, or numbers of other channels, or volumes; and the sha256 of the
+        sample's files.
+
+    Raises:
+        ImageError: names the file.
     """
-    data = [_read(sample, path) for path in sample.paths]
-    alone = len(data) == 1
-    chosen = range(len(data)) if alone or frames is None else _spread(len(data), frames)
+    contents = [_read(sample, path) for path in sample.paths]
+    is_alone = len(contents) == 1
+    chosen: Sequence[int] = range(len(contents))
+    if frames is not None and not is_alone:
+        chosen = _spread(len(contents), frames)
     images: list[Image.Image | Raster] = []
     for index in chosen:
-        path = sample.paths[index]
+        path, data = sample.paths[index], contents[index]
         with _errors_named(sample, path):
-            kind = format_of(data[index])
-            if kind in VIDEOS:
-                still = sample.still
-                at, count = still or (None, (alone and frames) or 1)
-                choose = partial(_spread, count=count, at=at)
-                picked, total = arrays.read_frames(data[index], kind, choose)
-                if wanted.channels not in (1, 3) and not wanted.raw:
-                    raise ImageError(f"is a video, and the model takes {wanted.channels} channels")
-                if len(picked) == 1 < total and still is None and not quiet:
-                    log.warning("%s has %d frames; the first is taken (--frames)", path, total)
-                images += picked
-                continue
-            array = _array(data[index], kind, wanted, tensors)
-            if array is not None:
-                images.append(arrays.to_image(array, wanted))
-                continue
-            with open_image(io.BytesIO(data[index])) as opened:
-                count = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
-                numbers = _spread(count, frames) if frames and alone else [0]
-                if count > 1 and not (frames and alone) and not quiet:
-                    log.warning("%s has %d frames; the first is taken", path, count)
-                images += [_frame(opened, number, background, wanted) for number in numbers]
-    return tuple(images), hashlib.sha256(b"".join(data)).hexdigest()
+            of_animation = frames if is_alone else None
+            file_format = format_of(data)
+            if file_format in VIDEOS:
+                taken, total = _stills(data, file_format, of_animation, sample.still, wanted)
+                is_cut = len(taken) == 1 < total and sample.still is None
+                hint = " (--frames)"
+            else:
+                array = _array(data, file_format, wanted, tensors)
+                if array is not None:
+                    taken, total = [arrays.to_image(array, wanted)], 1
+                else:
+                    taken, total = _pictures(data, of_animation, background, wanted)
+                is_cut = total > 1 and not of_animation
+                hint = ""
+            if is_cut and not quiet:
+                log.warning("%s has %d frames; the first is taken%s", path, total, hint)
+            if not quiet:
+                _warn_of_narrow(path, taken)
+            images += taken
+    return tuple(images), hashlib.sha256(b"".join(contents)).hexdigest()
+
+
+def _stills(
+    data: bytes,
+    container: str,
+    frames: int | None,
+    still: tuple[int, int] | None,
+    wanted: Wanted,
+) -> tuple[list[Any], int]:
+    """Frames of a video, and how many it has: so many evenly spread ones, or the `still`, one of
+    so many."""
+    at, count = still or (None, frames or 1)
+    taken, total = arrays.read_frames(data, container, partial(_spread, count=count, at=at))
+    if wanted.channels not in (1, 3) and not wanted.raw:
+        raise ImageError(f"is a video, and the model takes {wanted.channels} channels")
+    return taken, total
+
+
+def _pictures(
+    data: bytes, frames: int | None, background: str, wanted: Wanted
+) -> tuple[list[Any], int]:
+    """The first frame of a picture, or so many evenly spread ones; and how many it has."""
+    with open_image(io.BytesIO(data)) as opened:
+        # the further images of MPO are previews and other views
+        total = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
+        numbers = _spread(total, frames) if frames else [0]
+        return [_frame(opened, number, background, wanted) for number in numbers], total
+
+
+def _warn_of_narrow(path: Place, images: Sequence[Image.Image | Raster]) -> None:
+    """Say that 12 bits lie in a 16-bit file, which a model sees as darkness."""
+    for image in images:
+        if isinstance(image, Raster) and image.narrow_range is not None:
+            low, high = image.narrow_range
+            log.warning(
+                "%s has values %s to %s of 65,535, nearly black to the model; save them times %d, "
+                "or give --mean and --std of that range",
+                path,
+                f"{low:,}",
+                f"{high:,}",
+                65535 // high,
+            )
 
 
 def digest(sample: Sample) -> str:
@@ -331,8 +430,8 @@ def _read(sample: Sample, path: Place) -> bytes:
         except (FileNotFoundError, KeyError):
             raise ImageError("is no file") from None
         except FileError as error:  # which names the path
-            words, _, reason = error.message.partition(" cannot be read: ")
-            raise ImageError(f"cannot be read: {reason or words}", error.hint) from error
+            message, _, reason = error.message.partition(" cannot be read: ")
+            raise ImageError(f"cannot be read: {reason or message}", error.hint) from error
 
 
 @contextmanager
@@ -346,42 +445,53 @@ def _errors_named(sample: Sample, path: Place) -> Iterator[None]:
     except UnidentifiedImageError as error:
         raise ImageError(f"{name} {error}", EXPECTED) from error
     except Image.DecompressionBombError:
-        most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-        words = f"{name} has more pixels than the {most:,} that an image may have"
-        raise ImageError(words, "cut it into parts, or make it smaller") from None
+        max_pixels = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        message = f"{name} has more pixels than the {max_pixels:,} that an image may have"
+        raise ImageError(message, "cut it into parts, or make it smaller") from None
     except _BROKEN as error:
         raise ImageError(f"{name} cannot be read: {arrays.reason(error)}") from error
 
 
 def _array(
-    data: bytes, known: str | None, wanted: Wanted, tensors: Callable[[bytes], np.ndarray] | None
+    data: bytes, file_format: str | None, wanted: Wanted, tensors: ReadTensor | None
 ) -> np.ndarray | None:
-    """The numbers in a file of a known format that is no picture for this model; else None."""
-    as_stored = wanted.channels not in (1, 3) and (known or not wanted.raw)
-    if known is None and not as_stored:
+    """The numbers in a file that is no picture for this model; else None."""
+    as_stored = wanted.channels not in (1, 3) and (file_format is not None or not wanted.raw)
+    if file_format is None and not as_stored:
         return None
-    if known in (None, "TIFF"):
+    if file_format in (None, "TIFF"):
         try:
             with open_image(io.BytesIO(data)) as opened:
                 if not as_stored:
                     return None
-                tags, bands = getattr(opened, "tag_v2", {}), len(opened.getbands())
-                # of the colour of a TIFF Pillow keeps four channels of 8 bits at most
-                if tags.get(277, bands) == bands and max(tags.get(258, (8,))) <= 8:
+                if _keeps_all_channels(opened):
                     upright = ImageOps.exif_transpose(opened)
                     plain = upright.convert("RGBA") if upright.mode == "P" else upright
                     return _ready(np.asarray(plain), wanted)
         except UnidentifiedImageError:
-            if known is None:
+            if file_format is None:
                 raise
-    reader = _READERS.get(known or "", tensors)
+    reader = _READERS.get(file_format or "", tensors)
     if reader is None:
         raise UnidentifiedImageError("is a file of torch.save, which is no image here")
     try:
         array = reader(data)
     except FileError as error:
         raise ImageError(error.message, error.hint) from error
-    return _ready(array, wanted) if known == "TIFF" else array
+    return _ready(array, wanted) if file_format == "TIFF" else array
+
+
+_SAMPLES_PER_PIXEL, _BITS_PER_SAMPLE = 277, 258
+"""Numbers of tags of TIFF."""
+
+
+def _keeps_all_channels(opened: Image.Image) -> bool:
+    """Whether Pillow holds all that is in the file: of the colour of a TIFF it keeps four channels
+    of 8 bits at most."""
+    tags = getattr(opened, "tag_v2", {})
+    bands = len(opened.getbands())
+    bits = max(tags.get(_BITS_PER_SAMPLE, (8,)))
+    return bool(tags.get(_SAMPLES_PER_PIXEL, bands) == bands and bits <= 8)
 
 
 def _frame(
@@ -393,31 +503,41 @@ def _frame(
     opened.load()
     image = ImageOps.exif_transpose(opened)
     if image.mode.startswith(("I", "F")):  # grey of more than 8 bits
+        if wanted.raw:
+            return _as_8_bits(image)
         values = np.asarray(image)
-        if wanted.raw:  # 8 bits, which 0..1, the integers or the range of other floats fill
-            values = values.astype(np.float64)
-            if not np.isfinite(values).all():
-                raise ValueError("it holds NaN or infinite values")
-            low, high = float(values.min()), float(values.max())
-            if image.mode.startswith("I"):
-                low, high = 0.0, 65535.0 if high <= 65535 else 2.0**31 - 1
-            elif low >= 0 and high <= 1:
-                low, high = 0.0, 1.0
-            scaled = (values - low) * (255.0 / ((high - low) or 1.0))
-            return Image.fromarray(np.clip(scaled + 0.5, 0, 255).astype(np.uint8))
         # the format tells 16 bits: two images of one series are never read in two ways
-        of_16 = image.mode == "I" and opened.format in _OF_16_BITS
-        values = values.astype(np.uint16 if of_16 else values.dtype.newbyteorder("="))
+        is_16_bits = image.mode == "I" and opened.format in _OF_16_BITS
+        values = values.astype(np.uint16 if is_16_bits else values.dtype.newbyteorder("="))
         return arrays.to_image(_ready(values, wanted), wanted)
     if image.has_transparency_data:
-        channels = ImageColor.getrgb(background)[:3]
-        behind = Image.new("RGBA", image.size, channels)
-        over = Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")
-        grey = image.mode in ("1", "L", "LA", "La") and len(set(channels)) == 1
-        return over.convert("L") if grey else over
+        return _over(image, background)
     if image.mode in ("L", "RGB"):
         return image.copy()
     return image.convert("L" if image.mode == "1" else "RGB")
+
+
+def _as_8_bits(image: Image.Image) -> Image.Image:
+    """Grey of more than 8 bits in 8, which 0..1, the integers or the range of other floats fill."""
+    values = np.asarray(image).astype(np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("it holds NaN or infinite values")
+    low, high = float(values.min()), float(values.max())
+    if image.mode.startswith("I"):
+        low, high = 0.0, 65535.0 if high <= 65535 else 2.0**31 - 1
+    elif low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    scaled = (values - low) * (255.0 / ((high - low) or 1.0))
+    return Image.fromarray(np.clip(scaled + 0.5, 0, 255).astype(np.uint8))
+
+
+def _over(image: Image.Image, background: str) -> Image.Image:
+    """An image with transparency, over a colour; grey over grey stays grey."""
+    color = ImageColor.getrgb(background)[:3]
+    behind = Image.new("RGBA", image.size, color)
+    over = Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")
+    is_grey = image.mode in ("1", "L", "LA", "La") and len(set(color)) == 1
+    return over.convert("L") if is_grey else over
 
 
 def _ready(picture: np.ndarray, wanted: Wanted) -> np.ndarray:
@@ -425,15 +545,15 @@ def _ready(picture: np.ndarray, wanted: Wanted) -> np.ndarray:
     if wanted.raw:
         return picture
     if wanted.volume:
-        words = f"is a picture of shape {list(picture.shape)}, and the model takes volumes"
-        raise ImageError(words, f"an array {wanted.shapes}")
+        message = f"is a picture of shape {list(picture.shape)}, and the model takes volumes"
+        raise ImageError(message, f"an array {wanted.shapes}")
     return np.moveaxis(np.atleast_3d(picture), -1, 0)[None]
 
 
 def _spread(total: int, count: int, at: int | None = None) -> list[int]:
     """`count` indices into `total` images, evenly spread; or one of them."""
-    found = [round(index) for index in np.linspace(0, total - 1, count)]
-    return found if at is None else [found[at]]
+    indices = [round(index) for index in np.linspace(0, total - 1, count)]
+    return indices if at is None else [indices[at]]
 
 
 def check_background(color: str) -> None:
@@ -441,5 +561,5 @@ def check_background(color: str) -> None:
     try:
         ImageColor.getrgb(color)
     except ValueError:
-        words = f"--background {color!r} is no colour"
-        raise UsageError(words, "for example white or #808080") from None
+        message = f"--background {color!r} is no colour"
+        raise UsageError(message, "for example white or #808080") from None

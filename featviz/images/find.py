@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import io
 import itertools
+import logging
 import os
 import re
 import sys
@@ -12,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath, PurePosixPath
-from typing import BinaryIO, TypeAlias, TypeVar
+from typing import BinaryIO, NamedTuple, TypeVar
 
 from featviz.errors import FileError, UsageError
 from featviz.files import hint_of, misspelt, real, urls
@@ -20,11 +21,18 @@ from featviz.files.urls import Url, is_url
 from featviz.images import decode
 from featviz.images.decode import SUFFIXES, VIDEO_SUFFIXES, Place, split
 from featviz.records import Sample
-from featviz.text import is_number, quoted, safe_way
+from featviz.text import counted, is_number, quoted, safe_way
+
+log = logging.getLogger(__name__)
 
 Key = TypeVar("Key")
-Named: TypeAlias = tuple[str, Place]
-"""A file and its name within the argument."""
+
+
+class Named(NamedTuple):
+    """A file, by its name within the argument that led to it."""
+
+    name: str
+    path: Place
 
 
 def find_samples(
@@ -33,24 +41,36 @@ def find_samples(
     nul_separated: bool = False,
     outside: Path | None = None,
 ) -> list[Sample]:
-    """Turn files, folders, archives, globs, URLs and `-` (a list on stdin) into samples; UsageError
-    where an argument leads to no image. A name is the path relative to the argument, lengthened by
-    as many folders as make it unique. Nothing in `outside`, the run directory, is taken."""
-    unique: dict[str, Named] = {}
+    """Turn files, folders, archives, globs, URLs and `-` (a list on stdin) into samples.
+
+    A name is the path relative to the argument, lengthened by as many folders as make it unique.
+
+    Args:
+        stdin: where `-` reads its list; the process's by default.
+        nul_separated: whether NUL, not the end of a line, separates that list.
+        outside: a run directory, in which nothing is taken.
+
+    Raises:
+        UsageError: an argument leads to no image.
+    """
+    named: dict[str, Named] = {}
     for argument in arguments:
         for name, path in _expand(argument, stdin, nul_separated, outside):
-            unique.setdefault(_identity(path), ("/".join(_tidy(name)) or "image", path))
+            tidy = "/".join(_tidy(name)) or "image"
+            named.setdefault(_identity(path), Named(tidy, path))
 
-    def parts(path: Place) -> list[str]:
-        far = path.place.replace("::", "/") if isinstance(path, Url) else _identity(path)
-        return _tidy(far)
+    def folders_of(path: Place) -> list[str]:
+        if isinstance(path, Url):
+            return _tidy(path.place.replace("::", "/"))
+        return _tidy(_identity(path))
 
-    names = told_apart({path: name for name, path in unique.values()}, parts)
-    inside = {path: split(path) for path in names}
-    return [
-        Sample(name, (path,), _identity(archive[0]) if (archive := inside[path]) else None)
-        for path, name in names.items()
-    ]
+    names = told_apart({path: name for name, path in named.values()}, folders_of)
+    samples: list[Sample] = []
+    for path, name in names.items():
+        inside = split(path)
+        archive = _identity(inside[0]) if inside is not None else None
+        samples.append(Sample(name, (path,), archive))
+    return samples
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
@@ -69,49 +89,70 @@ def _identity(path: Place) -> str:
     """One spelling for one file; links that lead nowhere are as many failures."""
     if isinstance(path, Url):
         return f"{path.protocol}://{path.key}::{path.member or ''}"
-    if inside := split(path):
-        return f"{os.path.realpath(str(inside[0]))}/{inside[1]}"
+    inside = split(path)
+    if inside is not None:
+        archive, member = inside
+        return f"{os.path.realpath(str(archive))}/{member}"
     return os.path.realpath(path) if os.path.exists(path) else str(path.absolute())  # noqa: PTH110
 
 
-def _expand(argument: str, stdin: BinaryIO | None, nul: bool, outside: Path | None) -> list[Named]:
+def _expand(
+    argument: str, stdin: BinaryIO | None, nul_separated: bool, outside: Path | None
+) -> list[Named]:
     """The files that an argument stands for, at least one."""
-    found: list[Named] = []
     if argument == "-":
-        lines = (stdin or sys.stdin.buffer).read().split(b"\0" if nul else b"\n")
-        texts = [os.fsdecode(line if nul else line.rstrip(b"\r")) for line in lines]
-        places = [Url.of_file(text) if is_url(text) else Path(text) for text in texts if text]
-        if not places:
-            raise UsageError("stdin lists no images", "one path a line, or NUL-separated with -0")
-        for place in places:
-            inside = split(place)
-            found.append((inside[1].rpartition("/")[2] if inside else place.name, place))
-        return found
-    path = Path(argument)
-    there = os.path.exists(path)  # noqa: PTH110 - takes any name
+        return _listed(stdin or sys.stdin.buffer, nul_separated)
     if is_url(argument):
         try:
             return _in_store(argument)
         except FileError as error:
             raise FileError(f"{quoted(str(Url(argument)))}: {error.message}", error.hint) from error
-    if there and path.is_dir():
+    path = Path(argument)
+    exists = os.path.exists(path)  # noqa: PTH110 - takes any name
+    if exists and path.is_dir():
         return _in_folder(path, outside)
-    if inside := split(path):
+    inside = split(path)
+    if inside is not None:
         return _in_archive(argument, *inside)
-    if there and decode.is_archive(path):
+    if exists and decode.is_archive(path):
         return _in_archive(argument, path)
-    if there:
-        return [(path.name, path)]
+    if exists:
+        return [Named(path.name, path)]
     if glob.has_magic(argument):
-        fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
-        files = map(Path, sorted(glob.glob(argument, recursive=True)))
-        found = [(file.relative_to(fixed).as_posix(), file) for file in files if file.is_file()]
-        if not found:
-            raise UsageError(f"no image matches {quoted(argument)!r}", "check the pattern")
-        return found
+        return _matching(argument, path)
     near = misspelt(path)
-    words, hint = f"no image {argument!r}: no such file or folder", hint_of(path, near)
-    raise UsageError(words, hint, replace=(argument, str(near)) if near else None)
+    raise UsageError(
+        f"no image {argument!r}: no such file or folder",
+        hint_of(path, near),
+        replace=(argument, str(near)) if near else None,
+    )
+
+
+def _listed(stdin: BinaryIO, nul_separated: bool) -> list[Named]:
+    """The files that a list names, each by its own name."""
+    lines = stdin.read().split(b"\0" if nul_separated else b"\n")
+    named: list[Named] = []
+    for line in lines:
+        text = os.fsdecode(line if nul_separated else line.rstrip(b"\r"))
+        if not text:
+            continue
+        path = Url.of_file(text) if is_url(text) else Path(text)
+        inside = split(path)
+        name = path.name if inside is None else inside[1].rpartition("/")[2]
+        named.append(Named(name, path))
+    if not named:
+        raise UsageError("stdin lists no images", "one path a line, or NUL-separated with -0")
+    return named
+
+
+def _matching(pattern: str, path: Path) -> list[Named]:
+    """The files of a glob, whose names begin behind the part of it that is fixed."""
+    fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
+    files = map(Path, sorted(glob.glob(pattern, recursive=True)))
+    named = [Named(file.relative_to(fixed).as_posix(), file) for file in files if file.is_file()]
+    if not named:
+        raise UsageError(f"no image matches {quoted(pattern)!r}", "check the pattern")
+    return named
 
 
 def _in_store(url: str) -> list[Named]:
@@ -124,25 +165,32 @@ def _in_store(url: str) -> list[Named]:
     if decode.is_archive(place):
         return _in_archive(str(place), place)
     if glob.has_magic(place.place) and not place.is_web:
-        found: list[Named] = [*urls.matching(place)]
-        if not found:
+        named = [Named(name, path) for name, path in urls.matching(place)]
+        if not named:
             raise UsageError(f"no image matches {quoted(str(place))!r}", "check the pattern")
-        return found
-    plain = "/" in place.place and PurePath(place.name).suffix
+        return named
     if place.is_web and url.endswith("/"):
         raise UsageError(f"{str(place)!r} is a page of a web server", "give the files on it")
-    if url.endswith("/") or (
-        not (plain or place.is_web)
-        and urls.asked(place, lambda: place.filesystem().isdir(place.key))
-    ):
-        below = [pair for pair in urls.below(place) if not decode.is_hidden(pair[0])]
-        return _images(f"folder {str(place)!r}", below)
-    return [(place.name, place)]
+    if _is_folder_of_store(url, place):
+        below = [Named(name, path) for name, path in urls.below(place)]
+        return _images(f"folder {str(place)!r}", [n for n in below if not decode.is_hidden(n.name)])
+    return [Named(place.name, place)]
 
 
-def _images(where: str, files: Sequence[Named]) -> list[Named]:
+def _is_folder_of_store(url: str, place: Url) -> bool:
+    """Whether a URL is of a folder; the store is asked where its name does not tell."""
+    if url.endswith("/"):
+        return True
+    is_named_as_file = "/" in place.place and PurePath(place.name).suffix
+    if is_named_as_file or place.is_web:
+        return False
+    is_folder: bool = urls.asked(place, lambda: place.filesystem().isdir(place.key))
+    return is_folder
+
+
+def _images(where: str, named: Sequence[Named]) -> list[Named]:
     """Those files whose names are of images, at least one."""
-    found = [pair for pair in files if PurePath(pair[0]).suffix.lower() in SUFFIXES]
+    found = [file for file in named if PurePath(file.name).suffix.lower() in SUFFIXES]
     if not found:
         hint = f"it has no {' '.join(sorted(SUFFIXES))} files; arrays and videos are read where "
         raise UsageError(f"no images in {where}", f"{hint}they are named ('*.npy', quoted)")
@@ -150,18 +198,36 @@ def _images(where: str, files: Sequence[Named]) -> list[Named]:
 
 
 def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
-    """The images in a folder, but for those in `outside`. A link that leads nowhere fails later."""
-    base, apart = real(folder), real(outside or folder)
-    left_out = apart.relative_to(base) if apart != base and apart.is_relative_to(base) else None
-    files = [
-        (file.as_posix(), folder / file)
-        for file in sorted(path.relative_to(folder) for path in folder.rglob("*"))
-        if file.suffix.lower() in SUFFIXES
-        and not any(part.startswith(".") for part in file.parts)
-        and not (left_out and file.is_relative_to(left_out))
-        and (os.path.isfile(folder / file) or not os.path.exists(folder / file))  # noqa: PTH110, PTH113
-    ]
-    return _images(f"folder {str(folder)!r}", files)
+    """The images in a folder, but for those in `outside`, and for links that lead out of the folder
+    (it may be a stranger's). A link that leads nowhere fails later."""
+    base = real(folder)
+    left_out = real(outside or folder)
+    named: list[Named] = []
+    links: list[Path] = []
+    for path in sorted(folder.rglob("*")):
+        file = path.relative_to(folder)
+        is_hidden = any(part.startswith(".") for part in file.parts)
+        if file.suffix.lower() not in SUFFIXES or is_hidden:
+            continue
+        if left_out != base and (base / file).is_relative_to(left_out):
+            continue
+        exists = os.path.exists(path)  # noqa: PTH110 - takes any name
+        if exists and not os.path.isfile(path):  # noqa: PTH113
+            continue
+        if exists and path.is_symlink() and not real(path).is_relative_to(base):
+            links.append(file)
+            continue
+        named.append(Named(file.as_posix(), path))
+    if links:
+        count = counted(len(links), "link")
+        log.warning(
+            "%s that lead out of folder %r are left out, such as %s; a glob takes them ('%s/*')",
+            count,
+            str(folder),
+            links[0].as_posix(),
+            folder,
+        )
+    return _images(f"folder {str(folder)!r}", named)
 
 
 def _in_archive(argument: str, archive: Place, name: str | None = None) -> list[Named]:
@@ -172,39 +238,47 @@ def _in_archive(argument: str, archive: Place, name: str | None = None) -> list[
     try:
         names = decode.members(archive)
     except (OSError, *decode.DAMAGED) as error:
-        known = error.hint if isinstance(error, FileError) else None
-        words = f"archive {str(archive)!r} cannot be read: {error}"
-        raise UsageError(words, known or "is it whole?") from error
+        message = f"archive {str(archive)!r} cannot be read: {error}"
+        remedy = error.hint if isinstance(error, FileError) else None
+        raise UsageError(message, remedy or "is it whole?") from error
     if name is None:
-        files = [(n, decode.member(archive, n)) for n in names if not decode.is_hidden(n)]
-        return _images(f"archive {str(archive)!r}", files)
+        visible = [member for member in names if not decode.is_hidden(member)]
+        named = [Named(member, decode.member(archive, member)) for member in visible]
+        return _images(f"archive {str(archive)!r}", named)
     if name not in names:
-        words = f"no image {argument!r}: nothing in the archive is called so"
-        raise UsageError(words, f"{str(archive)!r} alone takes all its images")
-    return [(name, decode.member(archive, name))]
+        message = f"no image {argument!r}: nothing in the archive is called so"
+        raise UsageError(message, f"{str(archive)!r} alone takes all its images")
+    return [Named(name, decode.member(archive, name))]
 
 
 def told_apart(
-    first: Mapping[Key, str], parts_of: Callable[[Key], Sequence[str]]
+    names: Mapping[Key, str], folders_of: Callable[[Key], Sequence[str]]
 ) -> dict[Key, str]:
-    """Lengthen names that clash (also on file systems without case) by one real parent a round, of
-    the components that `parts_of` gives; what only case tells apart is numbered."""
-    names, parts, turn = dict(first), dict[Key, Sequence[str]](), 0
-    whole: dict[Key, str] = {}
+    """Make names unique, also on file systems without case: those that clash are lengthened by one
+    real folder a round; what only case tells apart is numbered.
+
+    Args:
+        names: of each file.
+        folders_of: the parts of a file's full path, the file's own name last.
+    """
+    unique = dict(names)
+    parts: dict[Key, Sequence[str]] = {}
+    alike: Counter[str] = Counter()
+    added = 0  # folders
     while True:
-        counts = Counter(name.casefold() for name in names.values())
-        keys = [key for key, name in names.items() if counts[name.casefold()] > 1]
-        if not keys:
-            return names
-        if not turn:
-            parts = {key: parts_of(key) for key in first}
-            whole = {key: "/".join(parts[key]).casefold() for key in first}
-        turn += 1
-        alike = Counter(whole.values())
-        for index, key in enumerate(keys):
-            tail = parts[key][-(first[key].count("/") + 1 + turn) :]
-            numbered = f"{index + turn}/{first[key]}"
-            names[key] = numbered if alike[whole[key]] > 1 else "/".join(tail)
+        counts = Counter(name.casefold() for name in unique.values())
+        clashing = [key for key, name in unique.items() if counts[name.casefold()] > 1]
+        if not clashing:
+            return unique
+        if not parts:
+            parts = {key: folders_of(key) for key in names}
+            alike = Counter("/".join(path).casefold() for path in parts.values())
+        added += 1
+        for index, key in enumerate(clashing):
+            if alike["/".join(parts[key]).casefold()] > 1:
+                unique[key] = f"{index + added}/{names[key]}"
+            else:
+                unique[key] = "/".join(parts[key][-(names[key].count("/") + 1 + added) :])
 
 
 # Samples of several files ---------------------------------------------------------------------
@@ -213,45 +287,52 @@ def told_apart(
 def clips(samples: Sequence[Sample]) -> list[Sample]:
     """Stills of one folder are the frames of one clip, in the order of the numbers in their
     names; an animation is a clip of its own, and so is an array, which is a volume."""
-
-    def place(path: Place) -> PurePath:  # one absolute spelling, also in a store
-        return PurePosixPath("/", path.place) if isinstance(path, Url) else real(path)
-
-    def by_numbers(frame: Sample) -> list[tuple[int, str]]:  # frame2 before frame10 before frames
-        parts = re.split(r"(\d+)", frame.path.name)
-        return [(int(part), "") if is_number(part) else (-1, part) for part in parts]
-
     folders: dict[PurePath, list[Sample]] = {}
     found: list[Sample] = []
     for sample in samples:
         if _is_whole(sample.path):
             found.append(sample)
         else:
-            folders.setdefault(place(sample.path).parent, []).append(sample)
+            folders.setdefault(_absolute(sample.path).parent, []).append(sample)
     for folder, frames in folders.items():
-        ordered = sorted(frames, key=by_numbers)
+        ordered = sorted(frames, key=_numbers_of)
         above = PurePosixPath(frames[0].name).parent
         name = frames[0].name if len(frames) == 1 else folder.name
-        name = (str(above) if above.name else name) or "clip"
-        found.append(Sample(name, tuple(frame.path for frame in ordered)))
+        if above.name:
+            name = str(above)
+        found.append(Sample(name or "clip", tuple(frame.path for frame in ordered)))
 
-    def parts(number: int) -> tuple[str, ...]:
-        path = place(found[number].path)
-        return (path.parent if len(found[number].paths) > 1 else path).parts[1:]
+    def folders_of(number: int) -> tuple[str, ...]:
+        path = _absolute(found[number].path)
+        is_folder = len(found[number].paths) > 1
+        return (path.parent if is_folder else path).parts[1:]
 
-    names = told_apart({number: clip.name for number, clip in enumerate(found)}, parts)
+    names = told_apart({number: clip.name for number, clip in enumerate(found)}, folders_of)
     return [replace(clip, name=names[number]) for number, clip in enumerate(found)]
+
+
+def _absolute(path: Place) -> PurePath:
+    """One absolute spelling, also in a store."""
+    return PurePosixPath("/", path.place) if isinstance(path, Url) else real(path)
+
+
+def _numbers_of(frame: Sample) -> list[tuple[int, str]]:
+    """What frames are sorted by: frame2 before frame10 before frames."""
+    parts = re.split(r"(\d+)", frame.path.name)
+    return [(int(part), "") if is_number(part) else (-1, part) for part in parts]
 
 
 def stills(samples: Sequence[Sample], count: int) -> list[Sample]:
     """Video files as so many images each, `clip.mp4/00`, `clip.mp4/01`, ..."""
     found: list[Sample] = []
+    digits = len(str(count - 1))
     for sample in samples:
         files = [path.name.lower() for path in sample.paths]
-        is_video = count > 1 and any(name.endswith(VIDEO_SUFFIXES) for name in files)
-        names = [f"{sample.name}/{at:0{len(str(count - 1))}d}" for at in range(count)]
-        parts = (replace(sample, name=n, still=(at, count)) for at, n in enumerate(names))
-        found += parts if is_video else [sample]
+        if count == 1 or not any(name.endswith(VIDEO_SUFFIXES) for name in files):
+            found.append(sample)
+            continue
+        for at in range(count):
+            found.append(replace(sample, name=f"{sample.name}/{at:0{digits}d}", still=(at, count)))
     return found
 
 
@@ -276,26 +357,27 @@ def together(samples: Sequence[Sample], count: int) -> list[Sample]:
             "--forward-arg NAME=VALUE gives an argument that is no image",
         )
     joined = []
-    for group in (samples[i : i + count] for i in range(0, len(samples), count)):
+    for start in range(0, len(samples), count):
+        group = samples[start : start + count]
         names = [group[0].name, *(PurePosixPath(sample.name).name for sample in group[1:])]
-        joined.append(Sample("+".join(names), tuple(p for sample in group for p in sample.paths)))
+        paths = tuple(path for sample in group for path in sample.paths)
+        joined.append(Sample("+".join(names), paths))
     return joined
 
 
 def unnested(samples: Sequence[Sample]) -> list[Sample]:
     """Rename samples whose folder would lie inside another's: `a` beside `a/b` becomes `a~`."""
-
-    ways = [safe_way(sample.name).casefold() for sample in samples]  # on any system
-    taken = set(ways)
-    used = {str(parent) for way in taken for parent in PurePosixPath(way).parents}
+    folders = [safe_way(sample.name).casefold() for sample in samples]  # on any system
+    taken = set(folders)
+    holding = {str(parent) for folder in taken for parent in PurePosixPath(folder).parents}
     renamed: list[Sample] = []
-    for sample, way in zip(samples, ways, strict=True):
+    for sample, folder in zip(samples, folders, strict=True):
         name = sample.name
-        if way in used:
-            while way in taken:
+        if folder in holding:
+            while folder in taken:
                 name += "~"
-                way = safe_way(name).casefold()
-            taken.add(way)
-        used.add(way)
+                folder = safe_way(name).casefold()
+            taken.add(folder)
+        holding.add(folder)
         renamed.append(replace(sample, name=name))
     return renamed

@@ -207,6 +207,8 @@ class Preprocess:
     size_guessed: bool = field(default=False, compare=False)
     further: tuple[str, ...] = ()
     any_values: bool = field(default=False, compare=False)
+    stretched: bool = field(default=False, compare=False)
+    """Whether pictures go from their least value to their largest: of 12 bits in 16, say."""
     dtype: torch.dtype = field(default=torch.float32, compare=False)
 
     def __call__(self, images: Sequence[Image.Image | Raster]) -> list[Tensor]:
@@ -269,7 +271,7 @@ class Preprocess:
             low, high = values.aminmax()
             # no resizing of a picture goes beyond 0..1 by half
             is_picture = self.chain.channels in (1, 3) and low >= -0.5 and high <= 1.5
-            if is_picture and self.transform is None:
+            if is_picture and self.transform is None and not self.stretched:
                 values = values.clamp(0, 1)
             else:
                 values = values[:, : 1 if values.shape[1] < 3 else 3]
@@ -310,6 +312,8 @@ class Preprocess:
             words = [kind, numbers, *(step for step in steps if step != _UNIT)]
         elif self.frames is not None:
             words.append(f"{self.frames} frames, evenly spread")
+        if self.stretched:
+            words.append("shown stretched")
         if self.inputs > 1:
             words.append(f"{self.inputs} images at once")
         if self.further:

@@ -160,6 +160,8 @@ class Raster:
     """float32 [C, H, W] or [C, D, H, W]; for a function of the user's own as the file holds it."""
     description: str
     """How numbers of the file became these, for people: `uint16 / 65535`."""
+    narrow_range: tuple[int, int] | None = None
+    """The least and the largest value of a file of 16 bits that uses less than a tenth of them."""
 
     @property
     def size(self) -> tuple[int, int]:

@@ -203,6 +203,8 @@ def read_input(
     frames, background = preprocess.frames, inputs.background
     images, sha256 = decode.decode(sample, background, frames, wanted, read_tensor, quiet)
     images = images if sample.paths else (preprocess.empty(),)  # --input
+    if any(isinstance(image, Raster) and image.narrow_range for image in images):
+        preprocess = replace(preprocess, stretched=True)
     words, chain = preprocess.words_for(images), preprocess.chain
     window = chain.window(images[0].size) if chain.stride else None
     return ModelInput(images, sha256, preprocess(images), preprocess, words, window)

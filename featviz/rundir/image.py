@@ -387,7 +387,7 @@ def stats_of(folder: ReadFolder, rows: Sequence[Capture]) -> dict[str, Floats]:
         raise StoreError(f"{where} has {len(data):,} bytes, too few for the maps of its manifest")
     stats: dict[str, Floats] = {}
     try:
-        arrays = read_arrays(data, packed=False)
+        arrays = read_arrays(data, max_bytes=most + _MEMBER_BYTES)
         for row in rows:
             key = row.place.stats_key
             if (array := arrays.get(key)) is None:
@@ -406,11 +406,9 @@ def stats_of(folder: ReadFolder, rows: Sequence[Capture]) -> dict[str, Floats]:
 def read_tensor(file: BinaryIO, expected: list[int]) -> np.ndarray:
     """The array in an open npy file; a ValueError where it is not of the expected shape."""
     size = os.fstat(file.fileno()).st_size
-    dtype, shape, order, start = npy.header(file.read(npy.HEAD))
-    if list(shape) != expected:
-        raise ValueError(f"its shape is {list(shape)}, by the manifest {expected}")
-    if size - start != math.prod(shape) * dtype.itemsize or size > MOST_TENSOR:
-        raise ValueError(f"it has {size - start:,} bytes, not those of {dtype} {list(shape)}")
-    file.seek(start)
-    flat: np.ndarray = np.fromfile(file, dtype, math.prod(shape))
-    return flat.reshape(shape, order=order)
+    if size > MOST_TENSOR:
+        raise ValueError(f"it has {size:,} bytes, more than the {MOST_TENSOR:,} of any tensor")
+    array = npy.read_npy(file)
+    if list(array.shape) != expected:
+        raise ValueError(f"its shape is {list(array.shape)}, by the manifest {expected}")
+    return array

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import DIGITS_MODEL, Run
 from hostile_images import encoded
 from PIL import Image
 
@@ -105,6 +107,28 @@ def test_sixteen_bits_keep_all_of_them(tmp_path: Path, suffix: str, dtype: str) 
     assert image.description == "uint16 / 65535" and image.values.dtype == np.float32
     assert np.array_equal(image.values, scan[None].astype(np.float32) / np.float32(65535))
     assert np.array_equal(numbers(path, 3).values, np.repeat(image.values, 3, 0))
+
+
+def test_twelve_bits_in_sixteen_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, featviz: Run
+) -> None:
+    """The warning names the values and the remedy; input.png shows what nobody could see."""
+    scan = np.arange(2, 4096, dtype=np.uint16)[: 64 * 63].reshape(63, 64)
+    Image.fromarray(scan).save(tmp_path / "scan.png")
+    numbers(tmp_path / "scan.png")
+    (message,) = caplog.messages
+    assert "scan.png has values 2 to 4,033 of 65,535, nearly black to the model" in message
+    assert "save them times 16, or give --mean and --std of that range" in message
+    Image.fromarray(scan * np.uint16(16)).save(tmp_path / "scaled.png")
+    numbers(tmp_path / "scaled.png")
+    assert len(caplog.messages) == 1
+    out = tmp_path / "out"
+    done = featviz("run", DIGITS_MODEL, tmp_path / "scan.png", "--layers", "ReLU", "--out", out)
+    assert done.code == 0 and "nearly black" in done.err
+    shown = np.asarray(Image.open(out / "scan.png" / "input.png"))
+    assert (shown.min(), shown.max()) == (0, 255)
+    manifest = json.loads((out / "scan.png" / "manifest.json").read_text())
+    assert "shown stretched" in manifest["input"]["preprocessing"]
 
 
 @pytest.mark.parametrize(
@@ -224,6 +248,25 @@ def test_hidden_files_are_left_out(tree: Path, argument: str) -> None:
     assert names(argument) == ["in/v.png", "sub/w.png", "x.png"]
     os.chdir("in")
     assert names("../.cache") == names(str(tree / ".cache")) == ["y.png"]
+
+
+def test_links_that_lead_out_of_a_folder_are_left_out(
+    tree: Path, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder of a stranger's may link to a picture of the user's; links inside are images, links
+    to nowhere fail later, and whoever names a link means it."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    Image.new("RGB", (2, 2)).save(elsewhere / "private.png")
+    (tree / "stolen.png").symlink_to(elsewhere / "private.png")
+    (tree / "same.png").symlink_to(tree / "stolen.png")
+    (tree / "gone.png").symlink_to(elsewhere / "nothing.png")
+    names = [sample.name for sample in find.find_samples([str(tree)])]
+    assert "gone.png" in names
+    assert not {"stolen.png", "same.png"} & set(names)
+    (message,) = caplog.messages
+    assert message.startswith(f"2 links that lead out of folder {str(tree)!r} are left out")
+    (named,) = find.find_samples([str(tree / "stolen.png")])
+    assert named.name == "stolen.png"
 
 
 def test_glob_names_are_relative_to_its_fixed_part(tree: Path) -> None:

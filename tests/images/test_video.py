@@ -131,7 +131,7 @@ def test_what_is_no_whole_video_is_refused(
     for name in ("cut.mp4", "noise.mkv"):
         done = featviz("run", tmp_path / "net.py:net", tmp_path / name, "--size", "16", "-q")
         refused(done, 1, f"{name} is a video that cannot be read: it is damaged")
-    monkeypatch.setattr(arrays, "_MOST_BYTES", 2 * 48 * 32 * 3)
+    monkeypatch.setattr(arrays, "_MAX_FRAME_BYTES", 2 * 48 * 32 * 3)
     with pytest.raises(ImageError, match="has 3 frames of 48×32 pixels, which are too many"):
         arrays.read_frames(whole, "mov", lambda count: range(3))
 
