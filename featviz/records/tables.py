@@ -24,21 +24,19 @@ class PictureFormat:
     """Whether the pixels that are read back are the levels that were drawn."""
     comment: str | None = None
     """Pillow's option for a text in the file; None where it has no place for one."""
-    needs: str = ""
-    """Which Pillow writes it, where an older one does not."""
 
 
-_JPG = {"quality": 95, "subsampling": 0}
-_AVIF = {"quality": 95, "subsampling": "4:4:4", "speed": 8}
 FORMATS = {
     "png": PictureFormat("png", "PNG", "image/png", 2**31 - 1, None, levels=True),
     "webp": PictureFormat("webp", "WEBP", "image/webp", 16_383, {"lossless": True}, grey=False),
     "jpg": PictureFormat(
-        *("jpg", "JPEG", "image/jpeg", 65_500, _JPG, "with losses"), comment="comment"
-    ),
-    "avif": PictureFormat(  # 32,768 is what libavif reads
-        *("avif", "AVIF", "image/avif", 32_768, _AVIF, "with losses"),
-        needs="pip install 'pillow>=11.3'",
+        name="jpg",
+        pillow="JPEG",
+        mime="image/jpeg",
+        largest=65_500,
+        save={"quality": 95, "subsampling": 0},
+        words="with losses",
+        comment="comment",
     ),
 }
 
