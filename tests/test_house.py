@@ -52,7 +52,7 @@ def _inside(*wings: str) -> list[str]:
 TORCHLESS = [
     *_inside("rundir", "report", "diff", "options", *FLOORS[GROUND].split()),
     *(f"featviz.drawing.{name}" for name in ("grid", "colormap")),
-    *(f"featviz.drawing.{name}" for name in ("normalize", "picture", "page")),
+    *(f"featviz.drawing.{name}" for name in ("normalize", "picture", "page", "sheet")),
     *(f"featviz.audit.{name}" for name in ("findings", "gates")),
     "featviz.hooks.selectors",
     *(f"featviz.images.{name}" for name in ("decode", "find", "arrays")),

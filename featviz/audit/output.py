@@ -5,19 +5,30 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from featviz import layout
 from featviz.audit.counting import Tally, to_rows
 from featviz.audit.gates import FINDINGS
 from featviz.audit.plan import AuditPlan, Call, Spot
 from featviz.drawing import colormap
-from featviz.drawing.page import DPI, Canvas
 from featviz.drawing.picture import write_png
+from featviz.drawing.sheet import (
+    DPI,
+    Canvas,
+    Caption,
+    Cell,
+    Color,
+    Letters,
+    PixelCanvas,
+    TileGrid,
+    end_of,
+    resized,
+    text_width,
+)
 from featviz.drawing.values import ValueLimits, to_levels, to_pixels
 from featviz.hooks.capture import forward
 from featviz.hooks.eval_mode import in_eval_mode
@@ -74,7 +85,7 @@ def write_files(
         title = f"Average percentage of zeros, {document['images']['seen']} images"
         pixels = apoz_chart(bars, title)
         with folder.write("apoz.png") as picture:
-            write_png(picture, (len(pixels), pixels.shape[1] // 3), [pixels])
+            write_png(picture, pixels.shape[:2], [pixels.reshape(len(pixels), -1)])
     write_document(folder, document, drawn, None)
 
 
@@ -103,42 +114,60 @@ def audit_table(audit: Mapping[str, Any]) -> TextTable:
 
 # The chart of APoZ
 
-_BAR, _SUSPECT, _GRID = (
-    np.array([[color]], np.uint8) for color in ((107, 140, 174), (192, 57, 43), (221, 221, 221))
-)
-_BARS, _ROW, _LETTER = 5.0, 0.24, 0.07
+_BAR: Color = (107, 140, 174)
+_DEAD_BAR: Color = (192, 57, 43)
+_RULE: Color = (221, 221, 221)
+_FULL_BAR = 5.0
+"""Inches of a share of 1."""
+_ROW = 0.24
+"""Inches from one layer's bar to the next."""
+_LETTER = 0.07
+"""Inches of a letter of a layer's name, about."""
 
 
 def apoz_chart(layers: Sequence[tuple[str, float, float]], title: str) -> Bytes:
-    """Bars of the share of zeros of each layer (name, APoZ, dead; 0..1), uint8 [H, 3 W]."""
+    """Bars of the share of zeros of each layer (name, APoZ, dead; 0..1), uint8 [H, W, 3]."""
     names = [quoted(name, 60) for name, _, _ in layers]
-    left, top, height = 0.3 + _LETTER * max(map(len, names)), 0.35, _ROW * len(layers)
-    canvas = Canvas((round(DPI * (top + height + 0.75)), round(DPI * (left + _BARS + 0.3))))
-    canvas.write(title, left, top / 2, 10, "right")
+    left = 0.3 + _LETTER * max(map(len, names))
+    top = 0.35
+    height = _ROW * len(layers)
+    canvas = Canvas(round(DPI * (top + height + 0.75)), round(DPI * (left + _FULL_BAR + 0.3)))
+    canvas.write(title, left, top / 2, Letters(10))
+    bottom = top + height
     for tick in range(0, 101, 20):
-        x = left + _BARS * tick / 100
-        canvas.paste(_GRID, x, top, 0, height + 0.05)
-        canvas.write(str(tick), x, top + height + 0.15, 9, "middle")
-    canvas.write("per cent", left + _BARS / 2, top + height + 0.33, 9, "middle")
+        x = left + _FULL_BAR * tick / 100
+        canvas.fill(Cell(x, top, 0, height + 0.05), _RULE)
+        canvas.write(str(tick), x, bottom + 0.15, Letters(9), "middle")
+    canvas.write("per cent", left + _FULL_BAR / 2, bottom + 0.33, Letters(9), "middle")
     for row, (name, (_, apoz, dead)) in enumerate(zip(names, layers, strict=True)):
         y = top + _ROW * row
-        canvas.write(name, left - 0.08, y + _ROW / 2, 9, "left")
-        canvas.paste(_BAR, left, y + 0.03, _BARS * apoz, _ROW - 0.06)
-        canvas.paste(_SUSPECT, left, y + 0.08, _BARS * dead, _ROW - 0.16)
-    canvas.frame(left, top, _BARS, height)
-    for x, color, words in ((0, _BAR, "APoZ"), (0.9, _SUSPECT, "dead channels")):
-        canvas.paste(color, left + x, top + height + 0.5, 0.2, 0.1)
-        canvas.write(words, left + x + 0.28, top + height + 0.55, 8, "right")
-    return canvas.rows()
+        canvas.write(name, left - 0.08, y + _ROW / 2, Letters(9), "left")
+        canvas.fill(Cell(left, y + 0.03, _FULL_BAR * apoz, _ROW - 0.06), _BAR)
+        canvas.fill(Cell(left, y + 0.08, _FULL_BAR * dead, _ROW - 0.16), _DEAD_BAR)
+    canvas.frame(Cell(left, top, _FULL_BAR, height))
+    for x, color, label in ((left, _BAR, "APoZ"), (left + 0.9, _DEAD_BAR, "dead channels")):
+        canvas.fill(Cell(x, bottom + 0.5, 0.2, 0.1), color)
+        canvas.write(label, x + 0.28, bottom + 0.55, Letters(8))
+    return canvas.pixels
 
 
 # Pictures of the suspects: each channel with the images that excite it most
 
-_TILE, _LABEL, _GAP, _TEXT, _KEY = 88, 160, 6, 13, 130
-"""Pixels of an image on its longer side, of a label, a gap, a line of text and a colour key."""
+_TILE = 88
+"""Pixels of the longer side of an image and of its map."""
+_LABEL = 160
+"""Pixels of the column on the left, which names channels."""
+_GAP = 6
+_TEXT = 13
+"""Pixels of a line of text."""
+_KEY = 130
+"""Pixels of a colour key's width."""
+_NAME_LETTERS = 28
+_INK: Color = (34, 34, 34)
 _CMAP = "viridis"
-_TOP, _ROW_HEIGHT = 2 * (_TEXT + _GAP) + _GAP, _TILE + _TEXT + 2 * _GAP
-"""Where the row of the first channel begins, and how high each is."""
+_TOP = 2 * (_TEXT + _GAP) + _GAP
+"""Where the row of the first channel begins."""
+_ROW_HEIGHT = _TILE + _TEXT + 2 * _GAP
 
 SuspectSheet = tuple[Spot, Spot, Sequence[tuple[str, int, Sequence[int]]], int]
 """A call; the one whose maps are drawn: itself, or for a dead activation what feeds it; suspects
@@ -214,16 +243,13 @@ def _shown(
             (current,) = batch.images
             pixels = to_pixels(model.preprocess.shown(batch.inputs)[0])
             rgb = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
-            images[current] = _fitted(Image.fromarray(np.ascontiguousarray(rgb)))
+            images[current] = _as_tile(Image.fromarray(np.ascontiguousarray(rgb)))
             forward(model.module, [arg.to(model.device) for arg in batch.inputs])
     return maps, images
 
 
-def _fitted(image: Image.Image) -> Image.Image:
-    factor = _TILE / max(image.size)
-    width, height = (max(1, round(side * factor)) for side in image.size)
-    kind = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.BILINEAR
-    return image.resize((width, height), kind)
+def _as_tile(image: Image.Image) -> Image.Image:
+    return resized(image, _TILE / max(image.size))
 
 
 def _compose(
@@ -232,42 +258,49 @@ def _compose(
     images: Mapping[int, Image.Image],
     samples: Sequence[Sample],
 ) -> Image.Image:
+    """A row for each suspect: its name with a colour key, then images and its maps of them."""
     target, source, suspects, total = sheet
-    cell, font = 2 * _TILE + 3 * _GAP, ImageFont.load_default(_TEXT)
+    across = 2 * _TILE + 3 * _GAP
     call, label = target.call, printable(target.call.label)
-    what = "with the images that excite each most, and its map"
+    subtitle = "with the images that excite each most, and its map"
     if source.call != call:
         feeds = f"what {printable(source.call.label)} gives to {label}"
-        what = f"no image excites these; the first ones, and {feeds}"
-    title = f"{label} ({printable(call.type)}): {len(suspects)} of {total} suspects\n{what}"
-    widest = max(font.getlength(line) for line in title.split("\n"))
-    width = _LABEL + max(len(numbers) for _, _, numbers in suspects) * cell
-    size = max(width, round(widest) + 2 * _GAP), _TOP + len(suspects) * _ROW_HEIGHT
-    picture = Image.new("RGB", size, "white")
-    write = partial(ImageDraw.Draw(picture).multiline_text, fill="#222222", font=font, spacing=4)
-    write((_GAP, _GAP), title)
+        subtitle = f"no image excites these; the first ones, and {feeds}"
+    title = f"{label} ({printable(call.type)}): {len(suspects)} of {total} suspects"
+    widest = max(text_width(line, _TEXT) for line in (title, subtitle))
+    columns = max(len(numbers) for _, _, numbers in suspects)
+    width = max(_LABEL + columns * across, round(widest) + 2 * _GAP)
+    canvas = PixelCanvas(width, _TOP + len(suspects) * _ROW_HEIGHT, _TEXT)
+    canvas.write(f"{title}\n{subtitle}", _GAP, _GAP, _INK)
     colors = colormap.colored(_CMAP, 0)
-    for index, (finding, channel, numbers) in enumerate(suspects):
-        y = _TOP + index * _ROW_HEIGHT
-        maps = [views.get((source.call, channel, n)) for n in numbers]
-        finite = [m[np.isfinite(m)] for m in maps if m is not None]
-        values = np.concatenate([np.zeros(1, np.float32), *finite])
-        limits = float(values.min()), float(values.max())  # zero among them
-        write((_GAP, y), f"channel {channel}\n{finding}")
-        key, ramp = y + 3 * (_TEXT + _GAP), Image.fromarray(colormap.ramp(_CMAP)[None])
-        picture.paste(ramp.resize((_KEY, _TEXT - 3)), (_GAP, key))
-        low, high = (f"{value:.4g}" for value in limits)
-        write((_GAP, key + _TEXT), low)
-        write((_GAP + _KEY - round(font.getlength(high)), key + _TEXT), high)
-        for column, (number, drawn) in enumerate(zip(numbers, maps, strict=True)):
-            left = _LABEL + column * cell
-            if number in images and drawn is not None:
-                picture.paste(images[number], (left, y))
-                how = ValueLimits.fixed(*limits), colors.levels, colors.nonfinite
-                painted = Image.fromarray(to_levels(drawn[None], *how)[0])
+    tiles = TileGrid(columns, _TILE, _TILE, _LABEL, _TOP, across, _ROW_HEIGHT)
+    for row, (finding, channel, numbers) in enumerate(suspects):
+        maps = [views.get((source.call, channel, number)) for number in numbers]
+        finite = [values[np.isfinite(values)] for values in maps if values is not None]
+        every = np.concatenate([np.zeros(1, np.float32), *finite])
+        low, high = float(every.min()), float(every.max())  # zero is among them
+        top = _TOP + row * _ROW_HEIGHT
+        canvas.write(f"channel {channel}\n{finding}", _GAP, top, _INK)
+        _draw_key(canvas, top + 3 * (_TEXT + _GAP), low, high)
+        limits = ValueLimits.fixed(low, high)
+        for column, (number, values) in enumerate(zip(numbers, maps, strict=True)):
+            cell = tiles.cell(row * columns + column)
+            name = end_of(samples[number].name, _NAME_LETTERS)
+            canvas.caption(cell, [Caption(name, _INK)])
+            if number in images and values is not None:
+                canvas.paste(images[number], cell)
+                levels = to_levels(values[None], limits, colors.levels, colors.nonfinite)
+                painted = Image.fromarray(levels[0])
                 painted.putpalette(colors.colors or b"")
-                picture.paste(_fitted(painted.convert("RGB")), (left + _TILE + _GAP, y))
-            name = printable(samples[number].name)
-            name = name if len(name) <= 28 else "…" + name[-27:]
-            write((left, y + _TILE + 1), name)
-    return picture
+                beside = cell._replace(left=cell.left + _TILE + _GAP)
+                canvas.paste(_as_tile(painted.convert("RGB")), beside)
+    return canvas.image
+
+
+def _draw_key(canvas: PixelCanvas, top: float, low: float, high: float) -> None:
+    """Draw the colours of a channel's maps with the values at both ends."""
+    ramp = Image.fromarray(colormap.ramp(_CMAP)[None]).resize((_KEY, _TEXT - 3))
+    canvas.paste(ramp, Cell(_GAP, top, _KEY, _TEXT - 3))
+    canvas.write(f"{low:.4g}", _GAP, top + _TEXT, _INK)
+    right = _GAP + _KEY - round(text_width(f"{high:.4g}", _TEXT))
+    canvas.write(f"{high:.4g}", right, top + _TEXT, _INK)

@@ -20,40 +20,60 @@ GREYS = ("grey", "gray", "auto")
 
 @dataclass(frozen=True)
 class Palette:
-    """How many levels a tile has, which index pads, and the colours where grey does not serve."""
+    """What the indices 0..255 of a picture's pixels stand for."""
 
     levels: int
+    """How many indices are levels of maps, from 0 on."""
     pad: int
+    """The index between tiles."""
     nonfinite: int | None
+    """The index of NaN and infinite values, magenta; None where there are none."""
     colors: bytes | None
     """256 RGB triples; None means that an index is its grey."""
     dark: int = 0
+    """The index behind the letters of labels."""
     light: int = 255
-    """Indices of the ground and the ink of labels."""
+    """The index of their letters."""
 
 
 def resolved(cmap: str, kind: str = "output", over: bool = False, reduce: str | None = None) -> str:
-    """The colormap that `auto` stands for: coolwarm for gradients and reductions whose values have
-    a sign, with a colour for either; over the input turbo for class activation maps, whose cold
-    places leave the picture's outlines, and viridis for others; else grey."""
+    """The colormap that `auto` stands for.
+
+    coolwarm for gradients and reductions whose values have a sign, with a colour for either; over
+    the input turbo for class activation maps, whose cold places leave the picture's outlines, and
+    viridis for others; else grey.
+
+    Args:
+        kind: of the capture.
+        over: whether maps lie over the input.
+    """
     if cmap != "auto":
         return cmap
     if reduce in SIGNED:
         return "coolwarm"
-    auto = KINDS[kind].cmap if kind in KINDS else "auto"
-    if auto != "auto" or not over:
-        return "grey" if auto == "auto" else auto
+    if kind in KINDS and KINDS[kind].cmap != "auto":
+        return str(KINDS[kind].cmap)
+    if not over:
+        return "grey"
     return "turbo" if reduce in CLASS_MAPS else "viridis"
 
 
 def colored(cmap: str, pad: int, labelled: bool = False) -> Palette:
     """Levels of a colormap, then one index for the padding (a grey) and one in magenta. There are
     254 levels, and 252 of a colormap under labels, which take black and white."""
-    ink = [(0, 0, 0), (255, 255, 255)] if labelled and cmap not in GREYS else []
+    ink: list[tuple[int, int, int]] = []
+    if labelled and cmap not in GREYS:
+        ink = [(0, 0, 0), (255, 255, 255)]
     levels = 254 - len(ink)
-    table = np.vstack([ramp(cmap, levels), [[pad] * 3, MAGENTA, *ink]]).astype(np.uint8).tobytes()
-    dark, light = (levels + 2, levels + 3) if ink else (0, levels - 1)
-    return Palette(levels, levels, levels + 1, table, dark, light)
+    colors = np.vstack([ramp(cmap, levels), [[pad] * 3, MAGENTA, *ink]]).astype(np.uint8)
+    return Palette(
+        levels=levels,
+        pad=levels,
+        nonfinite=levels + 1,
+        colors=colors.tobytes(),
+        dark=levels + 2 if ink else 0,
+        light=levels + 3 if ink else levels - 1,
+    )
 
 
 @lru_cache(64)
@@ -62,7 +82,7 @@ def chosen(options: DrawOptions, nonfinite: bool, rgb: bool = False) -> Palette:
     magenta where nothing needs it."""
     pad = int(min(max(options.gap_grey * 255 + 0.5, 0), 255))  # as save_image rounds
     if rgb or (options.cmap in GREYS and not nonfinite):
-        return Palette(256, pad, None, None)
+        return Palette(levels=256, pad=pad, nonfinite=None, colors=None)
     colors = colored(options.cmap, pad, options.labels or options.collapse is not None)
     return colors if nonfinite else replace(colors, nonfinite=None)
 
@@ -95,5 +115,7 @@ def check_cmap(name: str) -> None:
 
     if name not in colormaps:
         close = difflib.get_close_matches(name, list(colormaps), 3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "for example viridis or coolwarm"
+        hint = "for example viridis or coolwarm"
+        if close:
+            hint = f"did you mean {' or '.join(close)}?"
         raise UsageError(f"--cmap {name!r} is no colormap of matplotlib", hint)

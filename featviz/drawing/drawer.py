@@ -17,7 +17,16 @@ from featviz import records
 from featviz.drawing import colormap, grid, normalize, values
 from featviz.drawing.normalize import Scale
 from featviz.drawing.picture import GridPicture, lay_over
-from featviz.drawing.values import MAX, MEAN, MIN, NONFINITE, is_constant, limits, statistics
+from featviz.drawing.values import (
+    MAX,
+    MEAN,
+    MIN,
+    NONFINITE,
+    ValueLimits,
+    is_constant,
+    limits,
+    statistics,
+)
 from featviz.errors import LayoutError
 from featviz.layout import Maps, to_floats, to_maps
 from featviz.layout.layouts import LAYOUTS
@@ -26,6 +35,16 @@ from featviz.records import BACKWARD, SALIENCY, Bytes, CaptureSite, Floats, Hint
 
 PHASE = {"cmap": "twilight", "normalize": f"range:{-math.pi},{math.pi}", "overlay": None}
 """How phases are drawn: in colours that meet where −π and π do, which no mixing keeps apart."""
+
+ONE_PICTURE = {
+    "reduce": "max-abs",
+    "order": "index",
+    "labels": False,
+    "nrow": None,
+    "max_maps": None,
+    "collapse": None,
+}
+"""How the gradient of an image is drawn beside its channels: as one map."""
 
 PCA_SPAN = 2.5
 """Standard deviations from the mean at which a principal component is darkest and brightest."""
@@ -45,24 +64,30 @@ def magnitude_and_phase(
     """Complex numbers as two parts of real ones: `abs`, and `angle`, which has no `--reduce`."""
     if tensor.is_nested or tensor.is_meta or tensor.layout != torch.strided:
         to_floats(tensor)  # raises
-    wide = tensor.to(torch.complex64) if tensor.dtype == torch.complex32 else tensor
-    yield site.inside("abs"), wide.abs(), hints
+    if tensor.dtype == torch.complex32:  # has neither abs nor angle
+        tensor = tensor.to(torch.complex64)
+    yield site.inside("abs"), tensor.abs(), hints
     if options.reduce is None:
-        yield site.inside("angle"), wide.angle(), replace(hints, phase=True)
+        yield site.inside("angle"), tensor.angle(), replace(hints, phase=True)
 
 
 @lru_cache(64)
 def settled(options: DrawOptions, kind: str, over: bool, phase: bool) -> tuple[DrawOptions, Scale]:
-    """Options and scale without `auto`, for a kind of tensor, whether maps lie over images, and
-    whether they are phases."""
-    auto = "auto"
-    options = structs.replace(options, **PHASE) if phase else options
-    if kind == SALIENCY:  # one picture of all channels, whose values have no sign
-        auto = "percentile:1,99"
-        one = {"reduce": "max-abs", "order": "index", "labels": False}
-        options = structs.replace(options, **one, nrow=None, max_maps=None, collapse=None)
+    """Options and scale without `auto`.
+
+    Args:
+        kind: of the capture, or SALIENCY.
+        over: whether maps lie over the input.
+        phase: whether they are the phases of complex numbers.
+    """
+    if phase:
+        options = structs.replace(options, **PHASE)
+    scale = options.normalize
+    if kind == SALIENCY:
+        options = structs.replace(options, **ONE_PICTURE)
+        if scale == "auto":
+            scale = "percentile:1,99"  # its values have no sign
     cmap = colormap.resolved(options.cmap, kind, over, options.reduce)
-    scale = auto if options.normalize == "auto" else options.normalize
     return structs.replace(options, cmap=cmap), normalize.parse_scale(scale, kind, options.reduce)
 
 
@@ -76,31 +101,40 @@ def draw(
     inputs: Sequence[Sequence[int]] = (),
     gradient: Tensor | None = None,
 ) -> dict[str, GridPicture]:
-    """Turn a tensor into tiles and statistics, on its device: the picture of its maps under the
-    empty key, tokens beside the grid under their names; of the gradient of the image SALIENCY, one
-    picture of all its channels. LayoutError where there is no picture of it.
+    """Turn a tensor into tiles and statistics, on its device.
 
     Args:
         background: what the maps may lie over, see `lay_over`; and the `window` of it.
         inputs: shapes of the model's inputs: a gradient of such a shape is that of the image.
         gradient: of the target at this tensor, for class activation maps.
+
+    Returns:
+        The picture of the maps under the empty key, tokens beside the grid under their names; of
+        the gradient of the image SALIENCY, one picture of all its channels.
+
+    Raises:
+        LayoutError: there is no picture of it.
     """
-    parts, weights, phase = to_maps(tensor, hints or Hints()), None, bool(hints and hints.phase)
+    hints = hints or Hints()
+    maps_by_key = to_maps(tensor, hints)
+    weights = None
     if gradient is not None:  # tokens beside the grid have no places
-        parts, weights = {"": parts[""]}, to_maps(gradient, hints or Hints())[""]
-    drawn = [(key, site.kind, maps) for key, maps in parts.items()]
+        maps_by_key = {"": maps_by_key[""]}
+        weights = to_maps(gradient, hints)[""]
     if site.kind == "grad-input" and is_saliency(site, tensor.shape, inputs, options):
-        drawn.append((SALIENCY, SALIENCY, parts[""]))
+        maps_by_key[SALIENCY] = maps_by_key[""]
     pictures = {}
-    for key, kind, maps in drawn:
-        over = options.overlay is not None and LAYOUTS[maps.layout].aligned and not phase
-        own, scale = settled(options, kind, over, phase)
-        picture = draw_maps(maps, own, scale, weights)
-        picture = replace(picture, cmap=own.cmap) if phase else picture
+    for key, maps in maps_by_key.items():
+        kind = SALIENCY if key == SALIENCY else site.kind
+        over = options.overlay is not None and LAYOUTS[maps.layout].aligned and not hints.phase
+        settled_options, scale = settled(options, kind, over, hints.phase)
+        picture = draw_maps(maps, settled_options, scale, weights)
+        if hints.phase:
+            picture = replace(picture, cmap=settled_options.cmap)
         if picture.marked and kind in BACKWARD:  # behind a pooling it is constant by nature
             picture = replace(picture, marked=(grid.ZERO,))
         if over and picture.constant is None:
-            picture = lay_over(picture, background, own, window)
+            picture = lay_over(picture, background, settled_options, window)
         pictures[key] = picture
     return pictures
 
@@ -108,24 +142,28 @@ def draw(
 def draw_maps(
     maps: Maps, options: DrawOptions, scale: Scale, gradient: Maps | None = None
 ) -> GridPicture:
-    """Draw the maps of a tensor: a tile for each channel and slice, or one for all channels."""
+    """Draw the maps of a tensor: a tile for each channel and slice, or one for all channels.
+
+    Args:
+        gradient: of the target at the tensor, where `options.reduce` is a class activation map.
+    """
     strip = LAYOUTS[maps.layout].strip and gradient is None
     if strip or options.reduce is None:
         data = maps.data[:, :, None]
         return draw_tiles(data, maps.layout, options, scale, strip=strip, heat=not strip)
-    held = maps.data.shape[1]
-    steps = _steps(maps.layout, held, options)
+    slices = maps.data.shape[1]
+    steps = _steps(maps.layout, slices, options)
     if options.reduce == "pca":
-        one = principal_components(maps.data)[:, steps].transpose(0, 1)[None]
-        scale = "range", (-PCA_SPAN, PCA_SPAN)
+        reduced = principal_components(maps.data)[:, steps].transpose(0, 1)[None]
+        scale = Scale("range", (-PCA_SPAN, PCA_SPAN))
     elif gradient is not None:
-        one = class_map(options.reduce, maps, gradient)[:, steps, None]
+        reduced = class_map(options.reduce, maps, gradient)[:, steps, None]
     else:
-        one = REDUCTIONS[options.reduce](maps.data[:, steps])[:, :, None]
+        reduced = REDUCTIONS[options.reduce](maps.data[:, steps])[:, :, None]
     return replace(
-        draw_tiles(one, maps.layout, options, scale, alone=True),
+        draw_tiles(reduced, maps.layout, options, scale, alone=True),
         stats=statistics(maps.data)[0],
-        slices=(one.shape[1], held),
+        slices=(reduced.shape[1], slices),
         steps=steps,
         values=maps.data[0].numel(),
         reduce=options.reduce,
@@ -142,44 +180,59 @@ def draw_tiles(
     alone: bool = False,
     heat: bool = False,
 ) -> GridPicture:
-    """Draw maps float32 [C, S, K, H, W]: S tiles for each channel in K colours.
+    """Draw maps. The tiles of a channel share its limits; statistics and limits are those of all
+    slices.
 
-    The tiles of a channel share its limits. Where K is 3, so do the colours, and a pixel that is
-    not finite in some colour is magenta. Statistics and limits are those of all slices. A `strip`
-    is the numbers of a vector in their order, what is `alone` the one tile of all channels; with
-    `heat`, maps that are all constant, and not all zero, become a strip of their values.
+    Args:
+        data: float32 [C, S, K, H, W]: S tiles for each channel in K colours. Where K is 3, the
+            colours share limits too, and a pixel that is not finite in some colour is magenta.
+        strip: the maps are the numbers of a vector, in their order.
+        alone: it is the one tile of all channels.
+        heat: maps that are all constant, and not all zero, become a strip of their values.
     """
     rows = data.flatten(1)
-    numbers, _ = statistics(rows)
-    flat, held, constant = is_constant(numbers), data, None
+    stats, _ = statistics(rows)
+    flat = is_constant(stats)
+    drawn = data
+    constant = None
     several = len(data) > 1 and data[0].numel() > 1
-    if heat and options.marks and several and flat.all() and numbers[:, MIN].any():
-        # zeros everywhere are a finding of their own, and stay a grid
-        constant, held = (data.shape[1], *data.shape[3:]), data[:, :1, :, :1, :1]
+    # zeros everywhere are a finding of their own, and stay a grid
+    if heat and options.marks and several and flat.all() and stats[:, MIN].any():
+        constant = (data.shape[1], *data.shape[3:])
+        drawn = data[:, :1, :, :1, :1]
         strip = True
-    channels, groups = None, dict[int, list[int]]()
+    slices = drawn.shape[1]
+    channels = None
+    groups: dict[int, list[int]] = {}
     if options.max_maps or options.order != "index" or options.collapse is not None:
-        channels, groups = choose(rows, numbers, options, strip)
-    steps = _steps(layout, held.shape[1], options) if held.shape[1] > 1 else slice(None)
-    drawn = held if channels is None else held[channels]
-    drawn = drawn if isinstance(steps, slice) else drawn[:, steps]
-    count, slices, colours, height, width = drawn.shape
-    plan = grid.plan((count, slices, height, width), options, strip=strip, alone=alone)
-    ends = limits(scale, rows, numbers[:, MIN], numbers[:, MAX], together=strip or alone)
-    if len(ends.low) > 1 and (channels is not None or slices > 1):
-        low, high = (v if channels is None else v[channels] for v in (ends.low, ends.high))
-        ends = replace(ends, low=low.repeat(slices), high=high.repeat(slices))
-    maps, nonfinite = drawn.flatten(0, 1), bool(numbers[:, NONFINITE].any())
-    colors = colormap.chosen(options, nonfinite, colours == 3)
+        channels, groups = choose(rows, stats, options, strip)
+        drawn = drawn if channels is None else drawn[channels]
+    steps: list[int] | slice = slice(None)
+    if slices > 1:
+        steps = _steps(layout, slices, options)
+        drawn = drawn[:, steps]
+    count, shown_slices, colours, height, width = drawn.shape
+    shape = (count, shown_slices, height, width)
+    plan = grid.plan(shape, options, strip=strip, alone=alone)
+    ends = limits(scale, rows, stats[:, MIN], stats[:, MAX], together=strip or alone)
+    if len(ends.low) > 1 and (channels is not None or shown_slices > 1):
+        ends = ends.of_tiles(channels, shown_slices)
+    maps = drawn.flatten(0, 1)
+    nonfinite = bool(stats[:, NONFINITE].any())
+    colors = colormap.chosen(options, nonfinite, rgb=colours == 3)
     if colours == 3:
-        painted = values.to_levels(maps, ends, colors.levels, 0 if nonfinite else None)
-        painted = painted.transpose(0, 2, 3, 1).copy()
-        painted[~torch.isfinite(maps).all(1).cpu().numpy()] = colormap.MAGENTA
+        tiles = _rgb_tiles(maps, ends, colors.levels, nonfinite)
     else:
-        painted = values.to_levels(maps[:, 0], ends, colors.levels, colors.nonfinite)
+        tiles = values.to_levels(maps[:, 0], ends, colors.levels, colors.nonfinite)
     return GridPicture(
-        *(layout, plan, painted, colors, ends, numbers, channels),
-        slices=(slices, held.shape[1]),
+        layout=layout,
+        plan=plan,
+        tiles=tiles,
+        palette=colors,
+        limits=ends,
+        stats=stats,
+        channels=channels,
+        slices=(shown_slices, slices),
         steps=steps,
         values=data[0].numel(),
         strip=strip,
@@ -190,15 +243,23 @@ def draw_tiles(
     )
 
 
-def _steps(layout: str, held: int, options: DrawOptions) -> list[int] | slice:
-    """The slices that are drawn of those that each channel holds, all as a slice: of a clip or a
+def _rgb_tiles(maps: Tensor, ends: ValueLimits, levels: int, nonfinite: bool) -> Bytes:
+    """Maps [N, 3, H, W] as RGB tiles, uint8 [N, H, W, 3]."""
+    tiles = values.to_levels(maps, ends, levels, 0 if nonfinite else None)
+    tiles = tiles.transpose(0, 2, 3, 1).copy()
+    tiles[~torch.isfinite(maps).all(1).cpu().numpy()] = colormap.MAGENTA
+    return tiles
+
+
+def _steps(layout: str, slices: int, options: DrawOptions) -> list[int] | slice:
+    """The slices that are drawn of those that each channel has, all as a slice: of a clip or a
     volume those in the middle of equal parts; of a batch the first, which may be its best."""
-    most = options.max_slices
-    if held <= most:
+    limit = options.max_slices
+    if slices <= limit:
         return slice(None)
     if layout in LAYOUTS and LAYOUTS[layout].allows_many and layout != "windows":
-        return list(range(most))
-    return [(2 * part + 1) * held // (2 * most) for part in range(most)]
+        return list(range(limit))
+    return [(2 * number + 1) * slices // (2 * limit) for number in range(limit)]
 
 
 # Which maps, and in which order
@@ -208,29 +269,40 @@ _ROUNDING = 1e-5
 
 
 def choose(
-    maps: Tensor, numbers: Floats, options: DrawOptions, strip: bool
+    maps: Tensor, stats: Floats, options: DrawOptions, strip: bool
 ) -> tuple[list[int] | None, dict[int, list[int]]]:
-    """The channels that are drawn, in their order (None where simply all are), and those of them
-    that stand for several: near-equal maps share a tile, then `max_maps` picks (all that is done
-    for a strip), then the tiles are ordered."""
-    groups = {}
+    """Choose channels: near-equal maps share a tile, then `max_maps` picks (all that is done for a
+    strip), then the tiles are ordered.
+
+    Returns:
+        The channels that are drawn, in their order (None where simply all are), and those of them
+        that stand for several.
+    """
+    groups: dict[int, list[int]] = {}
     if options.collapse is not None and not strip:
-        groups = collapse(maps, numbers, options.collapse)
-    ids = list(groups) or list(range(len(maps)))
-    picked = pick_maps(numbers[ids, MEAN], options)
-    ids = ids if picked is None else [ids[i] for i in picked]
+        groups = collapse(maps, stats, options.collapse)
+    channels = list(groups) or list(range(len(maps)))
+    picked = pick_maps(stats[channels, MEAN], options)
+    if picked is not None:
+        channels = [channels[i] for i in picked]
+    order: Sequence[int] = range(len(channels))
     if options.order == "mean" and not strip:
-        keys = np.nan_to_num(-numbers[ids, MEAN], nan=np.inf)  # without a finite value last
-        ids = [ids[i] for i in np.argsort(keys, kind="stable")]
+        keys = np.nan_to_num(-stats[channels, MEAN], nan=np.inf)  # without a finite value last
+        order = np.argsort(keys, kind="stable").tolist()
     elif options.order == "similarity" and not strip:
-        ids = [ids[i] for i in by_similarity(maps[ids], numbers[ids])]
-    shared = {leader: group for leader in ids if len(group := groups.get(leader, [])) > 1}
-    return None if ids == list(range(len(maps))) else ids, shared
+        order = by_similarity(maps[channels], stats[channels])
+    channels = [channels[i] for i in order]
+    shared = {}
+    for leader in channels:
+        if len(groups.get(leader, ())) > 1:
+            shared[leader] = groups[leader]
+    return None if channels == list(range(len(maps))) else channels, shared
 
 
 def pick_maps(means: Sequence[float] | Floats, options: DrawOptions) -> list[int] | None:
     """The maps to draw, in channel order, by their `means`; None where all are drawn."""
-    count, limit = len(means), options.max_maps
+    count = len(means)
+    limit = options.max_maps
     if limit is None or count <= limit:
         return None
     if options.pick == "first":
@@ -250,36 +322,40 @@ def correlations(maps: Tensor) -> Floats:
     return cosines
 
 
-def by_similarity(maps: Tensor, numbers: Floats) -> list[int]:
-    """Places of the channels as a chain: from the first, each time the most correlated of the rest;
-    at the end constant channels by value, then those with non-finite values."""
-    finite, constant = numbers[:, NONFINITE] == 0, is_constant(numbers)
-    varied, flat = np.flatnonzero(finite & ~constant), np.flatnonzero(constant)
-    flat = flat[np.argsort(-numbers[flat, MEAN], kind="stable")]
-    alike = correlations(maps[varied])
-    chain, left = [0] if len(varied) else [], np.arange(len(varied)) > 0
-    while left.any():
-        chain.append(int(np.argmax(np.where(left, alike[chain[-1]], -np.inf))))
-        left[chain[-1]] = False
-    return [int(place) for place in (*varied[chain], *flat, *np.flatnonzero(~finite))]
+def by_similarity(maps: Tensor, stats: Floats) -> list[int]:
+    """Order maps as a chain: from the first, each time the most correlated of the rest; at the end
+    constant maps by value, then those with non-finite values."""
+    finite = stats[:, NONFINITE] == 0
+    constant = is_constant(stats)
+    varied = np.flatnonzero(finite & ~constant)
+    flat = np.flatnonzero(constant)
+    flat = flat[np.argsort(-stats[flat, MEAN], kind="stable")]
+    correlation = correlations(maps[varied])
+    chain = [0] if len(varied) else []
+    while len(chain) < len(varied):
+        row = correlation[chain[-1]].copy()
+        row[chain] = -np.inf
+        chain.append(int(np.argmax(row)))
+    return [*varied[chain].tolist(), *flat.tolist(), *np.flatnonzero(~finite).tolist()]
 
 
-def collapse(maps: Tensor, numbers: Floats, threshold: float) -> dict[int, list[int]]:
+def collapse(maps: Tensor, stats: Floats, threshold: float) -> dict[int, list[int]]:
     """Groups of near-equal maps: the first of each, to all of it (itself included). In order of
     index, a map that no group has becomes a leader, and takes what correlates with it by
     `threshold` or more. Constant maps are alike only if they are equal, and maps with non-finite
     values are like nothing."""
-    constant, means = is_constant(numbers), numbers[:, MEAN]
-    varied = np.flatnonzero((numbers[:, NONFINITE] == 0) & ~constant)
+    constant = is_constant(stats)
+    means = stats[:, MEAN]
+    varied = np.flatnonzero((stats[:, NONFINITE] == 0) & ~constant)
     alike = constant[:, None] & constant & (means[:, None] == means)
     alike[np.ix_(varied, varied)] = correlations(maps[varied]) >= threshold - _ROUNDING
     groups: dict[int, list[int]] = {}
-    left = np.ones(len(means), bool)
+    ungrouped = np.ones(len(means), bool)
     for leader in range(len(means)):
-        if left[leader]:
+        if ungrouped[leader]:
             alike[leader, leader] = True
-            groups[leader] = [int(i) for i in np.flatnonzero(alike[leader] & left)]
-            left[groups[leader]] = False
+            groups[leader] = np.flatnonzero(alike[leader] & ungrouped).tolist()
+            ungrouped[groups[leader]] = False
     return groups
 
 
@@ -308,24 +384,25 @@ def principal_components(data: Tensor) -> Tensor:
     The directions, whose largest number is positive, are eigenvectors of the channels' covariance
     over the finite pixels, got from the pixels' where these are fewer (they share eigenvalues).
     """
-    values = data.flatten(1).cpu().double()
-    finite = torch.isfinite(values).all(0)
+    numbers = data.flatten(1).cpu().double()
+    finite = torch.isfinite(numbers).all(0)
     count = max(int(finite.sum()), 1)
-    average = torch.where(finite, values, 0.0).sum(1, keepdim=True) / count
-    centred = (values - average)[:, finite]
-    if len(values) <= count:
-        powers, vectors = torch.linalg.eigh(centred @ centred.T / count)
+    average = torch.where(finite, numbers, 0.0).sum(1, keepdim=True) / count
+    centred = (numbers - average)[:, finite]
+    if len(numbers) <= count:
+        variances, vectors = torch.linalg.eigh(centred @ centred.T / count)
     else:
-        powers, pixels = torch.linalg.eigh(centred.T @ centred / count)
+        variances, pixels = torch.linalg.eigh(centred.T @ centred / count)
         vectors = centred @ pixels
-    std = powers.flip(0)[:COMPONENTS].clamp_min(0).sqrt()
+    # eigh gives the smallest eigenvalue first
+    std = variances.flip(0)[:COMPONENTS].clamp_min(0).sqrt()
     directions = torch.nn.functional.normalize(vectors.T.flip(0)[:COMPONENTS], dim=1, eps=1e-300)
     largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
     scale = torch.where(std > _NOTHING * std[:1], std, torch.inf)[:, None]
-    known = directions * largest.sign() / scale @ centred
-    components = torch.full((COMPONENTS, values.shape[1]), torch.nan)
+    projected = directions * largest.sign() / scale @ centred
+    components = torch.full((COMPONENTS, numbers.shape[1]), torch.nan)
     components[:, finite] = 0.0
-    components[: len(known), finite] = known.float()
+    components[: len(projected), finite] = projected.float()
     return components.reshape(COMPONENTS, *data.shape[1:])
 
 
@@ -374,11 +451,11 @@ METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def check_places(maps: Maps) -> None:
     """Refuse maps without places of the image."""
     layout = LAYOUTS[maps.layout]
-    what = "one value for each channel" if list(maps.data.shape[2:]) == [1, 1] else ""
+    message = "has no places of the image: its output has"
     if not layout.aligned:
-        what = f"the layout {layout.name} {layout.shape}"
-    if what:
-        raise LayoutError(f"has no places of the image: its output has {what}")
+        raise LayoutError(f"{message} the layout {layout.name} {layout.shape}")
+    if maps.data.shape[2:] == (1, 1):
+        raise LayoutError(f"{message} one value for each channel")
 
 
 def class_map(method: str, output: Maps, gradient: Maps) -> Tensor:

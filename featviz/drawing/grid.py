@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from PIL import ImageFont
@@ -17,108 +18,176 @@ from featviz.text import by
 
 PIECE_BYTES = 2**19
 """About so many pixels of a picture are made at a time: they stay in a core's cache."""
-STRIP_WIDTH, STRIP_RATIO = 1024, 8
-"""Pixels that a strip of numbers should at most be wide when its cells are enlarged, and how many
-times as wide as it is high."""
+STRIP_WIDTH = 1024
+"""Pixels that a strip of numbers should at most be wide when its cells are enlarged."""
+STRIP_RATIO = 8
+"""How many times as wide as high a strip is at most."""
 ALONE = 224
 """Pixels that the longer side of a tile without neighbours should have."""
-NONE, ZERO, CONSTANT = range(3)
-"""Marks: a cross on a map of nothing but zeros, a stroke on a map of another single value."""
+NONE = 0
+"""The mark on an ordinary map."""
+ZERO = 1
+"""The mark on a map of nothing but zeros: a cross."""
+CONSTANT = 2
+"""The mark on a map of another single value: a stroke."""
 SMALLEST = 5
 """Pixels below which a tile has no room for a mark."""
 _STROKE = 48
 """A mark's line is a pixel wide for every so many pixels of the tile's longer side, at least 1."""
 
-Words = tuple[str, str, int]
-"""What is written on a tile: at its upper left, at its lower right, and its mark."""
+
+class Label(NamedTuple):
+    """What is written on a tile."""
+
+    corner: str = ""
+    """At its upper left: the channel's number."""
+    shared_by: str = ""
+    """At its lower right: how many channels share it."""
+    mark: int = NONE
 
 
 @lru_cache(1024)
 def plan(
     shape: tuple[int, ...], options: DrawOptions, *, strip: bool = False, alone: bool = False
 ) -> GridPlan:
-    """Lay out the tiles of maps [C, S, H, W], S of them side by side for each channel; LayoutError
-    where the picture is larger than its format can hold.
+    """Lay out the tiles of maps. As in make_grid, fewer maps than `nrow` make a narrower picture,
+    and a single map gets no padding.
 
-    As in make_grid, fewer maps than `nrow` make a narrower picture, and a single map gets no
-    padding. A strip is one row without padding, unless `nrow` says otherwise; `auto` makes a tile
-    that stands alone as large as a picture.
+    Args:
+        shape: [C, S, H, W] of the maps: S of them side by side for each channel.
+        strip: numbers of a vector: one row without padding, unless `nrow` says otherwise.
+        alone: the tile has no neighbours: `auto` makes it as large as a picture.
+
+    Raises:
+        LayoutError: the picture is larger than its format can hold.
     """
     channels, slices, height, width = shape
     count = channels * slices
-    columns, padding = min(options.nrow or count, count), options.gap
-    least = max(options.min_tile, ALONE if alone else 0)
-    factor = options.scale or max(1, -(-least // max(height, width)))
-    scale = factor, factor
+    columns = min(options.nrow or count, count)
+    min_side = max(options.min_tile, ALONE if alone else 0)
+    factor = options.scale or max(1, -(-min_side // max(height, width)))
+    scale = (factor, factor)
+    padding = options.gap
     if strip:
         padding = 0
-        if not options.scale:  # not too wide, and not so low that it is a line
-            across = min(options.min_tile, max(1, STRIP_WIDTH // columns))
-            down = max(options.min_tile, min(columns * across, STRIP_WIDTH) // STRIP_RATIO)
-            scale = -(-down // height), across
-    elif options.nrow is None:  # of equals, the wider picture
-        high, wide = height * factor + padding, (width * factor + padding) * slices
-        sides = ((max(n * wide, -(-channels // n) * high), -n) for n in range(1, channels + 1))
-        columns = -min(sides)[1] * slices
+        if not options.scale:
+            scale = _strip_scale(height, columns, options.min_tile)
+    elif options.nrow is None:
+        tile_height = height * factor + padding
+        tile_width = (width * factor + padding) * slices
+        columns = _square(channels, tile_height, tile_width) * slices
     if count == 1:
         padding = 0
-    made = GridPlan(count, columns, -(-count // columns), (height, width), scale, padding)
-    most = FORMATS[options.format].largest
-    if max(made.height, made.width) > most:
-        size, most_of = by((made.width, made.height)), f"{options.format} holds ({most} a side)"
+    rows = -(-count // columns)
+    grid_plan = GridPlan(count, columns, rows, (height, width), scale, padding)
+    largest = FORMATS[options.format].largest
+    if max(grid_plan.height, grid_plan.width) > largest:
+        size = by((grid_plan.width, grid_plan.height))
+        limit = f"{options.format} holds ({largest} a side)"
         hint = "--format png, or --max-maps and --nrow"
-        raise LayoutError(f"its picture of {size} pixels is more than {most_of}; {hint}")
-    return made
+        raise LayoutError(f"its picture of {size} pixels is more than {limit}; {hint}")
+    return grid_plan
+
+
+def _strip_scale(height: int, columns: int, min_tile: int) -> tuple[int, int]:
+    """Factors down and across of a strip: it is not too wide, and not so low that it is a line."""
+    across = min(min_tile, max(1, STRIP_WIDTH // columns))
+    down = max(min_tile, min(columns * across, STRIP_WIDTH) // STRIP_RATIO)
+    return -(-down // height), across
+
+
+def _square(count: int, height: int, width: int) -> int:
+    """The columns with which the longer side of a picture of tiles is shortest; of equals, the
+    wider picture."""
+
+    def longer_side(columns: int) -> int:
+        return max(columns * width, -(-count // columns) * height)
+
+    return min(range(count, 0, -1), key=longer_side)
 
 
 def strips(
-    plan: GridPlan, tiles: Tiles, colors: Palette, written: Mapping[int, Words] | None = None
+    plan: GridPlan, tiles: Tiles, colors: Palette, labels: Mapping[int, Label] | None = None
 ) -> Iterator[Bytes]:
-    """Yield the picture from top to bottom in pieces, each of which is overwritten by the next one:
-    uint8 [rows, width], or [rows, 3 · width] with the colours side by side. `written` is what is
-    written on tiles, by their numbers, once they are enlarged."""
+    """Yield the picture from top to bottom in pieces, each of which is overwritten by the next one.
+
+    Args:
+        labels: what is written on tiles, by their numbers, once they are enlarged.
+
+    Yields:
+        uint8 [rows, width], or [rows, 3 · width] with the colours side by side.
+    """
     from featviz.drawing import loops
 
     depth = 3 if len(tiles.shape) == 4 else 1
-    columns, high, top = plan.columns, plan.tile[0] + plan.padding, plan.padding
-    at_a_time = min(plan.rows, max(1, PIECE_BYTES // (plan.width * depth * high)))
-    whole = np.full((top + at_a_time * high, plan.width * depth), colors.pad, np.uint8)
-    piece = whole[top:]
-    for first in range(0, plan.maps, at_a_time * columns):
-        last = min(plan.maps, first + at_a_time * columns)
-        if last - first < at_a_time * columns:
+    row_height = plan.tile[0] + plan.padding
+    rows_at_a_time = max(1, PIECE_BYTES // (plan.width * depth * row_height))
+    rows_at_a_time = min(plan.rows, rows_at_a_time)
+    step = rows_at_a_time * plan.columns
+    # the first piece has the padding above all tiles, too
+    buffer_height = plan.padding + rows_at_a_time * row_height
+    buffer = np.full((buffer_height, plan.width * depth), colors.pad, np.uint8)
+    piece = buffer[plan.padding :]
+    for first in range(0, plan.maps, step):
+        last = min(plan.maps, first + step)
+        if last - first < step:
             piece[:] = colors.pad
-        part = np.require(tiles[first:last], requirements=["C", "W"])
-        part = part.reshape(*part.shape[:2], -1)
-        loops.lay_tiles(part, columns, *plan.scale, depth, plan.padding, piece)
-        pixels = piece.reshape(len(piece), -1, depth)
-        for number in range(first, last):
-            if written and (words := written.get(number)):
-                row, column = divmod(number - first, columns)
-                left = plan.padding + column * (plan.tile[1] + plan.padding)
-                here = pixels[row * high :, left : left + plan.tile[1]]
-                write(here[: plan.tile[0]], words, colors)
-        rows = -(-(last - first) // columns) * high
-        yield piece[:rows] if first else whole[: top + rows]  # the first has the padding above
+        levels = np.require(tiles[first:last], requirements=["C", "W"])
+        levels = levels.reshape(*levels.shape[:2], -1)
+        loops.lay_tiles(levels, plan.columns, *plan.scale, depth, plan.padding, piece)
+        if labels:
+            _write_labels(piece.reshape(len(piece), -1, depth), plan, first, last, labels, colors)
+        height = -(-(last - first) // plan.columns) * row_height
+        yield piece[:height] if first else buffer[: plan.padding + height]
 
 
-def write(tile: Bytes, words: Words, colors: Palette) -> None:
+def _write_labels(
+    pixels: Bytes,
+    plan: GridPlan,
+    first: int,
+    last: int,
+    labels: Mapping[int, Label],
+    colors: Palette,
+) -> None:
+    """Write on the tiles from `first` to before `last`, which lie in uint8 [rows, width, depth]."""
+    height, width = plan.tile
+    for number in range(first, last):
+        if number in labels:
+            row, column = divmod(number - first, plan.columns)
+            top = row * (height + plan.padding)
+            left = plan.padding + column * (width + plan.padding)
+            write(pixels[top : top + height, left : left + width], labels[number], colors)
+
+
+def write(tile: Bytes, label: Label, colors: Palette) -> None:
     """Write on one tile, uint8 [h, w, depth]; the mark is half of all levels from what it is drawn
     on, which is the tile's first pixel."""
-    size, (corner, count, mark) = (tile.shape[0], tile.shape[1]), words
-    if mark:
-        ground, half = int(tile[0, 0, 0]), colors.levels // 2
-        tile[marks(size)[mark - 1]] = ground + half if ground < half else ground - half
-    taken = (0, 0)
-    for text in filter(None, (corner, count)):
-        ink = glyphs(text)
-        high, wide = ink.shape
-        meet = taken[0] + high > size[0] and taken[1] + wide > size[1]
-        if high <= size[0] and wide <= size[1] and not (taken[0] and meet):
-            top, left = (0, 0) if text is corner else (size[0] - high, size[1] - wide)
-            pixels = np.where(ink, colors.light, colors.dark)[..., None]
-            tile[top : top + high, left : left + wide] = pixels
-            taken = high, wide
+    height, width = tile.shape[:2]
+    if label.mark:
+        level = int(tile[0, 0, 0])
+        half = colors.levels // 2
+        tile[marks((height, width))[label.mark - 1]] = (
+            level + half if level < half else level - half
+        )
+    corner_height = corner_width = 0
+    if label.corner:
+        corner_height, corner_width = glyphs(label.corner).shape
+        if corner_height <= height and corner_width <= width:
+            _write_text(tile[:corner_height, :corner_width], label.corner, colors)
+        else:
+            corner_height = corner_width = 0
+    if label.shared_by:
+        text_height, text_width = glyphs(label.shared_by).shape
+        if text_height > height or text_width > width:
+            return
+        beside = corner_width + text_width <= width
+        below = corner_height + text_height <= height
+        if not corner_height or beside or below:
+            _write_text(tile[height - text_height :, width - text_width :], label.shared_by, colors)
+
+
+def _write_text(pixels: Bytes, text: str, colors: Palette) -> None:
+    pixels[:] = np.where(glyphs(text), colors.light, colors.dark)[..., None]
 
 
 @lru_cache(4096)

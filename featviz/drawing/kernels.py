@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from msgspec import structs
@@ -30,9 +30,10 @@ from featviz.text import by
 DRAW = DrawOptions(normalize="symmetric")
 """How kernels are drawn unless the user says otherwise: zero stays in the middle."""
 
-AUTO_PIXELS, AUTO_SIDE = 2**26, 480
-"""Pixels of a picture at most, and of its longer side at least, under `--scale auto`: sixteen
-kernels of 3×3 would else take 142."""
+AUTO_PIXELS = 2**26
+"""Pixels of a picture at most under `--scale auto`."""
+AUTO_SIDE = 480
+"""Pixels of its longer side at least: sixteen kernels of 3×3 would else take 142."""
 
 _TRANSPOSED = "_ConvTransposeNd"
 _CONVOLUTIONS = frozenset({"_ConvNd", "DeformConv2d"})
@@ -41,10 +42,17 @@ _CONVOLUTIONS = frozenset({"_ConvNd", "DeformConv2d"})
 _RECOMPUTED = (BasePruningMethod, SpectralNorm, WeightNorm)
 """Hooks that set the effective weight before each forward pass; until then it may be stale."""
 
-Filters = tuple[Tensor, list[int], int, bool]
-"""The kernels of a convolution by output channel, float32 [output channels, input channels in a
-group, time, height, width], where time and height are 1 if the kernel has none; the shape of the
-weight as the module holds it; groups; and whether it is transposed."""
+
+class Filters(NamedTuple):
+    """The kernels of a convolution by output channel."""
+
+    kernels: Tensor
+    """float32 [output channels, input channels in a group, time, height, width], where time and
+    height are 1 if the kernel has none."""
+    weight_shape: list[int]
+    """As the module has it."""
+    groups: int
+    transposed: bool
 
 
 def is_convolution(module: nn.Module) -> bool:
@@ -53,9 +61,14 @@ def is_convolution(module: nn.Module) -> bool:
 
 
 def read_filters(module: nn.Module) -> Filters:
-    """The effective kernels of a module in eval mode: parametrized, normalised, pruned; LayoutError
-    where it has none with real values. Channel i is output channel i of the module's feature maps.
-    A convolution's are correlated with its input, a transposed one's are stamped on its output."""
+    """The effective kernels of a module in eval mode: parametrized, normalised, pruned.
+
+    Channel i is output channel i of the module's feature maps. A convolution's kernels are
+    correlated with its input, a transposed one's are stamped on its output.
+
+    Raises:
+        LayoutError: it has no kernels with real values.
+    """
     name = class_names(module)[0]
     if not is_convolution(module):
         raise LayoutError(f"{name} has no convolution kernels")
@@ -67,70 +80,103 @@ def read_filters(module: nn.Module) -> Filters:
         weight = weight()
     if not isinstance(weight, Tensor):
         raise LayoutError("it has no weight that is a tensor")
-    groups = getattr(module, "groups", 1)
-    graph: Any = getattr(module, "graph", None)
-    is_exported = type(module).__module__ == EXPORTED  # where only the call has them
-    for node in graph.nodes if is_exported else ():
-        name = function_name(node.target) if node.op == "call_function" else ""
-        if name.startswith("conv"):
-            place = 8 if name == "convolution" else 6
-            groups = int(node.kwargs.get("groups", (*node.args, *[1] * 9)[place]))
-            break
+    groups = _groups(module)
     if type(groups) is not int or groups < 1:
         raise LayoutError("its number of groups is none")
     if isinstance(weight, UninitializedParameter):
         raise LayoutError(f"its weight has no size yet: the {name} saw no input")
     try:
-        values = to_floats(weight.detach())
+        kernels = to_floats(weight.detach())
     except LayoutError as error:
         raise LayoutError(f"its weight {error.message}") from None
-    if values.numel() == 0:
-        raise LayoutError(f"its weight is empty: {by(values.shape)}")
-    by_output, transposed = values, _TRANSPOSED in class_names(module)
+    if kernels.numel() == 0:
+        raise LayoutError(f"its weight is empty: {by(kernels.shape)}")
+    weight_shape = list(kernels.shape)
+    transposed = _TRANSPOSED in class_names(module)
     if transposed:  # [inputs, outputs / groups, ...] to [outputs, inputs / groups, ...]
-        split = values.reshape(groups, -1, *values.shape[1:])
-        by_output = split.transpose(1, 2).flatten(0, 1)
+        by_group = kernels.reshape(groups, -1, *weight_shape[1:])
+        kernels = by_group.transpose(1, 2).flatten(0, 1)
     # [O, I, W] or [O, I, H, W] to [O, I, T, H, W]
-    size = (*by_output.shape[:2], *[1] * (5 - values.ndim), *by_output.shape[2:])
-    return by_output.reshape(size), list(values.shape), groups, transposed
+    missing_axes = [1] * (5 - kernels.ndim)
+    kernels = kernels.reshape(*kernels.shape[:2], *missing_axes, *kernels.shape[2:])
+    return Filters(kernels, weight_shape, groups, transposed)
 
 
-def draw_filters(
-    kernels: Filters, options: DrawOptions, all_slices: bool = False
-) -> tuple[GridPicture, str]:
-    """The picture of a layer's kernels, by output channel, and what its tiles are, in words. A tile
-    is RGB for three input channels, else the mean over the inputs, or with `all_slices` one
-    input's: a row is then an output channel, a column an input. Kernels with a time axis have a
-    tile for each step. `auto` makes few kernels large enough to be seen, and no picture huge."""
-    (data, _, groups, _), layout = kernels, "mean"
-    outputs, inputs, steps, *size = data.shape
+def _groups(module: nn.Module) -> Any:
+    """The number of groups of a convolution; of an exported one only the call has it."""
+    if type(module).__module__ == EXPORTED:
+        graph: Any = module.graph
+        for node in graph.nodes:
+            name = function_name(node.target) if node.op == "call_function" else ""
+            if name.startswith("conv"):
+                position = 8 if name == "convolution" else 6
+                if "groups" in node.kwargs:
+                    return int(node.kwargs["groups"])
+                return int(node.args[position]) if len(node.args) > position else 1
+    return getattr(module, "groups", 1)
+
+
+class FilterPicture(NamedTuple):
+    """The picture of a layer's kernels."""
+
+    picture: GridPicture
+    tiles: str
+    """What its tiles are, in words."""
+
+
+def draw_filters(filters: Filters, options: DrawOptions, all_slices: bool = False) -> FilterPicture:
+    """Draw a layer's kernels, by output channel.
+
+    A tile is RGB for three input channels, else the mean over the inputs. Kernels with a time axis
+    have a tile for each step. `--scale auto` makes few kernels large enough to be seen, and no
+    picture huge.
+
+    Args:
+        all_slices: a tile is one input's: a row is then an output channel, a column an input.
+    """
+    kernels = filters.kernels
+    outputs, inputs, steps, height, width = kernels.shape
+    layout = "mean"
     if inputs == 1 or all_slices:
         layout = "slices"
-        words = "one input's kernel" + f", {inputs} inputs a channel" * (inputs > 1)
-        tiles = data.reshape(outputs, inputs * steps, 1, *size)
-    elif inputs == 3 and groups == 1:
-        layout, words, tiles = "rgb", "RGB of three inputs", data.transpose(1, 2)
+        words = "one input's kernel"
+        if inputs > 1:
+            words += f", {inputs} inputs a channel"
+        tiles = kernels.reshape(outputs, inputs * steps, 1, height, width)
+    elif inputs == 3 and filters.groups == 1:
+        layout = "rgb"
+        words = "RGB of three inputs"
+        tiles = kernels.transpose(1, 2)
     else:
-        words, tiles = f"mean over {inputs} inputs", data.mean(1)[:, :, None]
+        words = f"mean over {inputs} inputs"
+        tiles = kernels.mean(1)[:, :, None]
+    if steps > 1:
+        words += f", {steps} time steps a channel"
     slices = tiles.shape[1]
-    shape = (min(outputs, options.max_maps or outputs), slices, *size)
+    shape = (min(outputs, options.max_maps or outputs), slices, height, width)
     plan = grid.plan(shape, options)
     if options.nrow is None and slices > 1:
-        beside = 1 if all_slices else max(1, plan.columns // slices)
-        options = structs.replace(options, nrow=beside * slices)
+        channels_in_row = 1 if all_slices else max(1, plan.columns // slices)
+        options = structs.replace(options, nrow=channels_in_row * slices)
     factor = plan.scale[0]
+    if options.scale is None:
+        factor = _enlargement(shape, options, factor)
+    options = structs.replace(options, scale=factor, max_slices=slices)
+    picture = draw_tiles(tiles, layout, options, parse_scale(options.normalize))
+    return FilterPicture(picture, words)
+
+
+def _enlargement(shape: tuple[int, ...], options: DrawOptions, factor: int) -> int:
+    """The factor, from this one on, with which a picture has AUTO_SIDE, but at most AUTO_PIXELS."""
 
     def enlarged(factor: int) -> GridPlan:
         return grid.plan(shape, structs.replace(options, scale=factor))
 
-    if options.scale is None:
-        while max(enlarged(factor).height, enlarged(factor).width) < AUTO_SIDE:
-            factor += 1
-        while factor > 1 and enlarged(factor).pixels > AUTO_PIXELS:
-            factor -= 1
-    options = structs.replace(options, scale=factor, max_slices=slices)
-    picture = draw_tiles(tiles, layout, options, parse_scale(options.normalize))
-    return picture, words + f", {steps} time steps a channel" * (steps > 1)
+    while max(enlarged(factor).height, enlarged(factor).width) < AUTO_SIDE:
+        factor += 1
+    while factor > 1 and enlarged(factor).pixels > AUTO_PIXELS:
+        factor -= 1
+    return factor
 
 
 def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> None:
@@ -142,10 +188,15 @@ def post_kernels(model: nn.Module, layers: Sequence[Layer], board: Board) -> Non
                 post_filters(board, layer, read_filters(modules[layer.name]))
 
 
-def post_filters(board: Board, layer: Layer, kernels: Filters, options: DrawOptions = DRAW) -> None:
+def post_filters(board: Board, layer: Layer, filters: Filters, options: DrawOptions = DRAW) -> None:
     """Show a layer's kernels in TensorBoard, with a histogram of all weights."""
-    most = min(options.max_maps or tensorboard.MOST_MAPS, tensorboard.MOST_MAPS)
-    picture, _ = draw_filters(kernels, structs.replace(options, max_maps=most))
-    site, counts = CaptureSite(layer, "kernel", 0, ""), tensorboard.histogram(kernels[0])
-    shown = picture.stats, len(picture.drawn)
-    board.post(board.values(site, partial(to_png, picture), *shown, counts))
+    max_maps = min(options.max_maps or tensorboard.MOST_MAPS, tensorboard.MOST_MAPS)
+    picture, _ = draw_filters(filters, structs.replace(options, max_maps=max_maps))
+    values = board.values(
+        CaptureSite(layer, "kernel", 0, ""),
+        partial(to_png, picture),
+        picture.stats,
+        shown=len(picture.drawn),
+        histogram=tensorboard.histogram(filters.kernels),
+    )
+    board.post(values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from featviz.errors import UsageError
 from featviz.layout.layouts import CHOICES
@@ -88,35 +89,58 @@ MODES = {
 """All scales, whose arithmetic is `values.limits`; legends, help texts and messages read this."""
 
 
-Scale = tuple[str, tuple[float, ...]]
-"""The name of a mode and its numbers: `range` with (0, 6), `percentile` with (1, 99)."""
+class Scale(NamedTuple):
+    """A mode with its numbers."""
+
+    mode: str
+    """A name of MODES."""
+    numbers: tuple[float, ...] = ()
+    """Of `range:0,6` (0, 6), of `percentile:1,99` (1, 99)."""
 
 
 def parse_scale(text: str, kind: str = "output", reduce: str | None = None) -> Scale:
     """Read `map`, `range:LO,HI` or another mode's spelling. `auto` is `map`, and for gradients and
-    reductions whose values have a sign a scale with zero in the middle."""
-    auto = KINDS[kind].normalize if kind in KINDS else "auto"
-    auto = "symmetric" if reduce in SIGNED else "map" if auto == "auto" else auto
-    name, _, tail = (auto if text == "auto" else text).partition(":")
+    reductions whose values have a sign a scale with zero in the middle.
+
+    Args:
+        kind: of the capture, for `auto`.
+        reduce: how channels become one, for `auto`.
+    """
+    if text == "auto":
+        text = _auto(kind, reduce)
+    name, _, tail = text.partition(":")
     mode = MODES.get(name)
     if mode is None or bool(tail) != (":" in mode.spelling):
         spellings = ", ".join(["auto", *(mode.spelling for mode in MODES.values())])
-        words = f"--normalize {text!r} is no normalization mode"
-        raise UsageError(words, f"give one of {spellings}")
+        raise UsageError(
+            f"--normalize {text!r} is no normalization mode", f"give one of {spellings}"
+        )
+    if not tail:
+        return Scale(name)
+    count = len(mode.spelling.split(","))
     numbers: tuple[float, ...] = ()
     with suppress(ValueError):
-        numbers = tuple(map(float, tail.split(","))) if tail else ()
-    count, (least, most) = len(mode.spelling.split(",")) if tail else 0, mode.within
-    inside = all(math.isfinite(number) and least <= number <= most for number in numbers)
+        numbers = tuple(map(float, tail.split(",")))
+    low, high = mode.within
+    inside = all(math.isfinite(number) and low <= number <= high for number in numbers)
     if len(numbers) != count or not inside or sorted(set(numbers)) != list(numbers):
         rising = " with LO below HI" if count > 1 else ""
-        bounds = f" from {least:g} to {most:g}" if math.isfinite(most) else ""
-        words = f"--normalize {text!r}: expected {mode.spelling}{rising}{bounds}"
-        raise UsageError(words, f"for example {mode.example}")
-    return name, numbers
+        bounds = f" from {low:g} to {high:g}" if math.isfinite(high) else ""
+        message = f"--normalize {text!r}: expected {mode.spelling}{rising}{bounds}"
+        raise UsageError(message, f"for example {mode.example}")
+    return Scale(name, numbers)
 
 
-def in_full(words: str) -> str:
+def _auto(kind: str, reduce: str | None) -> str:
+    """The spelling that `auto` stands for."""
+    if reduce in SIGNED:
+        return "symmetric"
+    if kind in KINDS and KINDS[kind].normalize != "auto":
+        return str(KINDS[kind].normalize)
+    return "map"
+
+
+def in_full(text: str) -> str:
     """A help text of `featviz.options`, with the tables that stand above it in the house."""
     tables = {
         "{MODES}": "; ".join(f"{mode.spelling}: {mode.words}" for mode in MODES.values()),
@@ -124,5 +148,5 @@ def in_full(words: str) -> str:
         "{WEIGHTS}": WEIGHTS_HELP,
     }
     for mark, table in tables.items():
-        words = words.replace(mark, table)
-    return words
+        text = text.replace(mark, table)
+    return text

@@ -23,7 +23,7 @@ from isal import isal_zlib
 from PIL import Image
 
 from featviz.drawing.colormap import Palette, chosen, table
-from featviz.drawing.grid import CONSTANT, ZERO, Words, strips
+from featviz.drawing.grid import CONSTANT, NONE, ZERO, Label, strips
 from featviz.drawing.grid import plan as plan_grid
 from featviz.drawing.values import MIN, ValueLimits, is_constant, overall
 from featviz.errors import UsageError
@@ -36,9 +36,17 @@ log = logging.getLogger(__name__)
 
 MAX_PIXELS = 178_956_970
 """Pillow refuses to open larger pictures without a word from the user."""
-_SIGNATURE, _END = b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xaeB`\x82"
+_LONGEST_COMMENT = 65_000
+"""Bytes of a JPEG's comment, whose length has 16 bits."""
+
+# of a PNG: its first bytes, its last chunk, the checksum of the name of chunks of pixels, and the
+# numbers of its colour types
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_END = b"\0\0\0\0IEND\xaeB`\x82"
 _IDAT_CHECKSUM = isal_zlib.crc32(b"IDAT")
-_GREY, _RGB, _PALETTE = 0, 2, 3
+_GREY = 0
+_RGB = 2
+_PALETTE = 3
 
 
 @dataclass(frozen=True)
@@ -56,11 +64,11 @@ class GridPicture:
     channels: list[int] | None
     """The drawn channels in tile order, where they are not simply all."""
     slices: tuple[int, int]
-    """Tiles of each channel: drawn, and held by the tensor."""
+    """Tiles of each channel: drawn, and in the tensor."""
     values: int
     """Numbers in each channel."""
     steps: list[int] | slice = field(default_factory=lambda: slice(None))
-    """Which slices are drawn of those that are held; all as a slice."""
+    """Which slices are drawn of those in the tensor; all as a slice."""
     strip: bool = False
     """Numbers side by side: those of a vector, or one for each constant map."""
     constant: tuple[int, int, int] | None = None
@@ -68,7 +76,9 @@ class GridPicture:
     groups: dict[int, list[int]] = field(default_factory=dict)
     """Channels that share a tile, by the one that is drawn."""
     labels: bool = False
+    """Whether channels are numbered."""
     marked: Sequence[int] = (ZERO, CONSTANT)
+    """The marks of `grid` that are drawn."""
     reduce: str | None = None
     """How all channels became the one tile."""
     overlay: float | None = None
@@ -84,48 +94,57 @@ class GridPicture:
     @property
     def marks(self) -> Bytes:
         """The mark on each tile, of `grid`; maps of one number are constant by nature."""
-        whole = self.strip or self.reduce is not None or self.overlay is not None
-        if whole or not self.marked or self.plan.map_size == (1, 1):
+        mixed = self.strip or self.reduce is not None or self.overlay is not None
+        if mixed or not self.marked or self.plan.map_size == (1, 1):
             return np.zeros(self.plan.maps, np.uint8)
-        marks = np.where(self.stats[:, MIN] == 0, ZERO, CONSTANT)
-        marks = (marks * (is_constant(self.stats) & np.isin(marks, self.marked))).astype(np.uint8)
-        drawn: Bytes = marks if self.channels is None else marks[self.channels]
-        return drawn.repeat(self.slices[0])
+        marks = np.where(self.stats[:, MIN] == 0, ZERO, CONSTANT).astype(np.uint8)
+        marks[~np.isin(marks, self.marked)] = NONE
+        marks[~is_constant(self.stats)] = NONE
+        if self.channels is not None:
+            marks = marks[self.channels]
+        return marks.repeat(self.slices[0])
 
     @property
-    def written(self) -> dict[int, Words]:
+    def tile_labels(self) -> dict[int, Label]:
         """What is written on tiles: the channel's number on its first one, how many channels share
         it on its last one, and marks."""
         if not (self.labels or self.groups or self.marked):
             return {}
-        marks, side = self.marks, self.slices[0]
-        found = {int(tile): ("", "", int(marks[tile])) for tile in np.flatnonzero(marks)}
-        for place, channel in enumerate(self.drawn if self.labels or self.groups else ()):
-            first, last = place * side, place * side + side - 1
+        labels = {}
+        marks = self.marks
+        for number in np.flatnonzero(marks).tolist():
+            labels[number] = Label(mark=int(marks[number]))
+        if not (self.labels or self.groups):
+            return labels
+        slices = self.slices[0]
+        for position, channel in enumerate(self.drawn):
+            first = position * slices
+            last = first + slices - 1
             if self.labels:
-                found[first] = (str(channel), "", int(marks[first]))
+                labels[first] = labels.get(first, Label())._replace(corner=str(channel))
             if channel in self.groups:
-                corner, _, mark = found.get(last, ("", "", int(marks[last])))
-                found[last] = (corner, f"×{len(self.groups[channel])}", mark)
-        return found
+                shared_by = f"×{len(self.groups[channel])}"
+                labels[last] = labels.get(last, Label())._replace(shared_by=shared_by)
+        return labels
 
 
 def check_format(name: str) -> None:
     """Say so early where Pillow cannot write a format of `records.FORMATS`."""
-    kind = FORMATS[name]
-    if kind.save is not None and kind.pillow not in Image.SAVE:
+    format = FORMATS[name]
+    if format.save is not None:
         Image.init()
-        if kind.pillow not in Image.SAVE:
-            words = f"--format {name}: Pillow {PIL.__version__} cannot write {kind.pillow} here"
-            needs = kind.needs or "install another build of it"
-            raise UsageError(words, f"{needs}, or choose another format")
+        if format.pillow not in Image.SAVE:
+            message = f"--format {name}: Pillow {PIL.__version__} cannot write {format.pillow} here"
+            raise UsageError(message, "install another build of it, or choose another format")
 
 
 def to_image(picture: GridPicture) -> Image.Image:
     """The picture as a Pillow image of mode L, P with its palette, or RGB."""
-    plan, colors, top = picture.plan, picture.palette, 0
+    plan = picture.plan
+    colors = picture.palette
     pixels = np.empty((plan.height, plan.width, *picture.tiles.shape[3:]), np.uint8)
-    for piece in strips(plan, picture.tiles, colors, picture.written):
+    top = 0
+    for piece in strips(plan, picture.tiles, colors, picture.tile_labels):
         pixels[top : top + len(piece)] = piece.reshape(len(piece), *pixels.shape[1:])
         top += len(piece)
     image = Image.fromarray(pixels)
@@ -142,22 +161,33 @@ def to_png(picture: GridPicture) -> bytes:
 
 
 def encode(picture: GridPicture, file: BinaryIO, format: str, text: dict[str, str]) -> None:
-    """Write the picture to an open file: PNG by our own encoder, other formats through Pillow."""
-    kind, plan, colors = FORMATS[format], picture.plan, picture.palette
+    """Write the picture to an open file: PNG by our own encoder, other formats through Pillow.
+
+    Args:
+        format: a name of FORMATS.
+        text: what the file says of itself, by keyword, where the format has a place for it.
+    """
+    record = FORMATS[format]
+    plan = picture.plan
+    colors = picture.palette
     if plan.pixels > MAX_PIXELS:
         log.warning(
             "the picture of %s has %d megapixels, more than Pillow opens; --max-maps, --scale 1",
-            *(text.get("Layer", "a layer"), plan.pixels // 1_000_000),
+            text.get("Layer", "a layer"),
+            plan.pixels // 1_000_000,
         )
-    if kind.save is None:
-        pieces = strips(plan, picture.tiles, colors, picture.written)
+    if record.save is None:
+        pieces = strips(plan, picture.tiles, colors, picture.tile_labels)
         write_png(file, (plan.height, plan.width), pieces, colors=colors.colors, text=text)
         return
     image = to_image(picture)
-    image = image if image.mode == "L" and kind.grey else image.convert("RGB")
-    words = "; ".join(f"{key}: {value}" for key, value in text.items()).encode()[:65_000]
-    said: dict[str, Any] = {kind.comment: words} if kind.comment else {}
-    image.save(file, kind.pillow, **kind.save, **said)
+    if image.mode != "L" or not record.grey:
+        image = image.convert("RGB")
+    options: dict[str, Any] = dict(record.save)
+    if record.comment is not None:
+        lines = [f"{key}: {value}" for key, value in text.items()]
+        options[record.comment] = "; ".join(lines).encode()[:_LONGEST_COMMENT]
+    image.save(file, record.pillow, **options)
 
 
 def describe(
@@ -167,57 +197,92 @@ def describe(
     file: str,
     values: int | None = None,
 ) -> Capture:
-    """The manifest's row for a picture."""
-    plan, limits, layer = picture.plan, picture.limits, site.layer
+    """The manifest's row for a picture.
+
+    Args:
+        shape: of the tensor.
+        file: the picture's path, relative to the image's folder.
+        values: numbers of each channel that the statistics are of, where not those of the picture.
+    """
+    plan = picture.plan
+    layer = site.layer
+    shared = picture.limits.shared
+    collapsed = {str(leader): group for leader, group in picture.groups.items()}
     down, across = plan.scale
-    scale = down if down == across else [down, across]
+    summary: dict[str, Any] = overall(picture.stats, values or picture.values)
     return Capture(
-        *(layer.name, layer.type, layer.index, site.kind, site.call, site.key, list(shape)),
-        *(picture.layout, len(picture.stats), file),
-        {"nrow": plan.columns, "padding": plan.padding, "tile": list(plan.tile), "scale": scale},
-        limits.mode,
-        None if limits.shared is None else list(limits.shared),
+        layer=layer.name,
+        type=layer.type,
+        index=layer.index,
+        kind=site.kind,
+        call=site.call,
+        key=site.key,
+        shape=list(shape),
+        layout=picture.layout,
+        maps=len(picture.stats),
+        file=file,
+        grid={
+            "nrow": plan.columns,
+            "padding": plan.padding,
+            "tile": list(plan.tile),
+            "scale": down if down == across else [down, across],
+        },
+        normalize=picture.limits.mode,
+        range=None if shared is None else list(shared),
         channels=picture.channels,
         slices=list(picture.slices) if picture.slices[1] > 1 else None,
-        collapsed={str(leader): group for leader, group in picture.groups.items()} or None,
+        collapsed=collapsed or None,
         reduce=picture.reduce,
         overlay=picture.overlay,
         cmap=picture.cmap,
         steps=None if isinstance(picture.steps, slice) else picture.steps,
         constant=None if picture.constant is None else list(picture.constant),
-        **overall(picture.stats, values or picture.values),  # type: ignore[arg-type]
+        **summary,
     )
 
 
 def caption(capture: Capture) -> dict[str, str]:
     """What a picture says of itself, in its text chunks."""
-    every = range(capture.maps) if capture.channels is None else capture.channels
-    hidden = sum(len(group) - 1 for group in (capture.collapsed or {}).values())
-    reasons = ["--max-maps"] if len(every) + hidden < capture.maps else []
-    reasons += ["--collapse"] if hidden else []
+    drawn: Sequence[int] = range(capture.maps)
+    if capture.channels is not None:
+        drawn = capture.channels
+    collapsed = capture.collapsed or {}
+    hidden = sum(len(group) - 1 for group in collapsed.values())
+    reasons = []
+    if len(drawn) + hidden < capture.maps:
+        reasons.append("--max-maps")
+    if hidden:
+        reasons.append("--collapse")
+    maps = f"{len(drawn)} of {capture.maps}"
+    if reasons:
+        maps += f" ({', '.join(reasons)})"
     text = {
         "Software": "featviz",
         "Layer": f"{capture.layer} ({capture.type})",
         "Call": f"{capture.call} {capture.kind} {capture.key}".rstrip(),
-        "Channels": ranges(every),
-        "Maps": f"{len(every)} of {capture.maps}" + (f" ({', '.join(reasons)})" if reasons else ""),
+        "Channels": ranges(drawn),
+        "Maps": maps,
     }
     if capture.slices is not None:
-        side, every_slice = capture.slices
-        text["Slices"] = f"{side} of {every_slice} side by side for each channel" + (
-            f": {ranges(capture.steps)} (--max-slices)" if capture.steps else ""
-        )
+        shown, slices = capture.slices
+        text["Slices"] = f"{shown} of {slices} side by side for each channel"
+        if capture.steps:
+            text["Slices"] += f": {ranges(capture.steps)} (--max-slices)"
     if capture.constant is not None:
         text["Constant"] = f"every map ({by(capture.constant[1:])}): the value of each is drawn"
-    if capture.collapsed:
-        groups = (f"{leader}: {ranges(ids)}" for leader, ids in capture.collapsed.items())
+    if collapsed:
+        groups = [f"{leader}: {ranges(channels)}" for leader, channels in collapsed.items()]
         text["Collapsed"] = "; ".join(groups)
     if capture.reduce:
         text["Reduce"] = f"{capture.reduce} of all channels"
     if capture.overlay is not None:
         text["Overlay"] = f"{capture.overlay:g} over the input"
-    ends = "each map its own" if capture.range is None else "{} to {}".format(*capture.range)
-    return {**text, "Range": f"{capture.normalize}: {ends}"}
+    ends = "each map its own"
+    if capture.range is not None:
+        low, high = capture.range
+        ends = f"{low} to {high}"
+    text["Range"] = f"{capture.normalize}: {ends}"
+    return text
 
 
 # Over what the model saw
@@ -225,24 +290,40 @@ def caption(capture: Capture) -> dict[str, str]:
 
 def lay_over(
     picture: GridPicture,
-    ground: Sequence[Bytes],
+    background: Sequence[Bytes],
     options: DrawOptions,
     window: Sequence[int] | None = None,
 ) -> GridPicture:
-    """Lay a picture's maps over what the model saw, the part in a window (top, left, height, width)
-    or all: a picture, or the frames of a clip, of which each time step gets the one in its middle.
+    """Lay a picture's maps over what the model saw.
+
+    Args:
+        background: uint8 [H, W, 3]: one picture, or the frames of a clip, of which each time step
+            gets the one in its middle.
+        window: top, left, height and width in pixels of the part that is drawn; None for all.
     """
-    side, held = picture.slices
-    count, window = picture.plan.maps // side, window or (0, 0, *ground[0].shape[:2])
-    steps = np.arange(held)[picture.steps]
-    frames = ((steps + 0.5) * len(ground) / held).astype(int).tolist() * count
-    shape, alone = (count, side, *window[2:]), picture.reduce is not None
-    colors, alpha, maps = picture.palette, float(options.overlay or 0), picture.tiles[:]
-    size = (len(maps), *window[2:], 3), maps.nbytes + sum(one.nbytes for one in ground)
+    shown, slices = picture.slices
+    count = picture.plan.maps // shown
+    if window is None:
+        window = (0, 0, *background[0].shape[:2])
+    steps = np.arange(slices)[picture.steps]
+    frames = ((steps + 0.5) * len(background) / slices).astype(int).tolist() * count
+    height, width = window[2:]
+    maps = picture.tiles[:]
+    alone = picture.reduce is not None
     return replace(
         picture,
-        plan=plan_grid(shape, options, alone=alone),
-        tiles=Overlay(*size, maps, table(colors), colors.nonfinite, ground, frames, alpha, window),
+        plan=plan_grid((count, shown, height, width), options, alone=alone),
+        tiles=Overlay(
+            shape=(len(maps), height, width, 3),
+            nbytes=maps.nbytes + sum(frame.nbytes for frame in background),
+            maps=maps,
+            colors=table(picture.palette),
+            nonfinite=picture.palette.nonfinite,
+            background=background,
+            frames=frames,
+            alpha=float(options.overlay or 0),
+            window=window,
+        ),
         palette=chosen(options, nonfinite=False, rgb=True),
         overlay=options.overlay,
     )
@@ -260,37 +341,50 @@ class Overlay:
     maps: Bytes
     """Levels [N, h, w], or RGB [N, h, w, 3]."""
     colors: Bytes
+    """The colour of each level, [256, 3]."""
     nonfinite: int | None
     """The level that is not mixed with its neighbours when a map is resized."""
-    ground: Sequence[Bytes]
+    background: Sequence[Bytes]
     """What the model saw, [H, W, 3]: one picture, or the frames of a clip."""
     frames: Sequence[int]
+    """The number of the picture under each map."""
     alpha: float
     window: Sequence[int]
+    """Top, left, height and width in pixels."""
 
-    def __getitem__(self, part: slice) -> Bytes:
+    def __getitem__(self, numbers: slice) -> Bytes:
         """Some of the tiles, uint8 [n, H, W, 3]."""
         from featviz.drawing import loops
 
-        maps, frames, size = self.maps[part], self.frames[part], self.ground[0].shape[1::-1]
         top, left, height, width = self.window
-        drawn = slice(top, top + height), slice(left, left + width)
+        window = slice(top, top + height), slice(left, left + width)
+        maps = self.maps[numbers]
         tiles = np.empty((len(maps), height, width, 3), np.uint8)
-        holes = np.zeros(maps.shape, bool) if self.nonfinite is None else maps == self.nonfinite
-        levels, how = np.where(holes, 0, maps).astype(np.uint8), Image.Resampling.BILINEAR
-        over = np.stack([np.asarray(Image.fromarray(one).resize(size, how)) for one in levels])
-        for number in np.flatnonzero(holes.reshape(len(maps), -1).any(1)):
-            where = Image.fromarray(holes[number]).resize(size, Image.Resampling.NEAREST)
-            over[number, np.asarray(where)] = self.nonfinite or 0
-        share, colors = 1.0 - self.alpha, self.alpha * self.colors
-        for tile, frame, mine in zip(tiles, frames, over, strict=True):
-            ground = np.require(self.ground[frame][drawn], requirements=["C", "W"])
-            if mine.ndim == 3:
-                tile[:] = share * ground + self.alpha * mine[drawn] + 0.5
+        share = 1.0 - self.alpha
+        mixed_colors = self.alpha * self.colors
+        for tile, frame, levels in zip(tiles, self.frames[numbers], maps, strict=True):
+            pixels = np.require(self.background[frame][window], requirements=["C", "W"])
+            over = self._resized(levels)[window]
+            if over.ndim == 3:
+                tile[:] = share * pixels + self.alpha * over + 0.5
             else:
-                pixels, mixed = ground.reshape(-1, 3), tile.reshape(-1, 3)
-                loops.blend(mine[drawn].reshape(-1), colors, pixels, share, mixed)
+                mixed = tile.reshape(-1, 3)
+                loops.blend(over.reshape(-1), mixed_colors, pixels.reshape(-1, 3), share, mixed)
         return tiles
+
+    def _resized(self, levels: Bytes) -> Bytes:
+        """A map in the size of the input."""
+        height, width = self.background[0].shape[:2]
+        size = width, height
+        is_hole = np.zeros(levels.shape, bool)
+        if self.nonfinite is not None:
+            is_hole = levels == self.nonfinite
+        filled = np.where(is_hole, 0, levels).astype(np.uint8)
+        resized = np.array(Image.fromarray(filled).resize(size, Image.Resampling.BILINEAR))
+        if is_hole.any():
+            holes = Image.fromarray(is_hole).resize(size, Image.Resampling.NEAREST)
+            resized[np.asarray(holes)] = self.nonfinite
+        return resized
 
 
 # The encoder of PNG
@@ -304,15 +398,22 @@ def write_png(
     colors: bytes | None = None,
     text: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a PNG of a height and width, of pieces uint8 [rows, width], or [rows, 3 · width] for
-    RGB, from top to bottom, each of which is done with before the next one is asked for; with a
-    palette of RGB triples, or greys, and texts by keywords (79 Latin-1 characters at most)."""
+    """Write a PNG to an open file, piece by piece.
+
+    Args:
+        size: height and width in pixels.
+        pieces: uint8 [rows, width], or [rows, 3 · width] for RGB, from top to bottom. Each is done
+            with before the next one is asked for.
+        colors: 256 RGB triples of a palette; without them values are greys.
+        text: by keywords of 79 Latin-1 characters at most.
+    """
     from featviz.drawing import deflate, loops  # numba takes a while to import
 
     pieces = iter(pieces)
     first = next(pieces)
     width = first.shape[1]
-    depth, above = width // size[1], np.zeros(width, np.uint8)
+    depth = width // size[1]
+    above = np.zeros(width, np.uint8)
 
     def filtered() -> Iterator[Bytes]:
         buffer = np.empty(0, np.uint8)
@@ -324,12 +425,13 @@ def write_png(
             loops.filter_rows(piece, above, depth, rows.reshape(len(piece), -1))
             yield rows
 
-    parts = [_head(size, depth, colors, tuple((text or {}).items()))]
+    # the head goes with the first pixels: most pictures are two writes
+    head = _head(size, depth, colors, tuple((text or {}).items()))
     for data in deflate.deflated(filtered(), size[0] * (1 + width)):
-        length, checksum = len(data), isal_zlib.crc32(data, _IDAT_CHECKSUM)
-        framed = struct.pack(">I", length), b"IDAT", data, struct.pack(">I", checksum)
-        file.write(b"".join((*parts, *framed)))
-        parts = []
+        length = struct.pack(">I", len(data))
+        checksum = struct.pack(">I", isal_zlib.crc32(data, _IDAT_CHECKSUM))
+        file.write(b"".join((head, length, b"IDAT", data, checksum)))
+        head = b""
     file.write(_END)
 
 
@@ -339,19 +441,24 @@ def _head(
 ) -> bytes:
     """All that stands before the pixels, which is the same for a layer's picture of each image:
     text is tEXt, or iTXt where Latin-1 cannot hold it."""
-    color_type = _PALETTE if colors is not None else _GREY if depth == 1 else _RGB
-    chunks = [(b"IHDR", struct.pack(">IIBBBBB", size[1], size[0], 8, color_type, 0, 0, 0))]
+    color_type = _GREY if depth == 1 else _RGB
+    if colors is not None:
+        color_type = _PALETTE
+    height, width = size
+    header = struct.pack(">IIBBBBB", width, height, 8, color_type, 0, 0, 0)
+    head = _SIGNATURE + _chunk(b"IHDR", header)
     for keyword, value in text:
         key = keyword.encode("latin-1") + b"\0"
         try:
-            chunks.append((b"tEXt", key + value.encode("latin-1")))
+            head += _chunk(b"tEXt", key + value.encode("latin-1"))
         except UnicodeEncodeError:
-            chunks.append((b"iTXt", key + b"\0\0\0\0" + value.encode("utf-8", "replace")))
+            head += _chunk(b"iTXt", key + b"\0\0\0\0" + value.encode("utf-8", "replace"))
     if colors is not None:
-        chunks.append((b"PLTE", colors))
-    sums = (isal_zlib.crc32(data, isal_zlib.crc32(kind)) for kind, data in chunks)
-    framed = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
-        for (kind, data), checksum in zip(chunks, sums, strict=True)
-    )
-    return _SIGNATURE + b"".join(framed)
+        head += _chunk(b"PLTE", colors)
+    return head
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    """A chunk of a PNG: length, name, data, checksum of name and data."""
+    checksum = isal_zlib.crc32(data, isal_zlib.crc32(name))
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", checksum)

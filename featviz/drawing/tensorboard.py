@@ -53,21 +53,41 @@ class Board:
         histogram: Mapping[str, Any] | None,
         image: str = "",
     ) -> Iterator[dict[str, Any]]:
-        """One captured tensor as the fields of TensorBoard's messages `Summary.Value`: a PNG of the
-        channels `shown`, a histogram and, in a training, the share of zeros and the number of
-        channels that are nowhere above zero, from statistics [channels, 6]. Tags are
-        `what/layer1.0.conv1`; what is not of an output says so (`what-input/...`)."""
+        """One captured tensor as the fields of TensorBoard's messages `Summary.Value`: a PNG, a
+        histogram and, in a training, the share of zeros and the number of channels that are nowhere
+        above zero. Tags are `what/layer1.0.conv1`; what is not of an output says so
+        (`what-input/...`).
+
+        Args:
+            picture: makes the PNG.
+            stats: [channels, 6], of all channels.
+            shown: how many channels the picture has.
+            image: its name, in the tags of a training step.
+        """
 
         def tag(what: str) -> str:
-            kind = "" if site.kind in ("output", "grad", what) else f"-{site.kind.split('-')[-1]}"
-            named = f"/{printable(image)}" if self.step is not None and image else ""
-            return f"{what}{kind}/{site.layer.label}{site.stem.removeprefix(site.kind)}{named}"
+            kind = ""
+            if site.kind not in ("output", "grad", what):
+                kind = f"-{site.kind.split('-')[-1]}"
+            stem = site.stem.removeprefix(site.kind)
+            name = f"{what}{kind}/{site.layer.label}{stem}"
+            if self.step is not None and image:
+                name += f"/{printable(image)}"
+            return name
 
-        data, note = picture(), "" if shown == len(stats) else f"{shown} of {len(stats)} maps"
-        width, height = struct.unpack(">II", data[16:24])  # of a PNG
-        pixels = {"height": height, "width": width, "colorspace": 3, "encoded_image_string": data}
-        about = {"summary_description": note}
-        yield {"tag": tag(site.kind), "image": pixels, "metadata": about}
+        png = picture()
+        width, height = struct.unpack(">II", png[16:24])
+        note = "" if shown == len(stats) else f"{shown} of {len(stats)} maps"
+        yield {
+            "tag": tag(site.kind),
+            "image": {
+                "height": height,
+                "width": width,
+                "colorspace": 3,  # RGB
+                "encoded_image_string": png,
+            },
+            "metadata": {"summary_description": note},
+        }
         if histogram is not None:
             group = "histogram-grad" if site.kind in BACKWARD else "histogram"
             yield {"tag": tag(group), "histo": histogram}
@@ -77,17 +97,23 @@ class Board:
             yield {"tag": tag("zero_fraction"), "simple_value": zeros}
             yield {"tag": tag("inactive_channels"), "simple_value": inactive}
 
-    def post(self, values: Iterable[Mapping[str, Any]], position: int = 0, **more: Any) -> None:
+    def post(self, values: Iterable[Mapping[str, Any]], position: int = 0, **fields: Any) -> None:
         """Write values as one event: all of them, or nothing. (SummaryWriter does so in a thread,
-        whose errors come as tracebacks.)"""
+        whose errors come as tracebacks.)
+
+        Args:
+            position: of the image in its run, which is the step unless the board has one.
+            fields: more fields of TensorBoard's message `Event`.
+        """
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        if found := [Summary.Value(**value) for value in values]:
-            step = position if self.step is None else self.step
-            more |= {"step": step, "summary": Summary(value=found)}
-        event = Event(wall_time=time.time(), **more)
+        messages = [Summary.Value(**value) for value in values]
+        if messages:
+            fields["step"] = position if self.step is None else self.step
+            fields["summary"] = Summary(value=messages)
+        event = Event(wall_time=time.time(), **fields)
         with reported(self.file.name, "name another folder"):
             RecordWriter(self.file).write(event.SerializeToString())
             self.file.flush()
@@ -101,13 +127,15 @@ def run_folder(logdir: Path, run: Path) -> Path:
 def histogram(tensor: Tensor) -> dict[str, Any] | None:
     """Count the finite values of a dense float tensor in bins, as the fields of TensorBoard's
     message HistogramProto; None where it has none."""
-    wide = torch.float32 if tensor.device.type == "mps" else torch.float64
+    wide = torch.float32 if tensor.device.type == "mps" else torch.float64  # MPS has no float64
     values = tensor.detach().flatten().to(wide)
     if not torch.isfinite(values.sum()):  # a tenth of the time of looking at each
         values = values[torch.isfinite(values)]
     if not len(values):
         return None
-    low, high = (float(v) for v in torch.aminmax(values))
+    ends = torch.aminmax(values)
+    low = float(ends.min)
+    high = float(ends.max)
     margin = 0.0 if high > low else max(0.5, abs(low) * 1e-6)
     return {
         "min": low,
@@ -125,15 +153,20 @@ def as_make_grid(picture: GridPicture, options: DrawOptions) -> GridPicture:
     where the options name them. A vector stays one strip."""
     if picture.strip:
         return picture
-    side = picture.slices[0]
-    drawn = picture.plan.maps // side
-    shown = min(drawn, max(1, MOST_MAPS // side))
-    nrow, factor = options.nrow or isqrt(shown) * side, options.scale or 1
-    options = structs.replace(options, nrow=nrow, scale=factor, format="png")
-    plan = grid.plan((shown, side, *picture.plan.map_size), options)
-    channels = picture.channels if shown == drawn else list(picture.drawn[:shown])
-    tiles = picture.tiles if shown == drawn else picture.tiles[: shown * side]
-    return replace(picture, plan=plan, tiles=tiles, channels=channels)
+    slices = picture.slices[0]
+    channels = picture.plan.maps // slices
+    shown = min(channels, max(1, MOST_MAPS // slices))
+    options = structs.replace(
+        options,
+        nrow=options.nrow or isqrt(shown) * slices,
+        scale=options.scale or 1,
+        format="png",
+    )
+    plan = grid.plan((shown, slices, *picture.plan.map_size), options)
+    if shown == channels:
+        return replace(picture, plan=plan)
+    tiles = picture.tiles[: shown * slices]
+    return replace(picture, plan=plan, tiles=tiles, channels=list(picture.drawn[:shown]))
 
 
 def require() -> None:
@@ -141,8 +174,8 @@ def require() -> None:
     try:
         importlib.import_module("tensorboard.summary.writer.record_writer")
     except ImportError as error:
-        words = f"--tensorboard needs the package tensorboard: {error}"
-        raise UsageError(words, "pip install 'featviz[tensorboard]'") from error
+        message = f"--tensorboard needs the package tensorboard: {error}"
+        raise UsageError(message, "pip install 'featviz[tensorboard]'") from error
 
 
 @contextmanager

@@ -4,7 +4,8 @@ Values on a CPU go through compiled loops; torch is imported only for what lies 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,9 +26,11 @@ _FAR = 16.0
 """Where zero lies further below a map than so many of its spans, half a level added to `low` would
 be lost in rounding, and takes a pass of its own."""
 
-_TINY, _LARGER = 1e-30, np.float32(2.0**64)
-"""The reciprocal of a smaller span may overflow: such a map is multiplied by a power of two, which
-changes no digit. Also the span where two percentiles are equal: all above is bright, else dark."""
+_TINY = 1e-30
+"""The reciprocal of a smaller span may overflow. Also the span where two percentiles are equal: all
+above is bright, else dark."""
+_LARGER = np.float32(2.0**64)
+"""What maps of a tiny span are multiplied by: a power of two, which changes no digit."""
 
 
 # Statistics
@@ -36,10 +39,19 @@ changes no digit. Also the span where two percentiles are equal: all above is br
 def statistics(
     maps: Tensor | np.ndarray, low: float = math.nan, high: float = math.nan, counted: bool = False
 ) -> tuple[Floats, Integers]:
-    """Statistics [N, 6] of each map of float32 [N, ...] over its finite values, in the order of
-    `records.STAT_COLUMNS`; and, if `counted` on a CPU, how many values are at `low` or below, or at
-    `high` or above (NaN bounds nothing). The standard deviation is the population's. A map without
-    a finite value has NaN for its first four."""
+    """Statistics of each map over its finite values.
+
+    Args:
+        maps: float32 [N, ...].
+        low, high: limits for the count of values outside; NaN bounds nothing.
+        counted: whether to count them, which is done on a CPU alone.
+
+    Returns:
+        float32 [N, 6] in the order of `records.STAT_COLUMNS`, where the standard deviation is the
+        population's and a map without a finite value has NaN for its first four; and how many
+        values of each map are at `low` or below, or at `high` or above, which is empty unless
+        `counted`.
+    """
     from featviz.drawing import loops
 
     outside = np.empty(len(maps) if counted else 0, np.int64)
@@ -50,10 +62,12 @@ def statistics(
     stats = np.empty((len(rows), len(STAT_COLUMNS)), np.float32)
     bounds = np.float32(low), np.float32(high)
     loops.statistics(rows, rows.view(np.int32), stats, stats.view(np.int32), *bounds, outside)
+    # the loop leaves to numpy what has NaN, or needs float64
     for n in np.flatnonzero(stats[:, STD] < 0):
-        known = rows[n][np.isfinite(rows[n])].astype(np.float64)
-        numbers = (known.min(), known.max(), known.mean(), known.std()) if len(known) else math.nan
-        stats[n, :ZEROS] = numbers
+        finite = rows[n][np.isfinite(rows[n])].astype(np.float64)
+        stats[n, :ZEROS] = math.nan
+        if len(finite):
+            stats[n, :ZEROS] = finite.min(), finite.max(), finite.mean(), finite.std()
     return stats, outside
 
 
@@ -62,40 +76,59 @@ def statistics_on_device(rows: Tensor) -> Floats:
     import torch
 
     finite = torch.isfinite(rows)
-    count, zeros = finite.sum(1), (rows == 0).sum(1) / rows.shape[1]
+    count = finite.sum(1)
     low = torch.where(finite, rows, torch.inf).amin(1).masked_fill(count == 0, torch.nan)
     high = torch.where(finite, rows, -torch.inf).amax(1).masked_fill(count == 0, torch.nan)
-    wide = torch.float32 if rows.device.type == "mps" else torch.float64
-    known = torch.where(finite, rows, 0.0).to(wide)
-    mean = known.sum(1) / count
-    deviation = torch.where(finite, known - mean[:, None], 0.0)
+    wide = torch.float32 if rows.device.type == "mps" else torch.float64  # MPS has no float64
+    numbers = torch.where(finite, rows, 0.0).to(wide)
+    mean = numbers.sum(1) / count
+    deviation = torch.where(finite, numbers - mean[:, None], 0.0)
     std = (deviation.square().sum(1) / count).sqrt()
+    zeros = (rows == 0).sum(1) / rows.shape[1]
     columns = [low, high, mean, std, zeros, rows.shape[1] - count]
     stats: Floats = torch.stack([column.float() for column in columns], dim=1).cpu().numpy()
     return stats
 
 
 def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
-    """min, max, mean, std (None where no value is finite), zero_fraction and nonfinite of all maps
-    together, of so many values each, from the statistics of each."""
+    """The statistics of all maps together, from those of each.
+
+    Args:
+        stats: [N, 6].
+        values: numbers in each map.
+
+    Returns:
+        min, max, mean, std (None where no value is finite), zero_fraction and nonfinite.
+    """
+    summary: dict[str, float | int | None] = dict.fromkeys(STAT_COLUMNS)
+    zeros, nonfinite = stats[:, ZEROS:].sum(0, np.float64)
+    summary["zero_fraction"] = float(zeros) / len(stats)
+    summary["nonfinite"] = int(nonfinite)
     numbers = stats.astype(np.float64)
     finite = values - numbers[:, NONFINITE]
-    found: dict[str, float | int | None] = dict.fromkeys(STAT_COLUMNS[:ZEROS])
-    if total := float(finite.sum()):
-        if not finite.all():
-            numbers, finite = numbers[finite > 0], finite[finite > 0]
-        means, stds, shares = numbers[:, MEAN], numbers[:, STD], finite / total
-        mean = float(shares @ means)
-        variance = float(shares @ (stds * stds + (means - mean) ** 2))
-        low, high = float(numbers[:, MIN].min()), float(numbers[:, MAX].max())
-        found |= {"min": low, "max": high, "mean": mean, "std": math.sqrt(variance)}
-    zeros, nonfinite = stats[:, ZEROS:].sum(0, np.float64)
-    return {**found, "zero_fraction": float(zeros) / len(stats), "nonfinite": int(nonfinite)}
+    total = float(finite.sum())
+    if not total:
+        return summary
+    if not finite.all():  # maps without a finite value hold NaN
+        numbers = numbers[finite > 0]
+        finite = finite[finite > 0]
+    means = numbers[:, MEAN]
+    stds = numbers[:, STD]
+    shares = finite / total
+    mean = float(shares @ means)
+    # the variance of a mixture: that inside the maps, and that of their means
+    variance = float(shares @ (stds * stds + (means - mean) ** 2))
+    summary["min"] = float(numbers[:, MIN].min())
+    summary["max"] = float(numbers[:, MAX].max())
+    summary["mean"] = mean
+    summary["std"] = math.sqrt(variance)
+    return summary
 
 
 def is_constant(stats: Floats) -> np.ndarray:
     """bool [N]: which maps have one value everywhere, but for rounding, by their statistics."""
-    low, high = stats[:, MIN], stats[:, MAX]
+    low = stats[:, MIN]
+    high = stats[:, MAX]
     flat: np.ndarray = high - low <= FLAT * np.maximum(abs(high), abs(low))
     flat &= stats[:, NONFINITE] == 0
     return flat
@@ -117,15 +150,32 @@ class ValueLimits:
     @classmethod
     def fixed(cls, low: float, high: float, mode: str = "range") -> ValueLimits:
         """The same limits for all maps."""
-        ends = np.array([low], np.float32), np.array([high], np.float32)
-        return cls(*ends, mode, (float(ends[0][0]), float(ends[1][0])))
+        lows = np.array([low], np.float32)
+        highs = np.array([high], np.float32)
+        return cls(lows, highs, mode, (float(lows[0]), float(highs[0])))
+
+    def of_tiles(self, channels: Sequence[int] | None, slices: int) -> ValueLimits:
+        """The limits of tiles, from those of channels.
+
+        Args:
+            channels: those that are drawn; None for all.
+            slices: tiles of each channel.
+        """
+        drawn = slice(None) if channels is None else channels
+        low = self.low[drawn].repeat(slices)
+        return replace(self, low=low, high=self.high[drawn].repeat(slices))
 
 
 def limits(
     scale: Scale, maps: Tensor, low: Floats, high: Floats, together: bool = False
 ) -> ValueLimits:
-    """The limits of each map; `low` and `high` [N] are the finite extremes of each (else NaN). Maps
-    of one number each share the layer's scale, others where they are drawn `together`."""
+    """The limits of each map. Maps of one number each share the layer's scale.
+
+    Args:
+        maps: float32 [N, ...].
+        low, high: the finite extremes of each map, [N]; NaN where there are none.
+        together: whether maps share the layer's scale in the mode `map`, too.
+    """
     if np.isnan(low).all():
         return ValueLimits.fixed(0.0, 0.0, "layer")
     mode, numbers = scale
@@ -134,20 +184,25 @@ def limits(
     if mode in ("range", "none"):
         low_end, high_end = numbers or (0.0, 1.0)
         return ValueLimits.fixed(low_end, high_end, mode)
-    ends = float(np.nanmin(low)), float(np.nanmax(high))
+    lowest = float(np.nanmin(low))
+    highest = float(np.nanmax(high))
     if mode == "symmetric":
-        largest = max(map(abs, ends)) or 1.0
+        largest = max(abs(lowest), abs(highest)) or 1.0
         return ValueLimits.fixed(-largest, largest, mode)
-    if "percentile" in mode:
-        values = maps.cpu().numpy()
-        values = values[np.isfinite(values)]
-        if mode == "percentile":
-            bottom, top = np.percentile(values, numbers)
-            return ValueLimits.fixed(float(bottom), float(top), mode)
+    if mode == "percentile":
+        lowest, highest = np.percentile(_finite(maps), numbers).tolist()
+        return ValueLimits.fixed(lowest, highest, mode)
+    if mode == "symmetric-percentile":
+        values = _finite(maps)
         values = abs(values[values != 0])
         largest = float(np.percentile(values, numbers[0])) if len(values) else 1.0
         return ValueLimits.fixed(-largest, largest, mode)
-    return ValueLimits.fixed(*ends, "layer")
+    return ValueLimits.fixed(lowest, highest, "layer")
+
+
+def _finite(maps: Tensor) -> Floats:
+    values: Floats = maps.cpu().numpy()
+    return values[np.isfinite(values)]
 
 
 # Levels
@@ -156,44 +211,68 @@ def limits(
 def to_levels(
     maps: Tensor | np.ndarray, limits: ValueLimits, levels: int, nonfinite: int | None
 ) -> Bytes:
-    """Turn float maps [N, ...] into levels 0..`levels`-1 of the same shape, rounded to the nearest;
-    NaN and infinite values into the index `nonfinite`, which is None where there are none.
+    """Turn floats into levels, rounded to the nearest.
 
     The arithmetic is torchvision's (`make_grid(normalize=True)`, then `save_image`), but of
-    constant maps only zero is black and any other value the middle level.
+    constant maps only zero is black and any other value the middle level. A level is
+
+        floor((value - low) · factor + 1/2),  factor = (levels - 1) / (high - low),
+
+    where the half is added to `low` beforehand, which saves the loop an addition, unless `low` is
+    so large beside the span that the half would be lost in rounding.
+
+    Args:
+        maps: [N, ...], on any device.
+        limits: of each map or of all.
+        levels: how many there are; 0 is the darkest.
+        nonfinite: the level of NaN and infinite values; None where there are none.
+
+    Returns:
+        uint8 of the shape of `maps`.
     """
     from featviz.drawing import loops
 
-    low, high, clips = limits.low, limits.high, MODES[limits.mode].clips
+    low = limits.low
+    high = limits.high
+    clips = MODES[limits.mode].clips
     if nonfinite is not None:  # a map without any finite value has no limits
-        low, high = np.nan_to_num(low), np.nan_to_num(high)
+        low = np.nan_to_num(low)
+        high = np.nan_to_num(high)
     flat = np.zeros(len(low), bool)
     if not clips:
         flat = high - low <= FLAT * np.maximum(abs(high), abs(low))
-    span, rows = np.where(flat, 1, high - low).astype(np.float32), maps
+    span = np.where(flat, 1, high - low).astype(np.float32)
+    rows = maps
     tiny = (span > 0) & (span < _TINY)
     if tiny.any():
-        times = np.where(tiny, _LARGER, np.float32(1))
-        low, span = low * times, span * times
-        shape = (-1, *[1] * (maps.ndim - 1))
-        factors = times if isinstance(maps, np.ndarray) else maps.new_tensor(times)
-        rows = maps * factors.reshape(shape)
+        factors = np.where(tiny, _LARGER, np.float32(1))
+        low = low * factors
+        span = span * factors
+        times = factors if isinstance(maps, np.ndarray) else maps.new_tensor(factors)
+        rows = maps * times.reshape(-1, *[1] * (maps.ndim - 1))
     span = np.maximum(span, np.float32(_TINY))
-    far = bool((abs(low) > _FAR * span).any())
-    below = low if far else low - span * np.float32(0.5 / (levels - 1))
+    is_far = bool((abs(low) > _FAR * span).any())
+    start = (low if is_far else low - span * np.float32(0.5 / (levels - 1))).astype(np.float32)
     factor = ((levels - 1) / span).astype(np.float32)
+    half = 0.5 if is_far else 0.0
     top = levels - 0.5 if clips or nonfinite is not None else None
-    line = below.astype(np.float32), factor, 0.5 if far else 0.0
     if isinstance(rows, np.ndarray) or rows.device.type == "cpu":
-        values = np.require(np.asarray(rows), np.float32, ["C", "W"])
-        tiles, count = np.empty(values.shape, np.uint8), len(values)
-        each = (v if len(v) == count else v.repeat(count) for v in line[:2])
+        numbers = np.require(np.asarray(rows), np.float32, ["C", "W"])
+        count = len(numbers)
+        tiles = np.empty(numbers.shape, np.uint8)
+        if len(start) < count:
+            start = start.repeat(count)
+            factor = factor.repeat(count)
         loops.quantise(
-            *(values.reshape(count, -1), *each, line[2]),
-            *(-1.0 if top is None else top, tiles.reshape(count, -1)),
+            numbers.reshape(count, -1),
+            start,
+            factor,
+            half,
+            -1.0 if top is None else top,
+            tiles.reshape(count, -1),
         )
     else:
-        tiles = quantise_on_device(rows, *line, top)
+        tiles = quantise_on_device(rows, start, factor, half, top)
     if flat.any():
         middle = np.where(low == 0, 0, (levels - 1) // 2 + 1).astype(np.uint8)
         where = flat if len(flat) == len(tiles) else flat.repeat(len(tiles))
@@ -210,12 +289,12 @@ def quantise_on_device(
     """(value - low) · factor + half of maps [N, ...], clipped to 0..top (unless None; NaN to 0) and
     cut to whole numbers where the maps are, so that only the bytes are sent back."""
     shape = (-1, *[1] * (maps.ndim - 1))
-    below, times = (maps.new_tensor(v).reshape(shape) for v in (low, factor))
-    values = (maps - below).mul_(times).add_(half)
+    levels = maps - maps.new_tensor(low).reshape(shape)
+    levels = levels.mul_(maps.new_tensor(factor).reshape(shape)).add_(half)
     if top is not None:
-        values.nan_to_num_(0.0).clamp_(0, top)
-    sent: Bytes = values.byte().cpu().numpy()
-    return sent
+        levels.nan_to_num_(0.0).clamp_(0, top)
+    tiles: Bytes = levels.byte().cpu().numpy()
+    return tiles
 
 
 def to_pixels(picture: Tensor) -> Bytes:

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from featviz.drawing.sheet import resized
 from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError
 from featviz.exemplars.collect import ExemplarSource, TopImages
@@ -177,17 +178,11 @@ def cut(
     if box is None:
         return tile
     crop = picture.crop(box)
-    scale = TILE / max(*largest, *crop.size)
-    width = max(1, min(TILE, round(crop.width * scale)))
-    height = max(1, min(TILE, round(crop.height * scale)))
-    resampling = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BILINEAR
-    inside = PixelBox(
-        left=(TILE - width) // 2,
-        top=(TILE - height) // 2,
-        right=(TILE - width) // 2 + width,
-        bottom=(TILE - height) // 2 + height,
-    )
-    tile.paste(crop.resize((width, height), resampling), inside)
+    crop = resized(crop, TILE / max(*largest, *crop.size))
+    left = (TILE - crop.width) // 2
+    top = (TILE - crop.height) // 2
+    inside = PixelBox(left, top, right=left + crop.width, bottom=top + crop.height)
+    tile.paste(crop, inside)
     is_whole = box == (0, 0, picture.width, picture.height)
     if is_whole and position is not None and max(position.rows, position.columns) > 1:
         _draw_frame(tile, inside, position)

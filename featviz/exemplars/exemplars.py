@@ -4,24 +4,18 @@ a picture of each channel, and a sheet of all channels of a layer."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
-from math import ceil, sqrt
 from pathlib import PurePosixPath
-from typing import Any
 
 from msgspec import structs
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from featviz.errors import UsageError
 from featviz.exemplars.collect import ExemplarCollector, ExemplarSource, TopImages
-from featviz.exemplars.crops import TILE, CropReader
-from featviz.exemplars.fields import (
-    PixelBox,
-    is_map_of_input,
-    receptive_fields,
-)
+from featviz.exemplars.crops import CropReader
+from featviz.exemplars.fields import is_map_of_input, receptive_fields
+from featviz.exemplars.pictures import LayerPicture, draw_channel
 from featviz.files.urls import Url
 from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import in_eval_mode
@@ -206,7 +200,7 @@ def _draw_layer(
     label = printable(row.label + (f".{row.key}" if row.key else ""))
     label += f" call {row.call}" if row.call else ""
     lines = _sheet_title(row, label, channels, options.pick, len(reader.study.seen))
-    sheet, add_row = begin_sheet(lines, channels, tiles_per_channel)
+    sheet = LayerPicture(lines, channels, tiles_per_channel)
     drawn_channels = []
     step = max(1, _MAX_TILES // tiles_per_channel)
     for first in range(0, channels, step):
@@ -220,9 +214,9 @@ def _draw_layer(
                 title = (f"{label}, channel {channel}", lines[-1])
                 texts = [(exemplar.value, exemplar.image) for exemplar in exemplars]
                 _save(folder, path, draw_channel(title, tiles, texts, tiles_per_channel))
-            add_row(channel, tiles, [exemplar.value for exemplar in exemplars])
+            sheet.add_row(channel, tiles, [exemplar.value for exemplar in exemplars])
             drawn_channels.append(ExemplarChannel(channel, path, exemplars))
-    _save(folder, row.sheet, sheet)
+    _save(folder, row.sheet, sheet.image)
     return replace(row, channels=drawn_channels)
 
 
@@ -253,100 +247,3 @@ def _sheet_title(
 def _save(folder: Folder, path: str, picture: Image.Image) -> None:
     with folder.write(path) as file:
         picture.save(file, "png", compress_level=1)  # 6 % larger than usual, in half the time
-
-
-# Pictures
-
-_GAP, _TEXT, _LINE = 8, 12, 15
-_TITLE = 2 * _LINE + _GAP
-_CAPTION = 2 * _LINE + 2
-_LABEL = 92
-_BETWEEN, _COLUMN_GAP = 4, 24
-_SMALL, _MOST_PIXELS, _MOST_SHOWN = (64, 48, 32), 2**26, 40
-"""Pixels a side of a tile in a sheet, pixels of it and tiles in a row at most."""
-_LONGEST_NAME = 19
-_PAPER, _INK, _FAINT = "#ffffff", "#1b2129", "#66707c"
-
-
-def slot(rank: int, count: int) -> PixelBox:
-    """Where the tile of a rank lies in the picture of a channel that has room for `count`."""
-    row, column = divmod(rank, max(1, ceil(sqrt(count))))
-    left = _GAP + column * (TILE + _GAP)
-    top = _TITLE + _GAP + row * (TILE + _CAPTION + _GAP)
-    return PixelBox(left, top, left + TILE, top + TILE)
-
-
-def draw_channel(
-    title: Sequence[str],
-    tiles: Sequence[Image.Image],
-    texts: Sequence[tuple[float, str]],
-    count: int,
-) -> Image.Image:
-    """A channel's tiles, the best first, each above its value and the name of its image."""
-    right = slot(max(1, ceil(sqrt(count))) - 1, count)[2]
-    bottom = slot(count - 1, count)[3]
-    size = max(right, 2 * (TILE + _GAP)) + _GAP, bottom + _CAPTION + _GAP
-    picture = Image.new("RGB", size, _PAPER)
-    for number, (line, color) in enumerate(zip(title, (_INK, _FAINT), strict=True)):
-        most = picture.width - 2 * _GAP
-        if _font().getlength(line) > most:  # cut it where the picture ends
-            ends = range(len(line), -1, -1)
-            line = next(f"{line[:n]}…" for n in ends if _font().getlength(f"{line[:n]}…") <= most)
-        _write(picture, (_GAP, _GAP + number * _LINE), line, color)
-    for rank, (tile, (value, image)) in enumerate(zip(tiles, texts, strict=True)):
-        left, top, _, bottom = slot(rank, count)
-        picture.paste(tile, (left, top))
-        _write(picture, (left, bottom + 1), f"{value:.4g}", _INK)
-        name = printable(image)  # its end tells images apart
-        name = name if len(name) <= _LONGEST_NAME else "…" + name[1 - _LONGEST_NAME :]
-        _write(picture, (left, bottom + 1 + _LINE), name, _FAINT)
-    return picture
-
-
-def begin_sheet(
-    title: Sequence[str], channels: int, count: int
-) -> tuple[Image.Image, Callable[[int, Sequence[Image.Image], Sequence[float]], None]]:
-    """The picture of a layer, a row of at most `count` small tiles for each channel, about square;
-    and what draws the row of a channel, its tiles and their values, into it."""
-    most = min(count, _MOST_SHOWN)  # tiles are made smaller, then left out, then channels are
-    for side, shown in [(n, most) for n in _SMALL] + [(_SMALL[-1], n) for n in range(most)[:0:-1]]:
-        width, height = _LABEL + shown * (side + _BETWEEN) + _COLUMN_GAP, side + _LINE + _GAP
-        if channels * width * height <= _MOST_PIXELS:
-            break
-    rows = min(channels, _MOST_PIXELS // (width * height))
-    left_out = [f"the first {shown} of up to {count} images"] if shown < count else []
-    left_out += [f"the first {rows} of {channels} channels"] if rows < channels else []
-    lines = [*title, *([f"for want of room only {' of '.join(left_out)}"] if left_out else [])]
-    high = ceil(rows / max(1, round(sqrt(rows * height / width))))
-    begin = len(lines) * _LINE + 3 * _GAP
-    widest = max(int(_font().getlength(line)) for line in lines) + 2 * _GAP
-    size = max(ceil(rows / high) * width + _GAP, widest), begin + high * height + _GAP
-    picture = Image.new("RGB", size, _PAPER)
-    for number, line in enumerate(lines):
-        _write(picture, (_GAP, _GAP + number * _LINE), line, _FAINT if number else _INK)
-
-    def add_row(channel: int, tiles: Sequence[Image.Image], values: Sequence[float]) -> None:
-        if channel >= rows:
-            return
-        column, down = divmod(channel, high)
-        left, top = _GAP + column * width, begin + down * height
-        _write(picture, (left, top + (side - _LINE) // 2), f"channel {channel}", _INK)
-        note = "" if values else "no finite value"
-        if len(values) > 1 and values[0] == values[-1]:  # dead, or saturated
-            note = "all equal"
-        _write(picture, (left, top + (side + _LINE) // 2), note, _FAINT)
-        for rank, (tile, value) in enumerate(zip(tiles, values[:shown], strict=False)):
-            at = left + _LABEL + rank * (side + _BETWEEN)
-            picture.paste(tile.resize((side, side), Image.Resampling.BOX), (at, top))
-            _write(picture, (at, top + side), f"{value:.3g}", _FAINT)
-
-    return picture, add_row
-
-
-def _write(picture: Image.Image, at: tuple[int, int], text: str, color: str) -> None:
-    ImageDraw.Draw(picture).text(at, text, fill=color, font=_font())
-
-
-@cache
-def _font() -> Any:
-    return ImageFont.load_default(_TEXT)

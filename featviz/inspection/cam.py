@@ -19,8 +19,9 @@ from torch import Tensor
 from featviz import layout
 from featviz.drawing import colormap, normalize
 from featviz.drawing.drawer import class_map, draw_maps
-from featviz.drawing.page import Panel, write_figure
+from featviz.drawing.page import write_figure
 from featviz.drawing.picture import lay_over, to_image
+from featviz.drawing.sheet import Tile
 from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError, UsageError
 from featviz.gradients import passes
@@ -192,7 +193,7 @@ def cam(
             elif place is not None:
                 assert result.shown is not None
                 panels = [
-                    Panel(printable(f"{one.name} ({one.site.layer.type})"), one.picture, one.limits)
+                    Tile(printable(f"{one.name} ({one.site.layer.type})"), one.picture, one.limits)
                     for one in result.maps
                 ]
                 title = f"{result.words} at {', '.join(one.name for one in result.maps)}"

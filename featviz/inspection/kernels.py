@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -17,7 +18,6 @@ from featviz.drawing.kernels import (
     read_filters,
 )
 from featviz.drawing.picture import caption, describe, encode
-from featviz.drawing.tensorboard import Board
 from featviz.drawing.values import statistics
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks.eval_mode import in_eval_mode
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 NO_IMAGE = InputOptions(channels=1)
 """Kernels need no input; with this, none is guessed from the first convolution."""
 _FOR_MAPS = ("tensors", "flat", "overlay", "reduce", "figure")
+"""Options of drawing that mean nothing for kernels."""
 
 
 def draw_kernels(
@@ -53,81 +54,112 @@ def draw_kernels(
     events = None
     if options.tensorboard is not None:
         events = tensorboard.run_folder(options.tensorboard, options.out)
-    with replacing(options.out, RUN, options.overwrite) as fresh:
+    with replacing(options.out, RUN, options.overwrite) as folder:
         loaded = load_model(model, NO_IMAGE)
         with in_eval_mode(loaded.module):
-            read, skipped = _read(loaded, options.layers)
-        drawing = {k: v for k, v in structs.asdict(options.draw).items() if k not in _FOR_MAPS}
-        run = RunDirectory(fresh)
-        given = {"layers": options.layers, "all_slices": options.all_slices, **drawing}
-        layers = [layer.name for layer, _ in read]
-        record = {"kind": "kernels", **versions(), "model": loaded.source, "layers": layers}
-        run.write_run({**record, "options": given})
-        folder = ImageFolder(run, "")
-        drawn = []
+            filters, skipped = _read(loaded, options.layers)
+        run = RunDirectory(folder)
+        run.write_run(_record(loaded, list(filters), options))
+        images = ImageFolder(run, "")
+        captures = []
+        stats: dict[str, Floats] = {}
         with tensorboard.opened(events, options.out) as board:
-            for layer, kernels in read:
+            for layer, layer_filters in filters.items():
                 try:
-                    drawn.append(_draw(layer, kernels, folder, options, board))
+                    drawn = _draw(layer, layer_filters, images, options)
                 except LayoutError as error:
                     skipped.append(_skip(layer, error))
-        rows = [row for row, _, _ in drawn]
-        manifest = {"captures": rows, "skipped": manifest_rows((), skipped)["skipped"]}
-        folder.finish(manifest, {key: numbers for _, key, numbers in drawn})
-    about = {"captures": rows, "skipped": [asdict(skip) for skip in skipped]}
-    return {"out": str(options.out), **about}, skipped
+                    continue
+                captures.append(drawn.row)
+                stats[drawn.key] = drawn.stats
+                if board is not None:
+                    post_filters(board, layer, layer_filters, options.draw)
+        manifest = {"captures": captures, "skipped": manifest_rows((), skipped)["skipped"]}
+        images.finish(manifest, stats)
+    document = {
+        "out": str(options.out),
+        "captures": captures,
+        "skipped": [asdict(skip) for skip in skipped],
+    }
+    return document, skipped
 
 
-def _read(
-    loaded: LoadedModel, selectors: str | None
-) -> tuple[list[tuple[Layer, Filters]], list[Skip]]:
+def _record(loaded: LoadedModel, layers: Sequence[Layer], options: KernelOptions) -> dict[str, Any]:
+    """What run.json says."""
+    drawing = structs.asdict(options.draw)
+    for name in _FOR_MAPS:
+        del drawing[name]
+    return {
+        "kind": "kernels",
+        **versions(),
+        "model": loaded.source,
+        "layers": [layer.name for layer in layers],
+        "options": {"layers": options.layers, "all_slices": options.all_slices, **drawing},
+    }
+
+
+def _read(loaded: LoadedModel, selectors: str | None) -> tuple[dict[Layer, Filters], list[Skip]]:
     """The kernels of the chosen layers, and which of these have none. A shared module's are drawn
     once, under the first chosen name."""
-    modules, every = modules_by_name(loaded.module), list_layers(loaded.module)
-    layers = [layer for layer in every if is_convolution(modules[layer.name])]
+    modules = modules_by_name(loaded.module)
+    layers = list_layers(loaded.module)
+    chosen = [layer for layer in layers if is_convolution(modules[layer.name])]
     if selectors is not None:
-        layers = choose_layers(loaded, selectors, loaded.preprocess.blank())
-    chosen: dict[int, Layer] = {}
-    for layer in layers:
-        chosen.setdefault(id(modules[layer.name]), layer)
-    kernels, skipped = [], []
-    for layer in chosen.values():
+        chosen = choose_layers(loaded, selectors, loaded.preprocess.blank())
+    filters: dict[Layer, Filters] = {}
+    skipped: list[Skip] = []
+    seen: set[int] = set()
+    for layer in chosen:
+        module = modules[layer.name]
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
         try:
-            kernels.append((layer, read_filters(modules[layer.name])))
+            filters[layer] = read_filters(module)
         except LayoutError as error:
             skipped.append(_skip(layer, error))
-    if kernels:
-        return kernels, skipped
+    if filters:
+        return filters, skipped
     message = "the model has no convolutions"
     if skipped:
         first = skipped[0]
         message = f"none of {len(skipped)} layers has kernels to draw: "
         message += f"{first.layer or first.type}: {first.reason}"
-    raise UsageError(message, f"types here: {types_present(every)}")
+    raise UsageError(message, f"types here: {types_present(layers)}")
 
 
-def _draw(
-    layer: Layer, kernels: Filters, folder: ImageFolder, options: KernelOptions, board: Board | None
-) -> tuple[dict[str, Any], str, Floats]:
-    """Write a layer's picture; its row of the manifest, and the key and statistics [output
-    channels, 6] of all weights of each."""
-    picture, words = draw_filters(kernels, options.draw, options.all_slices)
-    data, shape, groups, transposed = kernels
-    numbers = statistics(data)[0]
+class _Drawn(NamedTuple):
+    """A layer whose picture is written."""
+
+    row: dict[str, Any]
+    """Of the manifest."""
+    key: str
+    """In stats.npz."""
+    stats: Floats
+    """[output channels, 6], of all weights of each."""
+
+
+def _draw(layer: Layer, filters: Filters, folder: ImageFolder, options: KernelOptions) -> _Drawn:
+    """Write a layer's picture."""
+    picture, tiles = draw_filters(filters, options.draw, options.all_slices)
+    stats = statistics(filters.kernels)[0]
     site = CaptureSite(layer, "kernel", 0, "")
     file = folder.file(layer, f"{site.stem}.{options.draw.format}")
-    values = data[0].numel()
-    row = describe(replace(picture, stats=numbers), site, shape, file, values)
-    if row.nonfinite:
+    weights = filters.kernels[0].numel()
+    capture = describe(replace(picture, stats=stats), site, filters.weight_shape, file, weights)
+    if capture.nonfinite:
         message = "%s holds %d NaN or infinite weights, shown in magenta"
-        log.warning(message, layer.label, row.nonfinite)
+        log.warning(message, layer.label, capture.nonfinite)
     with folder.writing(file) as opened:
-        encode(picture, opened, options.draw.format, {**caption(row), "Tile": words})
-    if board is not None:
-        post_filters(board, layer, kernels, options.draw)
-    (entry,) = manifest_rows([row], ())["captures"]
-    more = {"groups": groups, "transposed": transposed}
-    return {**entry, **more, "slices": picture.slices[1], "tiles": words}, site.stats_key, numbers
+        encode(picture, opened, options.draw.format, {**caption(capture), "Tile": tiles})
+    (row,) = manifest_rows([capture], ())["captures"]
+    row |= {
+        "groups": filters.groups,
+        "transposed": filters.transposed,
+        "slices": picture.slices[1],
+        "tiles": tiles,
+    }
+    return _Drawn(row, site.stats_key, stats)
 
 
 def _skip(layer: Layer, error: LayoutError) -> Skip:

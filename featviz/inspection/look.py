@@ -14,26 +14,34 @@ from torch import Tensor
 
 from featviz.drawing import colormap, values
 from featviz.drawing.drawer import draw, magnitude_and_phase
-from featviz.drawing.page import Panel, Row, draw_page
+from featviz.drawing.page import Page, PageRow, draw_page
 from featviz.drawing.picture import GridPicture, write_png
+from featviz.drawing.sheet import Tile
 from featviz.drawing.values import to_pixels
 from featviz.errors import NOTHING_DRAWN, FeatvizError, LayoutError, UsageError
+from featviz.hooks.capture import Recorder
 from featviz.hooks.layers import list_layers
 from featviz.layout import to_floats
+from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.options import DrawOptions, ModelOptions, RunOptions
 from featviz.options.commands import LookOptions
 from featviz.records import Bytes, CaptureSite, ClassScore, Floats, Layer, Sample, Skip, finite
-from featviz.run.prepare import Prepared, files_read, find_images, prepare, read_input
+from featviz.run.prepare import ModelInput, files_read, find_images, prepare, read_input
 from featviz.rundir.place import check_apart, check_file, picture_of, write_file
 from featviz.text import by, counted, listed, quoted, safe_name
 
 log = logging.getLogger(__name__)
 
 MOST_STAGES = 10
-_SMALLEST_PICTURE = 8  # pixels of the shorter side from which an output is shown as a picture
-ALIKE = 0.9  # correlation from which on a map looks like another that is shown already
-_COMPARED = 64
+ALIKE = 0.9
+"""Correlation from which on a map looks like another that is shown already."""
+_COMPARED_SIDE = 64
+"""Pixels of the longer side of the maps that are compared."""
+_SMALLEST_PICTURE = 8
+"""Pixels of the shorter side from which an output is shown as a picture."""
+_KEY = "the maps of each layer that vary most; near-duplicates are shown once"
+
 Span = tuple[float | None, float | None]
 """The least and the greatest finite value; None where there is none."""
 
@@ -78,21 +86,28 @@ class LookResult:
     prediction: tuple[ClassScore, ...]
     layers: tuple[ShownLayer, ...]
     left_out: tuple[str, ...]
+    """Stages that are not shown, since there are more than MOST_STAGES."""
     skipped: tuple[Skip, ...]
     never_ran: tuple[str, ...]
     shown: Bytes = field(repr=False, compare=False)
+    """What the model saw, uint8 [H, W, 3]."""
     picture: Bytes = field(repr=False, compare=False, default_factory=lambda: np.empty(0, np.uint8))
+    """The page, uint8 [H, W, 3]."""
 
     def as_json(self) -> dict[str, Any]:
         """For programs: all but the pixels."""
-        rows = [{k: v for k, v in vars(row).items() if k != "tiles"} for row in self.layers]
+        layers = []
+        for layer in self.layers:
+            row = dict(vars(layer))
+            del row["tiles"]
+            layers.append(row)
         return {
             "file": str(self.path),
             "model": self.model,
             "image": self.name,
             "input": {"shape": self.input_shape, "preprocessing": self.preprocessing},
             "prediction": [asdict(guess) for guess in self.prediction],
-            "layers": rows,
+            "layers": layers,
             "left_out": self.left_out,
             "skipped": [asdict(skip) for skip in self.skipped],
             "never_ran": self.never_ran,
@@ -113,23 +128,50 @@ def look(
         draw=DrawOptions(cmap=options.cmap, max_slices=2**31),
         inputs=options.inputs,
     )
-    found = find_images(images, run)
+    samples = find_images(images, run)
     spec = model.spec if isinstance(model, ModelOptions) else type(model.module).__name__
     name = Path(spec).name
-    short = re.sub(r"\.(pth|pt2?|ckpt|bin|safetensors|py)\b", "", name).replace(":", "-")
-    out = options.out or Path(safe_name(f"look-{short}-{Path(found[0].name).stem}.png"))
-    check_files("look", [out], model, found, options.overwrite)
-    prepared = prepare(model, found, run)
+    out = options.out
+    if out is None:
+        short = re.sub(r"\.(pth|pt2?|ckpt|bin|safetensors|py)\b", "", name).replace(":", "-")
+        out = Path(safe_name(f"look-{short}-{Path(samples[0].name).stem}.png"))
+    check_files("look", [out], model, samples, options.overwrite)
+    prepared = prepare(model, samples, run)
     if len(prepared.samples) > 1:
         first = quoted(prepared.samples[0].name)
         log.info("the first of %d images, %s; name another one", len(prepared.samples), first)
     if prepared.model.source.get("weights") == "none":
         name += " (random weights)"
-    result = _see(name, prepared, options, out)
+
+    stages = prepared.layers
+    if options.layers is None:
+        stages = spread(stages)
+    image = read_input(prepared.samples[0], prepared.model.preprocess, prepared.options.inputs)
+    collector = _Collector(stages, prepared.hints(image.args), prepared.options.draw, options.maps)
+    root = list_layers(prepared.model.module)[0]
+    with prepared.watched(stages if root in stages else [*stages, root]) as show:
+        outcome, recorder = show(image.args, collector.hints, collector.take)
+    result = LookResult(
+        path=out,
+        model=name,
+        name=prepared.samples[0].name,
+        input_shape=tuple(image.args[0].shape),
+        preprocessing=image.words,
+        prediction=outcome.prediction,
+        layers=_shown_layers(collector, recorder),
+        left_out=tuple(layer.name for layer in prepared.layers if layer not in stages),
+        skipped=tuple(recorder.skipped),
+        never_ran=tuple(layer.name for layer in recorder.never_ran),
+        shown=_seen(image),
+    )
+    if result.left_out:
+        count = len(result.layers)
+        log.info("%d of %d stages; --layers takes others", count, count + len(result.left_out))
+    result = replace(result, picture=_page(result, collector, options.cmap))
     with write_file(out) as file:
-        size = result.picture.shape[:2]
-        rows = [result.picture.reshape(size[0], -1)]
-        write_png(file, size, rows, text={"Software": "featviz look"})
+        height, width = result.picture.shape[:2]
+        rows = [result.picture.reshape(height, -1)]
+        write_png(file, (height, width), rows, text={"Software": "featviz look"})
     return result
 
 
@@ -145,137 +187,161 @@ def check_files(
     inputs = files_read(model, samples)
     for path in paths:
         if path.suffix.lower() != ".png":
-            other = quoted(str(path.with_suffix(".png")))
-            raise UsageError(f"--out {quoted(str(path))}: {command} writes PNG", f"--out {other}")
+            png = quoted(str(path.with_suffix(".png")))
+            raise UsageError(f"--out {quoted(str(path))}: {command} writes PNG", f"--out {png}")
         check_apart(path, "--out", inputs)
         check_file(path, picture_of(command), overwrite=overwrite)
 
 
-def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> LookResult:
-    """Show the image to the model: what its layers make of it, and the page of that."""
-    chosen, left_out = list(prepared.layers), list[Layer]()
-    if options.layers is None and len(chosen) > MOST_STAGES:  # evenly spread ones stay
-        kept = {round(place) for place in np.linspace(0, len(chosen) - 1, MOST_STAGES)}
-        left_out = [layer for place, layer in enumerate(chosen) if place not in kept]
-        chosen = [layer for place, layer in enumerate(chosen) if place in kept]
-    image = read_input(prepared.samples[0], prepared.model.preprocess, prepared.options.inputs)
-    hints = prepared.hints(image.args)
-    wanted = {layer.name for layer in chosen}
-    rows: dict[str, ShownLayer] = {}
-    shapes: list[str] = []
-    shown = image.preprocess.shown(image.args)[0]
-    if image.args[0].ndim == 5:  # of a clip or a volume the slice in the middle
+def spread(stages: Sequence[Layer]) -> list[Layer]:
+    """At most MOST_STAGES of the stages, evenly spread, the first and the last among them."""
+    if len(stages) <= MOST_STAGES:
+        return list(stages)
+    return [stages[round(number)] for number in np.linspace(0, len(stages) - 1, MOST_STAGES)]
+
+
+def _seen(image: ModelInput) -> Bytes:
+    """What the model saw, uint8 [H, W, 3]; of a clip or a volume the slice in the middle."""
+    picture = image.preprocess.shown(image.args)[0]
+    if image.args[0].ndim == 5:
         slices = image.preprocess.pictures(image.args[:1])
-        shown = slices[len(slices) // 2][0]
-    pictures = [("input", _rgb(to_pixels(shown)))]
+        picture = slices[len(slices) // 2][0]
+    return _rgb(to_pixels(picture))
 
-    def take(site: CaptureSite, tensor: Tensor) -> None:
-        """The sink of the hooks: the first maps that a layer gives; numbers only where it gives no
-        maps."""
-        if not site.layer.name and not tensor.is_nested:
-            if not shapes:
-                pictures.extend(_output_picture(site.key, tensor, hints.input_shape[-2:]))
-            shapes.append(by(tensor.shape))
-        before = rows.get(site.layer.name)
-        if site.layer.name in wanted and (before is None or before.strip):
-            known = hints.of_tensor(site, tensor)
-            if tensor.is_complex():
-                site, tensor, known = next(magnitude_and_phase(site, tensor, known, DrawOptions()))
-            picture = draw(prepared.options.draw, site, tensor, known)[""]
-            if before is None or not picture.strip:
-                rows[site.layer.name] = _telling(site, tensor, picture, options)
 
-    root = list_layers(prepared.model.module)[0]
-    with prepared.watched(chosen if root in chosen else [*chosen, root]) as show:
-        outcome, recorder = show(image.args, hints, take)
-    never_ran = tuple(layer.name for layer in recorder.never_ran)
-    if not rows:
-        why = [f"never ran: {listed(never_ran, 3)}"] if never_ran else []
+class _Collector:
+    """Keeps the most telling maps of each stage while the model runs, and pictures its output."""
+
+    def __init__(
+        self, stages: Sequence[Layer], hints: HintBook, draw_options: DrawOptions, most_maps: int
+    ) -> None:
+        self.hints = hints
+        self.layers: dict[str, ShownLayer] = {}
+        """By name, in the order in which they ran."""
+        self.output_shapes: list[str] = []
+        self.output_picture: Tile | None = None
+        self._stages = {layer.name for layer in stages}
+        self._draw_options = draw_options
+        self._most_maps = most_maps
+
+    def take(self, site: CaptureSite, tensor: Tensor) -> None:
+        """The sink of the hooks: of a stage the first maps that it gives; numbers only where it
+        gives no maps."""
+        name = site.layer.name
+        if not name and not tensor.is_nested:
+            if not self.output_shapes:
+                input_size = self.hints.input_shape[-2:]
+                self.output_picture = _output_picture(site.key, tensor, input_size)
+            self.output_shapes.append(by(tensor.shape))
+        before = self.layers.get(name)
+        if name not in self._stages or not (before is None or before.strip):
+            return
+        hints = self.hints.of_tensor(site, tensor)
+        if tensor.is_complex():
+            parts = magnitude_and_phase(site, tensor, hints, DrawOptions())
+            site, tensor, hints = next(parts)
+        picture = draw(self._draw_options, site, tensor, hints)[""]
+        if before is None or not picture.strip:
+            self.layers[name] = _telling(site, tensor, picture, self._most_maps)
+
+
+def _shown_layers(collector: _Collector, recorder: Recorder) -> tuple[ShownLayer, ...]:
+    """The layers of which there are maps; FeatvizError with the reasons where there are none."""
+    if not collector.layers:
+        reasons = []
+        if recorder.never_ran:
+            names = [layer.name for layer in recorder.never_ran]
+            reasons.append(f"never ran: {listed(names, 3)}")
         if recorder.skipped:
-            words = [f"{skip.layer or skip.type} ({skip.reason})" for skip in recorder.skipped]
-            why.append(f"skipped: {listed(words, 3)}")
-        raise FeatvizError(f"no picture was drawn; {'; '.join(why)}", NOTHING_DRAWN)
-    for row in rows.values():
-        if row.nonfinite:
-            many = f"{row.layer or row.type} holds {row.nonfinite} NaN or infinite values"
-            log.warning("%s, shown in magenta", many)
-    if left_out:
-        log.info("%d of %d stages; --layers takes others", len(rows), len(rows) + len(left_out))
-    result = LookResult(
-        path=out,
-        model=name,
-        name=prepared.samples[0].name,
-        input_shape=tuple(image.args[0].shape),
-        preprocessing=image.words,
-        prediction=outcome.prediction,
-        layers=tuple(replace(row, calls=recorder.calls[row.layer]) for row in rows.values()),
-        left_out=tuple(layer.name for layer in left_out),
-        skipped=tuple(recorder.skipped),
-        never_ran=never_ran,
-        shown=pictures[0][1],
+            skipped = [f"{skip.layer or skip.type} ({skip.reason})" for skip in recorder.skipped]
+            reasons.append(f"skipped: {listed(skipped, 3)}")
+        raise FeatvizError(f"no picture was drawn; {'; '.join(reasons)}", NOTHING_DRAWN)
+    layers = []
+    for layer in collector.layers.values():
+        if layer.nonfinite:
+            message = "%s holds %d NaN or infinite values, shown in magenta"
+            log.warning(message, layer.layer or layer.type, layer.nonfinite)
+        layers.append(replace(layer, calls=recorder.calls[layer.layer]))
+    return tuple(layers)
+
+
+def _page(result: LookResult, collector: _Collector, cmap: str) -> Bytes:
+    """The page, uint8 [H, W, 3]."""
+    pictures = [Tile("input", result.shown)]
+    remarks = []
+    if collector.output_picture is not None:
+        if not result.prediction:
+            pictures.append(collector.output_picture)
+    elif collector.output_shapes:
+        remarks = [f"output {listed(collector.output_shapes, 3)}", ""]
+    # the steps stand between commas, but for those inside brackets
+    steps = re.split(r", (?![^\[(]*[\])])", result.preprocessing)
+    return draw_page(
+        Page(
+            title=result.model,
+            subtitle=f"{result.name}   input {by(result.input_shape)}",
+            pictures=pictures,
+            bars=[(guess.title, guess.probability) for guess in result.prediction],
+            remarks=[*remarks, "preprocessing", *steps],
+            rows=[page_row(layer) for layer in result.layers],
+            key=_KEY,
+            cmap=cmap,
+        )
     )
-    pictures = pictures[:1] if result.prediction else pictures
-    remarks = [f"output {listed(shapes, 3)}", ""] if shapes and not pictures[1:] else []
-    page = draw_page(
-        title=name,
-        subtitle=f"{result.name}   input {by(result.input_shape)}",
-        pictures=pictures,
-        bars=[(guess.title, guess.probability) for guess in result.prediction],
-        remarks=[*remarks, "preprocessing", *re.split(r", (?![^\[(]*[\])])", image.words)],
-        rows=[words_on(row) for row in result.layers],
-        key="the maps of each layer that vary most; near-duplicates are shown once",
-        cmap=options.cmap,
-    )
-    return replace(result, picture=page)
 
 
 def _rgb(pixels: Bytes) -> Bytes:
     return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
 
 
-def _output_picture(key: str, output: Tensor, size: Sequence[int]) -> list[tuple[str, Bytes]]:
-    """An output [1, C, H, W] with its caption: one or three channels as pixels, 0..1 as they are
-    and others from the least to the greatest; scores of a segmentation as the likeliest class, in
-    colours that mean nothing. Empty where it is neither."""
+def _output_picture(key: str, output: Tensor, input_size: Sequence[int]) -> Tile | None:
+    """An output [1, C, H, W] as a picture; None where it is none.
+
+    One or three channels are pixels: 0..1 as they are, others from the least to the greatest.
+    Scores of a segmentation are the likeliest class, in colours that mean nothing.
+    """
     shape = tuple(output.shape)
     if len(shape) != 4 or shape[0] != 1 or min(shape[2:]) < _SMALLEST_PICTURE:
-        return []
-    named = key in ("logits", "out") and shape[1] > 1  # by Hugging Face and torchvision
-    classes = named or (shape[1] not in (1, 3) and shape[2:] == tuple(size))
-    if not (classes or shape[1] in (1, 3)):
-        return []
+        return None
+    channels = shape[1]
+    named = key in ("logits", "out") and channels > 1  # by Hugging Face and torchvision
+    is_pixels = channels in (1, 3) and not named
+    if not (is_pixels or named or shape[2:] == tuple(input_size)):
+        return None
     try:
         numbers = to_floats(output.detach())[0]
     except LayoutError:
-        return []
+        return None
     if not numbers.isfinite().all():
-        return []
-    if classes:
-        colors, likeliest = colormap.ramp("turbo"), numbers.argmax(0).cpu().numpy()
-        return [(f"classes {by(shape)}", colors[likeliest * 97 % len(colors)])]
+        return None
+    if not is_pixels:
+        colors = colormap.ramp("turbo")
+        likeliest = numbers.argmax(0).cpu().numpy()
+        # 97 has no divisor in common with 256: neighbours in the list of classes differ
+        return Tile(f"classes {by(shape)}", colors[likeliest * 97 % len(colors)])
     low, high = float(numbers.min()), float(numbers.max())
     if low < -0.05 or high > 1.05:
         numbers = (numbers - low) / max(high - low, 1e-30)
-    return [(f"output {by(shape)}", _rgb(to_pixels(numbers.clamp(0, 1))))]
+    return Tile(f"output {by(shape)}", _rgb(to_pixels(numbers.clamp(0, 1))))
 
 
-def _telling(
-    site: CaptureSite, tensor: Tensor, picture: GridPicture, options: LookOptions
-) -> ShownLayer:
+def _telling(site: CaptureSite, tensor: Tensor, picture: GridPicture, most_maps: int) -> ShownLayer:
     """The most telling maps of a tensor that is drawn."""
-    numbers = picture.stats
-    colors, side = colormap.table(picture.palette), picture.slices[0]
-    order, levels = ranked(numbers), picture.tiles[:]
-    limits: Any = numbers[:, [values.MIN, values.MAX]]
-    if picture.strip:  # one for all numbers together
-        channels, tiles = order[: options.maps], [colors[np.concatenate(list(levels), axis=1)]]
-        known = limits[np.isfinite(limits).all(1)]
-        limits = [(known[:, 0].min(), known[:, 1].max()) if len(known) else (np.nan, np.nan)]
+    stats = picture.stats
+    slices = picture.slices[0]
+    colors = colormap.table(picture.palette)
+    levels = picture.tiles[:]
+    order = ranked(stats)
+    spans = [(finite(float(low)), finite(float(high))) for low, high in stats[:, : values.MEAN]]
+    if picture.strip:
+        channels = order[:most_maps]
+        tiles = [colors[np.concatenate(list(levels), axis=1)]]
+        ranges = [_overall(spans)]
     else:
-        middles = levels[side // 2 :: side]
-        channels = unlike(middles, order, options.maps)
+        middles = levels[slices // 2 :: slices]
+        channels = unlike(middles, order, most_maps)
         tiles = [colors[middles[channel]] for channel in channels]
-        limits = limits[channels]
+        ranges = [spans[channel] for channel in channels]
     return ShownLayer(
         layer=site.layer.name,
         type=site.layer.type,
@@ -284,24 +350,31 @@ def _telling(
         key=site.key,
         shape=tuple(tensor.shape),
         layout=picture.layout,
-        maps=len(numbers),
-        constant=0 if picture.values == 1 else int(values.is_constant(numbers).sum()),
-        nonfinite=int(numbers[:, values.NONFINITE].sum()),
-        slice=(side // 2, side) if side > 1 else None,
+        maps=len(stats),
+        constant=0 if picture.values == 1 else int(values.is_constant(stats).sum()),
+        nonfinite=int(stats[:, values.NONFINITE].sum()),
+        slice=(slices // 2, slices) if slices > 1 else None,
         channels=tuple(channels),
-        ranges=tuple((finite(float(low)), finite(float(high))) for low, high in limits),
+        ranges=tuple(ranges),
         strip=picture.strip,
         tiles=tiles,
     )
 
 
-def ranked(numbers: Floats) -> list[int]:
+def _overall(spans: Sequence[Span]) -> Span:
+    """The least and the greatest value of all maps together."""
+    lows = [low for low, _ in spans if low is not None]
+    highs = [high for _, high in spans if high is not None]
+    return min(lows, default=None), max(highs, default=None)
+
+
+def ranked(stats: Floats) -> list[int]:
     """Channels by how much their maps vary, from statistics [C, 6], or by the mean where all maps
     are constant. Constant maps are left out where others are; those without a finite value come
     last, and equal ones in their order."""
-    constant = values.is_constant(numbers)
+    constant = values.is_constant(stats)
     column = values.MEAN if constant.all() else values.STD
-    keys = np.nan_to_num(-numbers[:, column], nan=np.inf)
+    keys = np.nan_to_num(-stats[:, column], nan=np.inf)
     order = [int(channel) for channel in np.argsort(keys, kind="stable")]
     return [channel for channel in order if not constant[channel]] or order
 
@@ -309,53 +382,61 @@ def ranked(numbers: Floats) -> list[int]:
 def unlike(maps: Bytes, order: Sequence[int], count: int) -> list[int]:
     """The first `count` channels of an order of which no two look alike, and none is blank, in
     levels [C, H, W]; where there are fewer, the others follow in their order."""
-    step = max(1, max(maps.shape[1:]) // _COMPARED)
-    taken, alike = [], []
+    step = max(1, max(maps.shape[1:]) // _COMPARED_SIDE)
+    chosen: list[int] = []
+    alike: list[int] = []
     rows = np.empty((0, maps[0, ::step, ::step].size), np.float32)
     for channel in order:
+        # of centred rows of length 1 the product is the correlation
         row = maps[channel, ::step, ::step].ravel().astype(np.float32)
         row -= row.mean()
         length = float(np.linalg.norm(row))
         row /= max(length, 1e-6)
-        if length < 1e-6 or (len(rows) and float((rows @ row).max()) >= ALIKE):
+        is_blank = length < 1e-6
+        if is_blank or (len(rows) and float((rows @ row).max()) >= ALIKE):
             alike.append(channel)
             continue
-        taken.append(channel)
+        chosen.append(channel)
         rows = np.vstack([rows, row])
-        if len(taken) == count:
+        if len(chosen) == count:
             break
-    return (taken + alike)[:count]
+    return (chosen + alike)[:count]
 
 
-def words_on(row: ShownLayer) -> Row:
+def page_row(layer: ShownLayer) -> PageRow:
     """A layer's row on the page."""
-    remarks = {
-        f"middle of {row.slice[1] if row.slice else 0} slices": row.slice,
-        "one scale for all": not row.strip and row.tiles[0].shape[:2] == (1, 1),
-        f"call 1 of {row.calls}": row.calls > 1,
-        f"{row.constant} of {row.maps} constant": row.constant,
-        f"{row.nonfinite} NaN or infinite": row.nonfinite,
-    }
-    lines = [row.type, by(row.shape), *(words for words, holds in remarks.items() if holds)]
-    if row.strip:
-        low, high = row.ranges[0]
-        words = "all equal" if low == high else f"largest at {', '.join(map(str, row.channels))}"
-        numbers = f"{counted(row.maps, 'number')}, {words}"
-        tiles = [Panel(numbers, row.tiles[0], note=_span(row.ranges[0]))]
-    else:
-        tiles = [
-            Panel(str(channel), tile, note=_span(ends))
-            for channel, ends, tile in zip(row.channels, row.ranges, row.tiles, strict=True)
-        ]
-    return row.layer or row.type, lines, tiles, row.strip
+    lines = [layer.type, by(layer.shape)]
+    if layer.slice is not None:
+        lines.append(f"middle of {layer.slice[1]} slices")
+    if not layer.strip and layer.tiles[0].shape[:2] == (1, 1):
+        lines.append("one scale for all")
+    if layer.calls > 1:
+        lines.append(f"call 1 of {layer.calls}")
+    if layer.constant:
+        lines.append(f"{layer.constant} of {layer.maps} constant")
+    if layer.nonfinite:
+        lines.append(f"{layer.nonfinite} NaN or infinite")
+    titles = [str(channel) for channel in layer.channels]
+    if layer.strip:
+        low, high = layer.ranges[0]
+        remark = "all equal" if low == high else f"largest at {', '.join(titles)}"
+        titles = [f"{counted(layer.maps, 'number')}, {remark}"]
+    tiles = [
+        Tile(title, pixels, note=_span(span))
+        for title, pixels, span in zip(titles, layer.tiles, layer.ranges, strict=True)
+    ]
+    return PageRow(layer.layer or layer.type, lines, tiles, layer.strip)
 
 
-def _span(ends: Span) -> str:
-    low, high = ends
+def _span(span: Span) -> str:
+    """`0.013 … 1.2`, or `≈0.013` where both ends are written alike."""
+    low, high = span
     if low is None or high is None:
         return ""
     first, last = _brief(low), _brief(high)
-    return f"{first} … {last}" if first != last else "≈" * (low != high) + first
+    if first != last:
+        return f"{first} … {last}"
+    return first if low == high else f"≈{first}"
 
 
 def _brief(value: float) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from featviz.drawing import sheet
 from featviz.drawing.picture import MAX_PIXELS
 from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url
@@ -24,9 +24,7 @@ from featviz.rundir.read import ReadRun, read_run
 from featviz.rundir.schema import Capture
 from featviz.text import cut, read_ranges, safe_name
 
-_MARGIN, _GAP, _TEXT = 12, 4, 13
 _SMALLEST = 32  # pixels of the longer side of what the model saw
-_PAPER, _INK, _NO_PICTURE = (255, 255, 255), (27, 33, 41), (223, 227, 232)
 _KIND = picture_of("sheet")
 _MARK = PngInfo()
 _MARK.add_text("Software", "featviz sheet")
@@ -70,7 +68,7 @@ def make_sheet(
     sides, cells = [cut(name, _LONGEST_NAME) for name in lines], list(lines.values())
     if not options.transpose:
         heads, sides, cells = sides, heads, [list(row) for row in zip(*cells, strict=True)]
-    picture = _table(heads, sides, cells)
+    picture = sheet.table(heads, sides, cells)
     with writing(out, _KIND, overwrite=options.overwrite) as file:
         picture.save(file, "png", pnginfo=_MARK)
     left_out = run.left_out | {error.image.name: error.message for error in damaged}
@@ -135,9 +133,7 @@ def _column(image: ReadImage, row: Capture, channels: Sequence[int]) -> list[Cel
     height, width = plan.tile
     seen = image.picture(INPUT_FILE).convert("RGB")
     factor = min(max(width * side, _SMALLEST) / seen.width, max(height, _SMALLEST) / seen.height)
-    size = max(1, round(seen.width * factor)), max(1, round(seen.height * factor))
-    kind = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.BICUBIC
-    cells: list[Cell] = [seen.resize(size, kind)]
+    cells: list[Cell] = [sheet.resized(seen, factor, Image.Resampling.BICUBIC)]
     slots = {channel: slot * side for slot, channel in enumerate(row.drawn or [ALL])}
     for channel in channels:
         if channel not in slots:
@@ -149,43 +145,3 @@ def _column(image: ReadImage, row: Capture, channels: Sequence[int]) -> list[Cel
             strip.paste(picture.crop((left, top, left + width, top + height)), (n * width, 0))
         cells.append(strip)
     return cells
-
-
-def _table(
-    heads: Sequence[str], sides: Sequence[str], cells: Sequence[Sequence[Cell]]
-) -> Image.Image:
-    """Cells in rows and columns as a picture, with names above and to the left."""
-    font = ImageFont.load_default(_TEXT)
-
-    def written(text: str, upright: bool = False) -> Image.Image:
-        left, _, right, _ = font.getbbox(text)
-        size = max(1, round(right - left)), round(font.getbbox("Ag")[3] + 1)
-        line = Image.new("RGB", size, _PAPER)
-        ImageDraw.Draw(line).text((-left, 0), text, _INK, font)
-        return line.transpose(Image.Transpose.ROTATE_90) if upright else line
-
-    widths = [
-        max(cell.width if cell else 1 for cell in column) for column in zip(*cells, strict=True)
-    ]
-    heights = [max(cell.height if cell else 1 for cell in row) for row in cells]
-    upright = max(font.getlength(head) for head in heads) > max(widths)
-    above, left_of = [written(head, upright) for head in heads], [written(side) for side in sides]
-    widths = [max(width, head.width) for width, head in zip(widths, above, strict=True)]
-    first = (
-        _MARGIN + 2 * _GAP + max(side.width for side in left_of),
-        _MARGIN + 2 * _GAP + max(head.height for head in above),
-    )
-    lefts, tops = (  # where each column and row begins, and where one after the last would
-        [*accumulate((size + _GAP for size in sizes), initial=start)]
-        for sizes, start in zip((widths, heights), first, strict=True)
-    )
-    edge = _MARGIN - _GAP
-    sheet = Image.new("RGB", (lefts[-1] + edge, tops[-1] + edge), _PAPER)
-    for left, head in zip(lefts, above, strict=False):
-        sheet.paste(head, (left, tops[0] - 2 * _GAP - head.height))
-    for row, side, top, height in zip(cells, left_of, tops, heights, strict=False):
-        sheet.paste(side, (lefts[0] - 2 * _GAP - side.width, top + (height - side.height) // 2))
-        for cell, left, width in zip(row, lefts, widths, strict=False):
-            place = (left, top) if cell else (left, top, left + width, top + height)
-            sheet.paste(cell or _NO_PICTURE, place)
-    return sheet

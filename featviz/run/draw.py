@@ -310,10 +310,10 @@ class ImageWriter:
         cmap = picture.cmap or colormap.resolved(
             self.options.cmap, site.kind, True, self.options.reduce
         )
-        panels = page.figure_panels(picture, cmap)
+        tiles = page.figure_tiles(picture, cmap)
         file = self._file(site.layer, f"{site.stem}.figure.png")
         with self.folder.writing(file) as opened:
-            page.write_figure(opened, title, self._shown, panels, cmap, caption(row))
+            page.write_figure(opened, title, self._shown, tiles, cmap, caption(row))
         return file
 
 

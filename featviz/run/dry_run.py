@@ -117,7 +117,7 @@ def _planned(
         from featviz.drawing import page
 
         panels = 1 if kind.strip else min(page.FIRST, count)
-        height, width = page.figure_geometry(panels)[0]
+        height, width = page.figure_size(panels)[:2]
         pixels = int(width * height * FIGURE)
         files.append((f"{site.stem}.figure.png", panels, width, height, pixels))
     names = ("file", "maps", "width", "height", "bytes")

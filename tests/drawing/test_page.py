@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from featviz.drawing import colormap, drawer, page
+from featviz.drawing import colormap, drawer, page, sheet
 from featviz.drawing.picture import GridPicture
 from featviz.options import DrawOptions
 from featviz.records import Bytes
@@ -26,8 +26,8 @@ from featviz.records import Bytes
 SHOWN = np.zeros((4, 4, 3), np.uint8)
 
 
-def panels_of(picture: GridPicture) -> list[page.Panel]:
-    return page.figure_panels(picture, "viridis")
+def panels_of(picture: GridPicture) -> list[sheet.Tile]:
+    return page.figure_tiles(picture, "viridis")
 
 
 def drawn(tensor: Tensor, **options: Any) -> GridPicture:
@@ -68,7 +68,7 @@ def test_panels_name_channels_and_hide_nothing() -> None:
     assert np.abs(panel.pixels.astype(int) - wanted).max() <= 4
 
 
-def written(panels: Sequence[page.Panel], title: str = "t", shown: np.ndarray = SHOWN) -> bytes:
+def written(panels: Sequence[sheet.Tile], title: str = "t", shown: np.ndarray = SHOWN) -> bytes:
     file = io.BytesIO()
     page.write_figure(file, title, shown, panels, "viridis", {"Software": "featviz"})
     return file.getvalue()
@@ -83,7 +83,8 @@ def example(count: int = 4, title: str = "a $title$ of 猫") -> bytes:
 def test_figure_shows_input_maps_and_bars() -> None:
     """The input's colour, viridis from end to end, a title and ticks, in the size foretold."""
     image = Image.open(io.BytesIO(example()))
-    assert image.size == page.figure_geometry(4)[0][::-1]
+    size = page.figure_size(4)
+    assert image.size == (size.width, size.height)
     assert image.info["Software"] == "featviz"
     pixels = np.asarray(image.convert("RGB"))
     shown = (pixels == (10, 200, 30)).all(-1)
@@ -100,7 +101,7 @@ def test_figure_shows_input_maps_and_bars() -> None:
 
 def test_ticks_stand_at_their_values() -> None:
     """Of a bar from 0 to 10.9 the lowest tick is at its end, the highest one below its top."""
-    panel = page.Panel("maps", np.zeros((8, 8, 3), np.uint8) + 9, (0.0, 10.9))
+    panel = sheet.Tile("maps", np.zeros((8, 8, 3), np.uint8) + 9, (0.0, 10.9))
     pixels = np.asarray(Image.open(io.BytesIO(written([panel]))).convert("RGB")).astype(int)
     rows, columns = (abs(pixels - (253, 231, 36)).sum(2) < 30).nonzero()
     beside = pixels[:, columns.max() + 4].sum(1) < 99
@@ -115,8 +116,9 @@ def test_panels_have_the_pixels_of_their_maps() -> None:
     tensor[0, 3, 2:9] = NAN
     panels = panels_of(drawn(tensor))
     pixels = np.asarray(Image.open(io.BytesIO(written(panels))))
-    for panel, corner in zip(panels, page.figure_geometry(4)[2], strict=True):
-        left, top = (round(100 * inches) for inches in corner)
+    for number, panel in enumerate(panels):
+        cell = page.figure_size(4).grid.cell(number)
+        left, top = round(100 * cell.left), round(100 * cell.top)
         found = pixels[top : top + 170, left + 35 : left + 135][5::10, 5::10]
         assert np.array_equal(found, panel.pixels)
 
@@ -135,10 +137,10 @@ def test_ticks_are_those_of_matplotlibs_colour_bar(low: float, high: float) -> N
         for value, label in zip(bar.get_ticks(), axes.get_yticklabels(), strict=True)
         if low <= value <= high
     ]
-    found, factor = page.ticks(low, high)
-    assert [words for _, words in found] == [words for _, words in wanted]
-    assert [value for value, _ in found] == pytest.approx([value for value, _ in wanted])
-    assert factor == axes.yaxis.get_offset_text().get_text()
+    found = page.ticks(low, high)
+    assert found.numbers == [number for _, number in wanted]
+    assert found.values == pytest.approx([value for value, _ in wanted])
+    assert found.factor == axes.yaxis.get_offset_text().get_text()
 
 
 @pytest.mark.filterwarnings("error")
@@ -174,8 +176,9 @@ def test_a_fine_overlay_is_reduced_smoothly() -> None:
     for side, levels in ((1360, range(110, 146)), (17, (0, 255))):
         y, x = np.mgrid[:side, :side]
         board = np.repeat(((y + x) % 2 * 255).astype(np.uint8)[..., None], 3, axis=2)
-        file = io.BytesIO(written([page.Panel("", board, (0, 1))], "", board))
-        left, top = (round(inches * 100) for inches in page.figure_geometry(1)[2][0])
+        file = io.BytesIO(written([sheet.Tile("", board, (0, 1))], "", board))
+        cell = page.figure_size(1).grid.cell(0)
+        left, top = round(100 * cell.left), round(100 * cell.top)
         inside = np.asarray(Image.open(file))[top + 20 : top + 300, left + 20 : left + 300]
         assert np.isin(inside, list(levels)).all()
 
@@ -197,18 +200,18 @@ def quarters() -> Bytes:
 
 def look(*tiles: Bytes, **fields: Any) -> Bytes:
     """A page with one row of tiles."""
-    maps = [page.Panel(str(place), pixels, note="0 … 1") for place, pixels in enumerate(tiles)]
+    maps = [sheet.Tile(str(place), pixels, note="0 … 1") for place, pixels in enumerate(tiles)]
     known = {
         "title": "net",
         "subtitle": "a.png",
-        "pictures": [("input", solid(4, 4, (128, 128, 128)))],
+        "pictures": [sheet.Tile("input", solid(4, 4, (128, 128, 128)))],
         "bars": [],
         "remarks": [],
-        "rows": [("conv1", ["Conv2d"], maps, False)],
+        "rows": [page.PageRow("conv1", ["Conv2d"], maps)],
         "key": "",
         "cmap": "grey",
     }
-    return page.draw_page(**{**known, **fields})
+    return page.draw_page(page.Page(**{**known, **fields}))
 
 
 def box(drawn: Bytes, colour: tuple[int, int, int]) -> tuple[int, int, int, int]:
@@ -256,7 +259,7 @@ def test_bars_are_as_long_as_the_shares() -> None:
 
 def test_a_strip_is_as_wide_as_the_row() -> None:
     """All numbers of a vector side by side, from the names to the margin."""
-    row = "fc", ["Linear"], [page.Panel("4", solid(1, 4, COLOURS[0]))], True
+    row = page.PageRow("fc", ["Linear"], [sheet.Tile("4", solid(1, 4, COLOURS[0]))], strip=True)
     drawn = look(quarters(), rows=[row])
     _, left, height, width = box(drawn, COLOURS[0])
     assert (left, height, left + width) == (210, 30, drawn.shape[1] - 30)
@@ -265,7 +268,7 @@ def test_a_strip_is_as_wide_as_the_row() -> None:
 @pytest.mark.parametrize("name", ["a" * 300, "encoder.layers.encoder_layer_11.attn.\x1b]0;y\x07"])
 def test_names_stay_in_their_column(name: str) -> None:
     """However long, a name and its lines touch no tile and need no second look."""
-    row = name, [name or "x"] * 6, [page.Panel("0", quarters(), note="0 … 1")], False
+    row = page.PageRow(name, [name or "x"] * 6, [sheet.Tile("0", quarters(), note="0 … 1")])
     drawn = look(rows=[row], title=name, subtitle=name, key=name)
     top = box(drawn, COLOURS[0])[0]
     assert (drawn[top - 5 : top + 150, 200:210] == 255).all()

@@ -131,7 +131,7 @@ def test_pictures_in_pieces_are_tiles_enlarged_marked_and_laid(
     colors = Palette(256, 201, None, None)
     monkeypatch.setattr(grid, "PIECE_BYTES", piece)
     shapes, high, wide = grid.marks(plan.tile), plan.tile[0] + padding, plan.tile[1] + padding
-    for written in (None, {number: ("", "", mark) for number, mark in marks.items()}):
+    for written in (None, {number: grid.Label(mark=mark) for number, mark in marks.items()}):
         expected = np.full((plan.height, plan.width, colours), 201, np.uint8)
         for number, tile in enumerate(tiles):
             grown = np.kron(tile, np.ones((factor, factor, 1), np.uint8))

@@ -12,7 +12,7 @@ from PIL import Image
 from runs import tree
 from torch import nn
 
-from featviz.exemplars import exemplars as pictures
+from featviz.exemplars import pictures
 from featviz.exemplars.crops import TILE, MapPosition, cut
 from featviz.exemplars.exemplars import find_exemplars
 from featviz.exemplars.fields import PixelBox
@@ -45,8 +45,9 @@ def lights(tmp_path: Path) -> Path:
 def tile_colours(picture: Path, count: int) -> list[tuple[int, ...]]:
     """The colour in the middle of each tile of a channel's picture."""
     image = Image.open(picture)
-    boxes = [pictures.slot(rank, count) for rank in range(count)]
-    return [image.getpixel(((a + c) // 2, (b + d) // 2)) for a, b, c, d in boxes]  # type: ignore[misc]
+    cells = [pictures.tile_grid(count).cell(rank) for rank in range(count)]
+    half = TILE // 2
+    return [image.getpixel((cell.left + half, cell.top + half)) for cell in cells]  # type: ignore[misc]
 
 
 def test_pictures_show_the_best_images_first(
@@ -57,7 +58,8 @@ def test_pictures_show_the_best_images_first(
     done = featviz("exemplars", lights, reds, "--top", 3, "--layers", "0", "--out", out, *PLAIN)
     assert done.code == 0, done.err
     folder = out / "001_0" / "output"
-    assert pictures.slot(2, 3) == (8, 214, 136, 342)  # two in a row, texts between rows
+    # two in a row, texts between rows
+    assert pictures.tile_grid(3).cell(2) == (8, 214, 128, 128)
     bright, dark = (tile_colours(folder / f"c0000{n}.png", 3) for n in (0, 1))
     assert bright == [(value, 0, 0) for value in (250, 200, 160)]
     assert dark == [(value, 0, 0) for value in (40, 80, 120)]
@@ -84,7 +86,8 @@ def test_a_crop_is_the_receptive_field(featviz: Run, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert "2×2" in done.out and "computed" in done.out
     with Image.open(out / "001_0" / "output" / "c00000.png") as picture:
-        tile = np.asarray(picture.crop(pictures.slot(0, 1)).convert("RGB"))
+        left, top, width, height = pictures.tile_grid(1).cell(0)
+        tile = np.asarray(picture.crop((left, top, left + width, top + height)).convert("RGB"))
     half = TILE // 2
     quarters = [tile[y : y + half, x : x + half] for y in (0, half) for x in (0, half)]
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)]
@@ -114,10 +117,10 @@ def test_a_sheet_stays_viewable(
     """Tiles shrink first, then fewer of each channel are shown, then fewer channels."""
     monkeypatch.setattr(pictures, "_MOST_PIXELS", 2**18)
     tiles = [Image.new("RGB", (128, 128), "#abcdef")] * count
-    sheet, add_row = pictures.begin_sheet(["title"], channels, count)
+    picture = pictures.LayerPicture(["title"], channels, count)
     for channel in range(channels):
-        add_row(channel, tiles, [1.0] * count)
-    colored = (np.asarray(sheet) == (0xAB, 0xCD, 0xEF)).all(-1)
+        picture.add_row(channel, tiles, [1.0] * count)
+    colored = (np.asarray(picture.image) == (0xAB, 0xCD, 0xEF)).all(-1)
     assert colored.sum() == rows * shown * tile * tile
 
 

@@ -24,9 +24,9 @@ from featviz.inspection.look import (
     LookResult,
     ShownLayer,
     look,
+    page_row,
     ranked,
     unlike,
-    words_on,
 )
 from featviz.models.load import adopt
 from featviz.options import InputOptions
@@ -279,5 +279,5 @@ def test_ranges_are_told_in_few_letters(low: Any, high: Any, note: str) -> None:
         strip=False,
         tiles=[np.zeros((2, 2, 3), np.uint8)],
     )
-    (tile,) = words_on(layer)[2]
+    (tile,) = page_row(layer).tiles
     assert tile.note == note

@@ -1,0 +1,353 @@
+"""Sheets: captioned tiles in rows and columns.
+
+`look`, figures, the command `sheet`, exemplars and the suspects of an audit are drawn with this:
+
+    title
+             head     head           columns may have a head,
+    label   +------+ +------+        rows a label on their left,
+            | tile | | tile |
+            +------+ +------+
+            caption  caption         and tiles some lines of text below
+
+A `TileGrid` says where tiles of one size lie; `table` lays out rows and columns of several sizes.
+Either is drawn on a canvas. `Canvas` counts inches and has matplotlib's letters, which are smooth
+in every size and hold most scripts, and the ticks of colour bars. `PixelCanvas` counts pixels and
+has the letters that come with Pillow: a line takes it a tenth of the time, which counts where there
+is a picture for each of a thousand channels, and matplotlib need not be there.
+"""
+
+from __future__ import annotations
+
+import warnings
+from bisect import bisect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from threading import Lock
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from featviz.models.requirements import require_matplotlib
+from featviz.records import Bytes
+from featviz.text import cut, printable
+
+DPI = 100
+
+Color = tuple[int, int, int]
+WHITE: Color = (255, 255, 255)
+BLACK: Color = (0, 0, 0)
+INK: Color = (27, 33, 41)
+
+Anchor = Literal["middle", "above", "left", "right"]
+"""Where a text lies by its point: around it, centred above it, or to its left or right."""
+
+_LONGEST_TEXT = 300
+"""Letters of a text that are measured: a name from outside may have any number."""
+fonts = Lock()
+"""matplotlib's font cache is not safe in several threads."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A picture with its caption."""
+
+    title: str
+    pixels: Bytes
+    """uint8 [h, w, 3]."""
+    limits: tuple[float, float] | None = None
+    """The values drawn darkest and brightest, for a colour bar; None for colours of no value."""
+    note: str = ""
+    """A second text, which is left out where there is no room for it."""
+
+
+class Cell(NamedTuple):
+    """A rectangle of a sheet, in the unit of its canvas, from the upper left corner."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+
+class TileGrid(NamedTuple):
+    """Where tiles of one size lie, row by row, in the unit of the canvas."""
+
+    columns: int
+    width: float
+    height: float
+    left: float
+    """Where the first tile begins."""
+    top: float
+    across: float
+    """From the left edge of a tile to that of its neighbour."""
+    down: float
+    """From the top of a tile to that of the one below."""
+
+    def cell(self, number: int) -> Cell:
+        """Where a tile lies, by its number."""
+        row, column = divmod(number, self.columns)
+        left = self.left + column * self.across
+        top = self.top + row * self.down
+        return Cell(left, top, self.width, self.height)
+
+
+# Inches, with matplotlib's letters
+
+
+class Letters(NamedTuple):
+    """How a text looks."""
+
+    points: float
+    color: Color = BLACK
+    bold: bool = False
+
+
+class Canvas:
+    """White paper in inches, which are rounded to pixels.
+
+    It talks to matplotlib's renderer: axes, of which a figure has 33, take twenty times as long.
+    """
+
+    def __init__(self, height: int, width: int) -> None:
+        """Take paper of a height and width in pixels."""
+        require_matplotlib()
+        from matplotlib.backends import backend_agg
+
+        agg: Any = backend_agg
+        self._renderer = agg.RendererAgg(width, height, DPI)
+        self._pixels: Bytes = np.asarray(self._renderer.buffer_rgba())
+        self._pixels[:] = 255
+
+    @property
+    def pixels(self) -> Bytes:
+        """What is drawn, uint8 [height, width, 3]."""
+        return np.ascontiguousarray(self._pixels[..., :3])
+
+    @property
+    def rows(self) -> Bytes:
+        """What is drawn as PNG takes it, uint8 [height, 3 · width]."""
+        return self.pixels.reshape(len(self._pixels), -1)
+
+    def _spot(self, cell: Cell) -> Bytes:
+        """The pixels [h, w, 3] of a rectangle, at least one, to be painted."""
+        left = round(cell.left * DPI)
+        top = round(cell.top * DPI)
+        right = max(left + 1, round((cell.left + cell.width) * DPI))
+        bottom = max(top + 1, round((cell.top + cell.height) * DPI))
+        return self._pixels[top:bottom, left:right, :3]
+
+    def fill(self, cell: Cell, color: Color | Bytes) -> None:
+        """Paint a rectangle."""
+        self._spot(cell)[:] = color
+
+    def frame(self, cell: Cell) -> None:
+        """Draw the black edge of a rectangle, inside it."""
+        spot = self._spot(cell)
+        spot[[0, -1]] = 0
+        spot[:, [0, -1]] = 0
+
+    def paste(self, pixels: Bytes, cell: Cell, smooth: bool = False) -> None:
+        """Draw a picture [h, w, 3] over a rectangle, its pixels as they are unless `smooth`."""
+        spot = self._spot(cell)
+        method = Image.Resampling.HAMMING if smooth else Image.Resampling.NEAREST
+        height, width = spot.shape[:2]
+        image = Image.fromarray(np.ascontiguousarray(pixels))
+        spot[:] = np.asarray(image.resize((width, height), method))
+
+    def write(
+        self,
+        text: str,
+        x: float,
+        y: float,
+        letters: Letters,
+        anchor: Anchor = "right",
+        max_width: float | None = None,
+    ) -> float:
+        """Write a line of text at a point.
+
+        Args:
+            max_width: inches; of a longer text the middle is left out.
+
+        Returns:
+            How wide the text is, in inches.
+        """
+        if max_width is not None:
+            text = self._fitted(text, letters, max_width)
+        font = _font(letters.points, letters.bold)
+        with fonts:
+            width, _, _ = self._renderer.get_text_width_height_descent(text, font, False)
+            # of letters that reach up and down, so that all lines stand on one base
+            _, height, descent = self._renderer.get_text_width_height_descent("lp", font, False)
+            before = {"left": width, "right": 0}.get(anchor, width / 2)
+            down = 0 if anchor == "above" else height / 2 - descent
+            pen = self._renderer.new_gc()
+            pen.set_foreground(tuple(level / 255 for level in letters.color))
+            self._renderer.draw_text(pen, x * DPI - before, y * DPI + down, text, font, 0)
+        return float(width / DPI)
+
+    def _fitted(self, text: str, letters: Letters, max_width: float) -> str:
+        text = cut(printable(text), _LONGEST_TEXT)
+        if self.width(text, letters) <= max_width:
+            return text
+        lengths = range(1, len(text))
+        fitting = bisect(lengths, max_width, key=lambda n: self.width(cut(text, n), letters))
+        return cut(text, max(1, fitting))
+
+    def width(self, text: str, letters: Letters) -> float:
+        """Inches that a line of text takes."""
+        font = _font(letters.points, letters.bold)
+        with fonts:
+            return float(self._renderer.get_text_width_height_descent(text, font, False)[0] / DPI)
+
+
+def _font(points: float, bold: bool) -> Any:
+    require_matplotlib()
+    from matplotlib.font_manager import FontProperties
+
+    warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+    return FontProperties(size=points, weight="bold" if bold else "normal")
+
+
+# Pixels, with Pillow's letters
+
+
+class Caption(NamedTuple):
+    """A line of text below a tile."""
+
+    text: str
+    color: Color = INK
+
+
+class PixelCanvas:
+    """Paper in pixels; all its text has one size."""
+
+    def __init__(self, width: int, height: int, points: int, paper: Color = WHITE) -> None:
+        self.image = Image.new("RGB", (width, height), paper)
+        self._points = points
+
+    def write(self, text: str, left: float, top: float, color: Color = INK) -> None:
+        """Write lines of text, from their upper left corner on."""
+        draw = ImageDraw.Draw(self.image)
+        draw.multiline_text((left, top), text, fill=color, font=pixel_font(self._points))
+
+    def paste(self, picture: Image.Image, cell: Cell) -> None:
+        """Draw a tile in its own size, from the upper left corner of its cell on."""
+        self.image.paste(picture, (round(cell.left), round(cell.top)))
+
+    def caption(self, cell: Cell, captions: Sequence[Caption]) -> None:
+        """Write lines of text below a cell."""
+        top = cell.top + cell.height + 1
+        for caption in captions:
+            self.write(caption.text, cell.left, top, caption.color)
+            top += line_height(self._points)
+
+
+@cache
+def pixel_font(points: int) -> Any:
+    """The letters that come with Pillow."""
+    return ImageFont.load_default(points)
+
+
+def text_width(text: str, points: int) -> float:
+    """Pixels that a line of text takes in Pillow's letters."""
+    return float(pixel_font(points).getlength(text))
+
+
+def line_height(points: int) -> int:
+    """Pixels from a line of text to the next one."""
+    return points + 3
+
+
+def end_of(name: str, letters: int) -> str:
+    """The end of a name, which tells images apart: `…/cats/0017.jpg`."""
+    name = printable(name)
+    return name if len(name) <= letters else "…" + name[1 - letters :]
+
+
+def begin_of(line: str, points: int, max_width: float) -> str:
+    """The beginning of a line that is wider than so many pixels, with a mark."""
+    if text_width(line, points) <= max_width:
+        return line
+    length = len(line)
+    while text_width(f"{line[:length]}…", points) > max_width:
+        length -= 1
+    return f"{line[:length]}…"
+
+
+def resized(
+    image: Image.Image, factor: float, smooth: Image.Resampling = Image.Resampling.BILINEAR
+) -> Image.Image:
+    """A picture so many times as large. Its pixels stay squares where it grows."""
+    size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
+    return image.resize(size, Image.Resampling.NEAREST if factor > 1 else smooth)
+
+
+# Rows and columns of several sizes
+
+_MARGIN = 12
+_GAP = 4
+_POINTS = 13
+_NO_TILE: Color = (223, 227, 232)
+"""The colour of a cell that has no tile."""
+
+
+def table(
+    heads: Sequence[str], labels: Sequence[str], rows: Sequence[Sequence[Image.Image | None]]
+) -> Image.Image:
+    """Draw tiles in rows and columns, as wide and high as their largest tile.
+
+    Args:
+        heads: a text above each column; upright where one is wider than every column.
+        labels: a text on the left of each row.
+        rows: tiles, or None for a cell that stays empty.
+    """
+    columns = list(zip(*rows, strict=True))
+    widths = [max(_width(tile) for tile in column) for column in columns]
+    heights = [max(_height(tile) for tile in row) for row in rows]
+    upright = max(text_width(head, _POINTS) for head in heads) > max(widths)
+    head_pictures = [_written(head, upright) for head in heads]
+    label_pictures = [_written(label, upright=False) for label in labels]
+    widths = [max(n, head.width) for n, head in zip(widths, head_pictures, strict=True)]
+    left = _MARGIN + 2 * _GAP + max(label.width for label in label_pictures)
+    top = _MARGIN + 2 * _GAP + max(head.height for head in head_pictures)
+    lefts = _edges(widths, left)
+    tops = _edges(heights, top)
+    size = lefts[-1] - _GAP + _MARGIN, tops[-1] - _GAP + _MARGIN
+    sheet = Image.new("RGB", size, WHITE)
+    for head, x in zip(head_pictures, lefts, strict=False):
+        sheet.paste(head, (x, top - 2 * _GAP - head.height))
+    for label, y, height in zip(label_pictures, tops, heights, strict=False):
+        sheet.paste(label, (left - 2 * _GAP - label.width, y + (height - label.height) // 2))
+    for row, y, height in zip(rows, tops, heights, strict=False):
+        for tile, x, width in zip(row, lefts, widths, strict=False):
+            if tile is None:
+                sheet.paste(_NO_TILE, (x, y, x + width, y + height))
+            else:
+                sheet.paste(tile, (x, y))
+    return sheet
+
+
+def _edges(sizes: Iterable[int], start: int) -> list[int]:
+    """Where each column or row begins, and where one after the last would."""
+    return list(accumulate((size + _GAP for size in sizes), initial=start))
+
+
+def _width(tile: Image.Image | None) -> int:
+    return 1 if tile is None else tile.width
+
+
+def _height(tile: Image.Image | None) -> int:
+    return 1 if tile is None else tile.height
+
+
+def _written(text: str, upright: bool) -> Image.Image:
+    """A line of text as a picture that fits it."""
+    font = pixel_font(_POINTS)
+    left, _, right, _ = font.getbbox(text)
+    height = round(font.getbbox("Ag")[3] + 1)
+    line = Image.new("RGB", (max(1, round(right - left)), height), WHITE)
+    ImageDraw.Draw(line).text((-left, 0), text, INK, font)
+    return line.transpose(Image.Transpose.ROTATE_90) if upright else line
