@@ -294,7 +294,7 @@ class ClassMaps(running.Shown):
     def _pictures(self) -> running.Shots:
         for one in self.images:
             for at in one.maps:
-                yield partial(getattr, at, "image"), f"{one.words} at {at.name}"
+                yield partial(getattr, at, "image"), f"{one.title} at {at.name}"
 
     def _lines(self) -> list[str]:
         failed = [f"{name} failed: {reason}" for name, reason in self.failures.items()]

@@ -202,7 +202,7 @@ def cam(values: Values) -> int:
             output.error(f"{result.image}: {result.error.message}", result.error.hint)
             continue
         output.left_out(result.skipped)
-        log.info("%s at %s", result.words, listed([class_map.name for class_map in result.maps], 3))
+        log.info("%s at %s", result.title, listed([class_map.name for class_map in result.maps], 3))
         if result.path is not None:
             pictures.append(result.path)
     if not pictures:

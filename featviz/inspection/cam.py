@@ -3,6 +3,8 @@ show where the evidence for a class lies."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,7 +26,7 @@ from featviz.drawing.picture import lay_over, to_image
 from featviz.drawing.sheet import Tile
 from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError, UsageError
-from featviz.gradients import passes
+from featviz.gradients import passes, targets
 from featviz.gradients.targets import PAIRED
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
@@ -53,7 +55,7 @@ from featviz.run.prepare import ModelInput, Prepared, Show, find_images, prepare
 from featviz.run.stages import ADDS_NOTHING
 from featviz.run.visit import ImageJob, visit
 from featviz.rundir.place import write_file
-from featviz.text import listed, printable, quoted, safe_name
+from featviz.text import listed, percent, printable, quoted, safe_name
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ class LayerCam:
 
     site: CaptureSite
     values: Floats = field(repr=False, compare=False)
+    """float32 [H, W] in the resolution of the layer; [T, H, W] of a clip."""
     picture: Bytes = field(repr=False, compare=False)
+    """The map over what the model saw, uint8 [H, W, 3] in the size of the input."""
     limits: tuple[float, float]
     """The values that are drawn darkest and brightest."""
 
@@ -70,7 +74,7 @@ class LayerCam:
     def name(self) -> str:
         """`layer4`, `relu call 1`."""
         call = f"call {self.site.call}" if self.site.call else ""
-        return " ".join(part for part in (self.site.layer.label, call, self.site.key) if part)
+        return " ".join(filter(None, (self.site.layer.label, call, self.site.key)))
 
     @property
     def layer(self) -> str:
@@ -96,6 +100,8 @@ class ImageCam:
     method: str
     target: str = ""
     """What the maps are evidence for: `tabby`, `class 281`, or the target as it was given."""
+    target_probability: float | None = None
+    """Where the target is a class: its probability, 0..1."""
     outcome: Outcome = field(default_factory=Outcome)
     maps: tuple[LayerCam, ...] = ()
     skipped: tuple[Skip, ...] = ()
@@ -110,32 +116,44 @@ class ImageCam:
         return self.outcome.prediction
 
     @property
-    def words(self) -> str:
-        """`cat.jpg: tabby 43.1 %; Grad-CAM for tabby`."""
-        guess = f": {self.prediction[0].text}" if self.prediction else ""
-        return f"{self.image}{guess}; {REDUCTIONS[self.method].title} for {self.target}"
+    def title(self) -> str:
+        """`cat.jpg: tabby 43.1 %; Grad-CAM for lynx 2.5 %`."""
+        title = self.image
+        target = self.target
+        if self.prediction:
+            title += f": {self.prediction[0].text}"
+        if self.target_probability is not None and self.prediction[0].title != target:
+            target += f" {percent(self.target_probability)}"
+        return f"{title}; {REDUCTIONS[self.method].title} for {target}"
 
     def as_json(self) -> dict[str, Any]:
         """For programs: all but the pixels."""
         if self.error is not None:
             return {"image": self.image, "error": self.error.message}
+        maps = []
+        for layer_map in self.maps:
+            site = layer_map.site
+            maps.append(
+                {
+                    "layer": site.layer.name,
+                    "type": site.layer.type,
+                    "call": site.call,
+                    "key": site.key,
+                    "shape": layer_map.values.shape,
+                    "range": layer_map.limits,
+                }
+            )
         return {
             "image": self.image,
             "file": None if self.path is None else str(self.path),
             "prediction": [asdict(guess) for guess in self.prediction],
             "method": self.method,
-            "target": {"of": self.target, "value": self.outcome.target},
-            "maps": [
-                {
-                    "layer": one.layer,
-                    "type": one.site.layer.type,
-                    "call": one.site.call,
-                    "key": one.site.key,
-                    "shape": one.values.shape,
-                    "range": one.limits,
-                }
-                for one in self.maps
-            ],
+            "target": {
+                "of": self.target,
+                "value": self.outcome.target,
+                "probability": self.target_probability,
+            },
+            "maps": maps,
             "skipped": [asdict(skip) for skip in self.skipped],
         }
 
@@ -165,20 +183,22 @@ def cam(
         inputs=options.inputs,
         passes=PassOptions(PAIRED, options.target),
     )
-    found = find_images(images, run)
+    samples = find_images(images, run)
     if out is not None:
-        paths = _files(found, out).values()
-        if out.exists() and not out.is_dir() and out not in paths:
+        files = picture_files(samples, out, options.target)
+        if out.exists() and not out.is_dir() and out not in files.values():
             message = f"--out {quoted(str(out))} is no folder"
             raise UsageError(message, "name a folder, or a .png file")
-        check_files("cam", paths, model, found, options.overwrite)
-    prepared = prepare(model, found, run)
-    files = {} if out is None else _files(prepared.samples, out)
-    if len(set(files.values())) < len(files):
-        raise UsageError(
-            f"--out {quoted(str(out))} would hold several images in one picture",
-            "name a folder with --out, or one of the images",
-        )
+        check_files("cam", files.values(), model, samples, options.overwrite)
+    prepared = prepare(model, samples, run)
+    files = {}
+    if out is not None:
+        files = picture_files(prepared.samples, out, options.target)
+        if len(set(files.values())) < len(files):
+            raise UsageError(
+                f"--out {quoted(str(out))} would hold several images in one picture",
+                "name a folder with --out, or one of the images",
+            )
     if options.layers is None:
         prepared = replace(prepared, layers=[last_map(prepared)])
     require_matplotlib()
@@ -186,33 +206,54 @@ def cam(
     read = partial(read_input, preprocess=prepared.model.preprocess, inputs=options.inputs)
     with prepared.watched() as show:
         explain = partial(_explain, prepared, show, cmap)
-        for seen in visit(prepared.samples, read, explain):
-            result, place = seen.result, files.get(seen.sample.name)
+        for job in visit(prepared.samples, read, explain):
+            result = job.result
             if result is None:
-                result = ImageCam(seen.sample.name, options.method, error=seen.error)
-            elif place is not None:
-                assert result.shown is not None
-                panels = [
-                    Tile(printable(f"{one.name} ({one.site.layer.type})"), one.picture, one.limits)
-                    for one in result.maps
-                ]
-                title = f"{result.words} at {', '.join(one.name for one in result.maps)}"
-                with write_file(place) as file:
-                    text = {"Software": "featviz cam", "Title": title}
-                    write_figure(file, result.words, result.shown, panels, cmap, text)
-                result = replace(result, path=place)
-            yield result
+                yield ImageCam(job.sample.name, options.method, error=job.error)
+            elif job.sample.name in files:
+                yield _written(result, files[job.sample.name], cmap)
+            else:
+                yield result
 
 
-def _files(samples: Sequence[Sample], out: Path) -> dict[str, Path]:
-    """The picture's file of each image: its name without the ending, where no other has it."""
+def picture_files(samples: Sequence[Sample], out: Path, target: str | None) -> dict[str, Path]:
+    """The file of each image's picture, by the image's name.
+
+    It is called by the image's name without the ending, where no other image has it, and by the
+    target, so that maps for several targets can lie in one folder: `cam-cat-class3.png`.
+
+    Args:
+        out: a folder; or a file, which is that of all images.
+        target: as it was given; None adds nothing.
+    """
     if out.suffix.lower() in (".jpeg", *SUFFIXES) and not out.is_dir():
         return {sample.name: out for sample in samples}
-    flat = [sample.name.replace("/", "__") for sample in samples]
-    stems = Counter(Path(name).stem for name in flat)
-    names = [name if stems[Path(name).stem] > 1 else Path(name).stem for name in flat]
-    files = [out / safe_name(f"cam-{name}.png") for name in names]
-    return {sample.name: file for sample, file in zip(samples, files, strict=True)}
+    behind = ""
+    if target is not None:
+        behind = "-" + re.sub(r"^(\w+):(?=\d+$)", r"\1", target).replace(":", "-")
+    flat_names = {sample.name: sample.name.replace("/", "__") for sample in samples}
+    stems = Counter(Path(name).stem for name in flat_names.values())
+    files = {}
+    for name, flat_name in flat_names.items():
+        stem = Path(flat_name).stem
+        if stems[stem] > 1:
+            stem = flat_name
+        files[name] = out / safe_name(f"cam-{stem}{behind}.png")
+    return files
+
+
+def _written(result: ImageCam, path: Path, cmap: str) -> ImageCam:
+    """Write the picture of an image; the result with its path."""
+    assert result.shown is not None, "only images that failed have none"
+    tiles = [
+        Tile(printable(f"{at.name} ({at.site.layer.type})"), at.picture, at.limits)
+        for at in result.maps
+    ]
+    title = f"{result.title} at {', '.join(at.name for at in result.maps)}"
+    text = {"Software": "featviz cam", "Title": title}
+    with write_file(path) as file:
+        write_figure(file, result.title, result.shown, tiles, cmap, text)
+    return replace(result, path=path)
 
 
 def last_map(prepared: Prepared) -> Layer:
@@ -222,11 +263,14 @@ def last_map(prepared: Prepared) -> Layer:
     gradients. Behind the last attention of a vision transformer that reads its class token, the
     target depends on no other token, so its last layer is one before that attention. Poolings and
     the like add nothing to the layer before them; a layer inside an attention, or one that runs
-    several times, is taken only where there is no other."""
-    model, draw = prepared.model, prepared.options.draw
-    book = HintBook(model.module, prepared.blank[0].shape, draw.tensor_layout)
-    order: list[Layer] = []  # of the outputs that are maps with several places
-    reached: set[Layer] = set()  # those whose gradient is not zero at every place
+    several times, is taken only where there is no other.
+    """
+    model = prepared.model
+    book = HintBook(model.module, prepared.blank[0].shape, prepared.options.draw.tensor_layout)
+    ran: list[Layer] = []
+    """Those whose outputs are maps with several places; as often as they ran."""
+    reached: set[Layer] = set()
+    """Those whose gradient is not zero at every place."""
 
     def take(site: CaptureSite, tensor: Tensor) -> None:
         hints = book.of_tensor(site, tensor)
@@ -234,7 +278,7 @@ def last_map(prepared: Prepared) -> Layer:
         if size is None or not LAYOUTS[size[0]].aligned or size[1:] == (1, 1):
             return
         if not KINDS[site.kind].backward:
-            order.append(site.layer)
+            ran.append(site.layer)
         elif layout.to_maps(tensor, hints)[""].data.any():
             reached.add(site.layer)
 
@@ -248,12 +292,13 @@ def last_map(prepared: Prepared) -> Layer:
         passes.watched(model, prepared.plan, layers) as hooks,
     ):
         hooks.show(prepared.blank, book, take)
-    plain = [layer for layer in order if not book.of_layer(layer).in_attention]
-    choices = [layer for layer in plain if order.count(layer) == 1], plain, order
-    depended_on = [[layer for layer in some if layer in reached] for some in choices]
-    for some in (*depended_on, *choices):
-        if some:
-            return some[-1]
+    outside_attention = [layer for layer in ran if not book.of_layer(layer).in_attention]
+    once = [layer for layer in outside_attention if ran.count(layer) == 1]
+    choices = (once, outside_attention, ran)
+    depended_on = [[layer for layer in choice if layer in reached] for choice in choices]
+    for candidates in (*depended_on, *choices):
+        if candidates:
+            return candidates[-1]
     raise UsageError(
         "no layer gives maps of the image, which a class activation map lies on",
         "--layers names one, and --tensor-layout says how to read it; "
@@ -265,45 +310,66 @@ def _explain(
     prepared: Prepared, show: Show, cmap: str, images: Sequence[ImageJob[ModelInput, ImageCam]]
 ) -> ImageCam:
     """Show one image to the model, go back from the target, and draw each layer's map."""
-    sample, image = images[0].sample, images[0].input
+    image = images[0].input
     assert image is not None, "images that cannot be read are not shown"
     method = str(prepared.options.draw.reduce)
     scale = normalize.parse_scale("auto", reduce=method)
     # of the one channel that a class activation map has
     draw = structs.replace(prepared.options.draw, cmap=cmap, reduce="max")
     maps: list[LayerCam] = []
-    hints, background = prepared.hints(image.args), image.background()
+    hints = prepared.hints(image.args)
+    background = image.background()
     shown = to_pixels(image.preprocess.shown(image.args)[0])
 
     def take(site: CaptureSite, tensor: Tensor, gradient: Tensor) -> None:
         """The sink of the hooks; LayoutError where there are no places, or no gradient."""
-        known = hints.of_tensor(site, tensor)
-        output, weights = (layout.to_maps(x, known)[""] for x in (tensor, gradient))
-        evidence = class_map(method, output, weights)
+        at_site = hints.of_tensor(site, tensor)
+        output = layout.to_maps(tensor, at_site)[""]
+        evidence = class_map(method, output, layout.to_maps(gradient, at_site)[""])
         picture = draw_maps(Maps(output.layout, evidence), draw, scale)
-        laid = to_image(lay_over(picture, background, draw, image.window))
-        values = evidence[0].cpu().numpy()
-        values = values[0] if len(values) == 1 else values
-        limits = picture.limits.shared or (0.0, 0.0)
-        maps.append(LayerCam(site, values, np.asarray(laid.convert("RGB")), limits))
+        pixels = to_image(lay_over(picture, background, draw, image.window)).convert("RGB")
+        steps = evidence[0].cpu().numpy()
+        maps.append(
+            LayerCam(
+                site=site,
+                values=steps[0] if len(steps) == 1 else steps,
+                picture=np.asarray(pixels),
+                limits=picture.limits.shared or (0.0, 0.0),
+            )
+        )
 
     outcome, recorder = show(image.args, hints, take)
     if not maps:
-        why = [f"layer {quoted(s.layer)} ({s.type}) {s.reason}" for s in recorder.skipped]
-        why += [f"layer {quoted(layer.label)} did not run" for layer in recorder.never_ran]
+        reasons = [f"layer {quoted(s.layer)} ({s.type}) {s.reason}" for s in recorder.skipped]
+        reasons += [f"layer {quoted(layer.label)} did not run" for layer in recorder.never_ran]
         hint = "--layers names another one"
         if prepared.options.layers is not None:  # the user has named some
             hint = "leave --layers out for the last layer that has a map"
         raise UsageError(
-            f"there is no class activation map: {listed(why, 3, '; ')}",
+            f"there is no class activation map: {listed(reasons, 3, '; ')}",
             f"{hint}; `featviz layers MODEL` lists all",
         )
     return ImageCam(
-        sample.name,
-        method,
+        image=images[0].sample.name,
+        method=method,
         target=outcome.target_title,
+        target_probability=target_probability(prepared.options.passes.target, outcome),
         outcome=outcome,
         maps=tuple(reversed(maps)),
         skipped=tuple(recorder.skipped),
         shown=shown,
     )
+
+
+def target_probability(target: str | None, outcome: Outcome) -> float | None:
+    """The probability of the target's class; None where the target is no class of a classifier.
+
+    By softmax two classes have probabilities that are as exp of their scores, and those of the
+    likeliest class are known.
+    """
+    parsed = targets.parse(target)
+    is_class = parsed.reduction in ("top1", "class") and not parsed.keys and parsed.layer is None
+    if not is_class or not outcome.prediction or outcome.target is None:
+        return None
+    likeliest = outcome.prediction[0]
+    return likeliest.probability * math.exp(outcome.target - likeliest.score)

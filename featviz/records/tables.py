@@ -35,7 +35,7 @@ FORMATS = {
         mime="image/jpeg",
         largest=65_500,
         save={"quality": 95, "subsampling": 0},
-        words="with losses",
+        description="with losses",
         comment="comment",
     ),
 }

@@ -15,6 +15,8 @@ from torch import nn
 
 import featviz as fv
 from featviz.errors import FeatvizError
+from featviz.inspection.cam import picture_files
+from featviz.records import Sample
 
 FIVE, SEVEN = DIGITS / "00-5.png", DIGITS / "05-7.png"
 
@@ -58,7 +60,10 @@ def test_json_has_a_line_for_each_image(featviz: Run) -> None:
     done = featviz("cam", DIGITS_MODEL, FIVE, SEVEN, *words, "--json")
     assert done.code == 0 and done.err.endswith("2 pictures in cams\n")
     first, second = map(json.loads, done.out.splitlines())
-    assert (first["file"], second["file"]) == ("cams/cam-00-5.png", "cams/cam-05-7.png")
+    assert (first["file"], second["file"]) == (
+        "cams/cam-00-5-class3.png",
+        "cams/cam-05-7-class3.png",
+    )
     assert (first["method"], first["target"]["of"]) == ("gradxact", "class 3")
     scores = {guess["index"]: guess["score"] for guess in first["prediction"]}
     assert first["target"]["value"] == pytest.approx(scores[3])
@@ -67,6 +72,45 @@ def test_json_has_a_line_for_each_image(featviz: Run) -> None:
         ("7", [7, 7]),
     ]
     assert all(row["range"][0] == -row["range"][1] for row in first["maps"])
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("class:3", "cam-00-5-class3.png"),
+        ("class:tabby", "cam-00-5-class-tabby.png"),
+        ("box:0", "cam-00-5-box0.png"),
+        ("sum", "cam-00-5-sum.png"),
+        (None, "cam-00-5.png"),
+    ],
+)
+def test_a_file_is_called_by_the_image_and_the_target(target: str | None, name: str) -> None:
+    """So maps for several targets lie in one folder; nothing is added for the predicted class."""
+    files = picture_files([Sample(FIVE.name, (FIVE,))], Path("cams"), target)
+    assert files == {FIVE.name: Path("cams") / name}
+
+
+def test_the_title_says_how_probable_the_target_is(featviz: Run) -> None:
+    """By torch's softmax, of a class that is not among the five likeliest, too."""
+    for number in (3, 0, 5):
+        found = fv.cam(DIGITS_MODEL, FIVE, f"class:{number}").images[0]
+        guess = {score.index: score.probability for score in found.prediction}
+        pixels = np.asarray(Image.open(FIVE).convert("L"), np.float32)[None, None] / 255
+        with torch.no_grad():
+            model = torch.load(DIGITS_MODEL, weights_only=False).eval()
+            wanted = model(torch.from_numpy(pixels)).softmax(1)[0, number]
+        assert found.target_probability == pytest.approx(float(wanted), rel=1e-4)
+        assert number not in guess or guess[number] == pytest.approx(float(wanted), rel=1e-4)
+    featviz("cam", DIGITS_MODEL, FIVE, "--target", "class:3", "--json")
+    with Image.open("cam-00-5-class3.png") as opened:
+        title = opened.info["Title"]
+    assert title == "00-5.png: class 5 99.6 %; Grad-CAM for class 3 0.3 % at 7"
+
+
+def test_a_target_that_is_no_class_has_no_probability() -> None:
+    """The sum of the scores is a number, and no class."""
+    found = fv.cam(DIGITS_MODEL, FIVE, "sum").images[0]
+    assert found.target_probability is None and found.title.endswith("Grad-CAM for sum")
 
 
 def test_an_image_that_fails_says_so_in_its_line(featviz: Run, tmp_path: Path) -> None:
