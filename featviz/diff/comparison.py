@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,37 +28,62 @@ class DifferenceMap:
     channels: tuple[int, ...]
     """The drawn channels in tile order: the most changed first."""
     source: str
+    """What shows the values: `kept tensors` or `pixels`."""
     limit: float
     """The relative difference at the ends of the colours."""
     plan: GridPlan
     slices: int
 
 
+class ImageChange(NamedTuple):
+    """How far a tensor changed in one image; None where that is not known."""
+
+    differing: int
+    """Channels that differ."""
+    absolute: float | None
+    relative: float | None
+    cosine: float | None
+
+
+class ChannelChanges(NamedTuple):
+    """The worst of each channel over the images that could be compared; arrays [channels], as in
+    `diff.compare.Change`."""
+
+    absolute: np.ndarray
+    relative: np.ndarray
+    unlike: np.ndarray
+    cosine: np.ndarray
+
+
+class ChannelCount(NamedTuple):
+    """How many channels differ, of how many."""
+
+    differing: int
+    total: int
+
+
 @dataclass(frozen=True)
 class ComparedLayer:
-    """One place of the model in both runs, over all images."""
+    """One tensor of the model in both runs, over all images."""
 
-    place: CaptureKey
+    key: CaptureKey
     type: str
     index: int
     by: Sequence[str]
     """What its tensors were compared by: `tensors`, `statistics and pixels`, `statistics`."""
     reason: str | None
     """Why it could not be compared, in the first image where it could not."""
-    images: Mapping[str, Mapping[str, float | None]]
-    """By image: how many channels are `differing`, and `absolute`, `relative` and `cosine`."""
-    differing: int
-    total: int
-    channel_images: tuple[int, int]
+    images: Mapping[str, ImageChange]
+    count: ChannelCount
+    """A channel differs if it does in some image."""
+    channel_images: ChannelCount
     """The same, with each channel counted in each image."""
-    channels: Mapping[str, np.ndarray]
-    """`absolute`, `relative`, `cosine` and `unlike`, as in `diff.compare.Change`: the worst of each
-    channel over the images that could be compared."""
+    channels: ChannelChanges
     cosine: float
     """The smallest of a whole tensor; NaN where only statistics are known."""
     most_changed: Sequence[int]
     image: str
-    """The image in which the layer differs most; the next three hold for it."""
+    """The image in which the layer differs most; the next three fields are about it."""
     severity: float
     """The largest relative difference, 0..1; 1 where shapes or finite values differ."""
     change: np.ndarray
@@ -70,27 +95,38 @@ class ComparedLayer:
     @property
     def label(self) -> str:
         """`layer1.0.conv1`; the class name for the model itself."""
-        return self.place.layer or self.type
+        return self.key.layer or self.type
+
+    @property
+    def differs(self) -> bool:
+        """Whether a channel differs in some image."""
+        return self.count.differing > 0
 
     @property
     def cells(self) -> dict[str, str]:
         """A row of a table, by heading."""
-        row = {"layer": self.label, "type": self.type, "tensor": self.place.stem}
-        differing = sum(bool(numbers["differing"]) for numbers in self.images.values())
-        row["images"] = f"{differing}/{len(self.images)}"
-        row["channels"] = f"{self.differing:,}/{self.total:,}"
-        if self.reason is not None:
-            empty = dict.fromkeys(("absolute", "relative", "cosine"), "")
-            return row | empty | {"most changed": self.reason, "by": ""}
-        lost = self.channels["unlike"].max()
-        return row | {
-            "absolute": f"{self.channels['absolute'].max():.3g}"
-            + (f" ({lost} not finite)" if lost else ""),
-            "relative": f"{self.channels['relative'].max():.3g}",
-            "cosine": f"{self.cosine:.6f}" if math.isfinite(self.cosine) else "",
-            "most changed": ", ".join(map(str, self.most_changed)),
-            "by": " or ".join(self.by),
+        differing_images = sum(change.differing > 0 for change in self.images.values())
+        row = {
+            "layer": self.label,
+            "type": self.type,
+            "tensor": self.key.stem,
+            "images": f"{differing_images}/{len(self.images)}",
+            "channels": f"{self.count.differing:,}/{self.count.total:,}",
+            "absolute": "",
+            "relative": "",
+            "cosine": "",
+            "most changed": self.reason or "",
+            "by": "",
         }
+        if self.reason is None:
+            unlike = self.channels.unlike.max()
+            row["absolute"] = f"{self.channels.absolute.max():.3g}"
+            row["absolute"] += f" ({unlike} not finite)" if unlike else ""
+            row["relative"] = f"{self.channels.relative.max():.3g}"
+            row["cosine"] = f"{self.cosine:.6f}" if math.isfinite(self.cosine) else ""
+            row["most changed"] = ", ".join(map(str, self.most_changed))
+            row["by"] = " or ".join(self.by)
+        return row
 
     @property
     def page_cells(self) -> list[tuple[str, str]]:
@@ -98,17 +134,28 @@ class ComparedLayer:
         return [(heading, cell) for heading, cell in list(self.cells.items())[3:] if cell]
 
 
-OnlyIn: TypeAlias = tuple[Mapping[str, str], Mapping[tuple[CaptureKey, str], str]]
-"""The images, and the layers with their types, that one run has and the other has not, and why."""
+class MissingCapture(NamedTuple):
+    """A tensor that one run has and the other has not."""
+
+    key: CaptureKey
+    type: str
+    reason: str
 
 
-def lines_of(only: OnlyIn) -> list[str]:
-    """A line for each image and layer that only one run has."""
-    images = [f"image {name} ({reason})" for name, reason in only[0].items()]
-    return images + [
-        f"layer {place.layer or type} {place.stem} ({reason})"
-        for (place, type), reason in only[1].items()
-    ]
+class OnlyIn(NamedTuple):
+    """What one run has and the other has not."""
+
+    images: Mapping[str, str]
+    """Names and reasons."""
+    captures: Sequence[MissingCapture]
+
+    @property
+    def lines(self) -> list[str]:
+        """A line for each image and tensor."""
+        lines = [f"image {name} ({reason})" for name, reason in self.images.items()]
+        for key, type, reason in self.captures:
+            lines.append(f"layer {key.layer or type} {key.stem} ({reason})")
+        return lines
 
 
 @dataclass(frozen=True)
@@ -120,6 +167,7 @@ class Comparison:
     thresholds: DiffThresholds
     images: tuple[str, ...]
     layers: tuple[ComparedLayer, ...]
+    """In the order in which the model ran."""
     only_in_base: OnlyIn
     only_in_new: OnlyIn
     incomplete: Mapping[str, Sequence[str]]
@@ -128,29 +176,28 @@ class Comparison:
     @property
     def differing(self) -> tuple[ComparedLayer, ...]:
         """The layers that differ."""
-        return tuple(layer for layer in self.layers if layer.differing)
+        return tuple(layer for layer in self.layers if layer.differs)
 
     @property
     def first(self) -> ComparedLayer | None:
         """The first layer that diverges."""
-        return next(iter(self.differing), None)
+        return self.differing[0] if self.differing else None
 
     @property
-    def channels(self) -> tuple[int, int]:
-        """How many channels of all layers differ in some image, and how many there are."""
-        return sum(one.differing for one in self.layers), sum(one.total for one in self.layers)
+    def channels(self) -> ChannelCount:
+        """How many channels of all layers differ in some image."""
+        return _sum(layer.count for layer in self.layers)
 
     @property
-    def channel_images(self) -> tuple[int, int]:
+    def channel_images(self) -> ChannelCount:
         """The same, with each channel counted in each image."""
-        counts = [layer.channel_images for layer in self.layers]
-        return sum(differing for differing, _ in counts), sum(total for _, total in counts)
+        return _sum(layer.channel_images for layer in self.layers)
 
     @property
     def ratio(self) -> float:
         """Share of channels that differ, each counted in each image."""
-        differing, total = self.channel_images
-        return differing / total if total else 0.0
+        count = self.channel_images
+        return count.differing / count.total if count.total else 0.0
 
     @property
     def within(self) -> bool:
@@ -160,8 +207,8 @@ class Comparison:
     @property
     def equal(self) -> bool:
         """Whether the runs are equal, as far as the thresholds ask."""
-        added = lines_of(self.only_in_new) and not self.thresholds.ignore_added
-        return self.within and not lines_of(self.only_in_base) and not added
+        added = self.only_in_new.lines and not self.thresholds.ignore_added
+        return self.within and not self.only_in_base.lines and not added
 
     @property
     def exit_code(self) -> int:
@@ -171,23 +218,36 @@ class Comparison:
     @property
     def summary(self) -> str:
         """The whole result in a line."""
-        differing, total = self.channels
-        where = "" if self.first is None else f", first at {self.first.label} ({self.first.type})"
-        tensors, images = counted(len(self.layers), "tensor"), counted(len(self.images), "image")
+        verdict = "equal" if self.equal else "different"
+        tensors = counted(len(self.layers), "tensor")
+        images = counted(len(self.images), "image")
         share = f"{self.ratio:.2%}"
         if len(self.images) > 1:
-            some, every = self.channel_images
-            share = f"{some:,} of {every:,} counted in each image, {share}"
+            differing, total = self.channel_images
+            share = f"{differing:,} of {total:,} counted in each image, {share}"
+        differing, total = self.channels
+        first = ""
+        if self.first is not None:
+            first = f", first at {self.first.label} ({self.first.type})"
         return (
-            f"{'equal' if self.equal else 'different'}: {tensors} of {images} compared, "
-            f"{differing:,} of {counted(total, 'channel')} differ ({share}){where}"
+            f"{verdict}: {tensors} of {images} compared, "
+            f"{differing:,} of {counted(total, 'channel')} differ ({share}){first}"
         )
 
     @property
     def lists(self) -> dict[str, Sequence[str]]:
         """What only one run has, or has in part, under titles."""
         return {
-            "Only in BASE": lines_of(self.only_in_base),
-            "Only in NEW": lines_of(self.only_in_new),
+            "Only in BASE": self.only_in_base.lines,
+            "Only in NEW": self.only_in_new.lines,
             **{f"Incomplete in {side.upper()}": names for side, names in self.incomplete.items()},
         }
+
+
+def _sum(counts: Iterable[ChannelCount]) -> ChannelCount:
+    differing = 0
+    total = 0
+    for count in counts:
+        differing += count.differing
+        total += count.total
+    return ChannelCount(differing, total)

@@ -26,10 +26,10 @@ from featviz.run.study import Batch
 
 RankBy = Literal["max", "mean"]
 
+# the number of an image where there is none: of equal values it comes last
 _NO_IMAGE = 2**62
-"""The number of an image where there is none: of equal values it comes last."""
+# input shapes whose hints are kept at a time
 _MAX_BOOKS = 8
-"""Input shapes whose hints are kept at a time."""
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,10 @@ _BACKGROUND = "#e3e6ea"
 _FRAME_OUTSIDE = "#1b2129"
 _FRAME_INSIDE = "#ffd400"
 _MIN_FRAME = 6
+# bytes of images that are kept; images beyond are read again for each layer
 _MAX_CACHED_BYTES = 2**28
-"""Bytes of images that are kept; images beyond are read again for each layer."""
+# input shapes whose receptive fields are kept
 _MAX_CACHED_SHAPES = 8
-"""Input shapes whose receptive fields are kept."""
 
 
 class ExemplarTile(NamedTuple):

@@ -18,17 +18,14 @@ from PIL import Image
 from torch import Tensor
 
 from featviz.diff.compare import (
-    TensorPair,
     compare,
     compare_stats,
-    from_picture,
-    from_tensor,
-    map_shape,
     no_change,
     scale_of,
     signed,
     worst_first,
-)  # fmt: skip
+)
+from featviz.diff.tensors import TensorPair, from_picture, from_tensor, map_shape
 from featviz.drawing import drawer
 from featviz.drawing.picture import describe, encode
 from featviz.layout.layouts import LAYOUTS

@@ -1,0 +1,239 @@
+"""Match two runs by image, layer, kind, call and key, and compare what both have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from featviz.diff.compare import worst_first
+from featviz.diff.comparison import (
+    ChannelChanges,
+    ChannelCount,
+    ComparedLayer,
+    Comparison,
+    ImageChange,
+    MissingCapture,
+    OnlyIn,
+)
+from featviz.diff.tensors import TensorChange, TensorPair, measure
+from featviz.errors import CompareError
+from featviz.options.commands import DiffThresholds
+from featviz.records import CaptureKey, finite
+from featviz.rundir.image import DamagedError, ReadImage
+from featviz.rundir.read import ReadRun, warn_of
+from featviz.text import by, listed
+
+_DEFAULTS = DiffThresholds()
+# most changed channels that a layer lists
+_MAX_LISTED = 5
+
+
+def compare_runs(base: ReadRun, new: ReadRun, thresholds: DiffThresholds = _DEFAULTS) -> Comparison:
+    """Compare two runs. Images of which a file turns out to be broken are left out.
+
+    Raises:
+        CompareError: the runs had other inputs, or share no image or no layer.
+    """
+    images = [name for name in base.images if name in new.images]
+    if images:
+        _check_settings(base, new, images)
+    changes: dict[str, list[TensorChange]] = {}
+    damaged_base: dict[str, str] = {}
+    damaged_new: dict[str, str] = {}
+    for name in images:
+        base_image = base.images[name]
+        new_image = new.images[name]
+        try:
+            _check_input(base_image, new_image)
+            pairs = TensorPair.read(base_image, new_image)
+            changes[name] = [measure(pair, thresholds.tolerance) for pair in pairs]
+        except DamagedError as error:
+            damaged = damaged_new if error.image is new_image else damaged_base
+            damaged[name] = error.message
+    base = _without(base, damaged_base, "BASE")
+    new = _without(new, damaged_new, "NEW")
+    if not changes:
+        names = f"BASE has {_few(base.images)}, NEW has {_few(new.images)}"
+        raise CompareError(f"no image is in both runs: {names}", "compare runs of the same images")
+    keys = _capture_keys(base, changes)
+    new_keys = _capture_keys(new, changes)
+    if keys.keys().isdisjoint(new_keys):
+        base_layers = _few(dict.fromkeys(key.layer for key in keys))
+        new_layers = _few(dict.fromkeys(key.layer for key in new_keys))
+        message = f"no layer is in both runs: BASE has {base_layers}, NEW has {new_layers}"
+        raise CompareError(message, "compare runs with the same --layers")
+    by_key: dict[CaptureKey, list[TensorChange]] = {key: [] for key in keys}
+    for image_changes in changes.values():
+        for change in image_changes:
+            by_key[change.key].append(change)
+    return Comparison(
+        base=base.place,
+        new=new.place,
+        thresholds=thresholds,
+        images=tuple(changes),
+        layers=tuple(compared_layer(group) for group in by_key.values() if group),
+        only_in_base=_only_in(base, new, changes),
+        only_in_new=_only_in(new, base, changes),
+        incomplete={"base": tuple(base.left_out), "new": tuple(new.left_out)},
+    )
+
+
+def _capture_keys(run: ReadRun, images: Iterable[str]) -> dict[CaptureKey, None]:
+    """What a run captured of some images, in the order in which the model ran."""
+    return dict.fromkeys(key for name in images for key in run.images[name].captures)
+
+
+def _without(run: ReadRun, damaged: Mapping[str, str], side: str) -> ReadRun:
+    """A run without images that turned out to be damaged, of which it warns."""
+    warn_of(damaged, f"{side}: ", ", and left out")
+    whole = {name: image for name, image in run.images.items() if name not in damaged}
+    return replace(run, images=whole, damaged={**run.damaged, **damaged})
+
+
+def _few(names: Iterable[str]) -> str:
+    return listed(list(names), 3) or "none"
+
+
+# What keeps runs from being compared
+
+
+def _incomparable(reason: str) -> CompareError:
+    hint = "run both with the same images, preprocessing and --normalize"
+    return CompareError(f"these runs cannot be compared: {reason}", hint)
+
+
+def _check_settings(base: ReadRun, new: ReadRun, images: Sequence[str]) -> None:
+    """Refuse runs of other preprocessing, another scale mode or other files."""
+    for name, title in (("preprocessing", "preprocessing"), ("normalize", "scale mode")):
+        old = _setting(base, name)
+        now = _setting(new, name)
+        if old != now:
+            raise _incomparable(f"the {title} is {old!r} in BASE and {now!r} in NEW")
+    replaced = []
+    for name in images:
+        old_sum = base.images[name].manifest.image.sha256
+        if old_sum != new.images[name].manifest.image.sha256:
+            replaced.append(name)
+    if replaced:
+        reason = f"{_few(replaced)} is another file in NEW (its sha256 differs)"
+        raise _incomparable(reason)
+
+
+def _setting(run: ReadRun, name: str) -> object:
+    options = run.record.get("options") or {}
+    return run.record.get(name, options.get(name))
+
+
+def _check_input(base: ReadImage, new: ReadImage) -> None:
+    """Refuse runs whose model saw something else of an image."""
+    old_size = by(base.manifest.input.shape)
+    new_size = by(new.manifest.input.shape)
+    if old_size != new_size:
+        reason = f"the input made of {base.name} is {old_size} in BASE and {new_size} in NEW"
+        raise _incomparable(reason)
+    old = base.shown().astype(np.int16)
+    now = new.shown().astype(np.int16)
+    # resizing varies by one level between machines
+    if old.shape != now.shape or abs(old - now).max(initial=0) > 1:
+        reason = f"what the model saw of {base.name} (input.png) has other pixels in NEW"
+        raise _incomparable(reason)
+
+
+def _only_in(run: ReadRun, other: ReadRun, images: Iterable[str]) -> OnlyIn:
+    """What one run has and the other has not.
+
+    Args:
+        images: those that were compared.
+    """
+    lacking = {}
+    for name in run.images:
+        if name in other.images:
+            continue
+        if name in other.failures:
+            lacking[name] = f"failed: {other.failures[name]}"
+        else:
+            lacking[name] = "incomplete" if name in other.left_out else "not there"
+    captures: dict[CaptureKey, MissingCapture] = {}
+    for name in images:
+        other_image = other.images[name]
+        for key, row in run.images[name].captures.items():
+            if key not in other_image.captures and key not in captures:
+                reason = _absence(other_image, key)
+                captures[key] = MissingCapture(key, row.type, reason)
+    return OnlyIn(lacking, list(captures.values()))
+
+
+def _absence(image: ReadImage, key: CaptureKey) -> str:
+    """Why an image has no such capture."""
+    for skip in image.manifest.skipped:
+        if (skip.layer, skip.kind, skip.call) == (key.layer, key.kind, key.call):
+            return f"skipped: {skip.reason}"
+    return "never ran" if key.layer in image.manifest.never_ran else "not there"
+
+
+# From images to layers
+
+
+def compared_layer(changes: Sequence[TensorChange]) -> ComparedLayer:
+    """One tensor of the model, from its change in each image."""
+    first = changes[0]
+    worst = max(changes, key=lambda change: change.severity)
+    reasons = [change.reason for change in changes if change.reason]
+    differs = np.zeros(max(len(change.differs) for change in changes), bool)
+    for change in changes:
+        differs[: len(change.differs)] |= change.differs
+    channels = _worst_of_channels([change for change in changes if change.reason is None])
+    cosines = [
+        change.change.layer_cosine
+        for change in changes
+        if change.reason is None and change.differs.any()
+    ]
+    most_changed = worst_first(channels.relative, channels.unlike, differs)
+    return ComparedLayer(
+        key=first.key,
+        type=first.type,
+        index=first.index,
+        by=sorted({change.by for change in changes}),
+        reason=reasons[0] if reasons else None,
+        images={change.image: _image_change(change) for change in changes},
+        count=ChannelCount(int(differs.sum()), len(differs)),
+        channel_images=ChannelCount(
+            differing=sum(int(change.differs.sum()) for change in changes),
+            total=sum(len(change.differs) for change in changes),
+        ),
+        channels=channels,
+        cosine=float(np.fmin.reduce(cosines, initial=np.nan)),
+        most_changed=[] if reasons else most_changed[:_MAX_LISTED],
+        image=worst.image,
+        severity=worst.severity[0],
+        change=np.where(worst.change.unlike > 0, 1.0, worst.change.relative),
+        changed=worst_first(worst.change.relative, worst.change.unlike, worst.differs),
+    )
+
+
+def _image_change(change: TensorChange) -> ImageChange:
+    differing = int(change.differs.sum())
+    if change.reason:
+        return ImageChange(differing, None, None, None)
+    return ImageChange(
+        differing=differing,
+        absolute=finite(float(change.change.absolute.max())),
+        relative=finite(float(change.change.relative.max())),
+        cosine=finite(change.change.layer_cosine),
+    )
+
+
+def _worst_of_channels(changes: Sequence[TensorChange]) -> ChannelChanges:
+    """The worst of each channel over some images, of the channels that all of them have."""
+    if not changes:
+        nothing = np.zeros(0)
+        return ChannelChanges(nothing, nothing, nothing, nothing)
+    common = min(len(change.differs) for change in changes)
+    return ChannelChanges(
+        absolute=np.max([change.change.absolute[:common] for change in changes], 0),
+        relative=np.max([change.change.relative[:common] for change in changes], 0),
+        unlike=np.max([change.change.unlike[:common] for change in changes], 0),
+        cosine=np.fmin.reduce([change.change.cosine[:common] for change in changes], 0),
+    )

@@ -1,0 +1,322 @@
+"""One tensor of an image in two runs: what their files say of its values, and how far it changed.
+
+The values come from the best source that both runs have: kept tensors, else the pixels of grids,
+which are exact to half a level, together with the statistics; else the statistics alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from featviz.diff.compare import Change, compare, compare_stats, no_change, scale_of
+from featviz.drawing import colormap
+from featviz.layout.layouts import BEHIND, LAYOUTS
+from featviz.records import Bytes, CaptureKey, Floats
+from featviz.rundir.image import ReadImage, same_content
+from featviz.rundir.schema import Capture
+from featviz.text import by
+
+TENSORS = "tensors"
+PIXELS = "statistics and pixels"
+STATISTICS = "statistics"
+
+# half a level by which a value may be off the drawn one, and float32's rounding
+_HALF = 0.501
+
+
+@dataclass(frozen=True)
+class TensorChange:
+    """One tensor of one image, compared."""
+
+    image: str
+    key: CaptureKey
+    type: str
+    index: int
+    by: str
+    """TENSORS, PIXELS or STATISTICS."""
+    change: Change
+    differs: np.ndarray
+    """bool [channels]; all where there is a reason."""
+    reason: str | None = None
+    """Why it could not be compared."""
+
+    @property
+    def severity(self) -> tuple[float, float]:
+        """The largest difference and the share of channels that differ; the larger, the worse."""
+        incomparable = bool(self.reason) or bool(self.change.unlike.any())
+        largest = 1.0 if incomparable else float(self.change.relative.max())
+        return largest, float(self.differs.mean())
+
+
+class ChannelValues(NamedTuple):
+    """The values of some channels, as far as a file shows them."""
+
+    channels: list[int]
+    values: np.ndarray
+    """[channels, N]."""
+    slack: np.ndarray
+    """[channels]: how far a value may be off; 0 where values are exact."""
+
+
+class ValuePair(NamedTuple):
+    """The values of some channels in both runs."""
+
+    channels: list[int]
+    base: np.ndarray
+    """[channels, N]."""
+    new: np.ndarray
+    slack: np.ndarray
+    """[channels]: how far the difference of two values may be off."""
+
+
+class MapShape(NamedTuple):
+    """What each channel of a tensor holds."""
+
+    slices: int
+    height: int
+    width: int
+
+    @property
+    def size(self) -> int:
+        """How many values that are."""
+        return self.slices * self.height * self.width
+
+
+def map_shape(row: Capture) -> MapShape:
+    """The maps of a tensor, drawn or not."""
+    if row.constant is not None:
+        return MapShape(*row.constant)
+    slices = row.slices[1] if row.slices else 1
+    return MapShape(slices, *row.plan.map_size)
+
+
+def from_tensor(array: np.ndarray, row: Capture, behind: int = 0) -> np.ndarray | None:
+    """The values of each channel in a kept tensor, [channels, N]; None where the layout does not
+    make the manifest's channels of it.
+
+    Args:
+        behind: tokens behind the grid. Like those before it they are left out: they have rows of
+            their own.
+    """
+    layout = LAYOUTS.get(row.layout)
+    if layout is None or array.ndim not in layout.dimensions:
+        return None
+    try:
+        data: np.ndarray = layout.channels_first(array, row.maps)
+    except (IndexError, ValueError):
+        return None
+    size = map_shape(row).size
+    if len(data) != row.maps or data.shape[1] < size:
+        return None
+    end = data.shape[1] - behind
+    return data[:, end - size : end]
+
+
+def from_picture(
+    levels: Bytes, palette: Bytes | None, row: Capture, stats: Floats
+) -> ChannelValues | None:
+    """The values behind a grid's pixels, within half a level, NaN where not finite; None where the
+    picture has another size than the manifest says, or a palette with labels, which cover values.
+
+    Args:
+        levels: [height, width], indices into the palette.
+        palette: [levels, 3]; None for grey levels.
+        stats: [channels, 6] of all channels.
+    """
+    channels = list(row.channels or range(row.maps))
+    if not _is_readable(levels, palette, row, len(channels)):
+        return None
+    drawn = _tiles(levels, row).reshape(len(channels), -1)
+    if row.range is None:
+        low, high = stats[channels, :2].astype(np.float64).T
+    else:
+        low, high = (np.full(len(channels), np.nan if end is None else end) for end in row.range)
+    low = np.nan_to_num(low)
+    high = np.nan_to_num(high)
+    # a palette has two more entries, for padding and for what is not finite
+    count = 256 if palette is None else 254
+    step = (high - low) / (count - 1)
+    values = low[:, None] + drawn * step[:, None]
+    if palette is not None:
+        values[drawn == 255] = np.nan
+    if row.constant is not None:
+        values = values.repeat(map_shape(row).size, axis=1)
+    return ChannelValues(channels, values, step * _HALF)
+
+
+def _is_readable(levels: Bytes, palette: Bytes | None, row: Capture, channels: int) -> bool:
+    plan = row.plan
+    if levels.shape != (plan.height, plan.width) or plan.maps != channels * row.side:
+        return False
+    if palette is not None and len(palette) != 256:
+        return False
+    if palette is not None and (palette[-1] != colormap.MAGENTA).any():
+        return False
+    # of constant maps with several slices a picture may show only some
+    return row.constant is None or row.constant[0] == 1
+
+
+def _tiles(levels: Bytes, row: Capture) -> Bytes:
+    """The tiles [N, H, W] of a grid, each pixel once."""
+    plan = row.plan
+    height, width = plan.tile
+    down, across = plan.scale
+    padding = plan.padding
+    slots = levels[padding:, padding:].reshape(
+        plan.rows, height + padding, plan.columns, width + padding
+    )
+    pixels = slots[:, :height:down, :, :width:across].swapaxes(1, 2)
+    return pixels.reshape(plan.rows * plan.columns, *plan.map_size)[: plan.maps]
+
+
+@dataclass(frozen=True)
+class TensorPair:
+    """A tensor of an image in BASE and in NEW."""
+
+    key: CaptureKey
+    images: tuple[ReadImage, ReadImage]
+    rows: tuple[Capture, Capture]
+    stats: tuple[Floats, Floats]
+    """Each [channels, 6]."""
+
+    @classmethod
+    def read(cls, base: ReadImage, new: ReadImage) -> Iterator[TensorPair]:
+        """The tensors that both have; DamagedError where their statistics cannot be read."""
+        base_stats = base.stats()
+        new_stats = new.stats()
+        for key, row in base.captures.items():
+            if key in new.captures:
+                rows = (row, new.captures[key])
+                stats = (base_stats[key.stats_key], new_stats[key.stats_key])
+                yield cls(key, (base, new), rows, stats)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether both runs keep a tensor whose channels are all those of the rows."""
+        for row in self.rows:
+            if row.tensor is None:
+                return False
+            # a vector may be a piece of its tensor: a token beside the grid
+            size = row.maps * map_shape(row).size
+            if row.layout == "vector" and size != math.prod(row.shape):
+                return False
+        return True
+
+    def tensors(self) -> ValuePair | None:
+        """The values of both kept tensors; None where there are none that show the channels."""
+        if not self.keeps:
+            return None
+        values = []
+        behind_key = self.key._replace(key=f"{self.key.key}.{BEHIND}".lstrip("."))
+        for image, row in zip(self.images, self.rows, strict=True):
+            array = image.tensor(row)
+            behind = image.captures.get(behind_key)
+            if array is None:
+                return None
+            tokens = 0 if behind is None else map_shape(behind).size
+            channels = from_tensor(array, row, tokens)
+            if channels is None:
+                return None
+            values.append(channels)
+        count = self.rows[0].maps
+        return ValuePair(list(range(count)), values[0], values[1], np.zeros(count))
+
+    def pixels(self) -> ValuePair | None:
+        """The values behind both pictures, of the channels that both show; None where a picture
+        does not show values, or the two show other ones."""
+        base_row, new_row = self.rows
+        if base_row.beside != new_row.beside or base_row.normalize != new_row.normalize:
+            return None
+        values = []
+        for image, row, stats in zip(self.images, self.rows, self.stats, strict=True):
+            picture = image.levels(row)
+            channels = None if picture is None else from_picture(*picture, row, stats)
+            if channels is None:
+                return None
+            values.append(channels)
+        base, new = values
+        common, old, now = np.intersect1d(base.channels, new.channels, return_indices=True)
+        if base.values.shape[1] != new.values.shape[1] or not len(common):
+            return None
+        return ValuePair(
+            channels=common.tolist(),
+            base=base.values[old],
+            new=new.values[now],
+            slack=base.slack[old] + new.slack[now],
+        )
+
+
+def measure(pair: TensorPair, tolerance: float) -> TensorChange:
+    """Compare a tensor of an image: by the kept tensors, else by statistics and pixels."""
+    base, _ = pair.rows
+    reason = _incomparable(pair)
+    if reason is not None:
+        method = STATISTICS
+        change = no_change(base.maps, 1)
+        differs = np.ones(base.maps, np.bool_)
+    else:
+        method, change = _measure(pair)
+        differs = change.differs(tolerance)
+    return TensorChange(
+        image=pair.images[0].name,
+        key=pair.key,
+        type=base.type,
+        index=base.index,
+        by=method,
+        change=change,
+        differs=differs,
+        reason=reason,
+    )
+
+
+def _incomparable(pair: TensorPair) -> str | None:
+    base, new = pair.rows
+    if base.shape != new.shape:
+        return f"shape {by(base.shape)} in BASE, {by(new.shape)} in NEW"
+    if (base.layout, base.maps) != (new.layout, new.maps):
+        return f"layout {base.layout} in BASE, {new.layout} in NEW"
+    return None
+
+
+def _measure(pair: TensorPair) -> tuple[str, Change]:
+    """What a pair is compared by, and its change."""
+    old, now = pair.stats
+    if np.array_equal(old, now, equal_nan=True) and _same_files(pair):
+        method = TENSORS if pair.keeps else PIXELS
+        return method, no_change(len(old), map_shape(pair.rows[0]).size)
+    scale = scale_of(old, now)
+    kept = pair.tensors()
+    if kept is not None:
+        return TENSORS, compare(kept.base, kept.new, scale)
+    statistics = compare_stats(old, now, scale)
+    drawn = pair.pixels()
+    if drawn is None:
+        return STATISTICS, statistics
+    pixels = compare(drawn.base, drawn.new, scale, drawn.slack)
+    return PIXELS, _larger(statistics, pixels, drawn.channels)
+
+
+def _same_files(pair: TensorPair) -> bool:
+    files = [str(row.tensor if pair.keeps else row.file) for row in pair.rows]
+    base, new = zip(pair.images, files, strict=True)
+    return same_content(base, new)
+
+
+def _larger(statistics: Change, pixels: Change, channels: list[int]) -> Change:
+    """The larger difference of both counts, in the channels whose pixels are known."""
+    absolute = statistics.absolute.copy()
+    relative = statistics.relative.copy()
+    unlike = statistics.unlike.copy()
+    cosine = statistics.cosine.copy()
+    products = statistics.products.copy()
+    absolute[channels] = np.maximum(absolute[channels], pixels.absolute)
+    relative[channels] = np.maximum(relative[channels], pixels.relative)
+    unlike[channels] = np.maximum(unlike[channels], pixels.unlike)
+    cosine[channels] = pixels.cosine
+    products[channels] = pixels.products
+    return Change(absolute, relative, cosine, unlike, products)
