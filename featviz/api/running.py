@@ -21,7 +21,7 @@ from featviz.api.keywords import Layers, Model, Order, Pictures, Room, keywords_
 from featviz.diff import compare_runs, maps_folder
 from featviz.diff import diff as diff_runs
 from featviz.diff.comparison import Comparison
-from featviz.diff.diff import as_json, diff_table
+from featviz.diff.output import as_json, diff_table
 from featviz.errors import StoreError, UsageError
 from featviz.files.urls import Url, is_url
 from featviz.gradients.targets import for_drawing
@@ -37,7 +37,8 @@ from featviz.options import (
 from featviz.options.commands import DiffFiles, DiffThresholds, ReportOptions
 from featviz.records import STAT_COLUMNS, ClassScore, Floats, ImageResult, RunResult
 from featviz.report import ReportResult, build_report
-from featviz.report.pages import render_comparison, render_notebook
+from featviz.report.comparison_page import render_comparison
+from featviz.report.engine import NotebookFigure, NotebookPage, render_notebook
 from featviz.run import run as pipeline
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.image import ReadImage, read_image
@@ -78,14 +79,15 @@ class Shown:
     def _repr_html_(self) -> str:
         """The first pictures, as data URIs; a large one is made smaller, a small one is shown
         larger by a whole factor, and one that cannot be read says so."""
-        figures: list[tuple[str | None, str, tuple[int, int]]] = []
+        figures: list[NotebookFigure] = []
         room, side = MOST_BYTES, self.side
         lines = [quoted(line) for line in self._lines()]
         for load, words in self._pictures():
             try:
                 picture = load()
             except StoreError as error:
-                figures.append((None, quoted(f"{words}: {error.message}"), (side, side)))
+                text = quoted(f"{words}: {error.message}")
+                figures.append(NotebookFigure("", text, (side, side)))
                 continue
             picture = picture if picture.mode in ("L", "RGB") else picture.convert("RGB")
             picture.thumbnail((side, side), Image.Resampling.BOX)
@@ -98,12 +100,13 @@ class Shown:
                 break
             factor = max(1, side // (2 * max(picture.size)))
             size = picture.width * factor, picture.height * factor
-            figures.append((f"data:image/png;base64,{data}", quoted(words), size))
+            address = f"data:image/png;base64,{data}"
+            figures.append(NotebookFigure(address, quoted(words), size))
         table = self._table()
         if table is not None and (more := len(table.rows) - MOST_ROWS) > 0:
             footer = (f"{more} more rows", *table.footer)
             table = table._replace(rows=table.rows[:MOST_ROWS], footer=footer)
-        return render_notebook({"figures": figures, "lines": lines, "table": table})
+        return render_notebook(NotebookPage(figures, table, lines))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -123,8 +123,8 @@ def diff(values: Values) -> int:
     Exit codes: 0 equal, 1 failed or refused, 2 usage, 4 different.
     """
     from featviz.diff import diff
-    from featviz.diff.diff import as_json, diff_table
-    from featviz.report.pages import render_comparison
+    from featviz.diff.output import as_json, diff_table
+    from featviz.report.comparison_page import render_comparison
 
     thresholds = read_from(DiffThresholds, dict(values))
     files = read_from(DiffFiles, dict(values))

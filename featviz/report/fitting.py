@@ -6,11 +6,12 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from PIL import Image
 
 from featviz.records import CaptureKey
-from featviz.report.network import is_numbers, most_varied
+from featviz.report.stages import is_numbers, most_varied
 from featviz.rundir.image import ReadImage, format_of
 from featviz.rundir.read import ReadRun
 from featviz.rundir.schema import Capture
@@ -19,78 +20,128 @@ MOST_BYTES = 25_000_000
 """About so many bytes has one file at most: what usual mail servers take."""
 FEWEST = 4
 """Maps of a layer below which it shows too little, however large the file becomes."""
+# characters for each byte
 _BASE64 = 4 / 3
 
 
 @dataclass(frozen=True)
 class FewerMaps(ReadImage):
-    """An image whose grids show some of their maps; `whole` has the rows of its files."""
+    """An image whose grids show some of their maps."""
 
-    whole: Mapping[str, Capture] = field(default_factory=dict)
+    file_rows: Mapping[str, Capture] = field(default_factory=dict)
+    """The rows of the grids as they are in the files."""
 
     def content(self, relative: str) -> bytes:
         """A picture's bytes; of a grid that shows fewer maps, those of a new picture."""
-        part = next((row for row in self.manifest.captures if row.file == relative), None)
-        whole = self.whole.get(relative)
-        if part is None or whole is None or part is whole:
-            return super().content(relative)
-        drawn, canvas = self.picture(relative), (part.plan.width, part.plan.height)
-        picture = Image.new(drawn.mode, canvas)
-        if drawn.mode == "P":
-            picture.putpalette(drawn.getpalette() or [])
-        if part.plan.padding:
-            picture.paste(drawn.getpixel((0, 0)), (0, 0, *canvas))  # type: ignore[arg-type]
-        for place, channel in enumerate(part.drawn):
-            for slice in range(whole.side):
-                slot = whole.drawn.index(channel) * whole.side + slice
-                left, top, width, height = whole.plan.box(slot)
-                tile = drawn.crop((left, top, left + width, top + height))
-                picture.paste(tile, part.plan.box(place * whole.side + slice)[:2])
-        target, kind = io.BytesIO(), format_of(relative)
-        picture.save(target, kind.pillow, **(kind.save or {"optimize": True}))
-        return target.getvalue()
+        file_row = self.file_rows.get(relative)
+        for row in self.manifest.captures:
+            if row.file == relative and file_row is not None and row is not file_row:
+                picture = _rearranged(self.picture(relative), file_row, row)
+                return _encoded(picture, relative)
+        return super().content(relative)
+
+
+def _rearranged(grid: Image.Image, file_row: Capture, row: Capture) -> Image.Image:
+    """A grid with the maps of another row."""
+    size = (row.plan.width, row.plan.height)
+    picture = Image.new(grid.mode, size)
+    if grid.mode == "P":
+        picture.putpalette(grid.getpalette() or [])
+    if row.plan.padding:
+        picture.paste(grid.getpixel((0, 0)), (0, 0, *size))  # type: ignore[arg-type]
+    slices = file_row.side
+    for position, channel in enumerate(row.drawn):
+        file_position = file_row.drawn.index(channel)
+        for slice in range(slices):
+            left, top, width, height = file_row.plan.box(file_position * slices + slice)
+            tile = grid.crop((left, top, left + width, top + height))
+            new_left, new_top, _, _ = row.plan.box(position * slices + slice)
+            picture.paste(tile, (new_left, new_top))
+    return picture
+
+
+def _encoded(picture: Image.Image, name: str) -> bytes:
+    format = format_of(name)
+    buffer = io.BytesIO()
+    picture.save(buffer, format.pillow, **(format.save or {"optimize": True}))
+    return buffer.getvalue()
 
 
 def fitted(runs: Sequence[ReadRun]) -> tuple[Sequence[ReadRun], int | None]:
-    """These runs, and the most maps that a layer shows so that one file has about MOST_BYTES: those
-    of the most varied channels of the first image. None, and all maps, where all pictures fit."""
+    """Leave out maps so that one file has about MOST_BYTES: each layer shows those of its most
+    varied channels in the first image.
+
+    Returns:
+        The runs, and the most maps that a layer shows; None, and all maps, where all pictures fit.
+    """
     images = [image for run in runs for image in run.images.values()]
-    if _BASE64 * sum(sum(image.sizes.values()) for image in images) <= MOST_BYTES:
+    total = sum(size for image in images for size in image.sizes.values())
+    if _BASE64 * total <= MOST_BYTES:
         return runs, None
-    grids = [(len(row.drawn), i.sizes[row.file]) for i in images for row in i.captures.values()]
-    count = max((maps for maps, _ in grids), default=FEWEST)
-    while (
-        count > FEWEST
-        and _BASE64 * sum(size * min(1, count / max(1, maps)) for maps, size in grids) > MOST_BYTES
-    ):
-        count = max(FEWEST, count // 2)
-    chosen: dict[CaptureKey, set[int | None]] = {}
+    count = _fitting_count(images)
+    channels: dict[CaptureKey, set[int | None]] = {}
     for image in runs[0].images.values():
-        numbers = image.stats()
-        for place, row in image.captures.items():
-            if row.drawn and place not in chosen:
-                chosen[place] = {*most_varied(row, numbers[place.stats_key], count)}
-    shown = []
+        stats = image.stats()
+        for key, row in image.captures.items():
+            if row.drawn and key not in channels:
+                channels[key] = set(most_varied(row, stats[key.stats_key], count))
+    fitted_runs = []
     for run in runs:
-        fewer = {name: _with_fewer(image, chosen) for name, image in run.images.items()}
-        shown.append(replace(run, images=fewer))
-    return shown, count
+        fewer = {name: _with_fewer(image, channels) for name, image in run.images.items()}
+        fitted_runs.append(replace(run, images=fewer))
+    return fitted_runs, count
 
 
-def _with_fewer(image: ReadImage, chosen: Mapping[CaptureKey, set[int | None]]) -> ReadImage:
-    rows = []
-    for row in image.manifest.captures:
-        own = chosen.get(row.place, set())
-        stay = [c for c in row.drawn if c in own] or row.drawn[: len(own)]
-        if stay and len(stay) < len(row.drawn) and not is_numbers(row):
-            columns = min(row.plan.columns, math.ceil(math.sqrt(len(stay))) * row.side)
-            grid = row.grid.copy()
-            grid["nrow"] = columns
-            kept = {c: ids for c, ids in (row.collapsed or {}).items() if int(c) in stay}
-            rows.append(replace(row, channels=stay, grid=grid, collapsed=kept or None))
-        else:
-            rows.append(row)
-    whole = {row.file: row for row in image.manifest.captures}
-    changed = {**vars(image), "manifest": replace(image.manifest, captures=rows), "whole": whole}
-    changed.pop("captures", None)
-    return FewerMaps(**changed)
+class _GridSize(NamedTuple):
+    """A grid in a file."""
+
+    maps: int
+    bytes: int
+
+
+def _fitting_count(images: Sequence[ReadImage]) -> int:
+    """How many maps of each layer fit, about: halved until they do."""
+    grids = []
+    for image in images:
+        for row in image.captures.values():
+            grids.append(_GridSize(len(row.drawn), image.sizes[row.file]))
+    count = max((grid.maps for grid in grids), default=FEWEST)
+    while count > FEWEST:
+        total = sum(grid.bytes * min(1, count / max(1, grid.maps)) for grid in grids)
+        if _BASE64 * total <= MOST_BYTES:
+            break
+        count = max(FEWEST, count // 2)
+    return count
+
+
+def _with_fewer(image: ReadImage, channels: Mapping[CaptureKey, set[int | None]]) -> ReadImage:
+    """An image whose grids show some channels."""
+    rows = [_fewer(row, channels.get(row.place, set())) for row in image.manifest.captures]
+    return FewerMaps(
+        root=image.root,
+        folder=image.folder,
+        manifest=replace(image.manifest, captures=rows),
+        input_size=image.input_size,
+        sizes=image.sizes,
+        kept_stats=image.kept_stats,
+        pixels=image.pixels,
+        file_rows={row.file: row for row in image.manifest.captures},
+    )
+
+
+def _fewer(row: Capture, channels: set[int | None]) -> Capture:
+    """A row that draws some channels; where none of them is drawn, as many of the first ones."""
+    remaining = [channel for channel in row.drawn if channel in channels]
+    remaining = remaining or row.drawn[: len(channels)]
+    if not remaining or len(remaining) == len(row.drawn) or is_numbers(row):
+        return row
+    columns = min(row.plan.columns, math.ceil(math.sqrt(len(remaining))) * row.side)
+    collapsed = {
+        leader: group for leader, group in (row.collapsed or {}).items() if int(leader) in remaining
+    }
+    return replace(
+        row,
+        channels=remaining,
+        grid={**row.grid, "nrow": columns},
+        collapsed=collapsed or None,
+    )

@@ -1,4 +1,4 @@
-"""The story of `report`: from a run directory to a static gallery in HTML."""
+"""The story of `report`: from a run directory, an audit, kernels or a series to pages of HTML."""
 
 from __future__ import annotations
 
@@ -9,27 +9,36 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from featviz.diff.comparison import Comparison
 from featviz.errors import CompareError, UsageError
 from featviz.files import real
 from featviz.files.urls import Url
 from featviz.options.commands import ReportOptions
-from featviz.report import beside, pages, words
+from featviz.report.audits import AuditView
+from featviz.report.color_keys import LegendEntry, legend
+from featviz.report.companions import kernel_extras, read_companions
+from featviz.report.descriptions import model_name
+from featviz.report.engine import ReportFiles, Site, render_alone
+from featviz.report.extras import Extra
+from featviz.report.figures import arrange
 from featviz.report.fitting import fitted
-from featviz.report.views import Links, arrange
-from featviz.rundir import REPORT_FILE, REPORT_RECORD, REPORT_ZIP, SERIES_ASSETS
+from featviz.report.links import Links
+from featviz.report.run_report import RunComparison, RunReport
+from featviz.report.series import read_series
+from featviz.rundir import REPORT_ASSETS, REPORT_FILE, REPORT_RECORD, REPORT_ZIP, SERIES_ASSETS
 from featviz.rundir import place as outputs
 from featviz.rundir.mirror import copied
 from featviz.rundir.read import ReadRun, read_run
+from featviz.rundir.schema import Capture
 from featviz.rundir.studies import is_audit, is_kernels, read_audit, read_kernels, read_steps
 from featviz.rundir.write import write_record
 
 log = logging.getLogger(__name__)
 
-Render = Callable[[Links], pages.Files]
-Judge = Callable[[ReadRun, ReadRun], Comparison]
+Render = Callable[[Links], ReportFiles]
+Compare = Callable[[ReadRun, ReadRun], Comparison]
 
 
 @dataclass(frozen=True)
@@ -42,118 +51,231 @@ class ReportResult:
     """Images that the report names but cannot show, and why."""
 
 
+class KernelRow(NamedTuple):
+    """The kernels of a convolution."""
+
+    row: Capture
+    extra: Extra
+
+
+@dataclass(frozen=True)
+class KernelsPage:
+    """What the template of kernels shows."""
+
+    record: Mapping[str, Any]
+    layers: list[KernelRow]
+    legend: list[LegendEntry]
+
+
+class _Report(NamedTuple):
+    """A report, before it is written."""
+
+    render: Render
+    left_out: Mapping[str, str]
+    """What it cannot show, and why."""
+
+
 def build_report(
-    place: Path | Url, options: ReportOptions, judge: Judge | None = None
+    source: Path | Url, options: ReportOptions, compare: Compare | None = None
 ) -> ReportResult:
     """Write the report of a run, here or in an object store, of an audit, of kernels, or of a
-    series of runs; `judge` compares a run with that of `compare`."""
-    one_file = options.zip or options.single_file
-    if options.zip and options.single_file:
-        raise UsageError("--zip and --single-file are two forms", "give one of them")
-    for one in (place, options.compare):
-        if isinstance(one, Url) and not (options.out and one_file):
-            why = f"the pages of a report show pictures where they are, and {one} is no folder"
-            raise UsageError(why, "--single-file --out maps.html, or --zip --out maps.zip")
-    name = REPORT_ZIP if options.zip else REPORT_FILE if options.single_file else "report"
-    out = options.out or (Path() if isinstance(place, Url) else place) / name
-    if one_file:
-        outputs.check_file(out, outputs.REPORT_ALONE, "--out", options.overwrite)
-    else:
-        outputs.check_free(out, outputs.REPORT_FOLDER, overwrite=True)
-    if not isinstance(place, Url) and (alone := _alone(place, options)):
-        render, left_out = alone
-        return ReportResult(*_write(render, out, options), left_out)
-    with copied(place) as root, copied(options.compare or root) as other:
-        run = replace(read_run(root), url=place if isinstance(place, Url) else None)
-        base, verdict, not_compared = None, None, ""
+    series of runs.
+
+    Args:
+        compare: compares a run with that of `options.compare`.
+
+    Raises:
+        UsageError: options that do not go together, or not with what the folder holds.
+        StoreError: the folder holds nothing to show.
+    """
+    out = _check_output(source, options)
+    if isinstance(source, Path):
+        report = _report_alone(source, options)
+        if report is not None:
+            return _write(report, out, options)
+    with copied(source) as root, copied(options.compare or root) as other_root:
+        run = replace(read_run(root), url=source if isinstance(source, Url) else None)
+        comparison = None
         if options.compare is not None:
             url = options.compare if isinstance(options.compare, Url) else None
-            base = replace(read_run(other), url=url)
-        if base is not None and judge is not None:
-            try:
-                verdict = judge(base, run)
-            except CompareError as error:
-                not_compared = error.message
-        tiles = None
+            other = replace(read_run(other_root), url=url)
+            comparison = _compared(run, other, compare)
+        max_maps = None
         if options.single_file:
-            (run, *others), tiles = fitted([run, *([base] if base else [])])
-            base = others[0] if others else None
-        if tiles is not None:
-            words_of = "each layer shows at most %d of its maps, so that one file stays small"
-            log.warning(f"{words_of}; --zip has all", tiles)
-        images, layers = arrange(run, base)
-        extras, audit = beside.read_extras(run, layers, options)
-        told = verdict, not_compared, audit, extras
-        whole = pages.RunReport(run, base, images, layers, *told, tiles)
-        gc.freeze()  # the search for cycles of templates passes the records over,
-        gc.collect()  # and what else the process holds does not delay it
+            run, comparison, max_maps = _fitted(run, comparison)
+        pages = arrange(run, None if comparison is None else comparison.other)
+        companions = read_companions(run, pages.layers, options)
+        run_report = RunReport(run, pages, companions, comparison, max_maps)
+        # the search for cycles that templates leave passes over what is in memory before
+        gc.freeze()
+        gc.collect()
         try:
-            return ReportResult(*_write(whole.render, out, options), run.left_out)
+            return _write(_Report(run_report.render, run.left_out), out, options)
         finally:
             gc.unfreeze()
 
 
-def _alone(root: Path, options: ReportOptions) -> tuple[Render, Mapping[str, str]] | None:
-    """The page of an audit, of kernels or of a series, and what it leaves out; None for a run."""
-    kind = "audit" if is_audit(root) else "kernels" if is_kernels(root) else "series"
-    if kind == "series" and not read_steps(root):
-        return None
+def _check_output(source: Path | Url, options: ReportOptions) -> Path:
+    """Where the report goes; refused before anything is read."""
+    one_file = options.zip or options.single_file
+    if options.zip and options.single_file:
+        raise UsageError("--zip and --single-file are two forms", "give one of them")
+    for origin in (source, options.compare):
+        if isinstance(origin, Url) and not (options.out and one_file):
+            raise UsageError(
+                f"the pages of a report show pictures where they are, and {origin} is no folder",
+                "--single-file --out maps.html, or --zip --out maps.zip",
+            )
+    name = "report"
+    if options.zip:
+        name = REPORT_ZIP
+    elif options.single_file:
+        name = REPORT_FILE
+    out = options.out or (Path() if isinstance(source, Url) else source) / name
+    if one_file:
+        outputs.check_file(out, outputs.REPORT_ALONE, "--out", options.overwrite)
+    else:
+        outputs.check_free(out, outputs.REPORT_FOLDER, overwrite=True)
+    return out
+
+
+def _compared(run: ReadRun, other: ReadRun, compare: Compare | None) -> RunComparison:
+    if compare is None:
+        return RunComparison(other, None)
+    try:
+        return RunComparison(other, compare(other, run))
+    except CompareError as error:
+        return RunComparison(other, None, error.message)
+
+
+class _Fitted(NamedTuple):
+    """Runs whose pictures fit into one file."""
+
+    run: ReadRun
+    comparison: RunComparison | None
+    max_maps: int | None
+
+
+def _fitted(run: ReadRun, comparison: RunComparison | None) -> _Fitted:
+    """Leave out maps where one file would become too large, with a warning."""
+    runs = [run] if comparison is None else [run, comparison.other]
+    fitted_runs, max_maps = fitted(runs)
+    if max_maps is not None:
+        message = "each layer shows at most %d of its maps, so that one file stays small; --zip "
+        log.warning(message + "has all", max_maps)
+    if comparison is not None:
+        comparison = replace(comparison, other=fitted_runs[1])
+    return _Fitted(fitted_runs[0], comparison, max_maps)
+
+
+# Reports of one page
+
+
+def _report_alone(root: Path, options: ReportOptions) -> _Report | None:
+    """The report of an audit, of kernels or of a series; None for a run."""
+    if is_audit(root):
+        _check_alone(root, options, "an audit")
+        return _audit_report(root)
+    if is_kernels(root):
+        _check_alone(root, options, "kernels")
+        return _kernels_report(root)
+    if read_steps(root):
+        _check_alone(root, options, "series")
+        return _series_report(root)
+    return None
+
+
+def _check_alone(root: Path, options: ReportOptions, content: str) -> None:
+    """Refuse options that only a run has."""
     for name in ("compare", "kernels", "exemplars", "audit"):
         if getattr(options, name) is not None:
-            what = f"--{name} goes with a run, and {root} holds {'an ' * (kind == 'audit')}{kind}"
-            raise UsageError(what, f"featviz report RUN --{name} ...")
-    views: Any
-    left_out: Mapping[str, str] = {}
-    about: dict[str, Any] = {"template": kind, "title": kind.capitalize()}
-    if kind == "series":
-        views = beside.series_views(root)
-        record = views["steps"][-1][1].record.get("model") or {}
-        model, left_out = str(record.get("type") or words.name_of(record)), views["left_out"]
-        about |= {"assets": SERIES_ASSETS, "title": real(root).name}
-    elif kind == "kernels":
-        record, pictures = read_kernels(root)
-        views, model = {"record": record, "pictures": pictures}, words.name_of(record["model"])
-        about["extras"] = [extra for _, extra in beside.kernel_pictures((record, pictures))]
-    else:
-        if (audit := read_audit(root, None)) is None:
-            return None
-        views, model = beside.AuditViews.of_record(audit), words.name_of(audit[0].model)
-        about["template"] = "audited"
-    return partial(pages.render_alone, views=views, model=model, **about), left_out
+            message = f"--{name} goes with a run, and {root} holds {content}"
+            raise UsageError(message, f"featviz report RUN --{name} ...")
 
 
-def _write(render: Render, out: Path, options: ReportOptions) -> tuple[Path, tuple[Path, ...]]:
-    """Write a report in its form; the page to open first, and all files."""
+def _audit_report(root: Path) -> _Report | None:
+    audit_and_pictures = read_audit(root, None)
+    if audit_and_pictures is None:
+        return None
+    view = AuditView.of_record(*audit_and_pictures)
+    model = model_name(view.record.model)
+    return _Report(partial(_render_alone, model, "audited", "Audit", view), {})
 
-    def encoded(parts: Iterable[str]) -> Iterator[bytes]:
-        # a byte of a name that is no UTF-8 stands as it does in the manifest
-        return (part.encode("utf-8", "backslashreplace") for part in parts)
 
-    if not (options.zip or options.single_file):
-        written = []
-        with outputs.replacing(out, outputs.REPORT_FOLDER) as folder:
-            for name, parts in render(Links(out.absolute())):
-                with folder.write(name) as page:
-                    page.writelines(encoded(parts))
-                written.append(out / name)
-            write_record(folder, REPORT_RECORD, {})
-        return out / "index.html", (*written, out / REPORT_RECORD)
-    with outputs.writing(out, outputs.REPORT_ALONE, "--out", options.overwrite) as file:
-        if options.single_file:
-            ((_, parts),) = render(Links())
-            file.writelines(encoded(parts))
-            return out, (out,)
-        with zipfile.ZipFile(file, "w") as packed:  # without times: the same bytes again
+def _kernels_report(root: Path) -> _Report:
+    record, pictures = read_kernels(root)
+    rows = list(pictures.captures.values())
+    extras = [extra for _, extra in kernel_extras(record, pictures)]
+    layers = [KernelRow(row, extra) for row, extra in zip(rows, extras, strict=True)]
+    page = KernelsPage(record, layers, legend(record["options"], rows))
+    model = model_name(record["model"])
+    return _Report(partial(_render_alone, model, "kernels", "Kernels", page), {})
 
-            def add(name: str, content: bytes, how: int) -> None:
-                info = zipfile.ZipInfo(name)
-                info.compress_type = how
-                info.external_attr = 0o644 << 16
-                packed.writestr(info, content)
 
-            within = Links(packed=True)
-            for name, parts in render(within):
-                add(name, b"".join(encoded(parts)), zipfile.ZIP_DEFLATED)
-            for name, view in within.packed.values():
-                add(name, view.image.content(view.file), zipfile.ZIP_STORED)
-    return out, (out,)
+def _series_report(root: Path) -> _Report:
+    page = read_series(root)
+    record = page.steps[-1].run.record.get("model") or {}
+    model = str(record.get("type") or model_name(record))
+    render = partial(_render_alone, model, "series", real(root).name, page, assets=SERIES_ASSETS)
+    return _Report(render, page.left_out)
+
+
+def _render_alone(
+    model: str,
+    template: str,
+    title: str,
+    page: object,
+    links: Links,
+    assets: tuple[str, ...] = REPORT_ASSETS,
+) -> ReportFiles:
+    return render_alone(Site.alone(links, model, assets), template, title, page)
+
+
+# Writing
+
+
+def _write(report: _Report, out: Path, options: ReportOptions) -> ReportResult:
+    """Write a report as a folder, as one file of HTML, or as a zip file."""
+    if options.single_file:
+        with outputs.writing(out, outputs.REPORT_ALONE, "--out", options.overwrite) as file:
+            ((_, parts),) = report.render(Links())
+            file.writelines(_encoded(parts))
+        return ReportResult(out, (out,), report.left_out)
+    if options.zip:
+        with (
+            outputs.writing(out, outputs.REPORT_ALONE, "--out", options.overwrite) as file,
+            zipfile.ZipFile(file, "w") as archive,
+        ):
+            _write_zip(report.render, archive)
+        return ReportResult(out, (out,), report.left_out)
+    written = []
+    with outputs.replacing(out, outputs.REPORT_FOLDER) as folder:
+        for name, parts in report.render(Links(out.absolute())):
+            with folder.write(name) as page:
+                page.writelines(_encoded(parts))
+            written.append(out / name)
+        write_record(folder, REPORT_RECORD, {})
+    files = (*written, out / REPORT_RECORD)
+    return ReportResult(out / "index.html", files, report.left_out)
+
+
+def _encoded(parts: Iterable[str]) -> Iterator[bytes]:
+    """UTF-8; a byte of a name that is none stands as it does in the manifest."""
+    return (part.encode("utf-8", "backslashreplace") for part in parts)
+
+
+def _write_zip(render: Render, archive: zipfile.ZipFile) -> None:
+    """Pages, then pictures, which are compressed already; without times, so that the bytes are the
+    same again."""
+
+    def add(name: str, content: bytes, compression: int) -> None:
+        info = zipfile.ZipInfo(name)
+        info.compress_type = compression
+        info.external_attr = 0o644 << 16
+        archive.writestr(info, content)
+
+    links = Links(packed=True)
+    for name, parts in render(links):
+        add(name, b"".join(_encoded(parts)), zipfile.ZIP_DEFLATED)
+    for name, view in links.packed.values():
+        add(name, view.image.content(view.file), zipfile.ZIP_STORED)

@@ -12,7 +12,7 @@ from rundirs import Drawn, summed_anew, write_run
 from featviz.diff import compare_runs, diff
 from featviz.options.commands import DiffFiles, DiffThresholds, ReportOptions
 from featviz.report import build_report
-from featviz.report.pages import render_comparison
+from featviz.report.comparison_page import render_comparison
 
 from .browsing import STATS, Page
 

@@ -15,8 +15,9 @@ from rundirs import Drawn, write_run
 
 from featviz.options.commands import ReportOptions
 from featviz.report import build_report
-from featviz.report.network import ChannelTotals, most_varied, network
-from featviz.report.views import arrange
+from featviz.report.figures import arrange
+from featviz.report.stages import most_varied, network
+from featviz.report.totals import ChannelTotals
 from featviz.rundir.read import read_run
 from featviz.rundir.schema import Capture
 
@@ -70,7 +71,7 @@ def titles(root: Path) -> list[tuple[str, list[str]]]:
     (page, *_), _ = arrange(read_run(root))
     own, figures = page.image.stats(), [group.figures[0] for group in page.groups]
     stages = network(page, {f.picture.id: own[f.row.place.stats_key] for f in figures})
-    return [(one["title"], [step["group"].layer for step in one["steps"]]) for one in stages]
+    return [(stage.title, [step.group.layer for step in stage.steps]) for stage in stages]
 
 
 def test_layers_of_one_resolution_are_a_stage(tmp_path: Path) -> None:
@@ -132,8 +133,10 @@ def test_a_constant_gradient_and_a_single_number_are_no_finding() -> None:
         totals = ChannelTotals()
         for _ in range(times):
             totals.add(Capture(kind=kind, grid=grid, **fields), VALUES)  # type: ignore[arg-type]
-        assert not set(totals.found.get("constant", ())) & set(totals.found.get("all zero", ()))
-        return set(totals.found)
+        assert not set(totals.findings.get("constant", ())) & set(
+            totals.findings.get("all zero", ())
+        )
+        return set(totals.findings)
 
     assert found("output", (4, 4), 1) == {"all zero", "constant", "NaN or infinite"}
     assert found("grad", (4, 4), 1) == {"NaN or infinite"}

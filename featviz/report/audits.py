@@ -1,0 +1,115 @@
+"""An audit as pages show it: its layers with their findings, and pictures of suspects."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from featviz.report.descriptions import channel_list
+from featviz.report.extras import Extra, TileBox
+from featviz.report.links import PictureView
+from featviz.report.totals import ChannelFindings
+from featviz.rundir.image import ReadImage
+from featviz.rundir.studies import Audit, AuditRow, DrawnSuspects
+from featviz.text import counted
+
+
+@dataclass(frozen=True)
+class AuditedLayer:
+    """A row of an audit."""
+
+    row: AuditRow
+    id: str
+    """The id of its section on the audit's own page."""
+    home: str
+    """The layer on whose page of a run it stands: itself, or where the run has no page of it, the
+    layer before it whose maps come to it; empty where there is none."""
+    suspects: Sequence[Extra]
+
+    @property
+    def findings(self) -> ChannelFindings:
+        """Channels by what was found of them."""
+        return {name: channels for name, channels in self.row.findings.items() if channels}
+
+
+@dataclass(frozen=True)
+class AuditView:
+    """An audit, with or without a run."""
+
+    record: Audit
+    layers: Sequence[AuditedLayer]
+
+    @classmethod
+    def of_record(
+        cls, record: Audit, pictures: ReadImage, pages: Collection[str] | None = None
+    ) -> AuditView:
+        """Sort the pictures of an audit to its layers, and these to the pages of a run.
+
+        Args:
+            pages: the layers that have pages; None for an audit that stands alone.
+        """
+        suspects: defaultdict[str, list[Extra]] = defaultdict(list)
+        sources: defaultdict[str, list[str]] = defaultdict(list)
+        for number, drawn in enumerate(record.drawn):
+            sources[drawn.layer].append(drawn.shown)
+            size = pictures.pixels.get(drawn.file)
+            if size is not None:
+                suspects[drawn.layer].append(_suspects(number, drawn, pictures, size))
+        layers = []
+        for number, row in enumerate(record.layers):
+            homes = [row.layer or row.label, *sources[row.label]]
+            if pages is not None:
+                homes = [name for name in homes if name in pages]
+            home = homes[0] if homes else ""
+            layers.append(AuditedLayer(row, f"audited-{number:03d}", home, suspects[row.label]))
+        return cls(record, layers)
+
+    @property
+    def total(self) -> Mapping[str, int]:
+        """How many channels of all layers have each finding, those that were looked for."""
+        counts: Counter[str] = Counter()
+        for layer in self.layers:
+            counts.update({name: len(found) for name, found in layer.row.findings.items()})
+        return counts
+
+    @property
+    def dead_summary(self) -> str | None:
+        """`4 in 1 layer, by the audit of 20 images`; None where no layer could be judged."""
+        findings = [layer.row.findings for layer in self.layers]
+        counts = [len(channels["dead"]) for channels in findings if "dead" in channels]
+        if not counts:
+            return None
+        where = "none"
+        if any(counts):
+            where = f"{sum(counts):,} in {counted(sum(map(bool, counts)), 'layer')}"
+        return f"{where}, by the audit of {counted(self.record.images.seen, 'image')}"
+
+    def findings_of(self, name: str) -> dict[str, list[int]]:
+        """What was found of a layer, all its calls together."""
+        findings: dict[str, list[int]] = {}
+        for layer in self.layers:
+            if layer.home != name:
+                continue
+            for finding, channels in layer.findings.items():
+                findings[finding] = sorted({*findings.get(finding, ()), *channels})
+        return findings
+
+
+def _suspects(
+    number: int, drawn: DrawnSuspects, pictures: ReadImage, size: tuple[int, int]
+) -> Extra:
+    text = f"{len(drawn.channels)} of {counted(drawn.suspects, 'channel')} with a finding"
+    if drawn.shown and drawn.shown != drawn.layer:
+        text += f"; maps of {drawn.shown}, the input of {drawn.layer}"
+    alt = (
+        f"Suspects of {drawn.layer}, channels {channel_list(drawn.channels)}, "
+        "with the images that excite each most"
+    )
+    boxes = {}
+    if drawn.rows:
+        top, height = drawn.rows
+        for row, channel in enumerate(drawn.channels):
+            boxes[channel] = TileBox(0, top + row * height, size[0], height)
+    picture = PictureView(f"s{number}", pictures, drawn.file, size, alt)
+    return Extra("Suspects of the audit", text, picture, boxes)

@@ -1,0 +1,163 @@
+"""What the colours of a picture mean: a key below each picture, a legend above several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from featviz.drawing import colormap, normalize
+from featviz.drawing.normalize import ScaleMode
+from featviz.records import REDUCTIONS
+from featviz.report.descriptions import is_saliency, number, percent, span
+from featviz.rundir.schema import Capture
+
+_STOPS = (0, 51, 102, 153, 204, 255)
+
+
+class ColorKey(NamedTuple):
+    """The colours of a picture, and what they mean."""
+
+    low: str = ""
+    """What the darkest colour stands for."""
+    high: str = ""
+    text: str = ""
+    """The scale in words."""
+    colors: tuple[str, ...] = ()
+    """`#rrggbb`, darkest first; none where colours are no levels."""
+    is_grey: bool = False
+    """Whether the picture may be shown in other colours."""
+
+
+class LegendEntry(NamedTuple):
+    """A colour that stands for something, `#rrggbb`."""
+
+    color: str
+    meaning: str
+
+
+def legend(options: Mapping[str, Any], captures: Iterable[Capture]) -> list[LegendEntry]:
+    """What single colours of some pictures of a run mean. Only maps by themselves are marked: no
+    overlay, no tile of all channels, and nothing under `--no-marks`."""
+    entries: dict[LegendEntry, None] = {}
+    for row in captures:
+        mode = normalize.MODES.get(row.normalize)
+        reduction = REDUCTIONS.get(row.reduce or "")
+        is_overlay = row.overlay is not None
+        if reduction is not None and reduction.colors:
+            for color, meaning in reduction.colors:
+                entries[LegendEntry(color, meaning)] = None
+        elif mode and (mode.shared or is_overlay or options.get("marks") is not False):
+            levels = mode.over if mode.over and is_overlay else mode.legend
+            colors = scale_colors(_colormap(row, options), tuple(level for level, _ in levels))
+            for color, (_, meaning) in zip(colors, levels, strict=False):
+                entries[LegendEntry(color, meaning)] = None
+    magenta = "#{:02x}{:02x}{:02x}".format(*colormap.MAGENTA)
+    return [*entries, LegendEntry(magenta, "NaN or infinite")]
+
+
+def color_key(row: Capture, options: Mapping[str, Any]) -> ColorKey:
+    """The key of one picture."""
+    colors, is_grey = _colors(row, options)
+    over = [] if row.overlay is None else [f"{percent(row.overlay)} over the input"]
+    components = _component_key(row)
+    if components is not None:
+        return components
+    if row.range is None:
+        scaling = ["scaled per map"] if len(row.drawn) > 1 else []
+        return ColorKey("min", "max", ", ".join(scaling + over), colors, is_grey)
+    low, high = _ends(row)
+    if row.layout == "rgb":  # kernels of three inputs
+        return ColorKey(text=f"red, green and blue, each from {low} to {high}")
+    return ColorKey(low, high, ", ".join(_scaling(row) + over), colors, is_grey)
+
+
+def strip_key(row: Capture, options: Mapping[str, Any]) -> ColorKey:
+    """The key of the first maps of a layer, in words that suit other layers, too."""
+    colors, is_grey = _colors(row, options)
+    components = _component_key(row)
+    if components is not None:
+        return components
+    if row.range is None:
+        return ColorKey("min", "max", "scaled per map", colors, is_grey)
+    if _is_fixed(row):
+        return color_key(row, options)
+    bottom, top = row.range
+    if bottom is not None and bottom == -(top or 0):
+        return ColorKey("−", "+", "0 in the middle, scaled per layer", colors, is_grey)
+    return ColorKey("min", "max", "scaled per layer", colors, is_grey)
+
+
+def _component_key(row: Capture) -> ColorKey | None:
+    """The key of a picture whose colours are components, as of a PCA."""
+    reduction = REDUCTIONS.get(row.reduce or "")
+    if reduction is None or not reduction.colors:
+        return None
+    ends = span(*(row.range or (None, None)))
+    return ColorKey(text=f"each component from {ends} {reduction.unit}")
+
+
+def _mode(row: Capture) -> ScaleMode | None:
+    return normalize.MODES.get(row.normalize)
+
+
+def _is_fixed(row: Capture) -> bool:
+    mode = _mode(row)
+    return mode is not None and mode.fixed
+
+
+def _ends(row: Capture) -> tuple[str, str]:
+    """The values of the darkest and the brightest colour, with a sign where values beyond are
+    clipped to it."""
+    assert row.range is not None
+    bottom, top = row.range
+    mode = _mode(row)
+    clips_low = False
+    clips_high = False
+    if mode is not None and mode.clips:
+        if row.reduce is not None or row.layout == "mean":
+            # the row's extremes are not the tiles' own
+            clips_low = clips_high = ":" in mode.spelling
+        else:
+            clips_low = row.min is None or bottom is None or row.min < bottom
+            clips_high = row.max is None or top is None or row.max > top
+    low = ("≤ " if clips_low else "") + number(bottom)
+    high = ("≥ " if clips_high else "") + number(top)
+    return low, high
+
+
+def _scaling(row: Capture) -> list[str]:
+    """Which maps share the scale of a picture."""
+    if row.maps == 1 or row.reduce is not None:
+        return []
+    if row.constant is not None:
+        return ["one stripe per channel, each map constant; one scale for all"]
+    if row.kind == "kernel":
+        return ["one scale for all kernels"]
+    maps = "values" if row.layout == "vector" else "maps"
+    return [f"one scale for all {maps}" + ("" if _is_fixed(row) else " of this image")]
+
+
+def _colors(row: Capture, options: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+    """The colours of a picture, and whether they are greys that may be shown in others."""
+    cmap = _colormap(row, options)
+    return scale_colors(cmap), cmap in colormap.GREYS and row.overlay is None
+
+
+@lru_cache
+def scale_colors(cmap: str, levels: tuple[int, ...] = _STOPS) -> tuple[str, ...]:
+    """Colours of levels 0..255 of a colormap; none where matplotlib here does not have it."""
+    try:
+        ramp = colormap.ramp(cmap).tolist()
+    except KeyError:
+        return ()
+    return tuple("#{:02x}{:02x}{:02x}".format(*ramp[level]) for level in levels)
+
+
+def _colormap(row: Capture, options: Mapping[str, Any]) -> str:
+    """The colormap of a picture; the saliency of an image has no sign, and is no gradient there."""
+    if row.cmap is not None:
+        return row.cmap
+    kind = "output" if is_saliency(row) else row.kind
+    cmap = str(options.get("cmap") or "grey")
+    return colormap.resolved(cmap, kind, row.overlay is not None, row.reduce)

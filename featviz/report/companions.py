@@ -1,0 +1,201 @@
+"""What was made of the same model as a run and stands on its pages: audits, kernels, exemplars."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from featviz.errors import CompareError, StoreError
+from featviz.options.commands import ReportOptions
+from featviz.report.audits import AuditView
+from featviz.report.color_keys import color_key
+from featviz.report.descriptions import model_name, number, span
+from featviz.report.extras import Extra, TileBox
+from featviz.report.figures import ReportPage
+from featviz.report.links import PictureView
+from featviz.rundir import AUDIT_FILE
+from featviz.rundir.image import ReadImage
+from featviz.rundir.read import ReadRun
+from featviz.rundir.schema import Capture
+from featviz.rundir.studies import (
+    ExemplarLayer,
+    ExemplarRecord,
+    exemplar_pictures,
+    read_audit,
+    read_exemplars,
+    read_kernels,
+)
+from featviz.text import by, counted, listed, quoted
+
+log = logging.getLogger(__name__)
+
+
+class Companions(NamedTuple):
+    """What stands on the pages of a run."""
+
+    extras: dict[str, list[Extra]]
+    """By the id of the group of a layer's page."""
+    audit: AuditView | None
+
+
+class _Tensor(NamedTuple):
+    """A tensor of a layer."""
+
+    layer: str
+    stem: str
+
+
+def read_companions(
+    run: ReadRun, pages: Sequence[ReportPage], options: ReportOptions
+) -> Companions:
+    """Read what `options` names, and the audit in the run's folder.
+
+    Args:
+        pages: those of the run's layers.
+
+    Raises:
+        CompareError: something is of another model.
+        StoreError: something is of none of the run's layers.
+    """
+    extras: dict[str, list[Extra]] = {group.id: [] for page in pages for group in page.groups}
+    first_groups = {page.name: page.groups[0].id for page in pages}
+    if options.kernels is not None:
+        record, pictures = read_kernels(options.kernels)
+        check_model(run, "kernels", options.kernels, record["model"])
+        kernels = dict(kernel_extras(record, pictures))
+        shared = [layer for layer in kernels if layer in first_groups]
+        _check_shared(shared, kernels, "kernels", options.kernels)
+        for layer in shared:
+            extras[first_groups[layer]].append(kernels[layer])
+    audit = None
+    audit_and_pictures = read_audit(run.root, options.audit)
+    if audit_and_pictures is not None:
+        audit_record, audit_pictures = audit_and_pictures
+        audit_path = options.audit or run.root / AUDIT_FILE
+        check_model(run, "audit", audit_path, audit_record.model)
+        audit = AuditView.of_record(audit_record, audit_pictures, first_groups.keys())
+        for audited in audit.layers:
+            if audited.home in first_groups:
+                extras[first_groups[audited.home]].extend(audited.suspects)
+    if options.exemplars is not None:
+        exemplars = read_exemplars(options.exemplars)
+        check_model(run, "exemplars", options.exemplars, exemplars.model)
+        groups = {
+            _Tensor(page.name, group.stem): group.id for page in pages for group in page.groups
+        }
+        sheets = _exemplar_extras(exemplars, exemplar_pictures(options.exemplars, exemplars))
+        shared_tensors = [tensor for tensor in sheets if tensor in groups]
+        layers = [tensor.layer for tensor in sheets]
+        _check_shared(shared_tensors, layers, "exemplars", options.exemplars)
+        for tensor in shared_tensors:
+            extras[groups[tensor]] += sheets[tensor]
+    return Companions(extras, audit)
+
+
+def _check_shared(shared: Sequence[object], layers: Iterable[str], option: str, path: Path) -> None:
+    """Refuse what is of none of the run's layers."""
+    if not shared:
+        names = [quoted(name or ".") for name in dict.fromkeys(layers)]
+        hint = f"run again with these --layers: {listed(names, 5)}"
+        raise StoreError(f"{quoted(str(path))} has {option} of no layer of this run", hint)
+
+
+def check_model(run: ReadRun, option: str, path: Path, record: Mapping[str, Any]) -> None:
+    """Refuse what is of another model, and warn where that is not known.
+
+    Models are compared by a digest, whatever they are called, the surest first; where neither
+    record has one, as torchvision's own by name, weights and seed.
+
+    Args:
+        record: `model` of what was read from `path`.
+    """
+    model = run.record.get("model") or {}
+    digests = ("parameters", "sha256")
+    compared = [name for name in digests if model.get(name) and record.get(name)][:1]
+    if not any(model.get(name) or record.get(name) for name in digests):
+        names = ("name", "weights", "seed")
+        compared = [name for name in names if name in model and name in record]
+    differing = [name for name in compared if model.get(name) != record.get(name)]
+    title = f"--{option} {quoted(str(path))}"
+    if differing:
+        other = _identity(record, differing)
+        own = _identity(model, differing)
+        message = f"{title} is of another model than the run: {other} there, {own} in the run"
+        hint = f"make it with featviz {option} {quoted(model_name(model))}"
+        raise CompareError(message, hint)
+    if not compared:
+        log.warning("%s: whether it is of the run's model is not known", title)
+
+
+def _identity(model: Mapping[str, Any], differing: Sequence[str]) -> str:
+    """`'resnet18' (weights 'none')`: a model and what tells it from another."""
+    text = quoted(model_name(model))
+    for name in differing:
+        if name != "name":
+            text += f" ({name} {quoted(str(model.get(name)))[:12]})"
+    return text
+
+
+def kernel_extras(record: Mapping[str, Any], pictures: ReadImage) -> Iterator[tuple[str, Extra]]:
+    """The kernels of each convolution with its name: a tile or a row of tiles for each channel."""
+    for n, row in enumerate(pictures.captures.values()):
+        alt = f"{counted(row.maps, 'kernel')} of {row.label}"
+        size = (row.plan.width, row.plan.height)
+        boxes = {
+            channel: TileBox(*row.plan.box(slot * row.side))
+            for slot, channel in enumerate(row.drawn)
+        }
+        yield (
+            row.layer,
+            Extra(
+                title="Kernels",
+                text=_kernel_text(row),
+                picture=PictureView(f"k{n}", pictures, row.file, size, alt),
+                boxes=boxes,
+                key=color_key(row, record["options"]),
+            ),
+        )
+
+
+def _kernel_text(row: Capture) -> str:
+    inputs = counted(row.shape[1] if len(row.shape) > 1 else 1, "input")
+    mean = "mean over the inputs, " if row.layout == "mean" else ""
+    drawn = f"{len(row.drawn)} of " if len(row.drawn) < row.maps else ""
+    return (
+        f"{mean}{inputs} per channel · {drawn}{counted(row.maps, 'kernel')} · "
+        f"{by(row.shape)} · weights {span(row.min, row.max)}"
+    )
+
+
+def _exemplar_extras(record: ExemplarRecord, pictures: ReadImage) -> dict[_Tensor, list[Extra]]:
+    """The sheets of each tensor, one for each class with `--per-class`."""
+    extras: defaultdict[_Tensor, list[Extra]] = defaultdict(list)
+    ranked_by = "value" if record.options["by"] == "max" else "mean"
+    for n, layer in enumerate(record.layers):
+        text = f"the largest {ranked_by} over {counted(record.images.seen, 'image')}"
+        if layer.receptive_field.how == "computed":
+            text += f"; a unit sees {by(layer.receptive_field.size)} pixels of the input"
+        alt = f"Exemplars of all channels of {layer.label}"
+        size = pictures.pixels[layer.sheet]
+        extra = Extra(
+            title=f"Exemplars: {layer.class_name}" if layer.class_name else "Exemplars",
+            text=text,
+            picture=PictureView(f"e{n}", pictures, layer.sheet, size, alt),
+            pictures=_exemplar_channels(layer, pictures),
+        )
+        extras[_Tensor(layer.label, layer.stem)].append(extra)
+    return extras
+
+
+def _exemplar_channels(layer: ExemplarLayer, pictures: ReadImage) -> dict[int, PictureView]:
+    views = {}
+    for row in layer.channels:
+        if row.file:
+            images = [f"{exemplar.image} {number(exemplar.value)}" for exemplar in row.exemplars]
+            alt = f"What excites channel {row.channel} of {layer.label} most: {', '.join(images)}"
+            size = pictures.pixels[row.file]
+            views[row.channel] = PictureView("", pictures, row.file, size, alt)
+    return views

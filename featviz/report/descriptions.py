@@ -1,0 +1,153 @@
+"""Numbers, captures, settings and runs as people read them on a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from featviz import text
+from featviz.records import BACKWARD, KINDS, REDUCTIONS, SALIENCY
+from featviz.rundir.image import ReadImage
+from featviz.rundir.schema import Capture
+from featviz.text import counted, listed, ranges
+
+# ranges of channels that are written out; of the others only their number is shown
+_MAX_RANGES = 24
+
+
+def number(value: float | None) -> str:
+    """Four digits, with a true minus; a dash where there is none."""
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:.4g}".replace("-", "−")
+
+
+def span(low: float | None, high: float | None) -> str:
+    """`−2.5 to 7.25`."""
+    return f"{number(low)} to {number(high)}"
+
+
+def percent(share: float) -> str:
+    """`text.percent`, on one line."""
+    return text.percent(share, "\u00a0")
+
+
+def channel_list(channels: Sequence[int]) -> str:
+    """`0–2, 5`, cut off where it would become long."""
+    return ranges(channels, _MAX_RANGES, comma=", ", dash="–") or "none"
+
+
+def dotted(name: str) -> Markup:
+    """A name that may be broken behind its dots, and nowhere else while there is room."""
+    return Markup(".<wbr>").join(name.split("."))
+
+
+# What a picture shows
+
+
+def tile_count(row: Capture) -> str:
+    """`64 feature maps`; what all of them became where they share one tile."""
+    if row.reduce is not None:
+        return f"{_reduction(row)} of {counted(row.maps, 'feature map')}"
+    return counted(len(row.drawn), "feature map")
+
+
+def _reduction(row: Capture) -> str:
+    return REDUCTIONS[row.reduce].title if row.reduce in REDUCTIONS else str(row.reduce)
+
+
+def is_saliency(row: Capture) -> bool:
+    """Whether a picture is that of all channels of the gradient of an image."""
+    return row.key == SALIENCY and row.kind in BACKWARD and row.reduce is not None
+
+
+def tensor_role(row: Capture) -> str:
+    """What a tensor is of its layer, `the gradient at the layer's input`; empty for the output."""
+    if row.kind not in KINDS or row.kind == "output":
+        return ""
+    role = f"the layer’s {KINDS[row.kind].of}"
+    if row.kind in BACKWARD:
+        role = f"the gradient at {role}"
+    if is_saliency(row):
+        role = f"largest absolute value over the channels of {role}"
+    return role
+
+
+def map_count(row: Capture) -> str:
+    """How many maps there are, and how many of them are drawn."""
+    if row.reduce is not None:
+        return f"{row.maps}, as one tile: their {_reduction(row)} (--reduce {row.reduce})"
+    drawn = len(row.drawn)
+    if drawn == row.maps:
+        return str(row.maps)
+    hidden = sum(len(channels) - 1 for channels in (row.collapsed or {}).values())
+    return f"{drawn} of {row.maps}" + (" (--collapse)" if hidden else "")
+
+
+def shared_tiles(row: Capture) -> str:
+    """Which maps share a tile; empty where each has its own."""
+    groups = [
+        f"{leader} for {channel_list(sorted(channels))}"
+        for leader, channels in (row.collapsed or {}).items()
+    ]
+    return listed(groups, _MAX_RANGES, "; ")
+
+
+def slice_list(row: Capture) -> str:
+    """`5 of 24: 0, 6, 12, 17, 23`, the slices that stand side by side; empty where there is one."""
+    if not row.slices or row.slices[1] < 2:
+        return ""
+    drawn, total = row.slices
+    return str(total) if drawn == total else f"{drawn} of {total}: {channel_list(row.beside)}"
+
+
+# What ran
+
+
+def interventions(images: Iterable[ReadImage]) -> str:
+    """What interventions changed while these images ran; empty for nothing."""
+    changes: dict[str, None] = {}
+    for image in images:
+        for row in image.manifest.interventions or ():
+            changes[" ".join(row.values())] = None
+    return ", ".join(changes)
+
+
+def model_name(model: Mapping[str, Any]) -> str:
+    """What a model is called, by `model` in a record."""
+    return str(model.get("name") or model.get("file") or model.get("class") or "model")
+
+
+def run_facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What ran, by run.json, as terms and values for the foot of the page."""
+    model = record.get("model") or {}
+    shown_apart = ("kind", "name", "file", "sha256", "taken")
+    details = {
+        key: value for key, value in model.items() if value is not None and key not in shown_apart
+    }
+    versions = ("featviz", "torch", "torchvision")
+    return [
+        ("Model", ", ".join([model_name(model), *([setting(details)] if details else [])])),
+        ("Weights", setting(model.get("taken") or "")),
+        ("SHA-256", setting(model.get("sha256") or "")),
+        ("Versions", ", ".join(f"{name} {record[name]}" for name in versions if name in record)),
+        ("Device", str(record.get("device", ""))),
+    ]
+
+
+def setting(value: Any) -> str:
+    """One option's value, as one would write it; `name resnet18, weights none` of several."""
+    if value is None:
+        return "auto"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(setting, value)) or "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {setting(inner)}" for key, inner in value.items()) or "none"
+    return str(value)

@@ -1,0 +1,50 @@
+"""Pictures that stand with the maps of a layer: kernels, suspects of an audit, exemplars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from featviz.report.color_keys import ColorKey
+from featviz.report.links import Links, PictureView
+
+
+class TileBox(NamedTuple):
+    """A rectangle in pixels of a picture."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A picture that stands with the maps of a layer."""
+
+    title: str
+    text: str
+    picture: PictureView
+    boxes: Mapping[int, TileBox] = field(default_factory=dict)
+    """Where channels are in the picture."""
+    pictures: Mapping[int, PictureView] = field(default_factory=dict)
+    """Pictures of single channels."""
+    key: ColorKey | None = None
+
+    def channels_json(self, links: Links) -> str:
+        """What the script knows of the channels: where they are in the picture, or pictures of
+        their own, which a report of one file has not."""
+        channels: dict[int, Any] = dict(self.boxes)
+        if not links.inline:
+            for channel, view in self.pictures.items():
+                width, height = view.size
+                channels[channel] = {
+                    "src": links.picture(view),
+                    "alt": view.alt,
+                    "width": width,
+                    "height": height,
+                }
+        return msgspec.json.encode(channels).decode()

@@ -1,0 +1,239 @@
+"""A run's grids as figures, sorted by image and by layer.
+
+Statistics are in none of these: the page of an image reads its own, and no report holds all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import NamedTuple
+
+from featviz.report.descriptions import percent, tile_count
+from featviz.report.links import PictureView
+from featviz.rundir import INPUT_FILE
+from featviz.rundir.image import ReadImage
+from featviz.rundir.read import ReadRun
+from featviz.rundir.schema import Capture
+
+# a picture wider than this many times its height gets a row of its own
+_WIDE = 3.0
+# tiles in a row up to which a picture takes a third, or two thirds, of a page
+_SMALL = 8
+_MIDDLE = 16
+# The numbers of neighbouring grids stand in one script, since a file for each would be slow to
+# load: up to 16 grids of up to 8 images. A layer's page loads twice what it shows then, an image's
+# page up to eight times: it has fewer grids.
+_GRIDS_PER_SCRIPT = 16
+IMAGES_PER_SCRIPT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A grid on a page."""
+
+    picture: PictureView
+    input: PictureView
+    """What the model saw."""
+    row: Capture
+    script: str
+    """The script that has its numbers."""
+    other: bool = False
+    """Whether it belongs to the run that this one is compared with."""
+
+    @classmethod
+    def of(
+        cls, id: str, row: Capture, input: PictureView, script: str, other: bool = False
+    ) -> Figure:
+        """The grid of a tensor, from the same image as an input."""
+        image = input.image
+        alt = f"{tile_count(row)} of {row.label}, {row.place.stem}, of {image.name}"
+        size = (row.plan.width, row.plan.height)
+        picture = PictureView(id, image, row.file, size, alt, input.home)
+        return cls(picture, input, row, script, other)
+
+    @property
+    def name(self) -> str:
+        """Its image."""
+        return self.picture.image.name
+
+    @property
+    def width_class(self) -> str:
+        """How much room its tiles need to be seen: `small`, `middle`, or a row of its own."""
+        width, height = self.picture.size
+        columns = self.row.plan.columns
+        if width > _WIDE * height or columns > _MIDDLE:
+            return "whole"
+        return "small" if columns <= _SMALL else "middle"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Figures of one tensor of one layer, of several images or of two runs."""
+
+    id: str
+    layer: str
+    type: str
+    stem: str
+    """`output`, `output.call1`."""
+    page: str
+    """The id of the layer's page."""
+    figures: tuple[Figure, ...]
+
+    @property
+    def pairs(self) -> Iterator[tuple[Figure, ...]]:
+        """The figures of each image: one, or those of two runs."""
+        for _, figures in groupby(self.figures, key=lambda figure: figure.name):
+            yield tuple(figures)
+
+    @property
+    def of_this_run(self) -> list[Figure]:
+        """The figures without those of the run that this one is compared with."""
+        return [figure for figure in self.figures if not figure.other]
+
+    @property
+    def aligned(self) -> bool:
+        """Whether each tile is at the same position in all figures."""
+        first = self.figures[0].row
+        return all(
+            (figure.row.plan, figure.row.drawn) == (first.plan, first.drawn)
+            for figure in self.figures
+        )
+
+
+class LayerNumbers(NamedTuple):
+    """A layer in the table of all layers."""
+
+    maps: str
+    """`64`, or `64 + 128` of several tensors."""
+    zeros: str
+    """Mean over the images."""
+    nonfinite: int
+
+
+class MissingLayer(NamedTuple):
+    """A layer that an image has no picture of."""
+
+    layer: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ReportPage:
+    """One image with all its layers, or one layer of all images."""
+
+    id: str
+    name: str
+    groups: tuple[Group, ...]
+    type: str = ""
+    inputs: Mapping[bool, PictureView] = field(default_factory=dict)
+    """What the model saw of an image in this run (False), and in the other (True), if it has it."""
+    missing_layers: Sequence[MissingLayer] = ()
+    """Of an image."""
+
+    @property
+    def image(self) -> ReadImage:
+        """The image in this run."""
+        return self.inputs[False].image
+
+    @property
+    def numbers(self) -> LayerNumbers:
+        """The numbers of a layer's page."""
+        maps = dict.fromkeys(str(group.figures[0].row.maps) for group in self.groups)
+        rows = [figure.row for group in self.groups for figure in group.of_this_run]
+        zeros = sum(row.zero_fraction for row in rows) / len(rows)
+        return LayerNumbers(" + ".join(maps), percent(zeros), sum(row.nonfinite for row in rows))
+
+
+class ReportPages(NamedTuple):
+    """The pages of a run."""
+
+    images: Sequence[ReportPage]
+    layers: Sequence[ReportPage]
+    """In the model's order."""
+
+
+class _LayerKey(NamedTuple):
+    """A layer of the model; functions share the position of the module that calls them."""
+
+    position: int
+    name: str
+
+
+def arrange(run: ReadRun, other: ReadRun | None = None) -> ReportPages:
+    """Sort the grids of a run into pages of images and of layers.
+
+    Args:
+        other: a run to compare with, whose grids stand with those of the same image and tensor.
+    """
+    numbers = _layer_numbers(run)
+    images_per_script = max(1, min(IMAGES_PER_SCRIPT, len(run.images)))
+    layers_per_script = _GRIDS_PER_SCRIPT // images_per_script
+    image_pages = []
+    groups_of_layer: dict[str, dict[str, list[Group]]] = {
+        f"layer-{number:03d}": {} for number in numbers.values()
+    }
+    for n, image in enumerate(run.images.values()):
+        page_id = f"image-{n:03d}"
+        inputs = {False: _input_view(f"p{n}-i", image, page_id)}
+        other_image = None if other is None else other.images.get(image.name)
+        other_captures = []
+        if other_image is not None:
+            inputs[True] = _input_view(f"o{n}-i", other_image, page_id)
+            other_captures = list(other_image.captures.values())
+        other_index = {(row.layer, row.place.stem): m for m, row in enumerate(other_captures)}
+        groups = []
+        for m, row in enumerate(image.captures.values()):
+            number = numbers[_LayerKey(row.index, row.layer)]
+            layer_page = f"layer-{number:03d}"
+            stem = row.place.stem
+            script = f"grids-{n // images_per_script:03d}-{number // layers_per_script:03d}.js"
+            figures = [Figure.of(f"p{n}-{m}", row, inputs[False], script)]
+            if (row.layer, stem) in other_index:
+                k = other_index[row.layer, stem]
+                other_row = other_captures[k]
+                figures.append(Figure.of(f"o{n}-{k}", other_row, inputs[True], script, other=True))
+            group = Group(f"{page_id}-{m}", row.label, row.type, stem, layer_page, tuple(figures))
+            groups.append(group)
+            groups_of_layer[layer_page].setdefault(stem, []).append(group)
+        missing = _missing_layers(image)
+        image_pages.append(ReportPage(page_id, image.name, tuple(groups), "", inputs, missing))
+    layer_pages = [_layer_page(id, groups) for id, groups in groups_of_layer.items()]
+    return ReportPages(image_pages, layer_pages)
+
+
+def _layer_numbers(run: ReadRun) -> dict[_LayerKey, int]:
+    """The layers of a run in the model's order, numbered."""
+    layers: dict[_LayerKey, None] = {}
+    for image in run.images.values():
+        for row in image.captures.values():
+            layers[_LayerKey(row.index, row.layer)] = None
+    in_order = sorted(layers, key=lambda layer: layer.position)
+    return {layer: number for number, layer in enumerate(in_order)}
+
+
+def _input_view(id: str, image: ReadImage, home: str) -> PictureView:
+    alt = f"What the model saw of {image.name}"
+    return PictureView(id, image, INPUT_FILE, image.input_size, alt, home)
+
+
+def _missing_layers(image: ReadImage) -> list[MissingLayer]:
+    manifest = image.manifest
+    missing = [MissingLayer(skip.layer or skip.type, skip.reason) for skip in manifest.skipped]
+    return missing + [MissingLayer(name, "never ran") for name in manifest.never_ran]
+
+
+def _layer_page(id: str, groups_by_stem: Mapping[str, Sequence[Group]]) -> ReportPage:
+    """The page of a layer: for each of its tensors the figures of all images."""
+    merged = []
+    for n, groups in enumerate(groups_by_stem.values()):
+        figures = tuple(figures_of(groups))
+        merged.append(replace(groups[0], id=f"{id}-{n}", figures=figures))
+    return ReportPage(id, merged[0].layer, tuple(merged), merged[0].type)
+
+
+def figures_of(groups: Iterable[Group]) -> Iterator[Figure]:
+    """All figures of some groups."""
+    for group in groups:
+        yield from group.figures

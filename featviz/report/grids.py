@@ -1,0 +1,98 @@
+"""What the scripts of a page know of grids: where tiles lie, and the statistics of their channels.
+
+These stand in scripts, which work from file:// where JSON does not:
+
+    window.FEATVIZ = Object.assign(window.FEATVIZ || {}, {"p0-3": {"nrow": 8, ...}, ...});
+
+A column of the statistics (those of stats.npz bit for bit) is base64 of little-endian float32, of
+one number where all are the same.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from featviz.layout.layouts import LAYOUTS
+from featviz.records import STAT_COLUMNS, Floats, GridPlan
+from featviz.report.figures import Figure
+from featviz.report.stages import is_numbers
+
+
+def script(grids: Mapping[str, str]) -> str:
+    """A script that adds grids, given as JSON by id, to those of other scripts."""
+    lines = ",\n".join(f'"{id}":{grid}' for id, grid in grids.items())
+    return f"window.FEATVIZ = Object.assign(window.FEATVIZ || {{}}, {{\n{lines}\n}});\n"
+
+
+def figure_grid(figure: Figure, stats: Floats, is_grey: bool, change: Floats | None = None) -> str:
+    """The grid of a figure as JSON.
+
+    Args:
+        stats: [channels, 6], in the order of `records.STAT_COLUMNS`.
+        is_grey: whether it may be shown in other colours.
+        change: [channels], how far each changed, 0..1.
+    """
+    row = figure.row
+    layout = LAYOUTS.get(row.layout)
+    is_reduced = row.reduce is not None
+    is_aligned = layout is not None and layout.aligned
+    grid = _grid(row.plan, row.side, stats, change)
+    if is_reduced:
+        grid["channels"] = []
+    elif row.channels is not None:
+        grid["channels"] = row.channels
+    if row.collapsed is not None:
+        grid["collapsed"] = row.collapsed
+    flags = {
+        "over": row.overlay is not None,  # its maps lie over the input already
+        "grey": is_grey,
+        "scene": is_aligned and not is_numbers(row) and not is_reduced,
+    }
+    grid |= {name: True for name, holds in flags.items() if holds}
+    return _json(grid)
+
+
+def difference_grid(
+    plan: GridPlan, slices: int, channels: tuple[int, ...], change: np.ndarray
+) -> str:
+    """The grid of a picture of differences as JSON."""
+    unknown = np.full((len(change), len(STAT_COLUMNS)), np.nan, np.float32)
+    return _json({**_grid(plan, slices, unknown, change), "channels": channels})
+
+
+def _grid(plan: GridPlan, slices: int, stats: Floats, change: np.ndarray | None) -> dict[str, Any]:
+    columns = []
+    for column in np.ascontiguousarray(stats.astype("<f4").T):
+        # compared as bits, by which NaN equals itself
+        bits = column.view("<u4")
+        columns.append(_base64(column[:1] if (bits == bits[:1]).all() else column))
+    grid: dict[str, Any] = {
+        "nrow": plan.columns,
+        "padding": plan.padding,
+        "tile": plan.tile,
+        "size": (plan.width, plan.height),
+        "slices": slices,
+        "maps": len(stats),
+        "stats": columns,
+    }
+    if change is not None:
+        grid["change"] = _base64(change.astype("<f4"))
+    return grid
+
+
+def _base64(values: np.ndarray) -> str:
+    return base64.b64encode(values.tobytes()).decode()
+
+
+def _json(grid: Mapping[str, Any]) -> str:
+    """JSON without text that ends a script, or that another parser takes for the end of a line
+    (https://html.spec.whatwg.org/#restrictions-for-contents-of-script-elements)."""
+    text = msgspec.json.encode(grid).decode()
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text

@@ -1,0 +1,390 @@
+"""The report of a run: a page for the run, for each image, and for each layer."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+
+from featviz.diff.comparison import Comparison
+from featviz.files import real
+from featviz.records import Floats
+from featviz.report.audits import AuditView
+from featviz.report.color_keys import ColorKey, LegendEntry, legend, strip_key
+from featviz.report.companions import Companions
+from featviz.report.descriptions import model_name
+from featviz.report.engine import (
+    RUN_PAGE,
+    Document,
+    ReportFiles,
+    Site,
+    asset_files,
+    render,
+    render_document,
+)
+from featviz.report.extras import Extra
+from featviz.report.figures import (
+    IMAGES_PER_SCRIPT,
+    Figure,
+    Group,
+    MissingLayer,
+    ReportPage,
+    ReportPages,
+    figures_of,
+)
+from featviz.report.grids import figure_grid, script
+from featviz.report.links import Links
+from featviz.report.stages import NetworkStage, network
+from featviz.report.totals import (
+    ChannelFindings,
+    ChannelRow,
+    ChannelTotals,
+    channel_rows,
+    dead_summary,
+)
+from featviz.rundir.read import ReadRun
+
+
+class LayerFinding(NamedTuple):
+    """What was found of a tensor's channels in all images."""
+
+    layer: ReportPage
+    name: str
+    channels: Sequence[int]
+    is_dead: bool
+
+
+class LayerTableRow(NamedTuple):
+    """A layer in the table of all layers."""
+
+    layer: ReportPage
+    all_zero: int
+    """How many channels are zero in every image."""
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """A run compared with another."""
+
+    other: ReadRun
+    result: Comparison | None
+    """None where the runs cannot be compared."""
+    reason: str = ""
+    """Why they cannot."""
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """What the template of a run shows."""
+
+    run: ReadRun
+    pages: ReportPages
+    first: ReportPage | None
+    """The image whose maps it shows."""
+    stages: Sequence[NetworkStage]
+    strip_keys: Sequence[ColorKey]
+    dead: str
+    findings: Sequence[LayerFinding]
+    layer_rows: Sequence[LayerTableRow]
+    missing_layers: Mapping[MissingLayer, int]
+    """With the number of images that lack them."""
+    comparison: RunComparison | None
+    divergent: Sequence[Figure]
+    """The first layer that diverges, in this run and in the other; empty where none is drawn."""
+    audit: AuditView | None
+    max_maps: int | None
+    """The most maps that a layer shows, where they are fewer so that one file stays small."""
+
+    @property
+    def is_dead_by_audit(self) -> bool:
+        """Whether an audit says which channels are dead: of more images than most runs have."""
+        return self.audit is not None and self.audit.dead_summary is not None
+
+    @property
+    def failed(self) -> list[tuple[str, str]]:
+        """Images that failed or are incomplete, with reasons."""
+        incomplete = [(name, f"incomplete: {reason}") for name, reason in self.run.left_out.items()]
+        return [*self.run.failures.items(), *incomplete]
+
+    @property
+    def picture_count(self) -> int:
+        """How many grids the run has."""
+        return sum(len(image.captures) for image in self.run.images.values())
+
+    def page_of(self, layer: str) -> str | None:
+        """The id of a layer's page."""
+        return next((page.id for page in self.pages.layers if page.name == layer), None)
+
+
+class Neighbours(NamedTuple):
+    """The pages before and after one."""
+
+    before: ReportPage | None
+    after: ReportPage | None
+
+
+@dataclass(frozen=True)
+class ImagePage:
+    """What the template of an image shows."""
+
+    image: ReportPage
+    neighbours: Neighbours
+    legend: Sequence[LegendEntry]
+    stages: Sequence[NetworkStage]
+    strip_keys: Sequence[ColorKey]
+    all_zero: Mapping[str, Sequence[int]]
+    """Channels that are all zero, by id of the figure's picture."""
+
+
+@dataclass(frozen=True)
+class TensorView:
+    """A tensor on the page of its layer."""
+
+    group: Group
+    totals: ChannelTotals
+    rows: Iterable[ChannelRow]
+    extras: Sequence[Extra]
+
+
+@dataclass(frozen=True)
+class LayerPage:
+    """What the template of a layer shows."""
+
+    layer: ReportPage
+    neighbours: Neighbours
+    legend: Sequence[LegendEntry]
+    tensors: Sequence[TensorView]
+    audit: AuditView | None
+    audited: ChannelFindings
+
+
+class _RenderedImage(NamedTuple):
+    """The article of an image's page, and its grids as JSON, by script and id."""
+
+    article: Markup
+    grids: Mapping[str, Mapping[str, str]]
+
+
+@dataclass
+class RunReport:
+    """Renders the pages of a run: those of images first, whose numbers the other pages total."""
+
+    run: ReadRun
+    pages: ReportPages
+    companions: Companions
+    comparison: RunComparison | None = None
+    max_maps: int | None = None
+    """The most maps that a layer shows, where they are fewer so that one file stays small."""
+    _totals: dict[tuple[str, str], ChannelTotals] = field(default_factory=dict)
+    """By id of the layer's page and stem."""
+    _first_stats: Mapping[str, Floats] = field(default_factory=dict)
+    """The statistics of the first image, by id of the picture, for the page of the run."""
+
+    def render(self, links: Links) -> ReportFiles:
+        """The files of the report. Only the numbers of a few images, and no page as a whole, are in
+        memory at a time; a report of one file has its articles."""
+        site = self._site(links)
+        yield from asset_files(site)
+        if links.inline:
+            yield f"{RUN_PAGE}.html", self._single_file(site)
+            return
+        grids: dict[str, dict[str, str]] = {}
+        for number, page in enumerate(self.pages.images, 1):
+            article, image_grids = self._image(page, site)
+            for name, entries in image_grids.items():
+                grids.setdefault(name, {}).update(entries)
+            yield f"{page.id}.html", _document(site, page, [article])
+            if number % IMAGES_PER_SCRIPT == 0 or number == len(self.pages.images):
+                for name, entries in grids.items():
+                    yield name, [script(entries)]
+                grids.clear()
+                gc.collect()  # templates leave cycles, which hold findings of thousands of channels
+        for page in self.pages.layers:
+            yield f"{page.id}.html", _document(site, page, self._layer(page, site))
+        yield f"{RUN_PAGE}.html", render_document(site, Document(self._index(site)))
+
+    def _single_file(self, site: Site) -> Iterator[Markup]:
+        """All pages in one document: the page of the run first, which is rendered last."""
+        grids: dict[str, str] = {}
+        articles = []
+        for page in self.pages.images:
+            article, image_grids = self._image(page, site)
+            articles.append(article)
+            for entries in image_grids.values():
+                grids |= entries
+        layers = [piece for page in self.pages.layers for piece in self._layer(page, site)]
+        pieces = [*self._index(site), *articles, *layers]
+        return render_document(site, Document(pieces, data=script(grids)))
+
+    def _site(self, links: Links) -> Site:
+        options: dict[bool, Mapping[str, Any]] = {False: self.run.record.get("options") or {}}
+        labels = {}
+        if self.comparison is not None:
+            other = self.comparison.other
+            options[True] = other.record.get("options") or {}
+            labels = {False: real(self.run.root).name, True: real(other.root).name}
+            if labels[False] == labels[True]:
+                labels = {False: f"{labels[False]} (this)", True: f"{labels[True]} (other)"}
+        anchors = {}
+        for layer in self.pages.layers:
+            for number, group in enumerate(layer.groups):
+                anchors[layer.id, group.stem] = f"t{number}-" if number else ""
+        return Site(
+            links=links,
+            model=model_name(self.run.record.get("model") or {}),
+            home=links.page(RUN_PAGE),
+            options=options,
+            labels=labels,
+            anchors=anchors,
+        )
+
+    def _totals_of(self, group: Group) -> ChannelTotals:
+        """The totals of a tensor over all images of this run."""
+        return self._totals.setdefault((group.page, group.stem), ChannelTotals())
+
+    # The page of the run
+
+    def _index(self, site: Site) -> Iterator[Markup]:
+        images, layers = self.pages
+        first = images[0] if images else None
+        stages: list[NetworkStage] = []
+        if first is not None:
+            totals = [self._totals_of(group) for group in first.groups]
+            stages = network(first, self._first_stats, totals)
+        audit = self.companions.audit
+        dead = None if audit is None else audit.dead_summary
+        page = RunPage(
+            run=self.run,
+            pages=self.pages,
+            first=first,
+            stages=stages,
+            strip_keys=_strip_keys(stages, site),
+            dead=dead or dead_summary(layers, self._totals_of),
+            findings=self._findings(),
+            layer_rows=[self._layer_row(layer) for layer in layers],
+            missing_layers=_missing_layers(images),
+            comparison=self.comparison,
+            divergent=self._divergent(),
+            audit=audit,
+            max_maps=self.max_maps,
+        )
+        return render("run", site, page)
+
+    def _findings(self) -> list[LayerFinding]:
+        findings = []
+        for layer in self.pages.layers:
+            for group in layer.groups:
+                totals = self._totals_of(group)
+                for name, channels in totals.findings.items():
+                    is_dead = name == "all zero" and totals.is_activation
+                    findings.append(LayerFinding(layer, name, channels, is_dead))
+        return findings
+
+    def _layer_row(self, layer: ReportPage) -> LayerTableRow:
+        totals = [self._totals_of(group) for group in layer.groups]
+        return LayerTableRow(layer, sum(int(tensor.all_zero.sum()) for tensor in totals))
+
+    def _divergent(self) -> Sequence[Figure]:
+        """The figures of the first layer that diverges, in the image in which it differs most."""
+        result = None if self.comparison is None else self.comparison.result
+        first = None if result is None else result.first
+        if first is None:
+            return ()
+        for page in self.pages.images:
+            if page.name != first.image:
+                continue
+            for group in page.groups:
+                if group.figures[0].row.place == first.key and len(group.figures) > 1:
+                    return group.figures
+        return ()
+
+    # The pages of images and of layers
+
+    def _image(self, page: ReportPage, site: Site) -> _RenderedImage:
+        """Render the page of an image, and add its numbers to the totals."""
+        image_stats = {other: view.image.stats() for other, view in page.inputs.items()}
+        stats = {}
+        grids: dict[str, dict[str, str]] = {}
+        for group in page.groups:
+            for figure in group.figures:
+                id = figure.picture.id
+                stats[id] = image_stats[figure.other][figure.row.place.stats_key]
+                is_grey = site.color_key(figure).is_grey
+                grid = figure_grid(figure, stats[id], is_grey)
+                grids.setdefault(figure.script, {})[id] = grid
+            figure = group.figures[0]
+            self._totals_of(group).add(figure.row, stats[figure.picture.id])
+        self._first_stats = self._first_stats or stats
+        stages = network(page, stats)
+        all_zero = {}
+        for id, table in stats.items():
+            # share of zeros 1, and nothing that is not finite
+            all_zero[id] = np.flatnonzero((table[:, 4:] == (1, 0)).all(1)).tolist()
+        content = ImagePage(
+            image=page,
+            neighbours=_neighbours(page, self.pages.images),
+            legend=_legend(page, site),
+            stages=stages,
+            strip_keys=_strip_keys(stages, site),
+            all_zero=all_zero,
+        )
+        return _RenderedImage(Markup("".join(render("image", site, content))), grids)
+
+    def _layer(self, page: ReportPage, site: Site) -> Iterator[Markup]:
+        audit = self.companions.audit
+        audited = {} if audit is None else audit.findings_of(page.name)
+        tensors = []
+        for group in page.groups:
+            totals = self._totals_of(group)
+            rows = channel_rows(totals, audited)
+            tensors.append(TensorView(group, totals, rows, self.companions.extras[group.id]))
+        content = LayerPage(
+            layer=page,
+            neighbours=_neighbours(page, self.pages.layers),
+            legend=_legend(page, site),
+            tensors=tensors,
+            audit=audit,
+            audited=audited,
+        )
+        return render("layer", site, content)
+
+
+def _document(site: Site, page: ReportPage, article: Iterable[Markup]) -> Iterator[Markup]:
+    """The document of an image or a layer, which loads the grids of its figures."""
+    scripts = dict.fromkeys(figure.script for figure in figures_of(page.groups))
+    return render_document(site, Document(article, page.name, list(scripts)))
+
+
+def _neighbours(page: ReportPage, pages: Sequence[ReportPage]) -> Neighbours:
+    number = pages.index(page)
+    before = pages[number - 1] if number else None
+    after = pages[number + 1] if number + 1 < len(pages) else None
+    return Neighbours(before, after)
+
+
+def _legend(page: ReportPage, site: Site) -> list[LegendEntry]:
+    rows = [figure.row for figure in figures_of(page.groups)]
+    return legend(site.options[False], rows)
+
+
+def _strip_keys(stages: Sequence[NetworkStage], site: Site) -> list[ColorKey]:
+    """The keys of the strips of a network, each once."""
+    keys: dict[ColorKey, None] = {}
+    for stage in stages:
+        for step in stage.steps:
+            if step.tiles:
+                keys[strip_key(step.figure.row, site.options[False])] = None
+    return [key for key in keys if key.colors]
+
+
+def _missing_layers(images: Sequence[ReportPage]) -> Counter[MissingLayer]:
+    """In how many images each layer is missing."""
+    counts: Counter[MissingLayer] = Counter()
+    for image in images:
+        counts.update(dict.fromkeys(image.missing_layers))
+    return counts

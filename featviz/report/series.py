@@ -1,0 +1,159 @@
+"""The page of a series: the runs of a model as it is trained, step by step.
+
+OUT/step-000000/  OUT/step-000100/  ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from featviz.audit.gates import FINDINGS
+from featviz.errors import StoreError
+from featviz.report.audits import AuditView
+from featviz.report.descriptions import tile_count
+from featviz.report.links import PictureView
+from featviz.rundir.read import ReadRun, read_run
+from featviz.rundir.schema import Capture
+from featviz.rundir.studies import read_audit, read_steps
+from featviz.text import quoted
+
+
+class ChartBox(NamedTuple):
+    """Where the curves of a chart lie, in pixels."""
+
+    left: float
+    width: float
+    top: float
+    height: float
+    scale_width: float
+    """On the right of the curves."""
+
+
+_BOX = ChartBox(left=6.0, width=308.0, top=6.0, height=52.0, scale_width=40.0)
+
+
+class SeriesStep(NamedTuple):
+    """A training step."""
+
+    number: int
+    run: ReadRun
+    audit: AuditView | None
+
+
+class SeriesFrame(NamedTuple):
+    """A grid at a training step."""
+
+    step: int
+    row: Capture
+    picture: PictureView
+
+
+@dataclass
+class WatchedTensor:
+    """A tensor of a layer over all steps."""
+
+    row: Capture
+    """At the first step that has it."""
+    strips: dict[str, list[SeriesFrame]] = field(default_factory=dict)
+    """By image."""
+    channels: int = 0
+    """How many channels were audited."""
+    curves: dict[str, dict[int, int]] = field(default_factory=dict)
+    """By finding how many channels had it at each step."""
+
+    @property
+    def top_count(self) -> int:
+        """The upper end of the chart."""
+        counts = [count for curve in self.curves.values() for count in curve.values()]
+        return max(counts, default=0)
+
+
+@dataclass(frozen=True)
+class SeriesPage:
+    """What the template of a series shows."""
+
+    steps: Sequence[SeriesStep]
+    tensors: Sequence[WatchedTensor]
+    left_out: Mapping[str, str]
+    """Steps, and images of steps, that cannot be shown, and why."""
+    box: ChartBox = _BOX
+
+    def x(self, step: int) -> float:
+        """Where a step lies in the charts, in pixels from the left."""
+        first = self.steps[0].number
+        last = self.steps[-1].number
+        return round(self.box.left + self.box.width * (step - first) / max(1, last - first), 2)
+
+
+def read_series(root: Path) -> SeriesPage:
+    """Read the steps of a series.
+
+    Raises:
+        StoreError: none of its steps can be shown.
+    """
+    steps = []
+    left_out = {}
+    for number, path in read_steps(root).items():
+        try:
+            run = read_run(path)
+            audit_and_pictures = read_audit(path, None)
+        except StoreError as error:
+            left_out[path.name] = error.message
+            continue
+        audit = None if audit_and_pictures is None else AuditView.of_record(*audit_and_pictures)
+        steps.append(SeriesStep(number, run, audit))
+        for name, reason in {**run.failures, **run.left_out}.items():
+            left_out[f"{path.name}/{name}"] = reason
+    if not steps:
+        reason = next(iter(left_out.values()), "none is there")
+        raise StoreError(f"{quoted(str(root))} has no step that can be shown: {reason}")
+    tensors = _watched_tensors(steps)
+    for tensor in tensors:
+        _add_curves(tensor, steps)
+    return SeriesPage(steps, tensors, left_out)
+
+
+class _TensorKey(NamedTuple):
+    """By which tensors are sorted: in the model's order."""
+
+    position: int
+    label: str
+    stem: str
+
+
+def _watched_tensors(steps: Sequence[SeriesStep]) -> list[WatchedTensor]:
+    """The tensors of all steps, with their pictures."""
+    tensors: dict[_TensorKey, WatchedTensor] = {}
+    for number, run, _ in steps:
+        for name, image in run.images.items():
+            for row in image.captures.values():
+                key = _TensorKey(row.index, row.label, row.place.stem)
+                tensor = tensors.setdefault(key, WatchedTensor(row))
+                alt = f"{tile_count(row)} of {row.label} at step {number}, of {name}"
+                size = (row.plan.width, row.plan.height)
+                picture = PictureView("", image, row.file, size, alt)
+                tensor.strips.setdefault(name, []).append(SeriesFrame(number, row, picture))
+    return [tensors[key] for key in sorted(tensors)]
+
+
+def _add_curves(tensor: WatchedTensor, steps: Sequence[SeriesStep]) -> None:
+    """Count the channels with each finding at each step that was audited."""
+    layer = tensor.row.layer
+    findings_at: dict[int, Mapping[str, list[int]]] = {}
+    for number, _, audit in steps:
+        if audit is None:
+            continue
+        rows = [audited.row for audited in audit.layers]
+        channels = [row.channels for row in rows if (row.layer or row.label) == layer]
+        if channels:
+            tensor.channels = max(tensor.channels, *channels)
+            findings_at[number] = audit.findings_of(layer)
+    # of known names alone: the record may be anybody's
+    for name in FINDINGS:
+        if any(name in findings for findings in findings_at.values()):
+            tensor.curves[name] = {
+                number: len(findings.get(name, ())) for number, findings in findings_at.items()
+            }

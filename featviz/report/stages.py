@@ -1,0 +1,321 @@
+"""The network as a picture: what its layers make of an image, in the order in which they ran.
+
+stage 56×56     [preview: maps of its last layer]      <- folded
+  step conv1      [map] [map] [map] ...                <- a tensor
+  step relu       [map] [map] [map] ...
+stage 28×28     ...
+stage Vectors   bars of the largest numbers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from featviz.records import BACKWARD, ClassScore, Floats
+from featviz.report.descriptions import number, span
+from featviz.report.figures import Figure, Group, ReportPage
+from featviz.report.totals import ChannelFindings, ChannelTotals
+from featviz.rundir.schema import Capture
+from featviz.text import by
+
+# maps of a layer in its strip: as many as a screen shows 96 pixels wide
+STRIP = 10
+# width by height of a map in a strip; of a wider or narrower one the middle is shown
+_WIDEST = 3.0
+_NARROWEST = 0.5
+# layers of one resolution that need no finer division
+_FEW = 12
+# runs of one resolution that still divide a network; with more of them resolutions take turns
+_MAX_STAGES = 16
+# layers whose grids are unfolded when the page of an image opens
+_OPEN = 60
+# the title of the stage behind the last maps
+_VECTORS = "Vectors"
+
+
+class MapTile(NamedTuple):
+    """A map in its grid."""
+
+    channel: int | None
+    """None where all channels became one tile."""
+    box: tuple[int, int, int, int]
+    """Left, top, width and height of what is shown, in pixels of the picture."""
+    range: str
+
+
+class Bar(NamedTuple):
+    """A channel that is one number."""
+
+    channel: int
+    class_name: str
+    """The class that the channel stands for, where that is known."""
+    value: str
+    start: float
+    """Where the bar begins, 0..100."""
+    length: float
+
+
+@dataclass(frozen=True)
+class NetworkStep:
+    """A tensor of the network: its maps, or bars where its channels are single numbers."""
+
+    group: Group
+    figure: Figure
+    is_backward: bool
+    size: str
+    """`28×28`; empty for single numbers."""
+    shape: str
+    """`64 × 28×28`."""
+    findings: ChannelFindings
+    zeros: float
+    """Share of zeros, 0..1."""
+    range: str
+    tiles: list[MapTile]
+    bars: list[Bar]
+
+
+@dataclass(frozen=True)
+class NetworkStage:
+    """Layers that belong together."""
+
+    number: int
+    title: str
+    steps: list[NetworkStep]
+    is_open: bool
+    preview: NetworkStep | None
+    """The last step that has maps."""
+
+    @property
+    def layer_count(self) -> int:
+        """How many layers it has; a layer may have several tensors."""
+        return len({step.group.page for step in self.steps})
+
+    @property
+    def span(self) -> str:
+        """`conv1 – relu`."""
+        first = self.steps[0].group.layer
+        last = self.steps[-1].group.layer
+        return first if first == last else f"{first} – {last}"
+
+
+def network(
+    page: ReportPage, stats: Mapping[str, Floats], over: Sequence[ChannelTotals] | None = None
+) -> list[NetworkStage]:
+    """The stages of a network: forward, then the gradients from the output back.
+
+    Args:
+        page: of an image.
+        stats: its statistics, by id of the picture.
+        over: totals of each group over all images, for zeros, range and findings; None takes those
+            of this image.
+    """
+    steps = []
+    for n, group in enumerate(page.groups):
+        figure = group.figures[0]
+        image_stats = stats[figure.picture.id]
+        if over:
+            totals = over[n]
+        else:
+            totals = ChannelTotals()
+            totals.add(figure.row, image_stats)
+        steps.append(_step(group, image_stats, totals, page.image.manifest.prediction))
+    stages: list[NetworkStage] = []
+    for is_backward, direction in groupby(steps, key=lambda step: step.is_backward):
+        direction_steps = list(direction)
+        titled = zip(_titles(direction_steps), direction_steps, strict=True)
+        for title, titled_steps in groupby(titled, key=itemgetter(0)):
+            stage_steps = [step for _, step in titled_steps]
+            stages.append(_stage(stages, stage_steps, title, is_backward))
+    return stages
+
+
+def _step(
+    group: Group, stats: Floats, totals: ChannelTotals, prediction: Sequence[ClassScore]
+) -> NetworkStep:
+    figure = group.figures[0]
+    row = figure.row
+    tiles = []
+    bars = []
+    size = by(row.plan.map_size)
+    if is_numbers(row):
+        bars = largest_bars(row, stats, prediction)
+        size = ""
+        shape = f"{row.maps} values"
+    else:
+        tiles = [_map_tile(row, channel, stats) for channel in most_varied(row, stats)]
+        slices = [str(row.side)] if row.side > 1 else []
+        shape = " × ".join([str(row.maps), *slices, size])
+    if row.constant is not None:
+        size = by(row.constant[1:])
+        shape = f"{row.maps} × {size}, each constant"
+    return NetworkStep(
+        group=group,
+        figure=figure,
+        is_backward=row.kind in BACKWARD,
+        size=size,
+        shape=shape,
+        findings=totals.findings,
+        zeros=totals.zero_share,
+        range=span(*totals.range),
+        tiles=tiles,
+        bars=bars,
+    )
+
+
+def _stage(
+    before: Sequence[NetworkStage], steps: list[NetworkStep], title: str, is_backward: bool
+) -> NetworkStage:
+    count = sum(len(stage.steps) for stage in before) + len(steps)
+    with_maps = [step for step in steps if step.tiles]
+    return NetworkStage(
+        number=len(before) + 1,
+        title=f"Gradients, {title}" if is_backward else title,
+        steps=steps,
+        is_open=not before or count <= _OPEN,
+        preview=with_maps[-1] if with_maps else None,
+    )
+
+
+def _titles(steps: Sequence[NetworkStep]) -> list[str]:
+    """The stage of each step: its resolution, `28×28`; or the outermost module, where there is one
+    resolution, or they take turns."""
+    sizes = _resolutions(steps)
+    has_several = len({*sizes} - {_VECTORS}) > 1
+    if len(steps) <= _FEW or (has_several and _runs(sizes) <= _MAX_STAGES):
+        return sizes
+    most = min(max(_MAX_STAGES, len(steps) // 4), len(steps) // 2)
+    for depth in range(1, 5):
+        modules = [".".join(step.group.layer.split(".")[:depth]) for step in steps]
+        if 2 < _runs(modules) <= most:
+            return modules
+    return sizes
+
+
+def _runs(titles: Sequence[str]) -> int:
+    """How many times the title changes, and one more."""
+    return len([*groupby(titles)])
+
+
+def _resolutions(steps: Sequence[NetworkStep]) -> list[str]:
+    """The resolution of each step. Single numbers between maps belong to the stage of these; behind
+    the last maps they are a stage of their own."""
+    with_size = [n for n, step in enumerate(steps) if step.size]
+    last = with_size[-1] if with_size else -1
+    current = steps[with_size[0]].size if with_size else ""
+    sizes = []
+    for n, step in enumerate(steps):
+        if step.size:
+            current = step.size
+        elif n > last:
+            current = _VECTORS
+        sizes.append(current)
+    return sizes
+
+
+def is_numbers(row: Capture) -> bool:
+    """Whether each channel is one number, which bars show better than grey squares."""
+    is_single = row.layout == "vector" or row.plan.map_size == (1, 1)
+    return is_single and row.reduce is None and row.side == 1
+
+
+def most_varied(row: Capture, stats: Floats, count: int = STRIP) -> list[int | None]:
+    """Drawn channels whose maps vary much and differ from one another: the one of the largest
+    deviation, then always the one farthest from those that are chosen, out of the half that varies
+    most. Where none varies, those of the largest magnitude; what is not finite comes last.
+
+    Args:
+        stats: [channels, 6] of all channels.
+        count: how many are chosen at most.
+    """
+    if row.reduce is not None:
+        return [None]
+    drawn = np.asarray(row.drawn)
+    numbers = np.nan_to_num(stats[drawn].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    low, high, mean, std, zeros = numbers[:, :5].T
+    # maps are alike if mean, deviation (both as a share of the range) and zeros are
+    width = np.where(high > low, high - low, 1.0)
+    points = np.stack([(mean - low) / width, 2 * std / width, zeros], axis=1).clip(0, 1)
+    strength = std.copy() if std.max() > 0 else abs(mean)
+    strength[stats[drawn, 5] > 0] = -1
+    order = np.argsort(-strength, kind="stable")
+    half = order[: max(count, len(order) // 2)]
+    varied = half[strength[half] > 0]
+    chosen = varied[_farthest_first(points[varied], count)]
+    others = half[strength[half] <= 0]
+    channels: list[int | None] = drawn[np.concatenate([chosen, others])[:count]].tolist()
+    return channels
+
+
+def _farthest_first(points: np.ndarray, count: int) -> list[int]:
+    """The first point, then always the one farthest from those that are chosen."""
+    if not len(points):
+        return []
+    chosen = [0]
+    nearest = np.full(len(points), np.inf)
+    while len(chosen) < min(count, len(points)):
+        distance = ((points - points[chosen[-1]]) ** 2).sum(1)
+        nearest = np.minimum(nearest, distance)
+        nearest[chosen] = -1
+        chosen.append(int(nearest.argmax()))
+    return chosen
+
+
+def _map_tile(row: Capture, channel: int | None, stats: Floats) -> MapTile:
+    """The first tile of a drawn channel, or its middle where it is very wide or narrow."""
+    slot = 0 if channel is None else row.drawn.index(channel) * row.side
+    left, top, width, height = row.plan.box(slot)
+    shown_width = min(width, round(height * _WIDEST))
+    shown_height = min(height, round(width / _NARROWEST))
+    box = (
+        left + (width - shown_width) // 2,
+        top + (height - shown_height) // 2,
+        shown_width,
+        shown_height,
+    )
+    range = "" if channel is None else span(float(stats[channel, 0]), float(stats[channel, 1]))
+    return MapTile(channel, box, range)
+
+
+def largest_bars(
+    row: Capture, stats: Floats, prediction: Sequence[ClassScore], count: int = 10
+) -> list[Bar]:
+    """The largest entries of a vector, in magnitude for a gradient; with classes of the output."""
+    values = np.nan_to_num(stats[:, 2].astype(np.float64), posinf=np.nan, neginf=np.nan)
+    values = np.where(stats[:, 5] > 0, -np.inf, values)
+    ranked = values
+    if row.kind in BACKWARD:
+        ranked = np.where(np.isfinite(values), abs(values), -np.inf)
+    top = np.argsort(-ranked, kind="stable")[:count]
+    top = top[np.isfinite(values[top])]
+    class_names = _class_names(stats, prediction)
+    low = float(values[top].min(initial=0.0))
+    high = float(values[top].max(initial=0.0))
+    unit = 100 / ((high - low) or 1)
+    bars = []
+    for channel, value in zip(top.tolist(), values[top].tolist(), strict=True):
+        bars.append(
+            Bar(
+                channel=channel,
+                class_name=class_names.get(channel, ""),
+                value=number(value),
+                start=round((min(value, 0) - low) * unit, 2),
+                length=round(abs(value) * unit, 2),
+            )
+        )
+    return bars
+
+
+def _class_names(stats: Floats, prediction: Sequence[ClassScore]) -> dict[int, str]:
+    """Names of channels, if their values are the scores of the prediction: those of the output."""
+    for guess in prediction:
+        if guess.index >= len(stats):
+            return {}
+        if not np.isclose(stats[guess.index, 2], guess.score, rtol=1e-4, atol=1e-5):
+            return {}
+    return {guess.index: guess.title for guess in prediction}

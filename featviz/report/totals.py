@@ -1,0 +1,163 @@
+"""What is known of the channels of a tensor over all images of a run: their numbers, and what was
+found of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from featviz.records import BACKWARD, RECTIFIERS, Floats
+from featviz.report.descriptions import channel_list, number, percent
+from featviz.report.figures import Group, ReportPage
+from featviz.rundir.schema import Capture
+from featviz.text import counted
+
+ChannelFindings = Mapping[str, Sequence[int]]
+"""Channels by what was found of them; what was found of none is left out."""
+
+EXPLANATIONS = {
+    "all zero": "zero at every pixel; after an activation, such a channel is dead",
+    "constant": "one non-zero value at every pixel",
+    "NaN or infinite": "at least one value is NaN or infinite",
+}
+
+IMAGES, LOW, HIGH, MEANS, ZEROS, NONFINITE, ALL_ZERO = range(7)
+"""The columns of `ChannelTotals.table`."""
+_EMPTY = (0, np.nan, np.nan, 0, 0, 0, True)
+
+
+class ChannelTotals:
+    """Totals of the channels of one tensor over the images that were added."""
+
+    def __init__(self) -> None:
+        self.images = 0
+        self.table = np.zeros((0, len(_EMPTY)))
+        """[channels, 7]: the images that have it; its smallest and largest finite value, NaN where
+        there is none; sums over the images of mean, share of zeros and non-finite values; and 1
+        where it is all zero in every image that has it."""
+        self.is_activation = False
+        """Whether its zeros tell which channels are dead, as behind a ReLU."""
+        self.is_judged = False
+        """Whether a constant map says something of its channel: not with a single value, and not of
+        a gradient."""
+
+    def add(self, row: Capture, stats: Floats) -> None:
+        """Add an image's statistics, [channels, 6] in the order of `records.STAT_COLUMNS`."""
+        missing = len(stats) - len(self.table)
+        if missing > 0:
+            self.table = np.concatenate([self.table, np.tile(_EMPTY, (missing, 1))])
+        low, high, mean, _, zeros, nonfinite = stats.astype(np.float64).T
+        columns = self.table[: len(stats)].T
+        columns[IMAGES] += 1
+        columns[LOW] = np.fmin(columns[LOW], low)
+        columns[HIGH] = np.fmax(columns[HIGH], high)
+        columns[MEANS] += mean
+        columns[ZEROS] += zeros
+        columns[NONFINITE] += nonfinite
+        columns[ALL_ZERO] *= (zeros == 1) & (nonfinite == 0)
+        self.images += 1
+        has_maps = row.plan.map_size != (1, 1) and row.layout != "vector"
+        self.is_judged = (self.images > 1 or has_maps) and row.kind not in BACKWARD
+        looks_rectified = self.range[0] >= 0 and self.zero_share > 0 and row.layout != "attention"
+        self.is_activation = row.kind == "output" and (row.type in RECTIFIERS or looks_rectified)
+
+    @property
+    def all_zero(self) -> np.ndarray:
+        """[channels]: all zero in every image that has it."""
+        return np.asarray(self.table[:, ALL_ZERO] == 1)
+
+    @property
+    def findings(self) -> ChannelFindings:
+        """Channels that hold one value in all images, and those with values that are not finite."""
+        table = self.table.T
+        has_one_value = (table[LOW] == table[HIGH]) & (table[NONFINITE] == 0)
+        masks = {
+            "all zero": self.all_zero & self.is_judged,
+            "constant": has_one_value & ~self.all_zero & self.is_judged,
+            "NaN or infinite": table[NONFINITE] > 0,
+        }
+        return {name: np.flatnonzero(mask).tolist() for name, mask in masks.items() if mask.any()}
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Smallest and largest value of all channels; NaN where none is finite."""
+        low = self.table[:, LOW]
+        high = self.table[:, HIGH]
+        if not np.isfinite(low).any() or not np.isfinite(high).any():
+            return np.nan, np.nan
+        return float(low[np.isfinite(low)].min()), float(high[np.isfinite(high)].max())
+
+    @property
+    def zero_share(self) -> float:
+        """Share of zeros 0..1, over all images and channels."""
+        return float(self.table[:, ZEROS].sum() / max(1, self.table[:, IMAGES].sum()))
+
+
+class ChannelRow(NamedTuple):
+    """A channel in the table of a layer's page."""
+
+    channel: int
+    numbers: tuple[str, ...]
+    """Min, max, mean and share of zeros over the images."""
+    findings: str
+
+
+def channel_rows(totals: ChannelTotals, audited: ChannelFindings) -> Iterator[ChannelRow]:
+    """All channels of a tensor, also with the findings of an audit."""
+    findings_of: defaultdict[int, list[str]] = defaultdict(list)
+    of_audit = {f"{name} (audit)": channels for name, channels in audited.items()}
+    for name, channels in {**totals.findings, **of_audit}.items():
+        for channel in channels:
+            findings_of[channel].append(name)
+    for channel, columns in enumerate(totals.table.tolist()):
+        images = max(columns[IMAGES], 1)
+        numbers = (
+            number(columns[LOW]),
+            number(columns[HIGH]),
+            number(columns[MEANS] / images),
+            percent(columns[ZEROS] / images),
+        )
+        yield ChannelRow(channel, numbers, ", ".join(findings_of[channel]))
+
+
+def dead_summary(pages: Sequence[ReportPage], totals_of: Callable[[Group], ChannelTotals]) -> str:
+    """How many channels are dead, `7 in 2 layers`, or why that is not known."""
+    # what stands behind a drawn ReLU has the same dead channels, and is not counted again
+    rectifiers = [page for page in pages if page.type in RECTIFIERS]
+    activations: list[list[ChannelTotals]] = []
+    for page in rectifiers or pages:
+        totals = [totals_of(group) for group in page.groups]
+        activations.append([tensor for tensor in totals if tensor.is_activation])
+    judged = sum(tensor.is_judged for layer in activations for tensor in layer)
+    if not judged:
+        reason = "no activation was drawn (add ReLU to --layers, or give --audit)"
+        if any(activations):
+            reason = "only one value of each channel was seen (run more images, or give --audit)"
+        return f"unknown: {reason}"
+    counts = []
+    for layer in activations:
+        counts.append(sum(len(tensor.findings.get("all zero", ())) for tensor in layer))
+    layers_with_dead = sum(count > 0 for count in counts)
+    if layers_with_dead:
+        return f"{sum(counts):,} in {counted(layers_with_dead, 'layer')}"
+    drawn = f"{judged} activations" if judged > 1 else "one activation"
+    return f"none in the {drawn} drawn"
+
+
+class Badge(NamedTuple):
+    """A finding of a layer, short."""
+
+    text: str
+    """`5 all zero`."""
+    channels: str
+
+
+def badges(findings: ChannelFindings) -> list[Badge]:
+    """A badge for each finding."""
+    return [
+        Badge(f"{len(channels)} {name}", channel_list(channels))
+        for name, channels in findings.items()
+    ]
