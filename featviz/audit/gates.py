@@ -152,7 +152,7 @@ def parse_gate(text: str) -> Gate:
     if parts is None:
         raise UsageError(
             f"--fail-on {text!r} is no gate",
-            "for example dead>5%, nonfinite>0, 'layer3.*:constant>2'",
+            "for example 'dead>5%', 'nonfinite>0' or 'layer3.*:constant>2'",
         )
     finding, limit = parts["finding"], float(parts["number"])
     if finding not in FINDINGS:
@@ -160,6 +160,7 @@ def parse_gate(text: str) -> Gate:
         raise UsageError(
             f"--fail-on {text!r}: there is no finding {finding!r}",
             f"did you mean {close[0]}?" if close else f"one of {', '.join(FINDINGS)}",
+            replace=(text, text.replace(finding, close[0], 1)) if close else None,
         )
     if parts["percent"] and limit > 100:
         raise UsageError(f"--fail-on {text!r} can never break", "a share is at most 100%")

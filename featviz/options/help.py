@@ -174,7 +174,7 @@ HELP: dict[str, dict[str, str]] = {
         "out": "Write the results into this folder.",
         "overwrite": "Replace the audit in --out, and any files.",
         "nul_separated": _NUL_SEPARATED,
-        "fail_on": "End with exit code 4 if this gate fails: dead>5%, nonfinite>0, "
+        "fail_on": "End with exit code 4 if this gate fails: 'dead>5%', 'nonfinite>0', "
         "'layer3.*:constant>2'; repeatable.",
         "baseline": "End with exit code 4 if a layer has more channels of a finding than in this "
         "earlier audit.json.",
