@@ -1,32 +1,29 @@
-"""The story of `audit`: a model and images to findings, files and verdicts; which layers make the
-dead channels, and the proof that the output does without them."""
+"""The story of `audit`: from a model and images to findings, files and verdicts."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
+import numpy as np
 from msgspec import structs
 
-from featviz.audit import findings, output
-from featviz.audit.counting import Census, Tally
-from featviz.audit.gates import parse_gate
-from featviz.audit.plan import AuditPlan, Call, choose
+from featviz.audit import findings, output, pruning, suspects
+from featviz.audit.counting import AT_BOUND, COUNT, HIGH, LOW, NONFINITE, ZEROS, Census, Tally
+from featviz.audit.gates import Evidence, parse_gate
+from featviz.audit.parts import Call
+from featviz.audit.plan import AuditPlan, CountedCall, choose
 from featviz.errors import CHECK_FAILED, StoreError, UsageError
-from featviz.gradients.passes import largest_change
-from featviz.hooks.capture import forward, tensors
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import InputOptions, ModelOptions
-from featviz.options.commands import AuditOptions
+from featviz.options.commands import AuditOptions, Thresholds
 from featviz.records import Layer, Sample, Verdict
 from featviz.run.prepare import blank_input
-from featviz.run.study import Batch, BatchProgress, Study, begun
+from featviz.run.study import BatchProgress, Study, begun
 from featviz.rundir import write
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import AUDIT, JUNIT, PRUNING, writing
@@ -36,159 +33,213 @@ from featviz.text import listed
 log = logging.getLogger(__name__)
 
 
+class AuditResult(NamedTuple):
+    """What became of an audit."""
+
+    document: dict[str, Any]
+    """The content of audit.json, but for its pictures and files."""
+    verdicts: tuple[Verdict, ...]
+    """Of the gates, and of the baseline if there is one."""
+    exit_code: int
+    """0 all held, 3 some images failed, 4 a gate failed or something got worse."""
+
+
 def audit(
     model: ModelOptions | LoadedModel,
     arguments: Sequence[str],
     options: AuditOptions,
     progress: BatchProgress = lambda image, error, total: None,
-) -> tuple[dict[str, Any], tuple[Verdict, ...], int]:
-    """Audit a model on images: audit.json, the verdicts of gates and the baseline, and the exit
-    code: 0 all held, 3 some images failed, 4 a gate is broken or something got worse."""
-    gates, limits = [parse_gate(text) for text in options.fail_on], options.thresholds
-    baseline = None
-    if options.baseline is not None:
-        try:
-            baseline = read_audit(options.baseline.parent, options.baseline)
-        except StoreError as error:
-            raise UsageError(f"--baseline {error.message}", error.hint) from error
-    asked = ("--junit", options.junit, JUNIT), ("--prune-out", options.prune_out, PRUNING)
-    files = [(option, path, kind) for option, path, kind in asked if path is not None]
+) -> AuditResult:
+    """Audit a model on images.
+
+    Args:
+        arguments: files, folders, archives, URLs or globs, as on the command line.
+        progress: called with each image's name, its error if it failed, and the number of images.
+
+    Raises:
+        UsageError: no layer can be counted, a gate is about none, or the baseline is no audit.
+    """
+    gates = [parse_gate(text) for text in options.fail_on]
+    baseline = None if options.baseline is None else _read_baseline(options.baseline)
+    files = []
+    if options.junit is not None:
+        files.append(("--junit", options.junit, JUNIT))
+    if options.prune_out is not None:
+        files.append(("--prune-out", options.prune_out, PRUNING))
     with begun(model, arguments, options, AUDIT, files) as (folder, loaded, samples):
         plan = choose(loaded, options.layers, blank_input(loaded, samples, options.inputs)[0])
-        nothing = Tally.nothing(0, True, limits.redundant_at is not None)
-        before = dict.fromkeys(plan.spots, nothing)
-        expected = [findings.row_of(target, before, limits) for target in plan.targets]
+        # refuse gates that could never fail before any image is seen
+        expected = _rows_without_channels(plan, options.thresholds)
         for gate in gates:
-            findings.covered(gate, expected)
-        counted, document = _counted(Study(loaded, samples, options, progress), plan, options)
-        layers = document["layers"]
-        activations = {target.call.label for target in plan.targets if target.activation}
-        skipped = ["{layer} ({reason})".format(**row) for row in document["skipped"]]
-        unjudged = [
-            f"{row['label']} ({row['not_judged']['dead']})"
-            for row in layers
-            if row["not_judged"] and row["label"] not in activations
-        ]
-        for what, names in (
-            ("skipped", skipped),
-            ("never ran", plan.never_ran),
-            ("not judged for dead", unjudged),
-            ("calls that a blank image does not cause, not counted", sorted(counted.unforeseen)),
-        ):
-            if names:
-                log.warning("%s: %s", what, listed(names, 3))
-        output.write_files(folder, document, loaded, plan, counted.tallies, samples, options)
-        verdicts = [findings.check(gate, layers) for gate in gates]
+            findings.judged_rows(gate, expected)
+        census, document = _counted(Study(loaded, samples, options, progress), plan, options)
+        rows = document["layers"]
+        _warn(plan, census, document)
+        sheets = suspects.choose_suspects(plan, rows, census.tallies, options.max_suspects)
+        drawn = suspects.draw_suspects(folder, sheets, loaded, plan, samples, options.inputs)
+        _note_left_out(drawn, document, options)
+        output.write_files(folder, document, census.tallies, drawn)
+        verdicts = [findings.check_gate(gate, rows) for gate in gates]
         if baseline is not None:
-            earlier = {row.label: row.findings for row in baseline[0].layers}
-            verdicts.append(findings.worse(layers, earlier))
+            verdicts.append(findings.check_baseline(rows, baseline))
     if options.prune_out is not None:
         with writing(options.prune_out, PRUNING, "--prune-out", options.overwrite) as file:
             file.write(write.as_json(document["prune"]))
     if options.junit is not None:
-        if isinstance(model, LoadedModel):
-            label = str(model.source.get("name", type(model.module).__name__))
-        else:
-            label = Path(model.spec).name
         with writing(options.junit, JUNIT, "--junit", options.overwrite) as file:
-            file.write(junit({label: verdicts}))
-    code = 3 if document["images"]["failures"] else 0
-    broken = any(not verdict.held for verdict in verdicts)
-    return document, tuple(verdicts), CHECK_FAILED if broken else code
+            file.write(junit({_model_label(model): verdicts}))
+    exit_code = 3 if document["images"]["failures"] else 0
+    if not all(verdict.held for verdict in verdicts):
+        exit_code = CHECK_FAILED
+    return AuditResult(document, tuple(verdicts), exit_code)
+
+
+def _read_baseline(path: Path) -> dict[str, Mapping[str, Sequence[int]]]:
+    """The channels of each finding, by label of the layer."""
+    try:
+        audit_and_pictures = read_audit(path.parent, path)
+    except StoreError as error:
+        raise UsageError(f"--baseline {error.message}", error.hint) from error
+    assert audit_and_pictures is not None
+    return {row.label: row.findings for row in audit_and_pictures[0].layers}
+
+
+def _rows_without_channels(plan: AuditPlan, thresholds: Thresholds) -> list[findings.AuditedRow]:
+    """The rows of an audit that has seen nothing: they say for which findings a layer is judged."""
+    nothing = Tally.empty(0, saturates=True, correlates=thresholds.redundant_at is not None)
+    tallies = dict.fromkeys(plan.counted_calls, nothing)
+    return [layer_row(target, tallies, thresholds) for target in plan.targets]
+
+
+def _model_label(model: ModelOptions | LoadedModel) -> str:
+    if isinstance(model, LoadedModel):
+        return str(model.source.get("name", type(model.module).__name__))
+    return Path(model.spec).name
+
+
+def _warn(plan: AuditPlan, census: Census, document: Mapping[str, Any]) -> None:
+    """Warn of layers that are not audited, or not for everything."""
+    activations = {target.call.label for target in plan.targets if target.activation}
+    not_judged = []
+    for row in document["layers"]:
+        if row["not_judged"] and row["label"] not in activations:
+            not_judged.append(f"{row['label']} ({row['not_judged']['dead']})")
+    warnings = {
+        "skipped": [f"{row['layer']} ({row['reason']})" for row in document["skipped"]],
+        "never ran": plan.never_ran,
+        "not judged for dead": not_judged,
+        "calls that a blank image does not cause, not counted": sorted(census.unforeseen),
+    }
+    for title, names in warnings.items():
+        if names:
+            log.warning("%s: %s", title, listed(names, 3))
+
+
+def _note_left_out(
+    drawn: Sequence[Mapping[str, Any]], document: Mapping[str, Any], options: AuditOptions
+) -> None:
+    count = sum(len(row["channels"]) for row in drawn)
+    total = sum(document["total"]["findings"].values())
+    if count < total:
+        limits = f"{suspects.PER_LAYER} of a layer, and --max-suspects {options.max_suspects}"
+        log.info("%d of %d suspects are drawn: at most %s in all", count, total, limits)
 
 
 def _counted(study: Study, plan: AuditPlan, options: AuditOptions) -> tuple[Census, dict[str, Any]]:
-    """Stream all images through the model, and judge; audit.json without the pictures."""
-    model, limits = study.model, options.thresholds
-    correlate = [target.call for target in plan.targets] if limits.redundant_at is not None else ()
-    counted = Census(plan.spots, correlate, plan.gave.keys())
-    with in_eval_mode(model.module), plan.watching(model.module, counted.take, counted.spots):
-        study.show(counted)
-    sound = {call: own for call, own in counted.tallies.items() if call not in counted.faults}
-    judged = [target for target in plan.targets if target.call in sound]
-    rows = [findings.row_of(target, counted.tallies, limits) for target in judged]
-    layers, refused, forced = find_prunable(plan, rows)
+    """Stream all images through the model, and judge; audit.json without its pictures."""
+    model = study.model
+    thresholds = options.thresholds
+    correlates = []
+    if thresholds.redundant_at is not None:
+        correlates = [target.call for target in plan.targets]
+    counted_calls = plan.counted_calls
+    census = Census(counted_calls, correlates, foreseen=plan.graph.output_types)
+    with in_eval_mode(model.module), plan.watching(model.module, census.take, counted_calls):
+        study.show(census)
+    rows = []
+    for target in plan.targets:
+        if target.call in census.tallies and target.call not in census.refused:
+            rows.append(layer_row(target, census.tallies, thresholds))
+    prunable = pruning.find_prunable(plan, rows)
     proof = None
     if options.prove:
+        batches = study.batches(sorted(study.seen) if prunable.layers else [])
         with in_eval_mode(model.module):
-            proof = prove(model, plan, forced, study.batches(sorted(study.seen) if layers else []))
-        proof = {"channels": sum(map(len, layers.values())), **proof}
-    skipped = [*plan.skipped, *((call.label, reason) for call, reason in counted.faults.items())]
-    asked = {**structs.asdict(limits), **structs.asdict(options.inputs)}
+            proof = pruning.prove(model, plan, prunable.zeroed, batches)
+        proof = {"channels": sum(map(len, prunable.layers.values())), **proof}
+    skipped = [{"layer": layer, "reason": reason} for layer, reason in plan.skipped]
+    skipped += [{"layer": call.label, "reason": text} for call, text in census.refused.items()]
     document = {
         "schema_version": output.SCHEMA_VERSION,
         **study.about,
-        "options": {"layers": options.layers, **asked},
+        "options": {
+            "layers": options.layers,
+            **structs.asdict(thresholds),
+            **structs.asdict(options.inputs),
+        },
         "images": {
             "total": len(study.samples),
             "seen": len(study.seen),
             "failures": [{"image": name, "error": error} for name, _, error in study.failures],
         },
         "layers": rows,
-        "total": findings.totals(rows),
-        "skipped": [{"layer": layer, "reason": reason} for layer, reason in skipped],
+        "total": findings.total_row(rows),
+        "skipped": skipped,
         "never_ran": plan.never_ran,
-        "prune": layers,
-        "not_prunable": refused,
+        "prune": prunable.layers,
+        "not_prunable": prunable.refused,
         "verify": proof,
     }
-    return counted, document
+    return census, document
 
 
-def find_prunable(
-    plan: AuditPlan, rows: Sequence[findings.Row]
-) -> tuple[dict[str, list[int]], dict[str, str], dict[Call, list[int]]]:
-    """The layers that make dead channels: what can be cut out of each, by name; activations whose
-    dead channels cannot be cut out of one layer, with the reason; and the calls of activations
-    where forcing channels to zero has the same effect. A layer that runs several times loses a
-    channel only if it is dead behind each call."""
-    dead = {row["label"]: row["findings"].get("dead") for row in rows}
-    # by the maker's name and call: the activation behind it, and the channels dead there
-    behind: defaultdict[str, dict[Call, tuple[Call, list[int]]]] = defaultdict(dict)
-    layers, refused, forced = dict[str, list[int]](), dict[str, str](), dict[Call, list[int]]()
-    for target in plan.targets:
-        channels = dead.get(target.call.label)
-        if target.dead_at is None or not channels:
-            continue
-        at = target.dead_at.call
-        maker = plan.maker_of(plan.given_by[at])
-        if isinstance(maker, str):
-            refused[at.label] = maker
-        else:
-            behind[maker.name][maker] = at, channels
-    runs = [node.call.name for node in plan.nodes]
-    for name, calls in behind.items():
-        common = sorted(set.intersection(*({*channels} for _, channels in calls.values())))
-        if common and len(calls) == runs.count(name):
-            layers[name] = common
-            forced |= {at: common for at, _ in calls.values()}
-    return layers, refused, forced
-
-
-def prove(
-    model: LoadedModel, plan: AuditPlan, forced: Mapping[Call, list[int]], batches: Iterable[Batch]
+def layer_row(
+    target: CountedCall, tallies: Mapping[Call, Tally], thresholds: Thresholds
 ) -> dict[str, Any]:
-    """Compare a model's output with and without channels, for `verify` of audit.json."""
-    spots = plan.spots
+    """Judge a call by what was counted of it, for `layers` of audit.json.
 
-    def force(call: Call, output: Any) -> None:
-        """In place: what stands behind sees a model that lacks these channels."""
-        if call in forced:
-            chosen = torch.tensor(forced[call], device=output.device)
-            output.index_fill_(spots[call].axis % output.dim(), chosen, 0)
-
-    images, nonfinite, largest, comparable = 0, 0, 0.0, True
-    for batch in batches:
-        inputs = [arg.to(model.device) for arg in batch.inputs]
-        plain = [value.clone() for value in tensors(forward(model.module, inputs))]
-        with plan.watching(model.module, force, forced):
-            changed = tensors(forward(model.module, inputs))
-        change, count = largest_change(plain, changed)
-        images, nonfinite = images + len(batch.images), nonfinite + count
-        comparable &= change is not None
-        largest = max(largest, change or 0.0)
-    proof = {"images": images, "largest_change": largest if comparable else None}
-    return {**proof, "nonfinite": nonfinite} if nonfinite else proof
+    Args:
+        tallies: of the call, and of the activation at which it is judged for `dead`.
+    """
+    call = target.call
+    tally = tallies[call]
+    judge = None if target.dead_at is None else tallies.get(target.dead_at.call)
+    ceiling = None
+    apoz = None
+    if judge is not None:
+        # NaN and infinity are not known to stay at zero
+        ceiling = np.where(judge.sums[:, NONFINITE] > 0, np.inf, judge.sums[:, HIGH])
+        # average percentage of zeros, 0..1: H. Hu, R. Peng, Y.-W. Tai, C.-K. Tang, "Network
+        # Trimming", arXiv 1607.03250, equation 1, averaged over the channels
+        zero_shares = judge.sums[:, ZEROS] / judge.values
+        apoz = float(zero_shares.mean()) if len(zero_shares) else 0.0
+    saturated = None
+    if target.activation is not None and target.activation.bounds:
+        saturated = tally.sums[:, AT_BOUND] / tally.values
+    evidence = Evidence(
+        count=tally.sums[:, COUNT],
+        low=tally.sums[:, LOW],
+        high=tally.sums[:, HIGH],
+        nonfinite=tally.sums[:, NONFINITE],
+        saturated=saturated,
+        ceiling=ceiling,
+        correlation=tally.correlation(),
+    )
+    row = {
+        "layer": call.name,
+        "call": call.index,
+        "label": call.label,
+        "type": call.type,
+        "channels": len(tally.sums),
+        "dead_at": None if target.dead_at is None else target.dead_at.call.label,
+        "not_judged": {"dead": target.reason} if target.dead_at is None else {},
+        "findings": findings.judge(evidence, thresholds),
+        "values": int(tally.values.max(initial=0)),
+        "apoz": apoz,
+    }
+    if thresholds.redundant_at:
+        row["groups"] = findings.redundant_groups(evidence, thresholds)
+    return row
 
 
 def health_check(
@@ -198,12 +249,25 @@ def health_check(
     inputs: InputOptions,
     blank: Sequence[Any],
 ) -> Callable[[LoadedModel, Folder], Mapping[str, Any]]:
-    """What audits a model as it is when it is called: it writes audit.json into a folder, and gives
-    its content. Where each layer is judged a forward pass on `blank` decides now."""
+    """Prepare an audit that is repeated while a model is trained.
+
+    Args:
+        blank: arguments of the model, whose values do not matter: the pass on them decides now
+            where each layer is judged.
+
+    Returns:
+        A function that audits the model as it is, writes audit.json into a folder, and returns
+        its content.
+
+    Raises:
+        UsageError: all layers are functions.
+    """
     names = [re.escape(layer.name) for layer in layers if not layer.is_function]
     if not names:
-        given = listed([layer.name for layer in layers], 3)
-        raise UsageError(f"channels are judged of modules, and all layers are functions: {given}")
+        functions = listed([layer.name for layer in layers], 3)
+        raise UsageError(
+            f"channels are judged of modules, and all layers are functions: {functions}"
+        )
     options = AuditOptions(f"re:^({'|'.join(names)})$", inputs, batch_size=16)
     plan = choose(model, options.layers, blank)
 

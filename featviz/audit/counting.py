@@ -1,7 +1,11 @@
-"""Counting: the outputs of watched calls in numbers, image after image, into running statistics.
+"""Counting: the outputs of a model's calls as running statistics of their channels.
 
-Memory goes with the channels, not with the images. Mean and variance follow T. F. Chan, G. H.
-Golub, R. J. LeVeque, "Updating Formulae ... for Computing Sample Variances", Stanford CS-79-773.
+    output [B, ...] ── to_rows ──> [B, C, P] ── measure ──> Measurement ── Tally.add ──> sums [C, 8]
+
+A `Measurement` is taken inside the hook, before an in-place operation can change the output; it is
+added when the model is through with the batch. Memory goes with the channels, not with the images.
+Mean and variance follow T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating Formulae ... for
+Computing Sample Variances", Stanford CS-79-773.
 """
 
 from __future__ import annotations
@@ -9,67 +13,113 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from featviz import layout
 from featviz.audit.gates import Doubles
-from featviz.audit.plan import Activation, Call, Spot
+from featviz.audit.parts import Activation, Call
+from featviz.audit.plan import CountedCall
 from featviz.drawing import values
 from featviz.errors import LayoutError
 from featviz.records import Floats, Integers
 from featviz.run.study import Batch
 
-TOP = 4  # images kept for each channel: those that excite it most
+TOP = 4
+"""Images kept for each channel: those that excite it most."""
+
+COUNT, LOW, HIGH, MEAN, SQUARES, ZEROS, NONFINITE, AT_BOUND = range(8)
+"""The columns of `Tally.sums`."""
+
+
+class Moments(NamedTuple):
+    """Of C channels what their correlation needs. Values that are not finite count as zero, since
+    verdicts leave out such channels."""
+
+    values: int
+    """How many values of each channel were seen."""
+    mean: Doubles
+    """[C]."""
+    products: Doubles
+    """[C, C]: sums of products of deviations from the means."""
+
+
+class Measurement(NamedTuple):
+    """What a batch of B images gives in C channels."""
+
+    statistics: Floats
+    """[B, C, 6], in the order of `records.STAT_COLUMNS`."""
+    positions: int
+    """How many values each channel has in an image."""
+    at_bound: Integers | None
+    """[B, C]: how many values are at a bound of the activation; None where it has none."""
+    moments: Moments | None
 
 
 def to_rows(tensor: Tensor, axis: int, images: int) -> Tensor:
-    """An output as [images, channels, positions]; the first axis counts images or windows."""
+    """An output as [images, channels, positions].
+
+    Args:
+        axis: that counts channels.
+        images: how many the first axis counts; it may count several windows or regions of each.
+
+    Raises:
+        LayoutError: the first axis cannot be divided among the images.
+    """
     if tensor.numel() == 0 or tensor.dim() < 2 or tensor.shape[0] % images:
         raise LayoutError(f"shape {list(tensor.shape)} is no batch of {images}: --batch-size 1")
     if axis != 1:
         tensor = tensor.movedim(axis, 1)
     rows = tensor.flatten(2) if tensor.dim() > 2 else tensor[..., None]
-    if len(rows) != images:  # windows, regions: several rows to an image
+    if len(rows) != images:
         rows = rows.reshape(images, -1, *rows.shape[1:]).movedim(2, 1).flatten(2)
     return rows
 
 
-def statistics(rows: Tensor, activation: Activation) -> tuple[Floats, Integers | None]:
-    """Statistics of rows [B, C, P], [B, C, 6] in the order of `records.STAT_COLUMNS`, and how many
-    values are at a bound of the activation, [B, C]; None without bounds."""
+def measure(rows: Tensor, activation: Activation, correlates: bool = False) -> Measurement:
+    """Measure the outputs of a batch.
+
+    Args:
+        rows: [B, C, P], on any device.
+        activation: whose bounds are counted.
+        correlates: whether moments are taken.
+    """
     count, channels, positions = rows.shape
     on_cpu = rows.device.type == "cpu"
-    if on_cpu and not rows.is_contiguous():  # channels lie last: image by image torch transposes
-        copy = rows.new_empty(rows.shape)  # up to five times as fast as all at once, or numpy
-        for image, place in zip(rows, copy, strict=True):
-            place.copy_(image)
+    if on_cpu and not rows.is_contiguous():
+        # channels lie last; torch transposes image by image up to five times as fast as the batch
+        # at once, and as numpy
+        copy = rows.new_empty(rows.shape)
+        for image, image_copy in zip(rows, copy, strict=True):
+            image_copy.copy_(image)
         rows = copy
     flat = rows.reshape(-1, positions)
-    bounds, margin = activation.bounds, activation.margin
-    low = bounds[0] + margin if len(bounds) > 1 else math.nan
-    high = bounds[-1] - margin if bounds else math.nan
-    numbers, reached = values.statistics(flat, low, high, counted=bool(bounds))
+    bounds = activation.bounds
+    low = bounds[0] + activation.margin if len(bounds) > 1 else math.nan
+    high = bounds[-1] - activation.margin if bounds else math.nan
+    statistics, reached = values.statistics(flat, low, high, counted=bool(bounds))
     if not on_cpu:
         reached = ((flat <= low) | (flat >= high)).sum(1).cpu().numpy()
-    saturated = reached.reshape(count, channels) if bounds else None
-    return numbers.reshape(count, channels, -1), saturated
+    return Measurement(
+        statistics=statistics.reshape(count, channels, -1),
+        positions=positions,
+        at_bound=reached.reshape(count, channels) if bounds else None,
+        moments=_moments(rows) if correlates else None,
+    )
 
 
-Moments = tuple[int, Doubles, Doubles]
-"""Of C channels how many values were seen, their means [C], and the sum of products of deviations
-[C, C]. What is not finite counts as zero: verdicts leave out such channels."""
-
-
-def moments(rows: Tensor) -> Moments:
+def _moments(rows: Tensor) -> Moments:
     """Those of one batch [B, C, P]; products in float32 about the batch's own mean."""
-    values = rows.movedim(1, 0).flatten(1).nan_to_num(0.0, 0.0, 0.0)
-    mean = values.mean(1)
-    values = values - mean[:, None]
-    products = (values @ values.T).cpu().numpy().astype(np.float64)
-    return values.shape[1], mean.cpu().numpy().astype(np.float64), products
+    channels = rows.movedim(1, 0).flatten(1).nan_to_num(0.0, 0.0, 0.0)
+    mean = channels.mean(1)
+    deviations = channels - mean[:, None]
+    return Moments(
+        values=channels.shape[1],
+        mean=mean.cpu().numpy().astype(np.float64),
+        products=(deviations @ deviations.T).cpu().numpy().astype(np.float64),
+    )
 
 
 @dataclass
@@ -81,59 +131,71 @@ class Tally:
     deviations; how many are zero, not finite, and at a bound (NaN where the layer has none)."""
     best: Doubles
     """The largest maxima [C, TOP]; a non-finite value counts as inf, -inf stands for no image."""
-    images: Integers  # numbers of their images, [C, TOP], best first; -1 for no image
+    images: Integers
+    """[C, TOP]: numbers of their images, best first; -1 for no image."""
     moments: Moments | None = None
 
     @classmethod
-    def nothing(cls, channels: int, saturates: bool = False, correlates: bool = False) -> Tally:
+    def empty(cls, channels: int, saturates: bool = False, correlates: bool = False) -> Tally:
         """Before the first batch."""
         sums = np.zeros((channels, 8))
-        sums[:, 1:3] = np.inf, -np.inf
-        sums[:, 7] = 0 if saturates else np.nan
-        none = (0, np.zeros(channels), np.zeros((channels, channels))) if correlates else None
-        return cls(sums, np.full((channels, TOP), -np.inf), np.full((channels, TOP), -1), none)
+        sums[:, LOW] = np.inf
+        sums[:, HIGH] = -np.inf
+        sums[:, AT_BOUND] = 0 if saturates else np.nan
+        moments = None
+        if correlates:
+            moments = Moments(0, np.zeros(channels), np.zeros((channels, channels)))
+        return cls(
+            sums=sums,
+            best=np.full((channels, TOP), -np.inf),
+            images=np.full((channels, TOP), -1),
+            moments=moments,
+        )
 
-    def add(
-        self,
-        stats: Floats,
-        positions: int,
-        images: Integers,
-        reached: Integers | None = None,
-        more: Moments | None = None,
-    ) -> None:
-        """Add a batch of these images [B], by what `statistics` says of [B, C, positions]."""
+    def add(self, batch: Measurement, images: Integers) -> None:
+        """Add a batch whose images have these numbers [B]."""
         from featviz.drawing import loops  # numba takes a while to import
 
-        at_bound = np.empty((0, 0), np.int64) if reached is None else reached
-        loops.add_maps(stats, at_bound, positions, self.sums)
-        loops.add_images(stats, images, self.best, self.images)
-        if self.moments is not None and more is not None:  # Chan's update, by the means' difference
-            count, mean, products = self.moments
-            delta, share = more[1] - mean, more[0] / max(1, count + more[0])
-            products = products + more[2] + np.outer(delta, delta) * (count * share)
-            self.moments = count + more[0], mean + delta * share, products
+        at_bound = np.empty((0, 0), np.int64) if batch.at_bound is None else batch.at_bound
+        loops.add_maps(batch.statistics, at_bound, batch.positions, self.sums)
+        loops.add_images(batch.statistics, images, self.best, self.images)
+        if self.moments is not None and batch.moments is not None:
+            self.moments = _joined(self.moments, batch.moments)
 
     @property
     def values(self) -> Doubles:
-        """How many values of each channel were seen, finite or not."""
-        return np.asarray(self.sums[:, 0] + self.sums[:, 6])
+        """[C]: how many values of each channel were seen, finite or not."""
+        return np.asarray(self.sums[:, COUNT] + self.sums[:, NONFINITE])
 
     def correlation(self) -> Doubles | None:
         """Pearson's r of each pair, [C, C]; 0 where a channel does not vary."""
         if self.moments is None:
             return None
-        scale = np.sqrt(np.diag(self.moments[2]))
-        return _ratio(self.moments[2], np.outer(scale, scale))
+        scale = np.sqrt(np.diag(self.moments.products))
+        return _ratio(self.moments.products, np.outer(scale, scale))
 
     def table(self) -> Doubles:
         """[C, 8]: count, min, max, mean and variance of finite values; zero_fraction, nonfinite,
         saturated_fraction, NaN where the layer cannot saturate or nothing was seen."""
         table = self.sums.copy()
-        table[:, 4] = _ratio(self.sums[:, 4], self.sums[:, 0])
-        table[self.sums[:, 0] == 0, 1:5] = np.nan
+        table[:, SQUARES] = _ratio(self.sums[:, SQUARES], self.sums[:, COUNT])
+        table[self.sums[:, COUNT] == 0, LOW:ZEROS] = np.nan
         with np.errstate(invalid="ignore"):
-            table[:, [5, 7]] /= self.values[:, None]
+            table[:, [ZEROS, AT_BOUND]] /= self.values[:, None]
         return table
+
+
+def _joined(seen: Moments, batch: Moments) -> Moments:
+    """Chan's update, by the difference of the means."""
+    delta = batch.mean - seen.mean
+    values = seen.values + batch.values
+    share = batch.values / max(1, values)
+    correction = np.outer(delta, delta) * (seen.values * share)
+    return Moments(
+        values=values,
+        mean=seen.mean + delta * share,
+        products=seen.products + batch.products + correction,
+    )
 
 
 def _ratio(above: Doubles, below: Doubles) -> Doubles:
@@ -142,55 +204,72 @@ def _ratio(above: Doubles, below: Doubles) -> Doubles:
 
 
 class Census:
-    """Statistics of every spot over all images; of an image that failed, nothing stays."""
+    """The tallies of all counted calls. `Study.show` calls `begin` before a batch and `commit`
+    after it; in between, hooks hand outputs to `take`. Of an image that failed, nothing stays."""
 
     def __init__(
-        self, spots: Mapping[Call, Spot], correlate: Container[Call], known: Container[Call]
+        self,
+        calls: Mapping[Call, CountedCall],
+        correlates: Container[Call],
+        foreseen: Container[Call],
     ) -> None:
-        """Count these spots, some of which have their moments streamed, too; calls that are neither
-        spots nor known are unforeseen."""
-        self.spots, self.correlate, self.known = spots, correlate, known
+        """Count some calls.
+
+        Args:
+            correlates: the calls whose moments are taken, too.
+            foreseen: calls that may happen without being counted; the rest becomes `unforeseen`.
+        """
         self.tallies: dict[Call, Tally] = {}
-        self.faults: dict[Call, str] = {}  # what cannot be counted, with the reason
+        self.refused: dict[Call, str] = {}
+        """Reasons of calls whose outputs cannot be counted."""
         self.unforeseen: set[str] = set()
-        self.fault: Exception | None = None  # a bug of ours, to tell it from one of the model
+        """Labels of calls that the pass on a blank image did not make."""
+        self.fault: Exception | None = None
+        """A bug of featviz inside a hook, to tell it from a fault of the model."""
+        self._calls = calls
+        self._correlates = correlates
+        self._foreseen = foreseen
         self._images: Integers = np.empty(0, np.int64)
-        self._measured: list[tuple[Call, tuple[Any, ...]]] = []  # with arguments of `Tally.add`
+        self._measured: list[tuple[Call, Measurement]] = []
 
     def begin(self, batch: Batch) -> None:
-        """Start a batch; what was not committed is forgotten."""
-        self._images, self._measured = np.array(batch.images), []
+        """Start a batch, and forget measurements of one that failed."""
+        self._images = np.array(batch.images)
+        self._measured = []
 
     def commit(self) -> None:
-        """Count the batch, which the model has taken."""
-        for call, part in self._measured:
-            channels, also = part[0].shape[1], (part[3] is not None, part[4] is not None)
+        """Count the batch, now that the model is through with it."""
+        for call, measurement in self._measured:
+            channels = measurement.statistics.shape[1]
             if call not in self.tallies:
-                self.tallies[call] = Tally.nothing(channels, *also)
+                self.tallies[call] = Tally.empty(
+                    channels,
+                    saturates=measurement.at_bound is not None,
+                    correlates=measurement.moments is not None,
+                )
             tally = self.tallies[call]
             if len(tally.sums) == channels:
-                tally.add(*part)
+                tally.add(measurement, self._images)
             else:
-                self.faults[call] = f"has {len(tally.sums)} channels, then {channels}"
+                self.refused[call] = f"has {len(tally.sums)} channels, then {channels}"
         self._measured = []
 
     def take(self, call: Call, output: Any) -> None:
-        """The sink of the hooks: measure the tensor now, count it when the image is through."""
-        if call not in self.spots:
-            if call not in self.known:
+        """The sink of the hooks: measure an output now, count it when the batch is through."""
+        counted = self._calls.get(call)
+        if counted is None:
+            if call not in self._foreseen:
                 self.unforeseen.add(call.label)
             return
-        spot = self.spots[call]
         try:
             if not isinstance(output, Tensor):
                 raise LayoutError(f"gives a {type(output).__name__}, not a tensor")
-            rows = to_rows(layout.to_floats(output.detach()), spot.axis, len(self._images))
-            numbers, saturated = statistics(rows, spot.activation or Activation())
-            more = moments(rows) if call in self.correlate else None
-            part = (numbers, rows.shape[2], self._images, saturated, more)
-            self._measured.append((call, part))
+            floats = layout.to_floats(output.detach())
+            rows = to_rows(floats, counted.channel_axis, len(self._images))
+            activation = counted.activation or Activation()
+            self._measured.append((call, measure(rows, activation, call in self._correlates)))
         except LayoutError as error:
-            self.faults.setdefault(call, error.message)
+            self.refused.setdefault(call, error.message)
         except Exception as error:
             self.fault = error
             raise

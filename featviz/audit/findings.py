@@ -1,11 +1,11 @@
-"""From counted channels to findings, and gates on the layers of audit.json: `dead>5%`."""
+"""From counts to findings, and gates held against them."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,120 +15,122 @@ from featviz.options.commands import Thresholds
 from featviz.records import Verdict
 from featviz.text import listed
 
-if TYPE_CHECKING:
-    from featviz.audit.counting import Tally
-    from featviz.audit.plan import Call, Spot
-
 log = logging.getLogger(__name__)
 
-Row = Mapping[str, Any]  # one entry of `layers` in audit.json
+AuditedRow: TypeAlias = Mapping[str, Any]
+"""An entry of `layers` in audit.json."""
 
 
 def judge(evidence: Evidence, thresholds: Thresholds) -> dict[str, list[int]]:
-    """The channels of each finding; one for which this layer cannot be judged is left out."""
+    """The channels of each finding; a finding for which the layer cannot be judged is left out."""
     seen = evidence.count + evidence.nonfinite > 0
-    rules = {name: one.rule(evidence, thresholds) for name, one in FINDINGS.items()}
-    flags: dict[str, Flags] = {n: holds & seen for n, holds in rules.items() if holds is not None}
+    flags: dict[str, Flags] = {}
+    for name, finding in FINDINGS.items():
+        holds = finding.rule(evidence, thresholds)
+        if holds is not None:
+            flags[name] = holds & seen
     for name in flags:
         for stronger in flags.keys() & FINDINGS[name].yields_to:
             flags[name] = flags[name] & ~flags[stronger]
     return {name: np.flatnonzero(holds).tolist() for name, holds in flags.items()}
 
 
-def groups(evidence: Evidence, thresholds: Thresholds) -> list[list[int]]:
-    """Redundant channels in connected components."""
+def redundant_groups(evidence: Evidence, thresholds: Thresholds) -> list[list[int]]:
+    """Redundant channels in connected components: those that correlate, directly or by way of
+    others."""
     linked = correlated(evidence, thresholds)
     if linked is None:
         return []
-    left, components = np.asarray(linked.any(1)), []
-    while left.any():
-        group, more = left & False, np.arange(len(left)) == left.argmax()
-        while (more & ~group).any():
-            group, more = group | more, linked[more].any(0)
-        components.append(np.flatnonzero(group).tolist())
-        left &= ~group
-    return components
+    groups = []
+    remaining: Flags = np.asarray(linked.any(1))
+    while remaining.any():
+        group = np.zeros_like(remaining)
+        frontier = np.arange(len(remaining)) == remaining.argmax()
+        while frontier.any():
+            group = group | frontier
+            frontier = linked[frontier].any(0) & ~group
+        groups.append(np.flatnonzero(group).tolist())
+        remaining = remaining & ~group
+    return groups
 
 
-def row_of(target: Spot, tallies: Mapping[Call, Tally], thresholds: Thresholds) -> dict[str, Any]:
-    """Judge a call by what was counted of it. Of no channels it is judged for what it can be."""
-    call, tally, ceiling, apoz = target.call, tallies[target.call], None, None
-    if target.dead_at is not None and target.dead_at.call in tallies:
-        behind = tallies[target.dead_at.call]
-        # NaN and infinity are not known to stay at zero
-        ceiling = np.where(behind.sums[:, 6] > 0, np.inf, behind.sums[:, 2])
-        # average percentage of zeros, 0..1: H. Hu, R. Peng, Y.-W. Tai, C.-K. Tang, "Network
-        # Trimming", arXiv 1607.03250, equation 1, averaged over the channels
-        apoz = float((behind.sums[:, 5] / behind.values).mean()) if len(behind.sums) else 0.0
-    count, low, high, *_, nonfinite, reached = tally.sums.T
-    bounded = target.activation is not None and target.activation.bounds
-    known = (reached / tally.values if bounded else None, ceiling, tally.correlation())
-    evidence = Evidence(count, low, high, nonfinite, *known)
-    row = {
-        "layer": call.name,
-        "call": call.index,
-        "label": call.label,
-        "type": call.type,
-        "channels": len(tally.sums),
-        "dead_at": None if target.dead_at is None else target.dead_at.call.label,
-        "not_judged": {"dead": target.reason} if target.dead_at is None else {},
-        "findings": judge(evidence, thresholds),
-        "values": int(tally.values.max(initial=0)),
-        "apoz": apoz,
-    }
-    return row | ({"groups": groups(evidence, thresholds)} if thresholds.redundant_at else {})
-
-
-def totals(layers: Sequence[Row]) -> dict[str, Any]:
-    """All layers together: channels, how many have each finding and are judged for it, and APoZ."""
-    counts, judged_channels = {}, {}
+def total_row(rows: Sequence[AuditedRow]) -> dict[str, Any]:
+    """`total` of audit.json: channels, how many have each finding and are judged for it, APoZ."""
+    counts = {}
+    judged_channels = {}
     for name in FINDINGS:
-        judged = [row for row in layers if name in row["findings"]]
+        judged = [row for row in rows if name in row["findings"]]
         if judged:
             counts[name] = sum(len(row["findings"][name]) for row in judged)
             judged_channels[name] = sum(row["channels"] for row in judged)
-    zeros = [(row["apoz"], row["channels"]) for row in layers if row["apoz"] is not None]
-    apoz = sum(a * n for a, n in zeros) / sum(n for _, n in zeros) if zeros else None
-    channels = sum(row["channels"] for row in layers)
-    return {"channels": channels, "findings": counts, "judged": judged_channels, "apoz": apoz}
+    zeros = 0.0
+    channels = 0
+    for row in rows:
+        if row["apoz"] is not None:
+            zeros += row["apoz"] * row["channels"]
+            channels += row["channels"]
+    return {
+        "channels": sum(row["channels"] for row in rows),
+        "findings": counts,
+        "judged": judged_channels,
+        "apoz": zeros / channels if channels else None,
+    }
 
 
-def covered(gate: Gate, layers: Sequence[Row]) -> list[Row]:
-    """The layers that a gate speaks of and that are judged for its finding."""
-    keys = ("layer", "label", "type")
-    named = [row for row in layers if any(fnmatchcase(str(row[k]), gate.where) for k in keys)]
-    judged = [layer for layer in named if gate.finding in layer["findings"]]
-    if not named:
-        words = f"--fail-on {gate.text!r}: no audited layer is called {gate.where!r}"
-        raise UsageError(words, f"there is {', '.join(str(row['label']) for row in layers[:8])}")
+def judged_rows(gate: Gate, rows: Sequence[AuditedRow]) -> list[AuditedRow]:
+    """The layers that a gate is about and that are judged for its finding.
+
+    Raises:
+        UsageError: there is none, so that the gate could never fail.
+    """
+    matching = []
+    for row in rows:
+        names = (row["layer"], row["label"], row["type"])
+        if any(fnmatchcase(str(name), gate.layers) for name in names):
+            matching.append(row)
+    if not matching:
+        message = f"--fail-on {gate.text!r}: no audited layer is called {gate.layers!r}"
+        raise UsageError(message, f"there is {', '.join(str(row['label']) for row in rows[:8])}")
+    judged = [row for row in matching if gate.finding in row["findings"]]
     if not judged:
-        words = f"--fail-on {gate.text!r}: no layer here can be judged for {gate.finding}"
-        raise UsageError(words, FINDINGS[gate.finding].remedy)
+        message = f"--fail-on {gate.text!r}: no layer here can be judged for {gate.finding}"
+        raise UsageError(message, FINDINGS[gate.finding].remedy)
     return judged
 
 
-def check(gate: Gate, layers: Sequence[Row]) -> Verdict:
-    """Hold a gate against the layers together, not against each one."""
-    judged = covered(gate, layers)
-    channels = sum(int(layer["channels"]) for layer in judged)
-    count = sum(len(layer["findings"][gate.finding]) for layer in judged)
-    figure = 100 * count / channels if gate.percent else float(count)
-    holds = figure < gate.limit if gate.inclusive else figure <= gate.limit
-    words = f"{count} of {channels} channels {gate.finding} ({100 * count / channels:.2f} %)"
-    return Verdict(gate.text, holds, words)
+def check_gate(gate: Gate, rows: Sequence[AuditedRow]) -> Verdict:
+    """Whether a gate holds over its layers together, not over each of them."""
+    judged = judged_rows(gate, rows)
+    channels = sum(int(row["channels"]) for row in judged)
+    count = sum(len(row["findings"][gate.finding]) for row in judged)
+    percent = 100 * count / channels
+    figure = percent if gate.is_share else float(count)
+    holds = figure < gate.limit if gate.fails_at_limit else figure <= gate.limit
+    return Verdict(
+        gate.text, holds, f"{count} of {channels} channels {gate.finding} ({percent:.2f} %)"
+    )
 
 
-def worse(layers: Sequence[Row], earlier: Mapping[str, Mapping[str, Sequence[int]]]) -> Verdict:
-    """Whether a layer has more channels of a finding than in the baseline; and which."""
-    unknown = [str(layer["label"]) for layer in layers if layer["label"] not in earlier]
-    if unknown:
-        log.warning("the baseline lacks %d layers, %s first", len(unknown), unknown[0])
+def check_baseline(
+    rows: Sequence[AuditedRow], baseline: Mapping[str, Mapping[str, Sequence[int]]]
+) -> Verdict:
+    """Whether no layer has more channels of a finding than in the baseline.
+
+    Args:
+        baseline: by label of the layer the channels of each finding.
+    """
+    missing = [str(row["label"]) for row in rows if row["label"] not in baseline]
+    if missing:
+        log.warning("the baseline lacks %d layers, %s first", len(missing), missing[0])
     worsened = []
-    for layer in layers:
-        for name, now in layer["findings"].items():
-            before = earlier.get(layer["label"], {}).get(name)
-            if before is not None and len(now) > len(before):
-                new = listed([str(channel) for channel in sorted({*now} - {*before})], 8)
-                words = f"{len(now)} {name}, {len(before)} in the baseline (new: {new})"
-                worsened.append(f"{layer['label']}: {words}")
+    for row in rows:
+        before = baseline.get(row["label"], {})
+        for name, channels in row["findings"].items():
+            if name not in before or len(channels) <= len(before[name]):
+                continue
+            new = [str(channel) for channel in sorted({*channels} - {*before[name]})]
+            worsened.append(
+                f"{row['label']}: {len(channels)} {name}, {len(before[name])} in the baseline "
+                f"(new: {listed(new, 8)})"
+            )
     return Verdict("baseline", not worsened, "; ".join(worsened) or "nothing got worse")

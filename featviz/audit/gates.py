@@ -1,6 +1,6 @@
 """What can be wrong with a channel, and limits on it that the user sets: `dead>5%`.
 
-Gates are checked while the command line is read, before numpy is imported; functions import it.
+Gates are read together with the command line, before numpy is imported; functions import it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 Flags: TypeAlias = "NDArray[np.bool_]"
 Doubles: TypeAlias = "NDArray[np.float64]"
 
+# values that differ by less than this share of the largest are equal but for rounding
 _ROUNDING = 2.0**-20
-"""Values that differ by less than this share of the largest are equal but for rounding."""
+# values of a channel from which on its correlation says something
+_MIN_CORRELATED = 10
 
 
 @dataclass(frozen=True)
@@ -30,21 +32,24 @@ class Evidence:
     """What is known of a layer's C channels over all images; arrays [C]."""
 
     count: Doubles
+    """How many finite values were seen."""
     low: Doubles
     high: Doubles
     nonfinite: Doubles
+    """How many values were NaN or infinite."""
     saturated: Doubles | None = None
     """Share of values at a bound; None where the layer has none."""
     ceiling: Doubles | None = None
     """Largest value at the activation by which `dead` is judged; None where there is none."""
     correlation: Doubles | None = field(default=None, repr=False)
+    """[C, C], Pearson's r; None where it was not measured."""
 
 
 @dataclass(frozen=True)
 class ChannelFinding:
-    """One thing that can be wrong with a channel."""
+    """One thing that can be wrong with a channel; docs/audit.md says what it means."""
 
-    name: str  # docs/audit.md says what it means
+    name: str
     rule: Callable[[Evidence, Thresholds], Flags | None]
     """Says of each channel whether it holds; None where the layer cannot be judged for it."""
     severity: int
@@ -53,6 +58,12 @@ class ChannelFinding:
     """The hint of the message about a gate on layers that cannot be judged for it."""
     yields_to: tuple[str, ...] = ("nonfinite",)
     """A channel that has one of these findings has not this one as well."""
+
+
+def _dead(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
+    if evidence.ceiling is None:
+        return None
+    return evidence.ceiling <= thresholds.eps
 
 
 def _constant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
@@ -64,21 +75,31 @@ def _constant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
     return np.asarray(flat & (evidence.count > 1))
 
 
+def _saturated(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
+    if evidence.saturated is None:
+        return None
+    return evidence.saturated > thresholds.saturated_at
+
+
+def _nonfinite(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
+    return evidence.nonfinite.astype(bool)
+
+
 def _redundant(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
     linked = correlated(evidence, thresholds)
     return None if linked is None else linked.max(axis=1, initial=False)
 
 
 def correlated(evidence: Evidence, thresholds: Thresholds) -> Flags | None:
-    """Which pairs of channels [C, C] correlate above the threshold, of those with finite values
-    only, and ten of them at least; None where that was not asked."""
+    """Which pairs of channels [C, C] correlate above the threshold, of channels with enough values
+    and finite ones only; None where correlations were not asked for."""
     import numpy as np
 
     if evidence.correlation is None or thresholds.redundant_at is None:
         return None
     linked = evidence.correlation > thresholds.redundant_at
     np.fill_diagonal(linked, False)
-    judged = (evidence.nonfinite == 0) & (evidence.count >= 10)
+    judged = (evidence.nonfinite == 0) & (evidence.count >= _MIN_CORRELATED)
     return np.asarray(linked & judged[:, None] & judged[None, :])
 
 
@@ -87,7 +108,7 @@ FINDINGS: dict[str, ChannelFinding] = {
     for finding in (
         ChannelFinding(
             name="dead",
-            rule=lambda seen, t: None if seen.ceiling is None else seen.ceiling <= t.eps,
+            rule=_dead,
             severity=1,
             remedy="dead is judged at a ReLU or ReLU6; constant suits other activations",
         ),
@@ -99,15 +120,13 @@ FINDINGS: dict[str, ChannelFinding] = {
         ),
         ChannelFinding(
             name="saturated",
-            rule=lambda seen, t: (
-                None if seen.saturated is None else seen.saturated > t.saturated_at
-            ),
+            rule=_saturated,
             severity=2,
             remedy="it is judged at ReLU6, Sigmoid, Tanh, Hardsigmoid and Hardtanh",
         ),
         ChannelFinding(
             name="nonfinite",
-            rule=lambda seen, t: seen.nonfinite.astype(bool),
+            rule=_nonfinite,
             severity=0,
             yields_to=(),
         ),
@@ -123,8 +142,8 @@ FINDINGS: dict[str, ChannelFinding] = {
 channels, and gates take each."""
 
 
-_FORM = re.compile(
-    r"(?:(?P<where>.+):)?(?P<finding>[A-Za-z]+)\s*(?P<sign>>=?)\s*(?P<number>\d+(?:\.\d+)?)"
+_GATE = re.compile(
+    r"(?:(?P<layers>.+):)?(?P<finding>[A-Za-z]+)\s*(?P<sign>>=?)\s*(?P<number>\d+(?:\.\d+)?)"
     r"\s*(?P<percent>%)?"
 )
 
@@ -136,10 +155,11 @@ class Gate:
     text: str
     finding: str
     limit: float
-    percent: bool
+    is_share: bool
     """Whether the limit is a share of the channels, in percent; else it is a count."""
-    inclusive: bool
-    where: str = "*"
+    fails_at_limit: bool
+    layers: str = "*"
+    """A pattern of names, labels or types."""
 
 
 def parse_gate(text: str) -> Gate:
@@ -148,13 +168,14 @@ def parse_gate(text: str) -> Gate:
     Raises:
         UsageError: another form, no such finding, or a share above 100 %.
     """
-    parts = _FORM.fullmatch(text.strip())
-    if parts is None:
+    match = _GATE.fullmatch(text.strip())
+    if match is None:
         raise UsageError(
             f"--fail-on {text!r} is no gate",
             "for example 'dead>5%', 'nonfinite>0' or 'layer3.*:constant>2'",
         )
-    finding, limit = parts["finding"], float(parts["number"])
+    finding = match["finding"]
+    limit = float(match["number"])
     if finding not in FINDINGS:
         close = difflib.get_close_matches(finding, FINDINGS, 1)
         raise UsageError(
@@ -162,7 +183,13 @@ def parse_gate(text: str) -> Gate:
             f"did you mean {close[0]}?" if close else f"one of {', '.join(FINDINGS)}",
             replace=(text, text.replace(finding, close[0], 1)) if close else None,
         )
-    if parts["percent"] and limit > 100:
-        raise UsageError(f"--fail-on {text!r} can never break", "a share is at most 100%")
-    share, inclusive = bool(parts["percent"]), parts["sign"] == ">="
-    return Gate(text.strip(), finding, limit, share, inclusive, parts["where"] or "*")
+    if match["percent"] and limit > 100:
+        raise UsageError(f"--fail-on {text!r} can never fail", "a share is at most 100%")
+    return Gate(
+        text=text.strip(),
+        finding=finding,
+        limit=limit,
+        is_share=bool(match["percent"]),
+        fails_at_limit=match["sign"] == ">=",
+        layers=match["layers"] or "*",
+    )

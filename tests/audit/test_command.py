@@ -13,7 +13,7 @@ from matplotlib import colormaps
 from PIL import Image
 from torch import nn
 
-from featviz.audit import output
+from featviz.audit.chart import ZeroShares, apoz_chart
 from featviz.audit.gates import FINDINGS, parse_gate
 
 from .audited import COLOURS, PLANTED, filled, solid
@@ -123,8 +123,9 @@ def test_every_finding_is_documented_and_has_a_gate(featviz: Run) -> None:
 
 def test_bars_are_as_long_as_the_shares() -> None:
     """Of five inches the share of zeros is blue, but for the share of dead channels, in red."""
-    pixels = output.apoz_chart([("a", 0.5, 0.1), ("b", 0.0, 0.0), ("c", 0.9, 0.3)], "title")
-    for color, shares in (((192, 57, 43), (0.1, 0, 0.3)), ((107, 140, 174), (0.4, 0, 0.6))):
+    shares = [ZeroShares("a", 0.5, 0.1), ZeroShares("b", 0.0, 0.0), ZeroShares("c", 0.9, 0.3)]
+    pixels = apoz_chart(shares, "title")
+    for color, lengths in (((192, 57, 43), (0.1, 0, 0.3)), ((107, 140, 174), (0.4, 0, 0.6))):
         found = (pixels == color).all(2).sum(1)  # how many pixels of each row have the colour
         bars = [found[35 + 12 + 24 * row] for row in range(3)]
-        assert bars == pytest.approx([500 * share for share in shares], abs=3)
+        assert bars == pytest.approx([500 * length for length in lengths], abs=3)

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from featviz.audit import counting, findings, plan
-from featviz.audit.counting import TOP, Tally
+from featviz.audit import counting, findings
+from featviz.audit.audit import layer_row
+from featviz.audit.counting import TOP, Measurement, Tally
 from featviz.audit.gates import Evidence
-from featviz.audit.plan import Activation
+from featviz.audit.parts import PARTS, Activation, Call
+from featviz.audit.plan import CountedCall
 from featviz.errors import LayoutError
 from featviz.options.commands import Thresholds
 from featviz.records import RECTIFIERS
@@ -46,10 +48,9 @@ def test_streamed_correlation_equals_numpys(cuts: set[int]) -> None:
     """Pearson's r of every pair as np.corrcoef has it, for means far apart, too."""
     tensor = outputs()
     tensor[:, 4] = tensor[:, 0] * -3 + 7  # a channel that repeats another
-    whole = Tally.nothing(7, correlates=True)
+    whole = Tally.empty(7, correlates=True)
     for rows in (counting.to_rows(part, 1, len(part)) for part in split(tensor, cuts)):
-        numbers, _ = counting.statistics(rows, Activation())
-        whole.add(numbers, rows.shape[2], np.arange(len(rows)), None, counting.moments(rows))
+        whole.add(counting.measure(rows, Activation(), correlates=True), np.arange(len(rows)))
     with np.errstate(invalid="ignore"):
         expected = np.corrcoef(tensor.double().movedim(1, 0).flatten(1).numpy())
     np.testing.assert_allclose(whole.correlation(), np.nan_to_num(expected), atol=1e-5)
@@ -74,10 +75,10 @@ def test_channels_that_lie_last_have_the_same_statistics(
     last = torch.randn(images, *shape, generator=torch.Generator().manual_seed(2))
     first = last.movedim(-1, 1).contiguous()
     clip = Activation(bounds=(-1.0, 1.0))
-    got = counting.statistics(counting.to_rows(last, -1, images), clip)
-    expected = counting.statistics(counting.to_rows(first, 1, images), clip)
-    np.testing.assert_array_equal(got[0], expected[0])
-    np.testing.assert_array_equal(got[1], expected[1])  # type: ignore[arg-type]
+    got = counting.measure(counting.to_rows(last, -1, images), clip)
+    expected = counting.measure(counting.to_rows(first, 1, images), clip)
+    np.testing.assert_array_equal(got.statistics, expected.statistics)
+    np.testing.assert_array_equal(got.at_bound, expected.at_bound)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -94,9 +95,9 @@ def test_values_at_a_bound() -> None:
     rows = torch.tensor([[[0.0, 0.001, 0.5, 0.999, 1.0]]])
     for bounds, margin, count in (((1.0,), 0.0, 1), ((0.0, 1.0), 0.0, 2), ((0.0, 1.0), 0.0011, 4)):
         activation = Activation(bounds=bounds, margin=margin)
-        reached = counting.statistics(rows, activation)[1]
-        assert reached is not None and reached.tolist() == [[count]]
-    assert counting.statistics(rows, Activation())[1] is None
+        at_bound = counting.measure(rows, activation).at_bound
+        assert at_bound is not None and at_bound.tolist() == [[count]]
+    assert counting.measure(rows, Activation()).at_bound is None
 
 
 def evidence(low: list[float], high: list[float], **more: list[float]) -> Evidence:
@@ -126,11 +127,12 @@ def test_thresholds_of_dead_and_constant() -> None:
 
 def test_what_is_not_finite_behind_is_not_known_to_be_dead() -> None:
     """Zeros and a NaN at the activation are no verdict of the layer before it."""
-    conv, relu = (plan.Spot(plan.Call(name, "X"), 1) for name in "cr")
-    tallies = {spot.call: Tally.nothing(2) for spot in (conv, relu)}
+    conv = CountedCall(Call("conv", "X"), channel_axis=1)
+    relu = CountedCall(Call("relu", "X"), channel_axis=1)
+    tallies = {counted.call: Tally.empty(2) for counted in (conv, relu)}
     tallies[conv.call].sums[:, :3] = 4, -1, 1
     tallies[relu.call].sums[:] = [[4, 0, 0, 0, 0, 4, 0, 0], [4, 0, 0, 0, 0, 4, 1, 0]]
-    row = findings.row_of(replace(conv, dead_at=relu), tallies, Thresholds())
+    row = layer_row(replace(conv, dead_at=relu), tallies, Thresholds())
     assert row["findings"]["dead"] == [0] and row["apoz"] == pytest.approx((1 + 0.8) / 2)
 
 
@@ -142,7 +144,7 @@ def test_redundant_channels_come_in_connected_components() -> None:
     links[5, 0] = links[0, 5] = 0.98  # not above
     limits = Thresholds(redundant_at=0.98)
     seen = Evidence(*np.ones((4, 6)) * [[100], [0], [1], [0]], correlation=links)
-    assert findings.groups(seen, limits) == [[0, 1, 2], [3, 4]]
+    assert findings.redundant_groups(seen, limits) == [[0, 1, 2], [3, 4]]
     assert findings.judge(seen, limits)["redundant"] == [0, 1, 2, 3, 4]
     few = Evidence(*np.ones((4, 6)) * [[9], [0], [1], [0]], correlation=links)
     assert findings.judge(few, limits)["redundant"] == []
@@ -150,8 +152,8 @@ def test_redundant_channels_come_in_connected_components() -> None:
 
 
 def test_rectifiers_are_the_activations_that_can_be_dead() -> None:
-    """The names by which a report knows an activation are those of the table of plan."""
-    parts = plan.PARTS.items()
+    """The names by which a report knows an activation are those of the table of parts."""
+    parts = PARTS.items()
     dead = [name for name, part in parts if part.activation and part.activation.zero]
     assert {name if name[0].isupper() else f"fn:{name}" for name in dead} == RECTIFIERS
 
@@ -180,11 +182,10 @@ def test_added_maps_are_one_channel(kind: str, batch: int) -> None:
     make = {**KINDS, **ODD}[kind]
     images = make(np.random.default_rng(49), (9, 4, 49)).astype(np.float32)
     clip = Activation(bounds=(0.25,))
-    added = Tally.nothing(4, saturates=True)
+    added = Tally.empty(4, saturates=True)
     for start in range(0, 9, batch):
         part = torch.from_numpy(images[start : start + batch])
-        numbers, saturated = counting.statistics(part, clip)
-        added.add(numbers, 49, np.arange(len(part)), saturated)
+        added.add(counting.measure(part, clip), np.arange(len(part)))
     table = added.table()
     for row, values in zip(table, images.swapaxes(0, 1).astype(np.float64), strict=True):
         finite = values[np.isfinite(values)]
@@ -210,11 +211,12 @@ def test_images_are_ranked_as_by_a_stable_sort(batch: int) -> None:
     numbers = np.zeros((20, 40, 6), np.float32)
     numbers[..., 1] = generator.integers(-2, 4, (20, 40))
     numbers[..., 5] = generator.random((20, 40)) < 0.05
-    top = Tally.nothing(40)
+    top = Tally.empty(40)
     order = generator.permutation(20)
     for start in range(0, 20, batch):
         images = order[start : start + batch]
-        top.add(numbers[images], 1, images)
+        measurement = Measurement(numbers[images], positions=1, at_bound=None, moments=None)
+        top.add(measurement, images)
     maxima = np.where(numbers[..., 5] > 0, np.inf, numbers[..., 1])
     best = np.argsort(-maxima, axis=0, kind="stable")[:TOP].T
     np.testing.assert_array_equal(top.images, best)

@@ -35,7 +35,7 @@ LAYERS = [
 def test_the_total_of_apoz_is_that_of_all_channels() -> None:
     """A layer counts by its channels; one without APoZ does not."""
     shares = zip(LAYERS, (0.5, 0.25, None, 0.125), strict=True)
-    found = findings.totals([{**one, "apoz": share} for one, share in shares])
+    found = findings.total_row([{**one, "apoz": share} for one, share in shares])
     assert found["apoz"] == pytest.approx((20 * 0.5 + 20 * 0.25 + 100 * 0.125) / 140)
 
 
@@ -56,7 +56,7 @@ def test_the_total_of_apoz_is_that_of_all_channels() -> None:
 )
 def test_gates_count_what_they_say(text: str, held: bool, words: str) -> None:
     """A percentage is a share of the channels that are judged, a plain number a count."""
-    assert findings.check(parse_gate(text), LAYERS) == Verdict(text.strip(), held, words)
+    assert findings.check_gate(parse_gate(text), LAYERS) == Verdict(text.strip(), held, words)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_gates_count_what_they_say(text: str, held: bool, words: str) -> None:
 def test_a_gate_that_could_never_break_is_refused(text: str, message: str, hint: str) -> None:
     """A misspelt layer would otherwise hold for ever."""
     with pytest.raises(UsageError) as error:
-        findings.check(parse_gate(text), LAYERS)
+        findings.check_gate(parse_gate(text), LAYERS)
     assert message in error.value.message and hint in str(error.value.hint)
 
 
@@ -81,7 +81,7 @@ def replaced(index: int, **found: Sequence[int]) -> list[Any]:
 
 
 def worse(layers: list[Any], baseline: list[Any]) -> Verdict:
-    return findings.worse(layers, {row["label"]: row["findings"] for row in baseline})
+    return findings.check_baseline(layers, {row["label"]: row["findings"] for row in baseline})
 
 
 def test_worse_than_the_baseline_names_the_new_channels() -> None:

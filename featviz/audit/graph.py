@@ -1,0 +1,139 @@
+"""The calls of one forward pass as a graph: a node for each call whose part is known, an edge where
+one takes the very tensor that another returned, or was the last to change in place.
+
+    x ── conv1 ── bn1 ── relu ── conv2 ── bn2 ── add ── relu.call1
+           └───────────── shortcut ──────────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from featviz.audit.parts import Call, Part, function_part, module_parts
+from featviz.hooks.capture import tensors
+from featviz.hooks.layers import list_layers
+from featviz.layout.tracing.follow import MadeBy
+from featviz.records import Layer
+
+_KEEPS_CHANNELS_APART = ("channelwise", "mixing")
+
+
+@dataclass(frozen=True)
+class CallNode:
+    """A call in the graph."""
+
+    call: Call
+    part: Part
+    channel_axis: int | None
+    """The axis of its output that counts channels; None where that is not known."""
+    sources: tuple[int, ...]
+    """Nodes whose tensors it takes."""
+    users: list[int]
+    """Nodes that take its tensors, in the order of their calls."""
+
+
+class CallGraph:
+    """The calls of a forward pass; its `add` listens to the follower of `layout`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.nodes: list[CallNode] = []
+        self.node_of: dict[Call, int] = {}
+        """The node whose tensor a call returned; for a container, of the last call inside it."""
+        self.shapes: dict[Call, tuple[int, ...]] = {}
+        """Shapes of the outputs of calls that returned one tensor."""
+        self.output_types: dict[Call, str] = {}
+        """Class names of the outputs of all calls, in the order in which they finished."""
+        self.module_parts = module_parts(model)
+        """Modules by name; the functions that they call are not looked at."""
+        self.layers = list_layers(model)
+        """Modules, and behind them activation functions that were called."""
+
+    def add(
+        self,
+        layer: Layer,
+        number: int,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        output: Any,
+        made_by: MadeBy,
+    ) -> int | None:
+        """Add a call.
+
+        Args:
+            number: which call of its layer it is, from 0.
+            made_by: the node that made a tensor, or None.
+
+        Returns:
+            Its node; None where calls inside it made the output.
+        """
+        if layer.is_function and layer.owner in self.module_parts:
+            return None
+        call = Call(layer.name, layer.type, number)
+        is_nested = isinstance(output, Tensor) and output.is_nested
+        self.output_types[call] = "nested tensor" if is_nested else type(output).__name__
+        part = function_part(call, args, kwargs) or self.module_parts.get(call.name)
+        node = None
+        if part is not None:
+            node = self._add_node(call, part, map(made_by, tensors([args, kwargs])), output)
+            if layer.is_function and part.activation is not None and call.index == 0:
+                self.layers.append(Layer(len(self.layers), call.name, call.type, (call.type,)))
+        if isinstance(output, Tensor) and not is_nested:
+            self.shapes[call] = tuple(output.shape)
+            maker = made_by(output) if node is None else node
+            if maker is not None:
+                self.node_of[call] = maker
+        if not call.name:  # the model itself, whose output is a node, so that its makers have users
+            makers = map(made_by, tensors(output)) if node is None else [node]
+            self._add_node(Call("the model's output", ""), Part("other"), makers, output)
+        return node
+
+    def _add_node(
+        self, call: Call, part: Part, sources: Iterable[int | None], output: Any
+    ) -> int | None:
+        """Add a node; a call that returns no tensor (a size, say) has none."""
+        if not tensors(output):
+            return None
+        number = len(self.nodes)
+        known_sources = tuple(dict.fromkeys(node for node in sources if node is not None))
+        axis = part.axis
+        keeps_axis = part.role in ("activation", *_KEEPS_CHANNELS_APART)
+        if axis is None and keeps_axis and len(known_sources) == 1:
+            axis = self.nodes[known_sources[0]].channel_axis
+        self.nodes.append(CallNode(call, part, axis, known_sources, users=[]))
+        for source in known_sources:
+            self.nodes[source].users.append(number)
+        return number
+
+    def activation_behind(self, start: int) -> int | str:
+        """The activation that a node's tensor reaches first, maybe itself; or why there is none.
+        Only what keeps channels apart (normalisation, pooling) may stand between."""
+        number = start
+        while self.nodes[number].part.role != "activation":
+            node = self.nodes[number]
+            if number != start and node.part.role not in _KEEPS_CHANNELS_APART:
+                return f"{node.call.label} comes before any activation"
+            if not node.users:
+                return "nothing takes its output"
+            number = node.users[0]
+        return number
+
+    def maker_of(self, activation: int) -> Call | str:
+        """The convolution or linear module whose channels, and no others, feed an activation, and
+        can be cut out because nothing else takes them; or why there is none."""
+        user = activation
+        while True:
+            sources = self.nodes[user].sources
+            if len(sources) != 1:
+                return f"{self.nodes[user].call.label} takes {len(sources)} tensors of other layers"
+            node = self.nodes[sources[0]]
+            if node.users != [user]:
+                return f"the output of {node.call.label} is used elsewhere, too"
+            if node.part.role == "maker":
+                return node.call
+            if node.part.role != "channelwise":
+                return f"{node.call.label} mixes channels or tensors"
+            user = sources[0]

@@ -1,0 +1,136 @@
+"""What modules and functions do to channels: which are activations, and what these can be asked.
+
+A wrong guess here is a wrong verdict, hence a table by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from featviz.hooks.layers import class_names, function_in, modules_by_name
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module or a function in a forward pass."""
+
+    name: str
+    type: str
+    index: int = 0
+
+    @property
+    def label(self) -> str:
+        """For people: `layer1.0.relu`, and `layer1.0.relu.call1` for its second call."""
+        return (self.name or self.type) + (f".call{self.index}" if self.index else "")
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What can be asked of an activation function's output."""
+
+    zero: bool = False
+    """Gives exact zeros below a threshold, and nothing below zero: it can be dead."""
+    bounds: tuple[float, ...] = ()
+    """Values at which it saturates: a ceiling, or the lower and the upper end."""
+    margin: float = 0.0
+    """A value this near to a bound, or beyond it, is at it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a module or function is to the channels that pass through it."""
+
+    role: Literal["maker", "activation", "channelwise", "mixing", "other"]
+    """maker: a convolution or linear module. channelwise: channel i depends on channel i alone.
+    mixing: other channels have a say in it (GroupNorm)."""
+    axis: int | None = None
+    """Where the channels are in its output; None where its input decides."""
+    activation: Activation | None = None
+
+
+# share of the range between two bounds within which a value is at one of them
+_MARGIN = 1e-3
+
+
+def _activation(activation: Activation) -> Part:
+    return Part("activation", activation=activation)
+
+
+def _clipped(low: float, high: float) -> Part:
+    """Hardtanh with its own ends: from zero up it is a ReLU with a ceiling."""
+    if low == 0:
+        return _activation(Activation(zero=True, bounds=(high,), margin=_MARGIN * high))
+    return _activation(Activation(bounds=(low, high), margin=_MARGIN * (high - low)))
+
+
+_SIGMOID = _activation(Activation(bounds=(0.0, 1.0), margin=_MARGIN))
+# neither exact zeros nor bounds: whether it varies is the question to ask
+_SMOOTH = _activation(Activation())
+_CHANNELWISE = Part("channelwise")
+_OTHER = Part("other")
+
+_NAMES_OF_PARTS: Sequence[tuple[Part, str]] = (
+    (_activation(Activation(zero=True)), "ReLU relu"),
+    (_clipped(0.0, 6.0), "ReLU6 relu6"),
+    (_SIGMOID, "Sigmoid Hardsigmoid HardSigmoid sigmoid hardsigmoid"),
+    (_clipped(-1.0, 1.0), "Tanh Hardtanh tanh hardtanh"),
+    (_SMOOTH, "SiLU Swish silu GELU GELUTanh QuickGELU gelu Mish HardMish mish"),
+    (_SMOOTH, "Hardswish HardSwish hardswish LeakyReLU leaky_relu PReLU prelu RReLU rrelu"),
+    (_SMOOTH, "ELU elu CELU celu SELU selu Softplus softplus Softsign softsign"),
+    (_SMOOTH, "LogSigmoid logsigmoid"),
+    (Part("maker", axis=1), "_ConvNd"),
+    (Part("maker", axis=-1), "Linear"),
+    (_CHANNELWISE, "_BatchNorm FrozenBatchNorm2d batch_norm _InstanceNorm instance_norm"),
+    (_CHANNELWISE, "_DropoutNd StochasticDepth DropPath dropout dropout2d"),
+    (_CHANNELWISE, "_MaxPoolNd max_pool2d _AdaptiveMaxPoolNd adaptive_max_pool2d"),
+    (_CHANNELWISE, "_AvgPoolNd avg_pool2d _AdaptiveAvgPoolNd adaptive_avg_pool2d"),
+    (_CHANNELWISE, "Upsample upsample_nearest2d upsample_bilinear2d upsample_bicubic2d"),
+    (_CHANNELWISE, "interpolate Identity contiguous clone detach float to"),
+    (Part("mixing"), "GroupNorm group_norm LayerNorm layer_norm RMSNorm rms_norm"),
+)
+
+PARTS: dict[str, Part] = {}
+"""By name: modules by class name anywhere in the MRO, and functions of torch, torch.nn.functional
+and Tensor."""
+for _part, _names in _NAMES_OF_PARTS:
+    PARTS.update(dict.fromkeys(_names.split(), _part))
+
+
+def module_parts(model: nn.Module) -> dict[str, Part]:
+    """The modules of a model whose part is in the table, by qualified name."""
+    parts: dict[str, Part] = {}
+    for name, module in modules_by_name(model).items():
+        if isinstance(module, nn.Hardtanh):
+            parts[name] = _clipped(module.min_val, module.max_val)
+            continue
+        classes = class_names(module)
+        has_children = any(True for _ in module.children())
+        # an exported Hardtanh has no ends; the function that it calls has
+        if has_children or classes[0] == "Hardtanh":
+            continue
+        for class_name in classes:
+            if class_name in PARTS:
+                parts[name] = PARTS[class_name]
+                break
+    return parts
+
+
+def function_part(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Part | None:
+    """The part of a function's call; None for the call of a module."""
+    function = function_in(call.name)
+    if function is None:
+        return None
+    if function == "hardtanh":
+        return _hardtanh(*args, **kwargs)
+    return PARTS.get(function, _OTHER)
+
+
+def _hardtanh(
+    input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+) -> Part:
+    """The part of a call of torch.nn.functional.hardtanh with these arguments."""
+    return _clipped(min_val, max_val)

@@ -1,0 +1,99 @@
+"""Which layers make the dead channels, and the proof that the model's output does without them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from featviz.audit.findings import AuditedRow
+from featviz.audit.parts import Call
+from featviz.audit.plan import AuditPlan
+from featviz.gradients.passes import largest_change
+from featviz.hooks.capture import forward, tensors
+from featviz.models.load import LoadedModel
+from featviz.run.study import Batch
+
+
+@dataclass(frozen=True)
+class Prunable:
+    """The dead channels that can be cut out of a model."""
+
+    layers: dict[str, list[int]] = field(default_factory=dict)
+    """Channels by name of the convolution or linear module that makes them."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Reasons by label of the activation whose dead channels cannot be cut out of one layer."""
+    zeroed: dict[Call, list[int]] = field(default_factory=dict)
+    """Channels by activation: set to zero there, they have the same effect as cut out."""
+
+
+def find_prunable(plan: AuditPlan, rows: Sequence[AuditedRow]) -> Prunable:
+    """Follow dead channels back to the layers that make them. A layer that runs several times loses
+    a channel only if it is dead behind each of its calls."""
+    prunable = Prunable()
+    graph = plan.graph
+    dead_channels = {row["label"]: row["findings"].get("dead") for row in rows}
+    activations_of: dict[str, dict[Call, Call]] = {}
+    """By the maker's name and call the activation behind it."""
+    dead_at: dict[Call, list[int]] = {}
+    for target in plan.targets:
+        channels = dead_channels.get(target.call.label)
+        if target.dead_at is None or not channels:
+            continue
+        activation = target.dead_at.call
+        maker = graph.maker_of(graph.node_of[activation])
+        if isinstance(maker, str):
+            prunable.refused[activation.label] = maker
+        else:
+            dead_at[activation] = channels
+            activations_of.setdefault(maker.name, {})[maker] = activation
+    runs = [node.call.name for node in graph.nodes]
+    for name, activations in activations_of.items():
+        everywhere = set.intersection(*(set(dead_at[call]) for call in activations.values()))
+        if everywhere and len(activations) == runs.count(name):
+            prunable.layers[name] = sorted(everywhere)
+            for activation in activations.values():
+                prunable.zeroed[activation] = sorted(everywhere)
+    return prunable
+
+
+def prove(
+    model: LoadedModel,
+    plan: AuditPlan,
+    zeroed: Mapping[Call, list[int]],
+    batches: Iterable[Batch],
+) -> dict[str, Any]:
+    """Compare a model's output with and without channels, for `verify` of audit.json."""
+    counted = plan.counted_calls
+
+    def set_to_zero(call: Call, output: Any) -> None:
+        """In place, so that the rest of the pass sees a model without these channels."""
+        if call in zeroed:
+            channels = torch.tensor(zeroed[call], device=output.device)
+            output.index_fill_(counted[call].channel_axis % output.dim(), channels, 0)
+
+    images = 0
+    nonfinite = 0
+    largest = 0.0
+    comparable = True
+    for batch in batches:
+        inputs = [arg.to(model.device) for arg in batch.inputs]
+        before = [tensor.clone() for tensor in tensors(forward(model.module, inputs))]
+        with plan.watching(model.module, set_to_zero, zeroed):
+            after = tensors(forward(model.module, inputs))
+        change, unlike = largest_change(before, after)
+        images += len(batch.images)
+        nonfinite += unlike
+        if change is None:
+            comparable = False
+        else:
+            largest = max(largest, change)
+    proof: dict[str, Any] = {
+        "images": images,
+        "largest_change": largest if comparable else None,
+    }
+    if nonfinite:
+        proof["nonfinite"] = nonfinite
+    return proof

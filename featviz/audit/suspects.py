@@ -1,0 +1,305 @@
+"""Pictures of the suspects: channels with a finding, with images that excite them and their maps.
+
+layer (Type): 2 of 9 suspects
+with the images that excite each most, and its map
+channel 3    +-------+-----+  +-------+-----+
+constant     | image | map |  | image | map |
+[colour key] +-------+-----+  +-------+-----+
+             name             name
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from featviz import layout
+from featviz.audit.counting import Tally, to_rows
+from featviz.audit.findings import AuditedRow
+from featviz.audit.gates import FINDINGS
+from featviz.audit.parts import Call
+from featviz.audit.plan import AuditPlan, CountedCall
+from featviz.drawing import colormap
+from featviz.drawing.sheet import (
+    Caption,
+    Cell,
+    Color,
+    PixelCanvas,
+    TileGrid,
+    end_of,
+    resized,
+    text_width,
+)
+from featviz.drawing.values import ValueLimits, to_levels, to_pixels
+from featviz.hooks.capture import forward
+from featviz.hooks.eval_mode import in_eval_mode
+from featviz.models.load import LoadedModel
+from featviz.options import InputOptions
+from featviz.records import Floats, Sample
+from featviz.run.study import batches
+from featviz.rundir.folder import Folder
+from featviz.text import printable, safe_name
+
+PER_LAYER = 8
+"""Suspects of a layer that are drawn at most."""
+
+# pixels of the longer side of an image and of its map
+_TILE = 88
+# pixels of the column on the left, which names channels
+_LABEL = 160
+_GAP = 6
+# pixels of a line of text
+_TEXT = 13
+# pixels of a colour key's width
+_KEY = 130
+_NAME_LETTERS = 28
+_INK: Color = (34, 34, 34)
+_CMAP = "viridis"
+# where the row of the first channel begins
+_TOP = 2 * (_TEXT + _GAP) + _GAP
+_ROW_HEIGHT = _TILE + _TEXT + 2 * _GAP
+# from one image to the next
+_ACROSS = 2 * _TILE + 3 * _GAP
+
+
+class Suspect(NamedTuple):
+    """A channel with a finding."""
+
+    finding: str
+    channel: int
+    images: list[int]
+    """Numbers of the images that excite it most, best first."""
+
+
+@dataclass(frozen=True)
+class SuspectSheet:
+    """Suspects of a call that are drawn in one picture."""
+
+    target: CountedCall
+    source: CountedCall
+    """Whose maps are drawn: the target, or for dead channels of an activation, whose maps are
+    black, the call that feeds it."""
+    suspects: list[Suspect]
+    total: int
+    """How many suspects the target has, drawn or not."""
+
+    @property
+    def file(self) -> str:
+        """Its path in the audit's folder."""
+        suffix = "" if self.source.call == self.target.call else ".dead"
+        return f"suspects/{safe_name(self.target.call.label + suffix)}.png"
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Its row of `drawn` of audit.json."""
+        return {
+            "layer": self.target.call.label,
+            "shown": self.source.call.label,
+            "channels": [suspect.channel for suspect in self.suspects],
+            "suspects": self.total,
+            "rows": [_TOP, _ROW_HEIGHT],
+            "file": self.file,
+        }
+
+
+class MapKey(NamedTuple):
+    """A channel of a call's output for an image."""
+
+    call: Call
+    channel: int
+    image: int
+
+
+class SeenMaps(NamedTuple):
+    """What is drawn: maps float32 [h, w], and images as tiles by number."""
+
+    maps: dict[MapKey, Floats]
+    images: dict[int, Image.Image]
+
+
+def draw_suspects(
+    folder: Folder,
+    sheets: Sequence[SuspectSheet],
+    model: LoadedModel,
+    plan: AuditPlan,
+    samples: Sequence[Sample],
+    inputs: InputOptions,
+) -> list[dict[str, Any]]:
+    """Draw the sheets into a folder; `drawn` of audit.json."""
+    seen = _see_again(model, plan, sheets, samples, inputs)
+    for sheet in sheets:
+        with folder.write(sheet.file) as file:
+            _draw(sheet, seen, samples).save(file, "png")
+    return [sheet.row for sheet in sheets]
+
+
+def choose_suspects(
+    plan: AuditPlan, rows: Sequence[AuditedRow], tallies: Mapping[Call, Tally], limit: int
+) -> list[SuspectSheet]:
+    """Choose what is drawn: PER_LAYER suspects of a layer and `limit` in all, worst first."""
+    sheets = []
+    remaining = limit
+    findings_of = {row["label"]: row["findings"] for row in rows}
+    for target in plan.targets:
+        suspects = []
+        for name in sorted(FINDINGS, key=lambda name: FINDINGS[name].severity):
+            for channel in findings_of.get(target.call.label, {}).get(name, ()):
+                best = tallies[target.call].images[channel]
+                suspects.append(Suspect(name, channel, best[best >= 0].tolist()))
+        chosen = suspects[: min(PER_LAYER, remaining)]
+        remaining -= len(chosen)
+        dead = [suspect for suspect in chosen if suspect.finding == "dead"]
+        alive = [suspect for suspect in chosen if suspect.finding != "dead"]
+        if dead:
+            sheets.append(SuspectSheet(target, _fed_by(plan, target), dead, len(suspects)))
+        if alive:
+            sheets.append(SuspectSheet(target, target, alive, len(suspects)))
+    return sheets
+
+
+def _fed_by(plan: AuditPlan, target: CountedCall) -> CountedCall:
+    """The call whose output an activation takes; the target where it is no activation, or takes
+    several tensors."""
+    if target.activation is None:
+        return target
+    graph = plan.graph
+    sources = graph.nodes[graph.node_of[target.call]].sources
+    if len(sources) != 1:
+        return target
+    return CountedCall(graph.nodes[sources[0]].call, target.channel_axis)
+
+
+def _see_again(
+    model: LoadedModel,
+    plan: AuditPlan,
+    sheets: Sequence[SuspectSheet],
+    samples: Sequence[Sample],
+    inputs: InputOptions,
+) -> SeenMaps:
+    """Show the images of the sheets to the model once more, and keep the maps of the suspects."""
+    channels_of: defaultdict[int, set[tuple[CountedCall, int]]] = defaultdict(set)
+    for sheet in sheets:
+        for suspect in sheet.suspects:
+            for number in suspect.images:
+                channels_of[number].add((sheet.source, suspect.channel))
+    seen = SeenMaps({}, {})
+    current = 0
+
+    def sink(call: Call, output: Any) -> None:
+        for source, channel in channels_of[current]:
+            if source.call == call:
+                key = MapKey(call, channel, current)
+                seen.maps[key] = _map_of(output, source.channel_axis, channel)
+
+    sources = [sheet.source.call for sheet in sheets]
+    with in_eval_mode(model.module), plan.watching(model.module, sink, sources):
+        for batch in batches(samples, model, inputs, 1, _ignore, sorted(channels_of)):
+            (current,) = batch.images
+            pixels = to_pixels(model.preprocess.shown(batch.inputs)[0])
+            rgb = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
+            seen.images[current] = _as_tile(Image.fromarray(np.ascontiguousarray(rgb)))
+            forward(model.module, [arg.to(model.device) for arg in batch.inputs])
+    return seen
+
+
+def _ignore(number: int, error: Exception) -> None:
+    """An image that vanished leaves its tiles empty."""
+
+
+def _map_of(output: Tensor, channel_axis: int, channel: int) -> Floats:
+    """A channel as a map [h, w], thinned out to about a tile's size: tokens as a square, without
+    the class token; what is neither a map nor a square as one row."""
+    rows = to_rows(layout.to_floats(output.detach()), channel_axis, 1)
+    values: Floats = rows[0, channel].cpu().numpy().copy()
+    shape = list(output.shape[1:])
+    del shape[channel_axis - 1 if channel_axis > 0 else channel_axis]
+    if len(shape) != 2 or shape[0] * shape[1] != values.size:
+        shape = [1, values.size]
+        for class_tokens in (0, 1):
+            side = round((values.size - class_tokens) ** 0.5)
+            if side * side == values.size - class_tokens:
+                values = values[class_tokens:]
+                shape = [side, side]
+                break
+    step = -(-max(shape) // _TILE)
+    return values.reshape(shape)[::step, ::step]
+
+
+def _as_tile(image: Image.Image) -> Image.Image:
+    return resized(image, _TILE / max(image.size))
+
+
+def _draw(sheet: SuspectSheet, seen: SeenMaps, samples: Sequence[Sample]) -> Image.Image:
+    """A row for each suspect: its name with a colour key, then images and its maps of them."""
+    title = _title(sheet)
+    columns = max(len(suspect.images) for suspect in sheet.suspects)
+    widest = max(text_width(line, _TEXT) for line in title)
+    width = max(_LABEL + columns * _ACROSS, round(widest) + 2 * _GAP)
+    canvas = PixelCanvas(width, _TOP + len(sheet.suspects) * _ROW_HEIGHT, _TEXT)
+    canvas.write("\n".join(title), _GAP, _GAP, _INK)
+    grid = TileGrid(columns, _TILE, _TILE, _LABEL, _TOP, _ACROSS, _ROW_HEIGHT)
+    for row, suspect in enumerate(sheet.suspects):
+        cells = [grid.cell(row * columns + column) for column in range(len(suspect.images))]
+        _draw_suspect(canvas, _TOP + row * _ROW_HEIGHT, cells, suspect, sheet.source.call, seen)
+        for cell, number in zip(cells, suspect.images, strict=True):
+            name = end_of(samples[number].name, _NAME_LETTERS)
+            canvas.caption(cell, [Caption(name, _INK)])
+    return canvas.image
+
+
+def _title(sheet: SuspectSheet) -> tuple[str, str]:
+    call = sheet.target.call
+    label = printable(call.label)
+    title = f"{label} ({printable(call.type)}): {len(sheet.suspects)} of {sheet.total} suspects"
+    if sheet.source.call == call:
+        return title, "with the images that excite each most, and its map"
+    feeds = f"what {printable(sheet.source.call.label)} gives to {label}"
+    return title, f"no image excites these; the first ones, and {feeds}"
+
+
+def _draw_suspect(
+    canvas: PixelCanvas,
+    top: int,
+    cells: Sequence[Cell],
+    suspect: Suspect,
+    source: Call,
+    seen: SeenMaps,
+) -> None:
+    """Draw the images of a suspect into their cells, each with its map on the right; all maps have
+    one scale, with zero in it."""
+    maps = [seen.maps.get(MapKey(source, suspect.channel, number)) for number in suspect.images]
+    low = 0.0
+    high = 0.0
+    for values in maps:
+        if values is not None:
+            finite = values[np.isfinite(values)]
+            low = min(low, float(finite.min(initial=0)))
+            high = max(high, float(finite.max(initial=0)))
+    canvas.write(f"channel {suspect.channel}\n{suspect.finding}", _GAP, top, _INK)
+    _draw_key(canvas, top + 3 * (_TEXT + _GAP), low, high)
+    colors = colormap.colored(_CMAP, 0)
+    for cell, number, values in zip(cells, suspect.images, maps, strict=True):
+        if number not in seen.images or values is None:
+            continue
+        canvas.paste(seen.images[number], cell)
+        limits = ValueLimits.fixed(low, high)
+        levels = to_levels(values[None], limits, colors.levels, colors.nonfinite)
+        painted = Image.fromarray(levels[0])
+        painted.putpalette(colors.colors or b"")
+        map_cell = cell._replace(left=cell.left + _TILE + _GAP)
+        canvas.paste(_as_tile(painted.convert("RGB")), map_cell)
+
+
+def _draw_key(canvas: PixelCanvas, top: float, low: float, high: float) -> None:
+    """Draw the colours of a channel's maps with the values at both ends."""
+    ramp = Image.fromarray(colormap.ramp(_CMAP)[None]).resize((_KEY, _TEXT - 3))
+    canvas.paste(ramp, Cell(_GAP, top, _KEY, _TEXT - 3))
+    canvas.write(f"{low:.4g}", _GAP, top + _TEXT, _INK)
+    right = _GAP + _KEY - round(text_width(f"{high:.4g}", _TEXT))
+    canvas.write(f"{high:.4g}", right, top + _TEXT, _INK)
