@@ -20,8 +20,8 @@ The format is RFC 1951's (https://www.rfc-editor.org/rfc/rfc1951), inside that o
     0 0 0 0 0 0 0 0 7 0 0 0 ...   becomes   0 | match of 7 | 7 | 0 | 0 | 0 ...
 
 Bits fill a byte from its lowest on, and codes are written with their first bit first, so tables
-have codes mirrored. Rows are read in words of eight bytes: a run of zeros begins where a whole word
-is zero, and ends with the last such word.
+have codes mirrored. Rows are read in units of eight bytes: a run of zeros begins where a whole unit
+is zero, and ends with the last such unit.
 
 Three loops do the work, compiled by numba. For each block:
 
@@ -51,11 +51,11 @@ _LONGEST = 258
 _MAX_BITS = 14
 """Of a code: four of them fit 57 bits."""
 _SAMPLE = 64
-"""Words in a row that are counted as one sample of a long block."""
+"""Units of eight bytes in a row that are counted as one sample of a long block."""
 _EVERY = 16
 """Of how many samples of a long block one is counted, at most."""
 _DENSE = 4096
-"""Blocks of fewer words are counted whole."""
+"""Blocks of fewer units are counted whole."""
 _BLOCK = 2**20
 """Bytes that share their codes at most."""
 _HEAD = 2 << 1 | (_SYMBOLS - 257) << 3 | 0 << 8 | (19 - 4) << 13 | int("100" * 16, 2) << 26
@@ -69,7 +69,7 @@ _LAST = 0b011
 
 _U = np.uint64
 _BYTE = _U(255)
-"""Of a word: its lowest byte."""
+"""Of a unit: its lowest byte."""
 _LENGTH = _U(63)
 """Of an entry in a table of codes: the code's length in bits. The code itself stands above."""
 _CODE = _U(8)
@@ -133,7 +133,7 @@ def deflated(pieces: Iterable[Bytes], size: int) -> Iterator[bytes]:
     Yields:
         The parts of a zlib stream, one for each piece.
     """
-    parts = [b"\x78\x01"]  # deflate, a window of 32 KiB, the fastest of levels
+    chunks = [b"\x78\x01"]  # deflate, a window of 32 KiB, the fastest of levels
     checksum = 1
     carry = 0  # the bits of an unfinished byte
     carry_bits = 0
@@ -141,31 +141,31 @@ def deflated(pieces: Iterable[Bytes], size: int) -> Iterator[bytes]:
     for data in pieces:
         size -= len(data)
         checksum = isal_zlib.adler32(data.data, checksum)
-        room = 2 * min(len(data), _BLOCK) + 256
-        if len(out) < room:
-            out = np.empty(room, np.uint8)
+        capacity = 2 * min(len(data), _BLOCK) + 256
+        if len(out) < capacity:
+            out = np.empty(capacity, np.uint8)
         for start in range(0, len(data), _BLOCK):
             block = data[start : start + _BLOCK]
-            whole_words = len(block) // 8 * 8
-            words = block[:whole_words].view(np.uint64)
-            rest = block[whole_words:]
-            step = max(1, min(_EVERY, len(words) // _DENSE))
+            whole = len(block) // 8 * 8
+            units = block[:whole].view(np.uint64)
+            rest = block[whole:]
+            step = max(1, min(_EVERY, len(units) // _DENSE))
             while True:
-                codes = _codes(words, rest, step)
+                codes = _codes(units, rest, step)
                 end = carry_bits + _HEAD_BITS + 4 * (_SYMBOLS + 1)
                 head = (carry | codes.head << carry_bits).to_bytes(end // 8 + 1, "little")
                 carried = np.array([head[-1], end % 8], np.uint64)
-                written = put(words, rest, codes.symbols, codes.matches, carried, out)
+                written = put(units, rest, codes.symbols, codes.matches, carried, out)
                 if step == 1 or written < len(block):
                     break
                 step = 1  # the samples are unlike the rest: it grew, so count all
             carry, carry_bits = carried.tolist()
-            parts += [head[:-1], out[:written].tobytes()]
+            chunks += [head[:-1], out[:written].tobytes()]
         if not size:
-            parts.append((carry | _LAST << carry_bits).to_bytes((carry_bits + 17) // 8, "little"))
-            parts.append(checksum.to_bytes(4, "big"))
-        yield b"".join(parts)
-        parts = []
+            chunks.append((carry | _LAST << carry_bits).to_bytes((carry_bits + 17) // 8, "little"))
+            chunks.append(checksum.to_bytes(4, "big"))
+        yield b"".join(chunks)
+        chunks = []
 
 
 class _Codes(NamedTuple):
@@ -179,10 +179,10 @@ class _Codes(NamedTuple):
     """The bits of the block's head, which lists the lengths of codes."""
 
 
-def _codes(words: np.ndarray, rest: Bytes, step: int) -> _Codes:
+def _codes(units: np.ndarray, rest: Bytes, step: int) -> _Codes:
     """Find codes for a block, of which every `step`-th sample is counted."""
     counts = np.zeros((4, _SYMBOLS), np.int64)
-    count(words, rest, step, _MATCHES.symbols, counts)
+    count(units, rest, step, _MATCHES.symbols, counts)
     keys = counts.sum(0) << 13 | _UNSEEN
     keys[_END] = 1 << 9 | _END
     keys.sort()
@@ -211,28 +211,28 @@ def _next_match(run):
 
 @partial(compiled, "void(uint64[::1],uint8[::1],int64,uint64[::1],int64[:,::1])")
 @no_type_check
-def count(words, rest, step, match_symbols, counts):
+def count(units, rest, step, match_symbols, counts):
     """Add how often each symbol occurs.
 
     Counts [4, symbols] stand in four rows, so that equal neighbours add to different numbers, and
-    none waits for the one before. A word that is zero begins a run: its first byte is a symbol, and
+    none waits for the one before. A unit that is zero begins a run: its first byte is a symbol, and
     the bytes behind it are matches.
 
     Args:
-        words: uint64 [n], the bytes of the block, eight by eight.
+        units: uint64 [n], the bytes of the block, eight by eight.
         rest: its last bytes.
         step: one sample of so many is counted.
         match_symbols: by the length of a match.
     """
-    for start in range(0, words.size, _SAMPLE * step):
+    for start in range(0, units.size, _SAMPLE * step):
         at = start
-        end = start + _SAMPLE if start + _SAMPLE < words.size else words.size
+        end = start + _SAMPLE if start + _SAMPLE < units.size else units.size
         while at < end:
-            word = words[at]
+            unit = units[at]
             at += 1
-            if word == 0:
+            if unit == 0:
                 run = 7
-                while at < end and words[at] == 0:
+                while at < end and units[at] == 0:
                     run += 8
                     at += 1
                 counts[0, 0] += 1
@@ -242,9 +242,9 @@ def count(words, rest, step, match_symbols, counts):
                     run -= length
             else:
                 for row in range(4):
-                    counts[row, word & _BYTE] += 1
-                    counts[row, word >> _U(32) & _BYTE] += 1
-                    word >>= _U(8)
+                    counts[row, unit & _BYTE] += 1
+                    counts[row, unit >> _U(32) & _BYTE] += 1
+                    unit >>= _U(8)
     for i in range(rest.size):
         counts[0, rest[i]] += 1
 
@@ -341,7 +341,7 @@ def _put(out, at, carry, carry_bits, code, bits):
 
 @partial(compiled, "uint64(uint64[::1],uint8[::1],uint64[::1],uint64[::1],uint64[::1],uint8[::1])")
 @no_type_check
-def put(words, rest, entries, matches, carried, out):
+def put(units, rest, entries, matches, carried, out):
     """Write a block's bytes and its end; gives how many bytes of `out` are whole.
 
     Bytes go out by fours, whose codes are joined before they are stored; a zero and the match
@@ -357,13 +357,13 @@ def put(words, rest, entries, matches, carried, out):
     carry = carried[0]
     carry_bits = carried[1]
     number = _U(0)
-    total = _U(words.size)
+    total = _U(units.size)
     while number < total:
-        word = words[number]
+        unit = units[number]
         number += _U(1)
-        if word == 0:
+        if unit == 0:
             run = 7
-            while number < total and words[number] == 0:
+            while number < total and units[number] == 0:
                 run += 8
                 number += _U(1)
             code = entries[0] >> _CODE
@@ -379,17 +379,17 @@ def put(words, rest, entries, matches, carried, out):
                 bits = _U(0)
         else:
             for _ in range(2):
-                a = entries[word & _BYTE]
-                b = entries[word >> _U(8) & _BYTE]
-                c = entries[word >> _U(16) & _BYTE]
-                d = entries[word >> _U(24) & _BYTE]
+                a = entries[unit & _BYTE]
+                b = entries[unit >> _U(8) & _BYTE]
+                c = entries[unit >> _U(16) & _BYTE]
+                d = entries[unit >> _U(24) & _BYTE]
                 first = a >> _CODE | b >> _CODE << (a & _LENGTH)
                 second = c >> _CODE | d >> _CODE << (c & _LENGTH)
                 # lengths stand in the low bits, and the sum of four fits there
                 code = first | second << (a + b & _LENGTH)
                 bits = a + b + c + d & _LENGTH
                 at, carry, carry_bits = _put(out, at, carry, carry_bits, code, bits)
-                word >>= _U(32)
+                unit >>= _U(32)
     for i in range(rest.size + 1):
         entry = entries[rest[i]] if i < rest.size else entries[_END]
         code = entry >> _CODE

@@ -154,9 +154,9 @@ def _write_labels(
     for number in range(first, last):
         if number in labels:
             row, column = divmod(number - first, plan.columns)
-            top = row * (height + plan.padding)
-            left = plan.padding + column * (width + plan.padding)
-            write(pixels[top : top + height, left : left + width], labels[number], colors)
+            y = row * (height + plan.padding)
+            x = plan.padding + column * (width + plan.padding)
+            write(pixels[y : y + height, x : x + width], labels[number], colors)
 
 
 def write(tile: Bytes, label: Label, colors: Palette) -> None:
@@ -180,9 +180,9 @@ def write(tile: Bytes, label: Label, colors: Palette) -> None:
         text_height, text_width = glyphs(label.shared_by).shape
         if text_height > height or text_width > width:
             return
-        beside = corner_width + text_width <= width
-        below = corner_height + text_height <= height
-        if not corner_height or beside or below:
+        fits_beside = corner_width + text_width <= width
+        fits_below = corner_height + text_height <= height
+        if not corner_height or fits_beside or fits_below:
             _write_text(tile[height - text_height :, width - text_width :], label.shared_by, colors)
 
 

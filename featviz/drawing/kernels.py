@@ -139,19 +139,19 @@ def draw_filters(filters: Filters, options: DrawOptions, all_slices: bool = Fals
     layout = "mean"
     if inputs == 1 or all_slices:
         layout = "slices"
-        words = "one input's kernel"
+        description = "one input's kernel"
         if inputs > 1:
-            words += f", {inputs} inputs a channel"
+            description += f", {inputs} inputs a channel"
         tiles = kernels.reshape(outputs, inputs * steps, 1, height, width)
     elif inputs == 3 and filters.groups == 1:
         layout = "rgb"
-        words = "RGB of three inputs"
+        description = "RGB of three inputs"
         tiles = kernels.transpose(1, 2)
     else:
-        words = f"mean over {inputs} inputs"
+        description = f"mean over {inputs} inputs"
         tiles = kernels.mean(1)[:, :, None]
     if steps > 1:
-        words += f", {steps} time steps a channel"
+        description += f", {steps} time steps a channel"
     slices = tiles.shape[1]
     shape = (min(outputs, options.max_maps or outputs), slices, height, width)
     plan = grid.plan(shape, options)
@@ -163,7 +163,7 @@ def draw_filters(filters: Filters, options: DrawOptions, all_slices: bool = Fals
         factor = _enlargement(shape, options, factor)
     options = structs.replace(options, scale=factor, max_slices=slices)
     picture = draw_tiles(tiles, layout, options, parse_scale(options.normalize))
-    return FilterPicture(picture, words)
+    return FilterPicture(picture, description)
 
 
 def _enlargement(shape: tuple[int, ...], options: DrawOptions, factor: int) -> int:

@@ -79,8 +79,8 @@ def figure_tiles(picture: GridPicture, cmap: str) -> list[Tile]:
 def _figure_titles(picture: GridPicture) -> list[str]:
     """What stands above each tile of a figure."""
     if picture.strip:
-        what = "numbers" if picture.constant is None else "constant maps, a value each"
-        return [f"{len(picture.drawn)} {what}"]
+        description = "numbers" if picture.constant is None else "constant maps, a value each"
+        return [f"{len(picture.drawn)} {description}"]
     if picture.reduce is not None:
         return [f"{REDUCTIONS[picture.reduce].title} of {len(picture.stats)} channels"]
     titles = []
@@ -146,20 +146,20 @@ def write_figure(
 def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:
     """Draw a tile in the middle of a square cell, its title above it, and on its right a colour
     bar. Pixels are squares where they are large enough to be seen."""
-    side = cell.width
+    size = cell.width
     longest = max(tile.pixels.shape[:2])
     shortest = min(tile.pixels.shape[:2])
-    height = side * tile.pixels.shape[0] / longest
-    width = side * tile.pixels.shape[1] / longest
+    height = size * tile.pixels.shape[0] / longest
+    width = size * tile.pixels.shape[1] / longest
     if longest >= _LONG * shortest:
-        height = width = side
-    left = cell.left + (side - width) / 2
-    top = cell.top + (side - height) / 2
-    smooth = longest * 3 > side * DPI
-    canvas.paste(tile.pixels, Cell(left, top, width, height), smooth)
-    canvas.write(tile.title, left + width / 2, top - _ABOVE, Letters(8), "above")
+        height = width = size
+    x = cell.left + (size - width) / 2
+    top = cell.top + (size - height) / 2
+    smooth = longest * 3 > size * DPI
+    canvas.paste(tile.pixels, Cell(x, top, width, height), smooth)
+    canvas.write(tile.title, x + width / 2, top - _ABOVE, Letters(8), "above")
     if tile.limits is not None:
-        bar = Cell(left + width + 0.05, top, _BAR, height)
+        bar = Cell(x + width + 0.05, top, _BAR, height)
         _draw_color_bar(canvas, bar, tile.limits, colors)
 
 
@@ -310,20 +310,20 @@ def draw_page(page: Page) -> Bytes:
     canvas = Canvas(*size)
     colors = colormap.ramp(page.cmap)
     _draw_head(canvas, page, layout, colors)
-    left = _MARGIN + _NAMES
+    x = _MARGIN + _NAMES
     for row, top in zip(page.rows, layout.tops, strict=True):
-        width = layout.right - left if row.strip else layout.tile_width
+        width = layout.right - x if row.strip else layout.tile_width
         height = _STRIP if row.strip else layout.tile_height
-        tiles = TileGrid(len(row.tiles), width, height, left, top, across=width + _GAP, down=0)
+        tiles = TileGrid(len(row.tiles), width, height, x, top, across=width + _GAP, down=0)
         _draw_row(canvas, row, tiles)
     y = layout.height - _MARGIN
     soft = Letters(8, _SOFT)
-    left = _MARGIN
-    left += canvas.write("min", left, y, soft) + 0.08
-    canvas.paste(colors[None], Cell(left, y - 0.06, 1.2, 0.12))
-    left += 1.28
-    left += canvas.write("max, scaled per map", left, y, soft) + 0.4
-    canvas.write(page.key, layout.right, y, soft, "left", max_width=layout.right - left)
+    x = _MARGIN
+    x += canvas.write("min", x, y, soft) + 0.08
+    canvas.paste(colors[None], Cell(x, y - 0.06, 1.2, 0.12))
+    x += 1.28
+    x += canvas.write("max, scaled per map", x, y, soft) + 0.4
+    canvas.write(page.key, layout.right, y, soft, "left", max_width=layout.right - x)
     return canvas.pixels
 
 
@@ -374,49 +374,49 @@ def _draw_head(canvas: Canvas, page: Page, layout: _Layout, colors: Bytes) -> No
     y = _MARGIN + 0.1
     bold = Letters(15, INK, bold=True)
     title_width = canvas.write(page.title, _MARGIN, y, bold, max_width=layout.width * 0.6)
-    left = _MARGIN + title_width + 0.2
+    x = _MARGIN + title_width + 0.2
     y = _MARGIN + 0.12
-    canvas.write(page.subtitle, left, y, Letters(10, _SOFT), max_width=layout.right - left)
+    canvas.write(page.subtitle, x, y, Letters(10, _SOFT), max_width=layout.right - x)
 
     top = _MARGIN + _TITLE
-    left = _MARGIN
+    x = _MARGIN
     for tile in page.pictures:
         width, height = _fitted(tile.pixels, layout.picture_width, layout.picture_height)
-        canvas.write(tile.title, left, top + 0.08, Letters(9, _SOFT))
-        _paste_squares(canvas, tile.pixels, Cell(left, top + _CAPTION, width, height))
-        left += width + 0.3
-    left = max(left, _MARGIN + _NAMES)
+        canvas.write(tile.title, x, top + 0.08, Letters(9, _SOFT))
+        _paste_squares(canvas, tile.pixels, Cell(x, top + _CAPTION, width, height))
+        x += width + 0.3
+    x = max(x, _MARGIN + _NAMES)
     if page.bars:
         accent = colors[len(colors) * 2 // 5]  # seen on white
-        _draw_prediction(canvas, page.bars, left, layout.right, accent)
+        _draw_prediction(canvas, page.bars, x, layout.right, accent)
     else:
         for number, line in enumerate(page.remarks):
             y = top + 0.08 + number * _LEADING
-            canvas.write(line, left, y, Letters(9, _SOFT), max_width=layout.right - left)
+            canvas.write(line, x, y, Letters(9, _SOFT), max_width=layout.right - x)
     y = top + _CAPTION + layout.picture_height + _BETWEEN
     canvas.fill(Cell(_MARGIN, y, layout.right - _MARGIN, 1 / DPI), _RULE)
 
 
 def _draw_prediction(
-    canvas: Canvas, bars: Sequence[tuple[str, float]], left: float, right: float, accent: Bytes
+    canvas: Canvas, bars: Sequence[tuple[str, float]], x: float, right: float, accent: Bytes
 ) -> None:
     """Draw a bar for each class, whose full length is a share of 1."""
     top = _MARGIN + _TITLE
-    canvas.write("prediction", left, top + 0.08, Letters(9, _SOFT))
+    canvas.write("prediction", x, top + 0.08, Letters(9, _SOFT))
     names = [printable(name) for name, _ in bars]
     widest = max(canvas.width(name, Letters(10, bold=True)) for name in names)
-    column = min(widest, (right - left) * 0.45) + 0.15
-    full = right - left - column - 0.7
+    column = min(widest, (right - x) * 0.45) + 0.15
+    full = right - x - column - 0.7
     step = _PICTURE / len(bars)
     for number, (name, (_, share)) in enumerate(zip(names, bars, strict=True)):
         y = top + _CAPTION + step * (number + 0.5)
         bold = number == 0
         name_letters = Letters(10, INK if bold else _SOFT, bold)
-        canvas.write(name, left, y, name_letters, max_width=column - 0.1)
-        canvas.fill(Cell(left + column, y - 0.09, full, 0.18), _RULE)
+        canvas.write(name, x, y, name_letters, max_width=column - 0.1)
+        canvas.fill(Cell(x + column, y - 0.09, full, 0.18), _RULE)
         if share * full * DPI >= 1:
-            canvas.fill(Cell(left + column, y - 0.09, full * share, 0.18), accent)
-        canvas.write(percent(share), left + column + full + 0.08, y, Letters(10, INK, bold))
+            canvas.fill(Cell(x + column, y - 0.09, full * share, 0.18), accent)
+        canvas.write(percent(share), x + column + full + 0.08, y, Letters(10, INK, bold))
 
 
 def _draw_row(canvas: Canvas, row: PageRow, tiles: TileGrid) -> None:
@@ -435,9 +435,9 @@ def _draw_row(canvas: Canvas, row: PageRow, tiles: TileGrid) -> None:
             canvas.paste(tile.pixels, cell, smooth=tile.pixels.shape[1] > cell.width * DPI)
         else:
             width, height = _fitted(tile.pixels, cell.width, cell.height)
-            left = cell.left + (cell.width - width) / 2
+            x = cell.left + (cell.width - width) / 2
             top = cell.top + (cell.height - height) / 2
-            _paste_squares(canvas, tile.pixels, Cell(left, top, width, height))
+            _paste_squares(canvas, tile.pixels, Cell(x, top, width, height))
         title = canvas.write(tile.title, cell.left, below, Letters(8, INK, bold=True))
         note = Letters(7, _FAINT)
         if canvas.width(tile.note, note) <= cell.width - title - 0.08:

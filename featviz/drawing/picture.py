@@ -108,8 +108,6 @@ class GridPicture:
     def tile_labels(self) -> dict[int, Label]:
         """What is written on tiles: the channel's number on its first one, how many channels share
         it on its last one, and marks."""
-        if not (self.labels or self.groups or self.marked):
-            return {}
         labels = {}
         marks = self.marks
         for number in np.flatnonzero(marks).tolist():
@@ -177,7 +175,10 @@ def encode(picture: GridPicture, file: BinaryIO, format: str, text: dict[str, st
             plan.pixels // 1_000_000,
         )
     if record.save is None:
-        pieces = strips(plan, picture.tiles, colors, picture.tile_labels)
+        labels = None
+        if picture.labels or picture.groups or picture.marked:  # most pictures have none
+            labels = picture.tile_labels
+        pieces = strips(plan, picture.tiles, colors, labels)
         write_png(file, (plan.height, plan.width), pieces, colors=colors.colors, text=text)
         return
     image = to_image(picture)
@@ -356,8 +357,8 @@ class Overlay:
         """Some of the tiles, uint8 [n, H, W, 3]."""
         from featviz.drawing import loops
 
-        top, left, height, width = self.window
-        window = slice(top, top + height), slice(left, left + width)
+        y, x, height, width = self.window
+        window = slice(y, y + height), slice(x, x + width)
         maps = self.maps[numbers]
         tiles = np.empty((len(maps), height, width, 3), np.uint8)
         share = 1.0 - self.alpha

@@ -311,16 +311,16 @@ def table(
     head_pictures = [_written(head, upright) for head in heads]
     label_pictures = [_written(label, upright=False) for label in labels]
     widths = [max(n, head.width) for n, head in zip(widths, head_pictures, strict=True)]
-    left = _MARGIN + 2 * _GAP + max(label.width for label in label_pictures)
-    top = _MARGIN + 2 * _GAP + max(head.height for head in head_pictures)
-    lefts = _edges(widths, left)
-    tops = _edges(heights, top)
+    x0 = _MARGIN + 2 * _GAP + max(label.width for label in label_pictures)
+    y0 = _MARGIN + 2 * _GAP + max(head.height for head in head_pictures)
+    lefts = _edges(widths, x0)
+    tops = _edges(heights, y0)
     size = lefts[-1] - _GAP + _MARGIN, tops[-1] - _GAP + _MARGIN
     sheet = Image.new("RGB", size, WHITE)
     for head, x in zip(head_pictures, lefts, strict=False):
-        sheet.paste(head, (x, top - 2 * _GAP - head.height))
+        sheet.paste(head, (x, y0 - 2 * _GAP - head.height))
     for label, y, height in zip(label_pictures, tops, heights, strict=False):
-        sheet.paste(label, (left - 2 * _GAP - label.width, y + (height - label.height) // 2))
+        sheet.paste(label, (x0 - 2 * _GAP - label.width, y + (height - label.height) // 2))
     for row, y, height in zip(rows, tops, heights, strict=False):
         for tile, x, width in zip(row, lefts, widths, strict=False):
             if tile is None:

@@ -27,7 +27,7 @@ from featviz.models.load import LoadedModel
 from featviz.options import DrawOptions, ModelOptions, RunOptions
 from featviz.options.commands import LookOptions
 from featviz.records import Bytes, CaptureSite, ClassScore, Floats, Layer, Sample, Skip, finite
-from featviz.run.prepare import ModelInput, files_read, find_images, prepare, read_input
+from featviz.run.prepare import ModelInput, Prepared, files_read, find_images, prepare, read_input
 from featviz.rundir.place import check_apart, check_file, picture_of, write_file
 from featviz.text import by, counted, listed, quoted, safe_name
 
@@ -142,7 +142,16 @@ def look(
         log.info("the first of %d images, %s; name another one", len(prepared.samples), first)
     if prepared.model.source.get("weights") == "none":
         name += " (random weights)"
+    result = _see(name, prepared, options, out)
+    with write_file(out) as file:
+        height, width = result.picture.shape[:2]
+        rows = [result.picture.reshape(height, -1)]
+        write_png(file, (height, width), rows, text={"Software": "featviz look"})
+    return result
 
+
+def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> LookResult:
+    """Show the image to the model, and draw the page of what its layers make of it."""
     stages = prepared.layers
     if options.layers is None:
         stages = spread(stages)
@@ -167,12 +176,7 @@ def look(
     if result.left_out:
         count = len(result.layers)
         log.info("%d of %d stages; --layers takes others", count, count + len(result.left_out))
-    result = replace(result, picture=_page(result, collector, options.cmap))
-    with write_file(out) as file:
-        height, width = result.picture.shape[:2]
-        rows = [result.picture.reshape(height, -1)]
-        write_png(file, (height, width), rows, text={"Software": "featviz look"})
-    return result
+    return replace(result, picture=_page(result, collector, options.cmap))
 
 
 def check_files(
@@ -238,8 +242,8 @@ class _Collector:
             return
         hints = self.hints.of_tensor(site, tensor)
         if tensor.is_complex():
-            parts = magnitude_and_phase(site, tensor, hints, DrawOptions())
-            site, tensor, hints = next(parts)
+            halves = magnitude_and_phase(site, tensor, hints, DrawOptions())
+            site, tensor, hints = next(halves)
         picture = draw(self._draw_options, site, tensor, hints)[""]
         if before is None or not picture.strip:
             self.layers[name] = _telling(site, tensor, picture, self._most_maps)
