@@ -80,6 +80,8 @@ def colored(cmap: str, pad: int, labelled: bool = False) -> Palette:
 def chosen(options: DrawOptions, nonfinite: bool, rgb: bool = False) -> Palette:
     """A picture's palette: 256 greys, the padding among them, where they serve; and without the
     magenta where nothing needs it."""
+    # A palette is written only where it must be: a grey PNG has no table of 768 bytes, and every
+    # other tool reads it as one channel.
     pad = int(min(max(options.gap_grey * 255 + 0.5, 0), 255))  # as save_image rounds
     if rgb or (options.cmap in GREYS and not nonfinite):
         return Palette(levels=256, pad=pad, nonfinite=None, colors=None)

@@ -126,6 +126,7 @@ def draw(
     pictures = {}
     for key, maps in maps_by_key.items():
         kind = SALIENCY if key == SALIENCY else site.kind
+        # Tokens beside the grid, vectors and attention have no places in the image to lie over.
         over = options.overlay is not None and LAYOUTS[maps.layout].aligned and not hints.phase
         settled_options, scale = settled(options, kind, over, hints.phase)
         picture = draw_maps(maps, settled_options, scale, weights)
@@ -151,6 +152,8 @@ def draw_maps(
     if strip or options.reduce is None:
         data = maps.data[:, :, None]
         return draw_tiles(data, maps.layout, options, scale, strip=strip, heat=not strip)
+    # Components and class activation maps are those of all slices, of which then some are drawn: a
+    # step of a clip looks the same, however many others are drawn beside it.
     slices = maps.data.shape[1]
     steps = _steps(maps.layout, slices, options)
     if options.reduce == "pca":
@@ -160,6 +163,7 @@ def draw_maps(
         reduced = class_map(options.reduce, maps, gradient)[:, steps, None]
     else:
         reduced = REDUCTIONS[options.reduce](maps.data[:, steps])[:, :, None]
+    # The picture is of one tile, but the statistics are those of the channels.
     return replace(
         draw_tiles(reduced, maps.layout, options, scale, alone=True),
         stats=statistics(maps.data)[0],
@@ -214,6 +218,7 @@ def draw_tiles(
     count, shown_slices, colours, height, width = drawn.shape
     shape = (count, shown_slices, height, width)
     plan = grid.plan(shape, options, strip=strip, alone=alone)
+    # Of all slices and channels, also of those that are not drawn: fewer tiles look the same.
     ends = limits(scale, rows, stats[:, MIN], stats[:, MAX], together=strip or alone)
     if len(ends.low) > 1 and (channels is not None or shown_slices > 1):
         ends = ends.of_tiles(channels, shown_slices)
@@ -315,6 +320,7 @@ def pick_maps(means: Sequence[float] | Floats, options: DrawOptions) -> list[int
 
 def correlations(maps: Tensor) -> Floats:
     """Pearson's correlation of each map [N, P] with each, float32 [N, N]; 0 with a constant."""
+    # Of centred rows of length 1 the product is the correlation; a constant row stays zeros.
     centred = maps - maps.mean(1, keepdim=True)
     length = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
     unit = centred / length.clamp_min(torch.finfo(torch.float32).tiny)
@@ -389,6 +395,8 @@ def principal_components(data: Tensor) -> Tensor:
     count = max(int(finite.sum()), 1)
     average = torch.where(finite, numbers, 0.0).sum(1, keepdim=True) / count
     centred = (numbers - average)[:, finite]
+    # Channels × channels, or pixels × pixels, whichever is smaller: 2048 channels of 7×7 pixels
+    # have 49 eigenvalues that are not zero.
     if len(numbers) <= count:
         variances, vectors = torch.linalg.eigh(centred @ centred.T / count)
     else:
@@ -397,6 +405,8 @@ def principal_components(data: Tensor) -> Tensor:
     # eigh gives the smallest eigenvalue first
     std = variances.flip(0)[:COMPONENTS].clamp_min(0).sqrt()
     directions = torch.nn.functional.normalize(vectors.T.flip(0)[:COMPONENTS], dim=1, eps=1e-300)
+    # A direction and its opposite are both right; the sign decides between a picture and its
+    # negative, and must not depend on the machine.
     largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
     scale = torch.where(std > _NOTHING * std[:1], std, torch.inf)[:, None]
     projected = directions * largest.sign() / scale @ centred

@@ -121,6 +121,8 @@ def strips(
 
     depth = 3 if len(tiles.shape) == 4 else 1
     row_height = plan.tile[0] + plan.padding
+    # A picture may have 100 MB, a core's cache one: pieces of rows of tiles are laid, filtered and
+    # compressed while they are in it.
     rows_at_a_time = max(1, PIECE_BYTES // (plan.width * depth * row_height))
     rows_at_a_time = min(plan.rows, rows_at_a_time)
     step = rows_at_a_time * plan.columns
@@ -130,6 +132,7 @@ def strips(
     piece = buffer[plan.padding :]
     for first in range(0, plan.maps, step):
         last = min(plan.maps, first + step)
+        # the last piece may have fewer tiles, and shows none of the piece before
         if last - first < step:
             piece[:] = colors.pad
         levels = np.require(tiles[first:last], requirements=["C", "W"])

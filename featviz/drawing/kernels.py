@@ -72,6 +72,7 @@ def read_filters(module: nn.Module) -> Filters:
     name = class_names(module)[0]
     if not is_convolution(module):
         raise LayoutError(f"{name} has no convolution kernels")
+    # Pruning and old normalisations set `weight` just before each forward pass: do it now.
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, _RECOMPUTED):
             hook(module, ())
@@ -172,6 +173,7 @@ def _enlargement(shape: tuple[int, ...], options: DrawOptions, factor: int) -> i
     def enlarged(factor: int) -> GridPlan:
         return grid.plan(shape, structs.replace(options, scale=factor))
 
+    # The plan knows what padding and columns make of a factor, so it is asked for each.
     while max(enlarged(factor).height, enlarged(factor).width) < AUTO_SIDE:
         factor += 1
     while factor > 1 and enlarged(factor).pixels > AUTO_PIXELS:

@@ -151,6 +151,7 @@ def _draw_tile(canvas: Canvas, tile: Tile, cell: Cell, colors: Bytes) -> None:
     shortest = min(tile.pixels.shape[:2])
     height = size * tile.pixels.shape[0] / longest
     width = size * tile.pixels.shape[1] / longest
+    # a strip of numbers would else be a line of a pixel
     if longest >= _LONG * shortest:
         height = width = size
     x = cell.left + (size - width) / 2
@@ -329,6 +330,7 @@ def draw_page(page: Page) -> Bytes:
 
 def _lay_out(page: Page) -> _Layout:
     """Choose the size of the tiles and of the page."""
+    # Most layers of a model have maps of the input's shape; the median is not led astray by others.
     shapes = [row.tiles[0].pixels.shape for row in page.rows if not row.strip]
     aspect = float(np.median([width / height for height, width, _ in shapes] or [1.0]))
     tile_width = min(max(_TILE * sqrt(aspect), _WIDTHS[0]), _WIDTHS[1])
@@ -459,6 +461,8 @@ def _whole(inches: float) -> float:
 def _paste_squares(canvas: Canvas, pixels: Bytes, cell: Cell) -> None:
     """Draw a picture whose pixels stay squares: it is enlarged by a whole factor, and what is too
     much of it is reduced smoothly."""
+    # A factor that is not whole would make some pixels larger than others, which looks like a
+    # pattern in the map.
     factor = max(1, ceil(cell.width * DPI / pixels.shape[1] - 0.01))
     large = pixels.repeat(factor, 0).repeat(factor, 1)
     corner = cell._replace(left=_whole(cell.left), top=_whole(cell.top))

@@ -94,6 +94,7 @@ class GridPicture:
     @property
     def marks(self) -> Bytes:
         """The mark on each tile, of `grid`; maps of one number are constant by nature."""
+        # Over the input, or in one tile of all channels, a mark would hide what is to be seen.
         mixed = self.strip or self.reduce is not None or self.overlay is not None
         if mixed or not self.marked or self.plan.map_size == (1, 1):
             return np.zeros(self.plan.maps, np.uint8)
@@ -307,6 +308,7 @@ def lay_over(
     if window is None:
         window = (0, 0, *background[0].shape[:2])
     steps = np.arange(slices)[picture.steps]
+    # A layer that halves time has 8 steps for 16 frames: step 0 lies over frame 1, the later one.
     frames = ((steps + 0.5) * len(background) / slices).astype(int).tolist() * count
     height, width = window[2:]
     maps = picture.tiles[:]
@@ -377,6 +379,7 @@ class Overlay:
         """A map in the size of the input."""
         height, width = self.background[0].shape[:2]
         size = width, height
+        # A hole that were mixed with its neighbours would become some level, and look like a value.
         is_hole = np.zeros(levels.shape, bool)
         if self.nonfinite is not None:
             is_hole = levels == self.nonfinite
@@ -410,6 +413,7 @@ def write_png(
     """
     from featviz.drawing import deflate, loops  # numba takes a while to import
 
+    # The first piece tells the depth: a row has one byte for a pixel, or three.
     pieces = iter(pieces)
     first = next(pieces)
     width = first.shape[1]

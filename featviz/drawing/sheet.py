@@ -133,6 +133,7 @@ class Canvas:
 
     def _spot(self, cell: Cell) -> Bytes:
         """The pixels [h, w, 3] of a rectangle, at least one, to be painted."""
+        # both edges are rounded, not the width: rectangles that meet leave no gap
         left = round(cell.left * DPI)
         top = round(cell.top * DPI)
         right = max(left + 1, round((cell.left + cell.width) * DPI))
@@ -304,6 +305,7 @@ def table(
         labels: a text on the left of each row.
         rows: tiles, or None for a cell that stays empty.
     """
+    # Columns are as wide as their tiles; heads may widen them, unless they stand upright.
     columns = list(zip(*rows, strict=True))
     widths = [max(_width(tile) for tile in column) for column in columns]
     heights = [max(_height(tile) for tile in row) for row in rows]

@@ -116,7 +116,7 @@ def overall(stats: Floats, values: int) -> dict[str, float | int | None]:
     stds = numbers[:, STD]
     shares = finite / total
     mean = float(shares @ means)
-    # the variance of a mixture: that inside the maps, and that of their means
+    # The variance of all is that inside the maps, and that of their means.
     variance = float(shares @ (stds * stds + (means - mean) ** 2))
     summary["min"] = float(numbers[:, MIN].min())
     summary["max"] = float(numbers[:, MAX].max())
@@ -179,6 +179,7 @@ def limits(
     if np.isnan(low).all():
         return ValueLimits.fixed(0.0, 0.0, "layer")
     mode, numbers = scale
+    # A map of one number, scaled by itself, would be black whatever it is: 0, 7 and -3 alike.
     if mode == "map" and maps[0].numel() > 1 and not together:
         return ValueLimits(low, high, mode)
     if mode in ("range", "none"):
@@ -251,6 +252,7 @@ def to_levels(
         times = factors if isinstance(maps, np.ndarray) else maps.new_tensor(factors)
         rows = maps * times.reshape(-1, *[1] * (maps.ndim - 1))
     span = np.maximum(span, np.float32(_TINY))
+    # Where zero lies far below the values, the half is added behind the multiplication instead.
     is_far = bool((abs(low) > _FAR * span).any())
     start = (low if is_far else low - span * np.float32(0.5 / (levels - 1))).astype(np.float32)
     factor = ((levels - 1) / span).astype(np.float32)
@@ -273,6 +275,8 @@ def to_levels(
         )
     else:
         tiles = quantise_on_device(rows, start, factor, half, top)
+    # A constant map has no span to scale by: zero is black, anything else the middle grey, so that
+    # dead channels are told from others.
     if flat.any():
         middle = np.where(low == 0, 0, (levels - 1) // 2 + 1).astype(np.uint8)
         where = flat if len(flat) == len(tiles) else flat.repeat(len(tiles))

@@ -183,6 +183,8 @@ def cam(
         inputs=options.inputs,
         passes=PassOptions(PAIRED, options.target),
     )
+    # Files are checked twice: before the model is loaded by the images that were named, so that a
+    # mistake costs no time, and then by the samples that the model takes, which may be clips.
     samples = find_images(images, run)
     if out is not None:
         files = picture_files(samples, out, options.target)
@@ -292,6 +294,7 @@ def last_map(prepared: Prepared) -> Layer:
         passes.watched(model, prepared.plan, layers) as hooks,
     ):
         hooks.show(prepared.blank, book, take)
+    # From the best kind of layer to the worst, and of each first those that the target depends on.
     outside_attention = [layer for layer in ran if not book.of_layer(layer).in_attention]
     once = [layer for layer in outside_attention if ran.count(layer) == 1]
     choices = (once, outside_attention, ran)
@@ -314,7 +317,7 @@ def _explain(
     assert image is not None, "images that cannot be read are not shown"
     method = str(prepared.options.draw.reduce)
     scale = normalize.parse_scale("auto", reduce=method)
-    # of the one channel that a class activation map has
+    # A class activation map is one channel, of which `max` makes the one large tile, without marks.
     draw = structs.replace(prepared.options.draw, cmap=cmap, reduce="max")
     maps: list[LayerCam] = []
     hints = prepared.hints(image.args)

@@ -54,6 +54,7 @@ def draw_kernels(
     events = None
     if options.tensorboard is not None:
         events = tensorboard.run_folder(options.tensorboard, options.out)
+    # As for a run: into a hidden folder, which gets its name when all is written.
     with replacing(options.out, RUN, options.overwrite) as folder:
         loaded = load_model(model, NO_IMAGE)
         with in_eval_mode(loaded.module):

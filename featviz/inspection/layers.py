@@ -271,7 +271,8 @@ def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
             stack.callback(enter.remove)
             stack.callback(module.register_forward_hook(partial(meter.leave, now)).remove)
         stack.enter_context(running.followed({layer.name for layer in layers}))
-        # the inner one decomposes what the outer one sees
+        # The inner mode is asked first, and takes apart an operator without a formula; the meter,
+        # outside, sees what that is made of.
         with meter, meter.flops:
             forward(model.module, [arg.to(model.device) for arg in blank])
     return meter
@@ -336,6 +337,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A forward pre-hook."""
+        # what a module inside gives counts as its own output, not as its parent's
         if self._running:
             self._running[-1].is_leaf = False
         input_shape = _shape_of_first(tensors([args, kwargs]))

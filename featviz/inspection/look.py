@@ -157,6 +157,7 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
         stages = spread(stages)
     image = read_input(prepared.samples[0], prepared.model.preprocess, prepared.options.inputs)
     collector = _Collector(stages, prepared.hints(image.args), prepared.options.draw, options.maps)
+    # The model itself is watched, too: its output may be a picture.
     root = list_layers(prepared.model.module)[0]
     with prepared.watched(stages if root in stages else [*stages, root]) as show:
         outcome, recorder = show(image.args, collector.hints, collector.take)
@@ -307,6 +308,8 @@ def _output_picture(key: str, output: Tensor, input_size: Sequence[int]) -> Tile
     shape = tuple(output.shape)
     if len(shape) != 4 or shape[0] != 1 or min(shape[2:]) < _SMALLEST_PICTURE:
         return None
+    # Two libraries call scores of classes so. Without a name, maps of the input's own size are
+    # taken for scores, smaller ones for features, which are no picture.
     channels = shape[1]
     named = key in ("logits", "out") and channels > 1  # by Hugging Face and torchvision
     is_pixels = channels in (1, 3) and not named
@@ -342,6 +345,7 @@ def _telling(site: CaptureSite, tensor: Tensor, picture: GridPicture, most_maps:
         tiles = [colors[np.concatenate(list(levels), axis=1)]]
         ranges = [_overall(spans)]
     else:
+        # of a clip or a volume the slice in the middle stands for the map
         middles = levels[slices // 2 :: slices]
         channels = unlike(middles, order, most_maps)
         tiles = [colors[middles[channel]] for channel in channels]
@@ -386,6 +390,7 @@ def ranked(stats: Floats) -> list[int]:
 def unlike(maps: Bytes, order: Sequence[int], count: int) -> list[int]:
     """The first `count` channels of an order of which no two look alike, and none is blank, in
     levels [C, H, W]; where there are fewer, the others follow in their order."""
+    # Thinned out: maps that look alike do so at 64 pixels, too.
     step = max(1, max(maps.shape[1:]) // _COMPARED_SIDE)
     chosen: list[int] = []
     alike: list[int] = []

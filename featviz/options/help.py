@@ -134,8 +134,8 @@ HELP: dict[str, dict[str, str]] = {
     },
     "CamOptions": {
         "layers": _LAYERS,
-        "out": "Write cam-IMAGE.png of each image into this folder; or the picture of one image "
-        "into this PNG file.",
+        "out": "Write cam-IMAGE.png of each image (with --target cam-IMAGE-TARGET.png) into this "
+        "folder; or the picture of one image into this PNG file.",
         "overwrite": "Replace any file in --out.",
         "nul_separated": _NUL_SEPARATED,
         "target": "Show evidence for this class, such as class:281 or class:tabby.\f Other targets "
