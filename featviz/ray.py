@@ -70,7 +70,7 @@ def run(
     order = order_run(model, {**options, "resume": resume}, layers, out)
     check_options(order.options)
     with as_files(images) as files:
-        check_destination(order.options, order.options.overwrite)
+        check_destination(order.options)
         again = replace(order, options=structs.replace(order.options, resume=True))
         ray.init(ignore_reinit_error=True, log_to_driver=False)
         draw = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=2)(_draw)

@@ -160,8 +160,16 @@ def whole(draw: Callable[..., Outcome], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def at_image(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], object]], None]:
-    """Have something happen once, before an image goes through the model."""
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images are drawn in this process, where a test can look on."""
+    monkeypatch.setattr("featviz.run.workers.can_fork", lambda: False)
+
+
+@pytest.fixture
+def at_image(
+    one_process: None, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, Callable[[], object]], None]:
+    """Have something happen once, before an image goes through the model, in this process."""
     from featviz.run.draw import Drawing, DrawnJob, ImageWriter
 
     events: dict[str, Callable[[], object]] = {}

@@ -341,6 +341,9 @@ def order_run(model: Any, options: Mapping[str, Any], layers: Any, out: Any) -> 
         given.pop("seed", None)
     order = ordered(RunOptions, model, given, layers, place="run", out=out)
     asked = order.options
+    if asked.jobs is None and (isinstance(model, nn.Module) or callable(options.get("transform"))):
+        # what an object of the caller's keeps (counters, lists) would be lost with a process
+        asked = structs.replace(asked, jobs=1)
     passes = for_drawing(asked.passes, asked.draw, seed)
     return replace(order, options=structs.replace(asked, passes=passes))
 

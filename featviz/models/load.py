@@ -3,13 +3,10 @@ architecture that they belong to), names of torchvision and timm, and the user's
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 import pickle
-import re
 import sys
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -323,7 +320,7 @@ def build_torchvision(
             module: nn.Module = models.get_model(name, **quiet, **arguments)
     except (TypeError, ValueError) as error:
         message = f"torchvision's {name} refused its arguments: {error}"
-        raise LoadError(message, _arguments_hint(error) or "see --model-arg") from error
+        raise LoadError(message, "see --model-arg") from error
     except (OSError, EOFError, pickle.UnpicklingError, RuntimeError) as error:
         if entry is None:
             raise
@@ -391,7 +388,7 @@ def _build_timm(
         raise LoadError(words, hint) from error
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
         words = f"timm could not build {full}: {first_line(error)}"
-        raise LoadError(words, _arguments_hint(error) or "see --model-arg") from error
+        raise LoadError(words, "see --model-arg") from error
     prepared = timm.data.resolve_model_data_config(module)
     channels = int(arguments.get("in_chans", prepared["input_size"][0]))
     size = arguments.get("img_size", prepared["input_size"][1:])
@@ -447,27 +444,6 @@ def _tags(timm: ModuleType, arch: str) -> list[str]:
 # Factories, `pkg.mod:factory` and `file.py:factory` --------------------------------------------
 
 
-def _arguments_hint(error: Exception) -> str | None:
-    """The arguments of the class or function that did not take one of --model-arg; None for another
-    error. It need not be MODEL itself: builders pass their arguments on."""
-    refused = re.match(
-        r"(?:\w+\.)*?(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'",
-        str(error),
-    )
-    if refused is None or error.__traceback__ is None:
-        return None
-    name, wrong = refused.groups()
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    for value in (*frame.f_locals.values(), *frame.f_globals.values()):
-        if callable(value) and getattr(value, "__name__", None) == name:
-            parameters = inspect.signature(value).parameters.values()
-            names = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-            close = difflib.get_close_matches(wrong, names, 1)
-            question = f"did you mean {close[0]}? " if close else ""
-            return f"{question}{name} takes {', '.join(names) or 'no arguments'}"
-    return None
-
-
 def load_factory(options: ModelOptions) -> Loaded:
     """Call the factory; give the model the weights of a file, if one is named."""
     path = None if options.weights in (None, "none") else Path(str(options.weights))
@@ -502,8 +478,7 @@ def load_factory(options: ModelOptions) -> Loaded:
                 module = module(**{**hparams, **options.model_args})
             except Exception as error:
                 words = f"{spec} raised {type(error).__name__}: {error}"
-                hint = _arguments_hint(error) or "-v shows the traceback"
-                raise LoadError(words, hint) from error
+                raise LoadError(words, "-v shows the traceback") from error
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
         raise LoadError(f"{spec} gave a {kind}, not an nn.Module", "return the model")

@@ -121,7 +121,7 @@ HELP: dict[str, dict[str, str]] = {
         "overwrite": "Replace the run in --out.",
         "resume": "Continue the run in --out where it stopped.",
         "nul_separated": _NUL_SEPARATED,
-        "jobs": "Encode pictures in N threads.",
+        "jobs": "Draw images in N processes, on a CPU.",
         "tensorboard": _TENSORBOARD,
         "shard": "Draw only part I of N parts of the images; all parts may write into one --out.",
     },
@@ -174,7 +174,7 @@ HELP: dict[str, dict[str, str]] = {
         "out": "Write the results into this folder.",
         "overwrite": "Replace the audit in --out, and any files.",
         "nul_separated": _NUL_SEPARATED,
-        "fail_on": "End with exit code 4 if this gate fails: 'dead>5%', 'nonfinite>0', "
+        "fail_on": "End with exit code 4 if this gate fails: dead>5%, nonfinite>0, "
         "'layer3.*:constant>2'; repeatable.",
         "baseline": "End with exit code 4 if a layer has more channels of a finding than in this "
         "earlier audit.json.",

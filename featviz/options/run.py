@@ -203,7 +203,7 @@ class RunOptions(Struct, frozen=True):
     overwrite: Annotated[bool, option(OUTPUT, first=True)] = False
     resume: Annotated[bool, option(OUTPUT)] = False
     nul_separated: Annotated[bool, NUL_SEPARATED] = False
-    jobs: Annotated[PositiveInt | None, option(LIMITS, default_text="cores / 4")] = None
+    jobs: Annotated[PositiveInt | None, option(LIMITS, default_text="one a core")] = None
     tensorboard: Annotated[Folder | None, TENSORBOARD] = None
     shard: Annotated[
         ShardNumber | None, option(LIMITS, default_text="that of torchrun or srun")

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
+from importlib import import_module
 from itertools import chain
 from threading import Event
 from typing import Any, TypeAlias
@@ -21,10 +22,12 @@ from featviz.drawing.drawer import draw, magnitude_and_phase
 from featviz.drawing.picture import GridPicture, caption, describe, encode, to_png, write_png
 from featviz.drawing.tensorboard import Board, as_make_grid, histogram
 from featviz.drawing.values import to_pixels
-from featviz.errors import LayoutError
+from featviz.errors import FeatvizError, LayoutError
+from featviz.files.urls import Url
 from featviz.records import CaptureSite, Floats, Hints, ImageResult, Sample, finite
-from featviz.run.encoders import Background, shared_cores
-from featviz.run.prepare import ModelInput, Prepared, Show, read_input
+from featviz.run import workers
+from featviz.run.encoders import AtOnce, Background, shared_cores, usable_cores
+from featviz.run.prepare import LOOPS, ModelInput, Prepared, Show, read_input
 from featviz.run.resume import kept
 from featviz.run.visit import ImageJob, visit
 from featviz.rundir import INPUT_FILE
@@ -32,21 +35,79 @@ from featviz.rundir.schema import Capture
 from featviz.rundir.write import RunDirectory, manifest_rows
 
 
+def draw_images(
+    run: Drawing, samples: Sequence[Sample], stop: Event
+) -> Generator[ImageResult, None, None]:
+    """Draw and write each image and yield its result, in order, until `stop` is set: in this
+    process, or side by side in worker processes, of which each draws and writes whole images.
+
+    The command and the machine alone decide which: so the same command gives the same bytes.
+    """
+    jobs = _process_count(run, samples)
+    if jobs == 1:
+        yield from draw_all(run, samples, stop)
+        return
+    with workers.one_torch_thread():
+        # A worker that is forked while the thread of `prepare` imports would wait for it for ever.
+        import_module(LOOPS)
+        # The first image shows how much memory one takes, and leaves workers what it found out.
+        with workers.measured_memory() as memory:
+            yield from draw_all(run, samples[:1], stop)
+
+        def work(numbers: Iterator[int]) -> Iterator[ImageResult]:
+            kept = run.kept if run.prepared.options.resume else None
+            run.encoders = AtOnce()
+            with run.prepared.watched() as run.show_model:
+                for number in numbers:
+                    for job in visit([samples[number]], run.read, run.show, kept=kept):
+                        yield run.result_of(job)
+
+        def lost(number: int, error: workers.WorkerDiedError) -> ImageResult:
+            return run.failed(samples[number], error)
+
+        count = workers.fitting(min(jobs, len(samples) - 1), memory.bytes_taken)
+        rest = range(1, len(samples))
+        with closing(workers.in_processes(rest, work, count, stop, lost)) as results:
+            yield from results
+
+
+def _process_count(run: Drawing, samples: Sequence[Sample]) -> int:
+    """How many processes draw the images.
+
+    One where there is little to gain (a few images), or something that cannot be divided: a GPU,
+    TensorBoard's events, connections to a store, whose reader waits for the network in threads.
+    """
+    options = run.prepared.options
+    is_remote = options.mirror is not None or any(
+        isinstance(path, Url) for sample in samples[:1] for path in sample.paths
+    )
+    is_divisible = run.board is None and not is_remote and workers.can_fork()
+    is_on_cpu = run.prepared.model.device.type == "cpu"
+    # of the whole run: what --resume draws later must not depend on how much is left
+    is_long = len(run.prepared.samples) >= workers.FEWEST_IMAGES and len(samples) > 1
+    if not (is_divisible and is_on_cpu and is_long):
+        return 1
+    if options.jobs is not None:
+        return options.jobs
+    # each shard is one of several processes, which are to use the cores together
+    return 1 if options.shard is not None else usable_cores()
+
+
 def draw_all(
     run: Drawing, samples: Sequence[Sample], stop: Event
 ) -> Generator[ImageResult, None, None]:
-    """Draw and write each image and yield its result, in order, until `stop` is set.
+    """Draw and write each image here, and yield its result, in order, until `stop` is set.
 
     Image n is yielded when image n + 1 has been through the model. Whatever ends the loop, encoders
     complete the image that they have, unless the one before could not be written."""
-    options = run.prepared.options
-    kept = run.kept if options.resume else None
+    kept = run.kept if run.prepared.options.resume else None
     drawn: DrawnJob | None = None
     with (
         run.prepared.watched() as run.show_model,
-        shared_cores(options.jobs) as run.encoders,
+        shared_cores() as encoders,
         closing(visit(samples, run.read, run.show, kept=kept, stop=stop)) as jobs,
     ):
+        run.encoders = encoders
         for following in chain(jobs, [None]):
             if drawn is not None:
                 try:
@@ -64,7 +125,7 @@ class Drawing:
     """What the images of a run share."""
 
     show_model: Show
-    encoders: Background
+    encoders: Background | AtOnce
 
     def __init__(
         self, prepared: Prepared, store: RunDirectory, fingerprint: str, board: Board | None = None
@@ -128,8 +189,12 @@ class Drawing:
             return result
         error = job.error
         assert error is not None, "an image has a result or an error"
-        folder = self.store.image(job.sample.name).name
-        return ImageResult(job.sample.name, folder, error=error.message, hint=error.hint)
+        return self.failed(job.sample, error)
+
+    def failed(self, sample: Sample, error: FeatvizError) -> ImageResult:
+        """The result of an image that has no pictures."""
+        folder = self.store.image(sample.name).name
+        return ImageResult(sample.name, folder, error=error.message, hint=error.hint)
 
 
 class ImageWriter:

@@ -8,7 +8,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Condition
 from typing import Any, TypeVar
 
@@ -86,9 +87,39 @@ class Background:
         return True
 
 
+def usable_cores() -> int:
+    """The cores that this process may use: its affinity, and the quota of its control group."""
+    if sys.platform != "linux":
+        return os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
+    # "200000 100000": 200 ms of processor time in each period of 100 ms are two cores
+    with suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+class AtOnce:
+    """The encoder of a worker process: each task runs where it is submitted, since a second thread
+    would only wait for Python's lock."""
+
+    def submit(self, size: int, work: Callable[[], T]) -> Future[T]:
+        """Run `work`, and keep what it returned or raised; `size` does not matter."""
+        future: Future[T] = Future()
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def result(self, future: Future[T]) -> T:
+        """What a task returned, or the exception that it raised."""
+        return future.result()
+
+
 @contextmanager
-def shared_cores(jobs: int | None, max_bytes: int = QUEUE_BYTES) -> Iterator[Background]:
-    """Encoders beside the model: `jobs` threads, or a quarter of the cores, at least two. Leaving
+def shared_cores(threads: int | None = None, max_bytes: int = QUEUE_BYTES) -> Iterator[Background]:
+    """Encoders beside the model: `threads`, or a quarter of the cores, at least two. Leaving
     the block waits for all tasks, also after an exception.
 
     Where threads can step back (Linux) torch gets all cores, and the encoders what it leaves. Else
@@ -96,10 +127,11 @@ def shared_cores(jobs: int | None, max_bytes: int = QUEUE_BYTES) -> Iterator[Bac
     for the slowest of its threads. A run never decides by what it measures, and so gives the same
     values each time.
     """
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    share, threads = max(1, cores // 4), torch.get_num_threads()
-    torch.set_num_threads(max(1, min(threads, cores if STEP_BACK else cores - share)))
-    background = Background(jobs or max(2, share), max_bytes)
+    cores = usable_cores()
+    share = max(1, cores // 4)
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, min(before, cores if STEP_BACK else cores - share)))
+    background = Background(threads or max(2, share), max_bytes)
     try:
         yield background
     finally:
@@ -108,7 +140,7 @@ def shared_cores(jobs: int | None, max_bytes: int = QUEUE_BYTES) -> Iterator[Bac
                 pass
         finally:
             background.pool.shutdown(wait=True)
-            torch.set_num_threads(threads)
+            torch.set_num_threads(before)
 
 
 def read_ahead(

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LOOPS = "featviz.drawing.deflate"
+"""The module whose import brings numba and its compiled loops."""
+
 
 Show = Callable[[Sequence[Tensor], HintBook, Callable[..., None]], tuple[Outcome, Recorder]]
 """Shows an input to a model: the arguments of its forward, hints on layouts, a sink of tensors."""
@@ -127,8 +130,7 @@ def prepare(
 ) -> Prepared:
     """Load the model, group the images that were found as it takes them, choose the layers."""
     # numba is loaded while the model is
-    loops = "featviz.drawing.deflate"
-    Thread(target=import_module, args=(loops,), name="featviz-loops", daemon=True).start()
+    Thread(target=import_module, args=(LOOPS,), name="featviz-loops", daemon=True).start()
     loaded = fitted(load_model(model, options.inputs), images)
     samples = grouped(images, loaded.preprocess, options.inputs.frames)
     blank, shown = blank_input(loaded, samples, options.inputs)

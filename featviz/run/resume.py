@@ -42,23 +42,17 @@ def held(options: RunOptions) -> Iterator[Folder]:
             yield new
         return
     with locks.held(out, shard):
-        # an earlier run is refused by `open_run`, when the layers are known: a misspelt one is to
-        # be named first
-        check_destination(options, overwrite=True)
+        check_destination(options)
         with reported(out):
             folder = Folder.open(out)
         yield folder
 
 
-def check_destination(options: RunOptions, overwrite: bool) -> None:
-    """Say before the model is loaded that `out` cannot be written.
-
-    Args:
-        overwrite: whether an earlier run may be there.
-    """
+def check_destination(options: RunOptions) -> None:
+    """Say before the model is loaded that `out` cannot be written."""
     there = (options.resume or options.shard is not None) and holds_run(options.folder)
     if not there:
-        check_free(options.folder, RUN, overwrite)
+        check_free(options.folder, RUN, options.overwrite)
 
 
 def together(options: RunOptions) -> AbstractContextManager[None]:

@@ -21,7 +21,7 @@ from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import ModelOptions, RunOptions
 from featviz.records import ImageResult, Outcome, RunResult, Shard
-from featviz.run.draw import Drawing, draw_all
+from featviz.run.draw import Drawing, draw_all, draw_images
 from featviz.run.prepare import Prepared, files_read, find_images, prepare
 from featviz.run.resume import RunDocument, held, open_run, run_record
 from featviz.rundir.folder import Folder
@@ -78,7 +78,7 @@ def run(
                     with in_eval_mode(prepared.model.module):
                         post_kernels(prepared.model.module, prepared.layers, board)
                 drawing = Drawing(prepared, folder, document.fingerprint, board)
-                with closing(draw_all(drawing, samples, stop)) as results:
+                with closing(draw_images(drawing, samples, stop)) as results:
                     for result in results:
                         images.append(replace(result, **nothing))
                         pictures += len(result.rows)

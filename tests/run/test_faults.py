@@ -78,7 +78,7 @@ def test_a_second_signal(
 
 @pytest.mark.parametrize("name", ["output.png", "manifest.json"])
 def test_a_write_that_fails(
-    name: str, draw: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, draw: Run, tmp_path: Path, one_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever file it is: its image leaves nothing, those before are complete."""
     fill_disk(monkeypatch, lambda path: "02.png" in path.parts and path.name == name)
@@ -88,7 +88,9 @@ def test_a_write_that_fails(
     assert run_json(tmp_path / "out")["images"]["missing"] == ["02.png", "03.png"]
 
 
-def test_an_encoder_that_dies(draw: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_that_dies(
+    draw: Run, tmp_path: Path, one_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A bug in a writer thread is not swallowed: it ends the run, and its image is no image."""
     real = write.ImageFolder.writing
 

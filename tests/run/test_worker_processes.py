@@ -1,0 +1,183 @@
+"""Worker processes: results in order, whatever becomes of a worker, and no process left behind."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from threading import Event
+
+import pytest
+import torch
+
+from featviz.errors import StoreError
+from featviz.run import workers
+from featviz.run.workers import WorkerDiedError, in_processes
+
+pytestmark = pytest.mark.skipif(not workers.can_fork(), reason="workers are forked on Linux alone")
+
+
+def squares(numbers: Iterator[int]) -> Iterable[tuple[int, int]]:
+    """Each number's square, and the process that computed it; the first one takes longest."""
+    for number in numbers:
+        time.sleep(0.2 if number == 0 else 0)
+        yield number**2, os.getpid()
+
+
+def failed(number: int, error: WorkerDiedError) -> tuple[int, str]:
+    """What stands for a number whose worker died."""
+    return number, error.message
+
+
+def test_results_come_in_order_from_several_processes() -> None:
+    """The number that takes longest comes first all the same, and this process computes none."""
+    results = list(in_processes(range(9), squares, 3, Event(), failed))
+    assert [square for square, _ in results] == [number**2 for number in range(9)]
+    processes = {process for _, process in results}
+    assert len(processes) == 3 and os.getpid() not in processes
+    assert multiprocessing.active_children() == []
+
+
+def test_each_worker_has_one_torch_thread() -> None:
+    """The threads of OpenMP do not survive a fork; a second one would hang."""
+
+    def threads(numbers: Iterator[int]) -> Iterable[int]:
+        for _ in numbers:
+            torch.rand(512, 512) @ torch.rand(512, 512)
+            yield torch.get_num_threads()
+
+    assert set(in_processes(range(4), threads, 2, Event(), failed)) == {1}
+
+
+def test_a_worker_that_dies_costs_its_number_alone(tmp_path: Path) -> None:
+    """The number is tried once more, by itself; then it fails, and all others are there."""
+    tries = tmp_path / "tries"
+
+    def dying(numbers: Iterator[int]) -> Iterable[tuple[int, str]]:
+        for number in numbers:
+            if number == 2:
+                with tries.open("a") as file:
+                    file.write("x")
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield number, ""
+
+    results = list(in_processes(range(6), dying, 2, Event(), failed))
+    assert [number for number, _ in results] == list(range(6))
+    messages = {number: message for number, message in results if message}
+    assert list(messages) == [2] and "SIGKILL" in messages[2]
+    assert tries.read_text() == "xx"
+
+
+def test_a_number_that_fails_once_is_done_the_second_time(tmp_path: Path) -> None:
+    """Whatever took the memory at first, the result is there."""
+    mark = tmp_path / "mark"
+
+    def unlucky(numbers: Iterator[int]) -> Iterable[tuple[int, str]]:
+        for number in numbers:
+            if number == 1 and not mark.exists():
+                mark.touch()
+                os._exit(7)
+            yield number, ""
+
+    results = list(in_processes(range(4), unlucky, 2, Event(), failed))
+    assert results == [(number, "") for number in range(4)]
+
+
+def test_what_a_worker_raises_ends_the_run() -> None:
+    """The error arrives with its message and hint, and the workers are gone."""
+
+    def full(numbers: Iterator[int]) -> Iterable[int]:
+        for number in numbers:
+            if number == 3:
+                raise StoreError("no space left", "make room")
+            yield number
+
+    with pytest.raises(StoreError, match="no space left") as caught:
+        list(in_processes(range(100), full, 2, Event(), lambda number, error: number))
+    assert caught.value.hint == "make room"
+    assert multiprocessing.active_children() == []
+
+
+def test_a_bug_in_a_worker_shows_where_it_is() -> None:
+    """The traceback of the worker is a note on the error."""
+
+    def buggy(numbers: Iterator[int]) -> Iterable[int]:
+        for number in numbers:
+            yield 1 // number
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(in_processes([0], buggy, 1, Event(), lambda number, error: number))
+    assert "yield 1 // number" in caught.value.__notes__[0]
+
+
+def test_a_stopped_run_keeps_what_has_begun() -> None:
+    """After `stop` no number is handed out; those at work are finished and yielded, in order."""
+    stop = Event()
+    results = []
+
+    def slow(numbers: Iterator[int]) -> Iterable[int]:
+        for number in numbers:
+            time.sleep(0.05)
+            yield number
+
+    for number in in_processes(range(1000), slow, 2, stop, lambda number, error: number):
+        results.append(number)
+        stop.set()
+    assert 1 <= len(results) < 20
+    assert results == list(range(len(results)))
+
+
+def test_what_workers_log_is_logged_here(caplog: pytest.LogCaptureFixture) -> None:
+    """Progress bars and `--json` know one stream of messages, that of the parent."""
+
+    def talking(numbers: Iterator[int]) -> Iterable[int]:
+        for number in numbers:
+            logging.getLogger("featviz.images").warning("number %d", number)
+            yield number
+
+    list(in_processes(range(3), talking, 2, Event(), lambda number, error: number))
+    assert sorted(caplog.messages) == ["number 0", "number 1", "number 2"]
+
+
+PARENT = """
+import os, sys, time
+from threading import Event
+from featviz.run.workers import in_processes
+
+def slow(numbers):
+    for number in numbers:
+        print(os.getpid(), flush=True)
+        time.sleep(0.3)
+        yield number
+
+list(in_processes(range(50), slow, 2, Event(), lambda number, error: number))
+"""
+
+
+@pytest.mark.slow
+def test_no_worker_outlives_a_killed_parent() -> None:
+    """Each ends with the number that it has."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = {int(parent.stdout.readline()) for _ in range(2)}
+    parent.kill()
+    parent.stdout.read()  # until the last process that holds the pipe has ended
+    parent.wait()
+    time.sleep(0.1)
+    # a process that has ended has no command line any more, whether or not it was waited for
+    lines = [Path(f"/proc/{pid}/cmdline") for pid in pids]
+    assert not any(line.exists() and line.read_bytes() for line in lines)
+
+
+def test_workers_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there is memory for, but never none."""
+    monkeypatch.setattr(workers, "_available_bytes", lambda: workers.SPARE_BYTES + 1000)
+    assert workers.fitting(8, bytes_each=300) == 3
+    assert workers.fitting(2, bytes_each=300) == 2
+    assert workers.fitting(8, bytes_each=5000) == 1
