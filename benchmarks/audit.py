@@ -42,7 +42,7 @@ from featviz.run.prepare import read_input
 
 SCENES = Path(__file__).parent.parent / "sample_images" / "scenes"
 INPUTS = InputOptions(
-    size=256, crop=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), channels=3
+    size=256, crop=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), input_channels=3
 )
 FEW = 16
 """Images of the shorter of two runs."""

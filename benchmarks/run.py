@@ -48,7 +48,7 @@ from featviz.records import Sample
 
 PHOTO = Path(__file__).parent.parent / "sample_images" / "scenes" / "landscape.jpg"
 INPUTS = InputOptions(
-    size=256, crop=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), channels=3
+    size=256, crop=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), input_channels=3
 )
 FEW = 2
 """Images of the shorter of two runs."""

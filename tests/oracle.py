@@ -30,7 +30,7 @@ def inputs(size: int, channels: int = 3) -> dict[str, Any]:
         "crop": size,
         "mean": (0.45,) * channels,
         "std": (0.23,) * channels,
-        "channels": channels,
+        "input_channels": channels,
     }
 
 

@@ -347,7 +347,7 @@ def forward(
         if recorder is not None and recorder.fault is error:
             raise
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors(list(args)))
-        hint = "--size, --crop and --channels change it, -v shows the traceback"
+        hint = "--size, --crop and --input-channels change it, -v shows the traceback"
         raise ForwardError(
             f"the model failed in {_at_fault(model, error)}: {_first_line(error)}",
             f"the input was {shapes}; {hint}",

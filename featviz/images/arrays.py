@@ -136,7 +136,7 @@ def _moved_to_the_front(array: np.ndarray, wanted: Wanted) -> np.ndarray:
 
 def _no_fit(shape: tuple[int, ...], wanted: Wanted) -> ImageError:
     takes = f"the model takes {counted(wanted.channels, 'channel')}: {wanted.shapes}"
-    hint = "--channels says another number, --transform makes what the model takes"
+    hint = "--input-channels says another number, --transform makes what the model takes"
     return ImageError(f"has the shape {list(shape)}, and {takes}", hint)
 
 

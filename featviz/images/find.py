@@ -353,7 +353,7 @@ def together(samples: Sequence[Sample], count: int) -> list[Sample]:
     if len(samples) % count:
         raise UsageError(
             f"the model takes {count} images at once, and there are {len(samples)}",
-            f"give a multiple of {count}; --inputs says otherwise, and "
+            f"give a multiple of {count}; --images-per-pass says otherwise, and "
             "--forward-arg NAME=VALUE gives an argument that is no image",
         )
     joined = []

@@ -35,7 +35,7 @@ from featviz.rundir.write import ImageFolder, RunDirectory, manifest_rows
 
 log = logging.getLogger(__name__)
 
-NO_IMAGE = InputOptions(channels=1)
+NO_IMAGE = InputOptions(input_channels=1)
 """Kernels need no input; with this, none is guessed from the first convolution."""
 _FOR_MAPS = ("tensors", "flat", "overlay", "reduce", "figure")
 """Options of drawing that mean nothing for kernels."""

@@ -100,7 +100,7 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
         transform = UserTransform.named(inputs.transform)
     further = arguments.parse(inputs.forward_args, options.seed) if inputs.forward_args else []
     if transform is not None:
-        preprocess = transform.preprocess(inputs.channels or 3)
+        preprocess = transform.preprocess(inputs.input_channels or 3)
     else:
         preprocess = choose_preprocess(module, entry, inputs, fixed, further)
     if transform is not None or further:
@@ -150,10 +150,10 @@ def fed(
     its forward; the hooks are removed at the end."""
     preprocess = model.preprocess
     if transform is not None:
-        preprocess = transform.preprocess(inputs.channels or 3)
+        preprocess = transform.preprocess(inputs.input_channels or 3)
     values = arguments.from_values(further)
     if preprocess.transform is None:  # each given argument is an image less that forward needs
-        count = inputs.inputs or required_arguments(model.module, values)
+        count = inputs.images_per_pass or required_arguments(model.module, values)
         preprocess = replace(preprocess, inputs=count)
     preprocess, hooks = arguments.feed(model.module, preprocess, transform, values, model.device)
     try:

@@ -61,7 +61,7 @@ def choose_preprocess(
         known = Chain()
     elif "RAFT" in kinds:
         known = Chain(mean=(0.5,) * 3, std=(0.5,) * 3, multiple=8)
-    channels, guessed = options.channels or expected, False
+    channels, guessed = options.input_channels or expected, False
     if options.preset is not None:
         base = _named(options.preset, channels, module, fixed[1])
     elif known is not None and known.channels == channels:
@@ -79,7 +79,7 @@ def choose_preprocess(
     return Preprocess(
         base,
         frames=(options.frames or _FRAMES) if of_clips else None,
-        inputs=options.inputs or required_arguments(module, further),
+        inputs=options.images_per_pass or required_arguments(module, further),
         guessed=guessed,
         size_guessed=not said and (guessed or base.own_size),
         any_values=options.mean is not None or options.std is not None,
@@ -145,7 +145,9 @@ def _named(name: str, channels: int, module: nn.Module, size: HeightWidth | None
     preset = PRESETS[name]
     if channels != 3 and preset.mean is not None:
         words = f"--preset {name} is for RGB, and the model takes {counted(channels, 'channel')}"
-        raise UsageError(words, "--preset none, with --size, --mean and --std; or --channels 3")
+        raise UsageError(
+            words, "--preset none, with --size, --mean and --std; or --input-channels 3"
+        )
     if preset.letterbox is not None:
         letterbox()
         if size is not None and size[0] != size[1]:

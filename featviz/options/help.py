@@ -61,16 +61,16 @@ HELP: dict[str, dict[str, str]] = {
         "interpolation": "Resize images with this filter.",
         "mean": "Subtract these means from the channels of images, whose values are 0..1.",
         "std": "Divide the channels of images by these standard deviations, after --mean.",
-        "channels": "Read images as greyscale (1) or RGB (3), or files of N channels (.npy, .npz, "
-        ".pt, .tif, or pictures with alpha).",
+        "input_channels": "Read images as greyscale (1) or RGB (3), or files of N channels "
+        "(.npy, .npz, .pt, .tif, or pictures with alpha).",
         "background": "Put this colour behind transparent images.",
         "frames": "Take N frames of each clip for a video model, or N images of each video file "
         "for another model.",
         "input": "Give the model this tensor in place of an image: randn:1,128 (random numbers of "
         "--seed), zeros:1,128, or a file (.npy, .npz, .pt). NAME is a parameter of its forward; "
         "repeatable.",
-        "inputs": "Pass N images to each call of the model, for models that compare images, as "
-        "those of optical flow do.",
+        "images_per_pass": "Pass N images to each call of the model, for models that compare "
+        "images, as those of optical flow do.",
         "forward_args": "Pass a further argument to the model's forward: a number, true, false, "
         "none, zeros:1,77, ones:1,77:int64, randn:1,9, a file (.npy, .npz, .pt), or image. "
         "NAME.KEY=VALUE fills a dict; repeatable.",

@@ -93,14 +93,14 @@ class InputOptions(Struct, frozen=True):
     interpolation: Annotated[str | None, option(INPUT, choices=INTERPOLATIONS)] = None
     mean: Annotated[Numbers | None, option(INPUT)] = None
     std: Annotated[Numbers | None, option(INPUT)] = None
-    channels: Annotated[
+    input_channels: Annotated[
         Annotated[int, Meta(ge=1, le=4096)] | None,
         option(INPUT, default_text="as the first convolution says"),
     ] = None
     background: Annotated[str, option(INPUT, "COLOUR")] = "white"
     frames: Annotated[PositiveInt | None, option(INPUT, default_text="16, else the first")] = None
     input: Annotated[Texts, option(INPUT, "NAME=VALUE")] = ()
-    inputs: Annotated[
+    images_per_pass: Annotated[
         PositiveInt | None, option(INPUT, default_text="as many as its forward takes")
     ] = None
     forward_args: Annotated[Texts, option(INPUT, "NAME=VALUE", flags=("--forward-arg",))] = ()

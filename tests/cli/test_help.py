@@ -4,6 +4,7 @@ first screen, everything under --help-all, and nothing heavy is imported for it.
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from pathlib import Path
 
 import click
@@ -66,6 +67,25 @@ def test_a_command_is_a_sentence_and_lists_every_form_of_model(name: str, featvi
     assert command is not None and "{MODEL}" not in words
     if "model" in {param.name for param in command.params}:
         assert not [source.form for source in SOURCES if source.form not in words]
+
+
+def _differ_by_one_letter(name: str, other: str) -> bool:
+    shorter, longer = sorted((name, other), key=len)
+    if len(shorter) == len(longer):
+        return sum(a != b for a, b in zip(name, other, strict=True)) == 1
+    return shorter in {longer[:i] + longer[i + 1 :] for i in range(len(longer))}
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_no_two_options_differ_by_one_letter(command: str) -> None:
+    """A slip of the finger is an error, and not another option."""
+    names = [
+        name
+        for key, option in OPTIONS.items()
+        for name in (*option.opts, *option.secondary_opts)
+        if key.split()[0] == command and name.startswith("--")
+    ]
+    assert [pair for pair in combinations(names, 2) if _differ_by_one_letter(*pair)] == []
 
 
 def options_in(text: str) -> list[str]:

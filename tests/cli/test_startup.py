@@ -20,7 +20,7 @@ class Net(nn.Sequential):
         super().__init__(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 """
 
-WITHOUT = ["run net.py:Net noise.png --out 1 --preset clip --size 64x48 --crop 32 --channels 3"]
+WITHOUT = ["run net.py:Net noise.png --out 1 --preset clip --size 64x48 --crop 32"]
 OF_TORCHVISION = "layers resnet18 --weights none"
 """By which one sees that the two are told apart."""
 

@@ -26,7 +26,7 @@ from featviz.options import PAD_GREY
 
 pytest.importorskip("tensorboard")
 
-RAW: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "channels": 3, "size": (16, 20)}
+RAW: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "input_channels": 3, "size": (16, 20)}
 NAMES = ["0.png", "1.png", "2.png"]
 
 

@@ -21,7 +21,7 @@ from featviz.drawing.picture import caption, describe, encode, to_image
 from featviz.options import DrawOptions
 from featviz.records import CaptureSite, Hints
 
-RAW: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "channels": 3}
+RAW: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "input_channels": 3}
 """An input whose values are the picture's, 0..1."""
 
 

@@ -153,7 +153,7 @@ def test_frozen_and_lazy_parameters(featviz: Run, nets: Any) -> None:
     found = listed(featviz, nets("frozen"))
     assert [row["trainable"] for row in found["layers"]] == [10, 0, 10]
     assert (found["totals"]["parameters"], found["totals"]["trainable"]) == (26, 10)
-    assert listed(featviz, nets("lazy"), "--channels", "3")["totals"]["parameters"] == 140
+    assert listed(featviz, nets("lazy"), "--input-channels", "3")["totals"]["parameters"] == 140
 
 
 def test_operators_without_a_formula_are_named(featviz: Run, nets: Any) -> None:

@@ -32,7 +32,7 @@ from featviz.models.load import adopt
 from featviz.options import InputOptions
 from featviz.options.commands import LookOptions
 
-PLAIN = InputOptions(preset="none", channels=1)
+PLAIN = InputOptions(preset="none", input_channels=1)
 
 
 @pytest.fixture

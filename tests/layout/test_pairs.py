@@ -76,7 +76,7 @@ class TestPairs:
         assert content["input"]["shape"] == [[1, 3, 6, 8]] * 2
 
     def test_inputs_may_be_told(self, pair: list[Path], tmp_path: Path) -> None:
-        """inputs=3 gives three images to a forward with an optional third."""
+        """images_per_pass=3 gives three images to a forward with an optional third."""
 
         def way(self: nn.Module, a: Tensor, b: Tensor, c: Tensor | None = None) -> list[Tensor]:
             return [self.conv(x) for x in (a, b, c) if x is not None]
@@ -86,7 +86,7 @@ class TestPairs:
         with pytest.raises(UsageError, match="takes 2 images at once, and there are 3"):
             fv.run(net, pair, "conv", tmp_path / "out", size=8, **AS_IS)
         assert not (tmp_path / "out").exists()
-        done = fv.run(net, pair, "conv", tmp_path / "out", size=8, inputs=3, **AS_IS)
+        done = fv.run(net, pair, "conv", tmp_path / "out", size=8, images_per_pass=3, **AS_IS)
         assert [maps.call for maps in done.captures] == [0, 1, 2]
 
     def test_pairs_of_a_folder_and_of_different_sizes(self, tmp_path: Path) -> None:

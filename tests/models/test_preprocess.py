@@ -157,7 +157,7 @@ def test_mean_and_std_override_the_entry(
 @pytest.mark.parametrize("entry", [None, RESNET], ids=["no entry", "entry"])
 def test_colours_become_what_the_model_takes(entry: Any) -> None:
     """A model of one channel sees the picture in grey as it is, with nothing to warn of; one of RGB
-    a grey picture in three equal channels; --channels wins over the first convolution."""
+    a grey picture in three equal channels; --input-channels wins over the first convolution."""
     chosen = choose_preprocess(GREY, entry, InputOptions())
     assert torch.equal(chosen.tensor(noise()), older.to_tensor(noise(mode="L"))[None])
     assert chosen.chain.own_size and not chosen.guessed
@@ -165,7 +165,7 @@ def test_colours_become_what_the_model_takes(entry: Any) -> None:
     tensor = choose_preprocess(RGB, Chain(), InputOptions()).tensor(grey)
     assert torch.equal(tensor, older.to_tensor(grey).expand(1, 3, -1, -1))
     for channels in (1, 3):
-        told = choose_preprocess(nn.Conv2d(4, 2, 1), entry, InputOptions(channels=channels))
+        told = choose_preprocess(nn.Conv2d(4, 2, 1), entry, InputOptions(input_channels=channels))
         assert told.tensor(noise()).shape[1] == channels
 
 
@@ -186,7 +186,7 @@ def test_an_unknown_model_gets_imagenets() -> None:
         ({"mean": (0.5,)}, "--mean has 1 numbers for 3 channels"),
         ({"std": (0.5, 0.5)}, "--std has 2 numbers for 3 channels"),
         ({"std": (0.5, 0.0, 0.5)}, r"--std \[0\.5, 0, 0\.5\] divides by zero"),
-        ({"mean": (0.5,) * 3, "channels": 1}, "--mean has 3 numbers for 1 channels"),
+        ({"mean": (0.5,) * 3, "input_channels": 1}, "--mean has 3 numbers for 1 channels"),
     ],
 )
 def test_means_and_deviations_must_fit(options: dict[str, Any], message: str) -> None:

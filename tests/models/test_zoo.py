@@ -212,7 +212,7 @@ def test_no_leaf_of_timm_is_lost(name: str, tmp_path: Path) -> None:
     module.load_state_dict(random_weights(module))
     torch.save(module, tmp_path / "whole.pth")
     options = ModelOptions(str(tmp_path / "whole.pth"), device="cpu")
-    loaded = load_model(options, InputOptions(size=TIMM[name], channels=3))
+    loaded = load_model(options, InputOptions(size=TIMM[name], input_channels=3))
     same_modules(loaded.module, module)
     assert same_weights(loaded.module, module)
     with counted(loaded.module) as count:

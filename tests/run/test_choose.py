@@ -45,7 +45,7 @@ def cases(models: dict[str, str]) -> list[Any]:
 
 def looked_at(model: nn.Module, height: int, width: int) -> list[str]:
     """Names of the layers that are drawn where none are named."""
-    loaded = adopt(model.eval(), InputOptions(size=(height, width), channels=3))
+    loaded = adopt(model.eval(), InputOptions(size=(height, width), input_channels=3))
     return [one.name for one in choose_layers(loaded, None, [torch.zeros(1, 3, height, width)])]
 
 

@@ -32,7 +32,7 @@ INPUTS: dict[str, Any] = {
     "crop": 96,
     "mean": (0.485, 0.456, 0.406),
     "std": (0.229, 0.224, 0.225),
-    "channels": 3,
+    "input_channels": 3,
 }
 
 

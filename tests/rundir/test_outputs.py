@@ -13,7 +13,7 @@ from rundirs import Drawn, write_run
 from featviz.records import Verdict
 from featviz.rundir.studies import junit
 
-SMALL = ["--size", "12", "--channels", "3"]
+SMALL = ["--size", "12", "--input-channels", "3"]
 
 COMMANDS = {
     "diff --html": "diff run run --html FILE",
