@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -43,24 +43,47 @@ FORMATS = {
 SUFFIXES = tuple(f".{name}" for name in FORMATS)
 
 
-CaptureKind = namedtuple(
-    "CaptureKind", "name of backward help normalize cmap", defaults=("auto", "auto")
-)
-"""One kind of tensor that can be captured `of` a layer, its output or its input; the normalisation
-and the colormap that `auto` stands for, which is `auto` where the picture decides."""
+class CaptureKind(NamedTuple):
+    """One kind of tensor that can be captured of a layer."""
+
+    name: str
+    of: str
+    """What of the layer it is, or is the gradient of: `output` or `input`."""
+    backward: bool
+    """Whether it takes a backward pass."""
+    help: str
+    normalize: str = "auto"
+    """The normalisation that `auto` stands for; `auto` where the picture decides."""
+    cmap: str = "auto"
+    """The colormap that `auto` stands for."""
+
 
 SALIENCY = "saliency"
 """The key of the picture of all channels of a gradient of the image; its values have no sign."""
 
-_SIGNS = "symmetric-percentile:99", "coolwarm"
-"""How gradients are drawn, of which a few large values would else leave all others white."""
+# A few values of a gradient are so large that all others would be white beside them
+_GRADIENT_SCALE = "symmetric-percentile:99"
 KINDS = {
     kind.name: kind
     for kind in (
-        CaptureKind("output", "output", False, "output"),
-        CaptureKind("input", "input", False, "input"),
-        CaptureKind("grad", "output", True, "grad (the gradient at its output)", *_SIGNS),
-        CaptureKind("grad-input", "input", True, "grad-input (the gradient at its input)", *_SIGNS),
+        CaptureKind(name="output", of="output", backward=False, help="output"),
+        CaptureKind(name="input", of="input", backward=False, help="input"),
+        CaptureKind(
+            name="grad",
+            of="output",
+            backward=True,
+            help="grad (the gradient at its output)",
+            normalize=_GRADIENT_SCALE,
+            cmap="coolwarm",
+        ),
+        CaptureKind(
+            name="grad-input",
+            of="input",
+            backward=True,
+            help="grad-input (the gradient at its input)",
+            normalize=_GRADIENT_SCALE,
+            cmap="coolwarm",
+        ),
     )
 }
 """By name, in the order of help texts."""
@@ -114,7 +137,8 @@ REDUCTIONS = {
         Reduction("hirescam", "HiResCAM", "HiResCAM", weighs=True),
         Reduction("xgradcam", "XGrad-CAM", "XGrad-CAM, for and against", weighs=True, signed=True),
         Reduction(
-            *("gradxact", "gradient × activation"),
+            "gradxact",
+            "gradient × activation",
             "the sum of gradient × activation, for and against",
             weighs=True,
             signed=True,
@@ -134,21 +158,46 @@ RECTIFIERS = frozenset({"ReLU", "ReLU6", "fn:relu", "fn:relu6"})
 there in all images is dead."""
 
 
-InputPreset = namedtuple(
-    "InputPreset",
-    "description resize crop mean std interpolation letterbox",
-    defaults=(None, None, None, None, "bilinear", None),
-)
-"""How images become the input of a family of models; steps that are None are left out. `letterbox`
-is the longer side in pixels, where Ultralytics' LetterBox pads the image instead."""
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+class InputPreset(NamedTuple):
+    """How images become the input of a family of models; steps that are None are left out."""
+
+    description: str
+    resize: int | None = None
+    """The shorter side, pixels."""
+    crop: int | None = None
+    """Both sides, pixels."""
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    """Of the channels, for values 0..1."""
+    interpolation: str = "bilinear"
+    letterbox: int | None = None
+    """The longer side in pixels, where Ultralytics' LetterBox pads the image instead."""
+
 
 PRESETS = {
-    "imagenet": InputPreset("256, crop 224, ImageNet's mean and deviation", 256, 224, *IMAGENET),
-    "clip": InputPreset("224, CLIP's mean and deviation", 224, 224, *CLIP, "bicubic"),
-    "inception": InputPreset("341, crop 299, values -1..1", 341, 299, *HALF, "bicubic"),
+    "imagenet": InputPreset(
+        "256, crop 224, ImageNet's mean and deviation",
+        resize=256,
+        crop=224,
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    ),
+    "clip": InputPreset(  # openai/CLIP, clip/clip.py: _transform
+        "224, CLIP's mean and deviation",
+        resize=224,
+        crop=224,
+        mean=(0.48145466, 0.4578275, 0.40821073),
+        std=(0.26862954, 0.26130258, 0.27577711),
+        interpolation="bicubic",
+    ),
+    "inception": InputPreset(
+        "341, crop 299, values -1..1",
+        resize=341,
+        crop=299,
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+        interpolation="bicubic",
+    ),
     "yolo": InputPreset(
         "longer side 640, grey padding to multiples of 32, values 0..1", letterbox=640
     ),

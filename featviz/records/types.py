@@ -207,8 +207,9 @@ class Shard:
         archives = list(dict.fromkeys(sample.archive for sample in samples))
         if None in archives or len(archives) < self.count:
             return range(self.index, len(samples), self.count)
-        mine = set(archives[self.index :: self.count])
-        return [number for number, sample in enumerate(samples) if sample.archive in mine]
+        # An archive is read from its begin to its end, and often from afar: one shard reads it
+        of_shard = set(archives[self.index :: self.count])
+        return [number for number, sample in enumerate(samples) if sample.archive in of_shard]
 
 
 @dataclass(frozen=True)
