@@ -39,6 +39,7 @@ def read_config(ctx: click.Context, param: click.Parameter, path: Path | None) -
             raise _unknown(path, key, "no command has", commands)
         if key == command:
             table = value
+    # as defaults of click's, over which the command line wins
     defaults = {}
     for key, value in {**values, **table}.items():
         name = key.replace("_", "-")
@@ -85,6 +86,7 @@ def _as_typed(param: click.Parameter, value: Any) -> Any:
     is_option = isinstance(param, click.Option)
     if (is_option and param.multiple) or param.nargs == -1:
         return value if isinstance(value, list) else [value]
+    # a list is one value with commas, but where an option is repeated for its items
     if isinstance(value, list):
         return ",".join(map(str, value))
     if isinstance(param, click.Option) and param.is_flag and not isinstance(value, bool):

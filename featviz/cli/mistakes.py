@@ -48,6 +48,7 @@ def hint_of(error: FeatvizError, arguments: Sequence[str]) -> str | None:
             return _joined_words(error.message, arguments) or error.hint
         return error.hint
     corrected = list(arguments)
+    # what is wrong is replaced where it stands, so that all else that was typed stays
     if error.replace is not None:
         old, new = error.replace
         if old in corrected:
@@ -69,15 +70,17 @@ def _joined_words(message: str, arguments: Sequence[str]) -> str | None:
     """For a word that leads to nothing since a space has cut it off: from the path of a file, or
     from the list that an option takes."""
     position = 0
-    for index, word in enumerate(arguments):
-        if f" {word!r}" in message:
+    for index, argument in enumerate(arguments):
+        if f" {argument!r}" in message:
             position = index
+    # the longest way back that is a path is the likeliest: `my cat.jpg` is two arguments
     for first in range(max(1, position - _NEIGHBOURS), position + 1):
         for end in range(position + 1, min(position + _NEIGHBOURS, len(arguments)) + 1):
             path = " ".join(arguments[first:end])
             if " " in path and _exists(path):
                 corrected = [*arguments[:first], path, *arguments[end:]]
                 return _with_command("a path with spaces stands in quotes", corrected)
+    # `--layers conv1 conv2`: the option, the value that it took, and one that became an image
     if position < 2 or arguments[position - 2] not in _LISTS:
         return None
     if looks_like_image(arguments[position]):
@@ -115,23 +118,25 @@ def of_click(error: click.ClickException, arguments: Sequence[str]) -> Advice:
 
 def _option_hint(wrong: str, command: click.Command, arguments: Sequence[str]) -> str | None:
     """The option that a wrong one stands for; None where none is near."""
-    known = ["--help"]
+    option_names = ["--help"]
     for param in command.params:
-        known += [name for name in (*param.opts, *param.secondary_opts) if name.startswith("--")]
+        option_names += [
+            name for name in (*param.opts, *param.secondary_opts) if name.startswith("--")
+        ]
     name = wrong.lstrip("-").replace("_", "-")
     meant = _SYNONYMS.get(f"--{name}", f"--{name}")
-    if meant.partition("=")[0] not in known:
+    if meant.partition("=")[0] not in option_names:
         # without dashes, which are alike in all; and nobody should trust a file by mistake
-        names = [option[2:] for option in known if option != "--trust"]
+        names = [option[2:] for option in option_names if option != "--trust"]
         begun = [option for option in names if len(name) > 2 and option.startswith(name)]
         close = begun[:1] if len(begun) == 1 else close_to(name, names, 0.7)
         if not close:
             return None
         meant = f"--{close[0]}"
     corrected = []
-    for word in arguments:
-        is_wrong = word.partition("=")[0] == wrong
-        corrected.append(meant + word[len(wrong) :] if is_wrong else word)
+    for argument in arguments:
+        is_wrong = argument.partition("=")[0] == wrong
+        corrected.append(meant + argument[len(wrong) :] if is_wrong else argument)
     return _with_command(f"did you mean {meant}?", corrected)
 
 

@@ -91,7 +91,7 @@ class Command(click.Command):
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         if show_all:
             for title in GROUPS:  # click's own options, such as --help, are general
-                in_group = [one for one in options if getattr(one, "group", GENERAL) == title]
+                in_group = [o for o in options if getattr(o, "group", GENERAL) == title]
                 _write_options(ctx, formatter, title, in_group)
             return
         first = [option for option in options if getattr(option, "first", False)]
@@ -125,7 +125,7 @@ def show_all_help(ctx: click.Context, param: click.Parameter, is_given: bool) ->
     """--help-all: of a group, the help of every command follows its own."""
     if not is_given or ctx.resilient_parsing:
         return
-    ctx.meta[_SHOW_ALL] = True
+    ctx.meta[_SHOW_ALL] = True  # contexts of commands inherit it
     texts = [ctx.get_help()]
     if isinstance(ctx.command, click.Group):
         for name in ctx.command.list_commands(ctx):
@@ -223,6 +223,7 @@ def command(
             function.__name__,
             params=params,
             callback=partial(_call, function, result, check),
+            # its docstring is its help
             help=str(function.__doc__).replace("{MODEL}", MODEL_HELP),
         )
         made.params.append(help_all_option(hidden=len(params) <= _LONG))
@@ -290,6 +291,7 @@ def _call(
         raise mistakes.missing("model", ctx)
     if "images" in values and not images and not values["input"]:
         raise mistakes.missing("images", ctx)
+    # what can be known without torch, cheapest first
     values["source"] = read_from(ModelOptions, dict(values), spec=model)
     values["images"] = images
     check_words(values["source"])
@@ -315,6 +317,7 @@ def click_option(option: Option) -> ClickOption:
     """An option of click: flags, help and what it takes are the field's."""
     flags = list(option.flags)
     settings: dict[str, Any] = {}
+    # click passes text on, which the field reads as it reads what Python or TOML gives it
     if not option.is_flag:
         metavar = option.metavar
         if not metavar and option.choices:
@@ -348,6 +351,7 @@ def _default_text(option: Option) -> str:
 
 def _read(option: Option, ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """click's callback: the value of an option, checked."""
+    # a default needs no check, and a shell that completes wants no error
     source = ctx.get_parameter_source(option.name)
     if source is ParameterSource.DEFAULT or ctx.resilient_parsing:
         return option.default

@@ -94,6 +94,7 @@ def run(values: Values) -> int:
     images = values["images"]
     shard = shard_of_process() if options.shard is None else None
     if values["dry_run"]:
+        # the first process speaks for all
         is_first_process = shard is None or shard.index == 0
         return _dry_run(source, images, options, values["json"]) if is_first_process else 0
     if shard is not None:
@@ -103,6 +104,7 @@ def run(values: Values) -> int:
         printer = RunPrinter(advance, as_json=values["json"])
         result = pipeline.run(source, images, options, printer.image)
     printer.end(result, name_report=not with_report)
+    # of several shards the last one to end sees the whole run
     if with_report and (result.whole or options.shard is None):
         from featviz.options.commands import ReportOptions
         from featviz.report import build_report
@@ -136,6 +138,7 @@ class RunPrinter:
     def image(self, result: ImageResult, total: int) -> None:
         """An image is done; `total` is how many there are."""
         self._advance(total)
+        # by layer, since a layer that gave no picture gives none in any image
         self._never_ran |= dict.fromkeys(result.never_ran)
         self._skipped |= {skip.layer or skip.type: skip.reason for skip in result.skipped}
         if result.error is not None:

@@ -119,6 +119,7 @@ class Option:
         Raises:
             UsageError: the value is none that this option takes.
         """
+        # in Python, None stands for what happens without the option
         if value is None and self.takes_none:
             return None
         if value is None and self.repeatable:
@@ -135,6 +136,7 @@ class Option:
             value = value[0]
         shown = quoted(str(value))
         close = difflib.get_close_matches(shown.lower(), self.choices, 1, 0.65)
+        # what it is for may show why the value is wrong
         first_sentence = re.split(r"\.[ \f]|: {", self.help)[0].rstrip(".")
         hint = f"did you mean {close[0]}?" if close else first_sentence
         return UsageError(f"{self.name}={shown}: expected {self.expects}", hint)
@@ -144,6 +146,7 @@ class Option:
 def declared(record_type: type[Struct]) -> dict[str, Option]:
     """The options of a record by name, in the order of help; not those of records in it."""
     help_texts: dict[str, str] = {}
+    # a record inherits fields with their texts, and may say something else of one
     for ancestor in reversed(record_type.__mro__):
         help_texts |= HELP.get(ancestor.__name__, {})
     hints = get_type_hints(record_type, include_extras=True)
@@ -191,10 +194,10 @@ def _taken_apart(field_type: types.Type) -> tuple[list[types.Type], dict[str, An
     if not isinstance(field_type, types.UnionType):
         return [field_type], {}
     leaves, extras = [], {}
-    for part in field_type.types:
-        part_leaves, part_extras = _taken_apart(part)
-        leaves += part_leaves
-        extras |= part_extras
+    for member in field_type.types:
+        member_leaves, member_extras = _taken_apart(member)
+        leaves += member_leaves
+        extras |= member_extras
     return leaves, extras
 
 
@@ -264,14 +267,14 @@ def read(record_type: type[RecordT], values: Mapping[str, Any]) -> RecordT:
         UsageError: a value is wrong, or there is no such option.
     """
     options = every_option(record_type)
-    left = dict(values)
+    remaining = dict(values)
     plain = {}
     for name in values:
         if name in record_type.__struct_fields__ and name not in options:
-            plain[name] = left.pop(name)
-    record = read_from(record_type, left, **plain)
-    if left:
-        raise no_option(left, options)
+            plain[name] = remaining.pop(name)
+    record = read_from(record_type, remaining, **plain)
+    if remaining:
+        raise no_option(remaining, options)
     return record
 
 

@@ -75,6 +75,7 @@ class ModelOptions(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         """`@hparams` among the arguments is a field of its own."""
+        # a record is frozen, and this is still its making
         if HPARAMS in self.model_args:
             arguments = dict(self.model_args)
             del arguments[HPARAMS]
@@ -158,6 +159,7 @@ class DrawOptions(Struct, frozen=True):
         """Refuse options that would do nothing beside `reduce`."""
         if self.reduce is None:
             return
+        # what has its default may have been left out
         useless = ["order", "collapse", "labels", "max_maps"]
         if self.reduce == "pca":
             useless += ["normalize", "cmap"]
@@ -177,7 +179,7 @@ class PassOptions(Struct, frozen=True):
     grad_rule: Annotated[Literal["plain", "guided", "deconv"], option(GRADIENTS)] = "plain"
     ablate: Annotated[Texts, option(GRADIENTS, "SELECTORS:C,C")] = ()
     edit: Annotated[Texts, option(GRADIENTS, "SELECTORS:WHAT")] = ()
-    seed: Seed = 0
+    seed: Seed = 0  # of noise: that of the model, which has the option
 
     @property
     def gradients(self) -> bool:

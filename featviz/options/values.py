@@ -73,6 +73,7 @@ def _number_or_text(text: str) -> int | float | str:
 
 def split_list(value: Any) -> list[Any]:
     """The items of a list, each of which may be a list in a text: `224x224`, `.5,.5`, `1 2`."""
+    # x is between sides as people type them, × as messages show them
     if isinstance(value, str):
         return re.split(r"[\s,x×]+", value.strip().lower())
     items = []
@@ -98,7 +99,7 @@ def _read_numbers(value: Any) -> tuple[float, ...]:
 
 
 def _read_captures(value: Any) -> tuple[str, ...]:
-    names = [name for name in split_list(value) if name]
+    names = [name for name in split_list(value) if name]  # a comma may end the list
     if not names or not set(names) <= set(KINDS):
         raise ValueError(value)
     return tuple(dict.fromkeys(names))
@@ -113,7 +114,7 @@ def _read_auto(value: Any) -> int | None:
 def _read_path(value: Any) -> Path:
     if not isinstance(value, (str, PathLike)) or "\0" in str(value):
         raise ValueError(value)
-    refuse_url(fspath(value))
+    refuse_url(fspath(value))  # Path would make a folder `s3:` of it
     return Path(value)
 
 
@@ -163,12 +164,14 @@ def _read_selectors(value: Any) -> str:
 
 
 def _read_target(value: Any) -> str:
+    # a number alone is a class, as in other tools
     text = value.strip() if isinstance(value, str) else str(convert(value, NonNegativeInt))
     return f"class:{text}" if re.fullmatch(r"[0-9]{1,9}", text) else text
 
 
 def _read_weights(value: Any) -> str:
     text: str = fspath(value)
+    # names of entries are upper case, files may be anything
     return text.lower() if text.lower() in ("none", "default") else text
 
 
