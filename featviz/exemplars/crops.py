@@ -16,7 +16,8 @@ from featviz.drawing.sheet import resized
 from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError
 from featviz.exemplars.collect import ExemplarSource, TopImages
-from featviz.exemplars.fields import PixelBox, ReceptiveField, receptive_fields
+from featviz.exemplars.fields import receptive_fields
+from featviz.layout.tracing.fields import PixelBox, ReceptiveField
 from featviz.options import InputOptions
 from featviz.records import CaptureSite
 from featviz.run.study import Study, batches

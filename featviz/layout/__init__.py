@@ -21,44 +21,55 @@ __all__ = ["Maps", "channel_axis", "map_size", "recognise", "to_floats", "to_map
 
 
 def to_maps(tensor: Tensor, hints: Hints | None = None) -> dict[str, Maps]:
-    """Find the layout of a tensor and turn it into maps, under the empty key. Tokens before and
-    behind the grid are under their names (`class_token`): each is a vector, several of a name its
-    rows. LayoutError: the tensor has no real, dense values, or no layout fits its shape."""
-    values, hints = to_floats(tensor), hints or Hints()
-    form: Arrangement = hints.arrangement or recognise(list(values.shape), hints)
-    found = {"": Maps(form.layout, LAYOUTS[form.layout].to_maps(values, form))}
-    if not form.prefix + form.suffix:
-        return found
-    places = defaultdict[str, list[int]](list)
-    for place, name in enumerate(form.prefix):
-        places[name].append(place)
-    for place, name in enumerate(form.suffix, -len(form.suffix)):
-        places[name].append(place)
-    if form.trace is not None:  # in front of each piece
-        *pieces, axis = form.trace.axes
-        channels = [i for i in range(values.ndim) if i not in form.trace.axes]
-        tokens = values.permute(axis, *pieces, *channels)
-        tokens = tokens.reshape(*tokens.shape[: 1 + len(pieces)], -1)
-    else:
-        axis = LAYOUTS[form.layout].token_axis or 0
-        tokens = values.movedim(axis, 1)[0].flatten(1)
-    for name, at in places.items():
-        rows = tokens[at].flatten(0, -2)
-        found[name] = Maps("vector", LAYOUTS["vector"].to_maps(rows, Arrangement("vector")))
-    return found
+    """Find the layout of a tensor and turn it into maps.
+
+    Args:
+        tensor: of any real type, of one image.
+        hints: on its layout; those of a `HintBook` hold the layout that was decided on.
+
+    Returns:
+        The maps under the empty key. Tokens before and behind the grid are under their names
+        (`class_token`): each is a vector, several of a name its rows.
+
+    Raises:
+        LayoutError: the tensor has no real, dense values, or no layout fits its shape.
+    """
+    values = to_floats(tensor)
+    hints = hints or Hints()
+    arrangement: Arrangement = hints.arrangement or recognise(list(values.shape), hints)
+    layout = LAYOUTS[arrangement.layout]
+    by_name = {"": Maps(layout.name, layout.to_maps(values, arrangement))}
+    if not arrangement.prefix and not arrangement.suffix:
+        return by_name
+    indices = defaultdict[str, list[int]](list)
+    for index, name in enumerate(arrangement.prefix):
+        indices[name].append(index)
+    for index, name in enumerate(arrangement.suffix, -len(arrangement.suffix)):
+        indices[name].append(index)
+    if arrangement.trace is None:
+        tokens = values.movedim(layout.token_axis or 0, 1)[0].flatten(1)
+    else:  # they stand in front of each piece
+        *piece_axes, token_axis = arrangement.trace.axes
+        channel_axes = [axis for axis in range(values.ndim) if axis not in arrangement.trace.axes]
+        tokens = values.permute(token_axis, *piece_axes, *channel_axes)
+        tokens = tokens.reshape(*tokens.shape[: 1 + len(piece_axes)], -1)
+    for name, rows in indices.items():
+        vectors = tokens[rows].flatten(0, -2)
+        by_name[name] = Maps("vector", LAYOUTS["vector"].to_maps(vectors, Arrangement("vector")))
+    return by_name
 
 
 def to_floats(tensor: Tensor) -> Tensor:
-    """The values of a tensor of any kind as float32, in its shape, dequantised; LayoutError for
-    complex numbers, and for a tensor that is not dense or has no values."""
+    """The values of a tensor of any real type as float32, in its shape, dequantised; LayoutError
+    for complex numbers, and for a tensor that is not dense or has no values."""
     if tensor.is_complex():
         raise LayoutError(f"holds complex numbers ({tensor.dtype})")
     if tensor.is_quantized:
         tensor = tensor.dequantize()
     if tensor.is_nested:
         raise LayoutError("is a nested tensor, not a dense one")
-    if (storage := str(tensor.layout)) != "torch.strided":
-        raise LayoutError(f"is stored as {storage}, not as a dense tensor")
+    if str(tensor.layout) != "torch.strided":
+        raise LayoutError(f"is stored as {tensor.layout}, not as a dense tensor")
     if tensor.is_meta:
         raise LayoutError("is on the device meta, where tensors have no values")
     try:

@@ -34,16 +34,26 @@ STRIDES = (*_USUAL_STRIDES, *(p for p in range(1, 64) if p not in _USUAL_STRIDES
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The layout of one tensor, with all that turning the tensor into maps takes: of tokens and
-    pieces the grid that they make, between others that have names, and the places of pieces."""
+    """The layout of one tensor, with the numbers that turning it into maps takes."""
 
     layout: str
     height: int = 0
+    """Of the grid that tokens or pieces make; 0 for other layouts."""
     width: int = 0
     time: int = 1
+    """Time steps of the grid."""
     prefix: tuple[str, ...] = ()
+    """Names of the tokens in front of the grid, a name for each."""
     suffix: tuple[str, ...] = ()
+    """Names of those behind it."""
     trace: Trace | None = None
+    """Of pieces: where each belongs."""
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of the grid and beside it."""
+        beside = len(self.prefix) + len(self.suffix)
+        return self.time * self.height * self.width + beside
 
 
 @dataclass(frozen=True)
@@ -61,9 +71,11 @@ class Layout:
 
     name: str
     shape: str
-    """The axes in words, for help and messages: `[1, C, H, W]`."""
-    words: str
+    """The axes, for help and messages: `[1, C, H, W]`."""
+    description: str
+    """What is drawn, for help."""
     dimensions: tuple[int, ...]
+    """How many axes a tensor of it may have."""
     to_maps: Callable[[Tensor, Arrangement], Tensor]
     """Turns a float32 tensor into its maps [C, S, H, W]; a view where that is possible."""
     rows: Callable[[np.ndarray, int], np.ndarray] | None = None
@@ -99,10 +111,11 @@ def _axis_first(array: np.ndarray, axis: int) -> np.ndarray:
     return array.transpose(axis, *others).reshape(array.shape[axis], -1)
 
 
-def _on_grid(channels: Tensor, form: Arrangement) -> Tensor:
+def _on_grid(channels: Tensor, arrangement: Arrangement) -> Tensor:
     """[D, T] to maps, without the tokens beside the grid."""
-    tokens = channels[:, len(form.prefix) : channels.shape[1] - len(form.suffix)].contiguous()
-    return tokens.view(len(tokens), form.time, form.height, form.width)
+    end = channels.shape[1] - len(arrangement.suffix)
+    tokens = channels[:, len(arrangement.prefix) : end].contiguous()
+    return tokens.view(len(tokens), arrangement.time, arrangement.height, arrangement.width)
 
 
 def _rows_of_windows(array: np.ndarray, channels: int) -> np.ndarray:
@@ -112,7 +125,7 @@ def _rows_of_windows(array: np.ndarray, channels: int) -> np.ndarray:
     return array.swapaxes(0, 1).swapaxes(1, -1).reshape(channels, -1)
 
 
-def _attention(tensor: Tensor, form: Arrangement) -> Tensor:
+def _attention(tensor: Tensor, arrangement: Arrangement) -> Tensor:
     """A map for each head (of each window), with a row for each query, a column for each key."""
     if _has_heads_last(tensor.shape):
         return tensor[0].permute(2, 0, 1).contiguous()[:, None]
@@ -130,7 +143,7 @@ def _rows_of_attention(array: np.ndarray, channels: int) -> np.ndarray:
     return array.reshape(-1, array.shape[-2] * array.shape[-1])
 
 
-def _vector(tensor: Tensor, form: Arrangement) -> Tensor:
+def _vector(tensor: Tensor, arrangement: Arrangement) -> Tensor:
     """F maps of N numbers each."""
     return tensor.reshape(-1, tensor.shape[-1]).T.contiguous()[:, None, :, None]
 
@@ -141,14 +154,15 @@ def channels_of_pieces(shape: Sequence[int], trace: Trace) -> list[int]:
 
 
 def join_pieces(tensor: Tensor, trace: Trace | None) -> Tensor:
-    """Put each value of a tensor back into its place in the map: [C, T, H, W]; padding goes."""
+    """Put each value of a tensor back to its position in the map: [C, T, H, W]; padding goes."""
     assert trace is not None and trace.grid is not None and trace.positions is not None
-    channels = channels_of_pieces(tensor.shape, trace)
-    rest = [i for i in range(tensor.ndim) if i not in (*trace.axes, *channels)]
-    known = trace.positions >= 0
-    rows = tensor.permute(*channels, *rest, *trace.axes).reshape(-1, len(known))
-    joined = tensor.new_empty(len(rows), int(known.sum()))
-    joined[:, trace.positions[known]] = rows[:, known]
+    channel_axes = channels_of_pieces(tensor.shape, trace)
+    moved = {*trace.axes, *channel_axes}
+    other_axes = [axis for axis in range(tensor.ndim) if axis not in moved]  # of length 1
+    in_map = trace.positions >= 0
+    rows = tensor.permute(*channel_axes, *other_axes, *trace.axes).reshape(-1, len(in_map))
+    joined = tensor.new_empty(len(rows), int(in_map.sum()))
+    joined[:, trace.positions[in_map]] = rows[:, in_map]
     return joined.reshape(-1, *trace.grid)
 
 
@@ -158,94 +172,128 @@ _ON_GRID = "a map for each channel, on the grid of the tokens"
 
 _ALL = (
     Layout(
-        *("nchw", "[1, C, H, W]", _EACH_CHANNEL, (4,)),
-        lambda tensor, form: tensor[0][:, None],  # torchvision's [C, 1, H, W]
+        name="nchw",
+        shape="[1, C, H, W]",
+        description=_EACH_CHANNEL,
+        dimensions=(4,),
+        to_maps=lambda tensor, arrangement: tensor[0][:, None],  # torchvision's [C, 1, H, W]
         channel_axis=1,
         spatial_axes=(2, 3),
     ),
     Layout(
-        *("nhw", "[1, H, W]", "one map", (3,)),
-        lambda tensor, form: tensor[:, None],
-        lambda array, channels: array.reshape(1, -1),
+        name="nhw",
+        shape="[1, H, W]",
+        description="one map",
+        dimensions=(3,),
+        to_maps=lambda tensor, arrangement: tensor[:, None],
+        rows=lambda array, channels: array.reshape(1, -1),
         spatial_axes=(1, 2),
     ),
     Layout(
-        *("nhwc", "[1, H, W, C]", _EACH_CHANNEL, (4,)),
-        lambda tensor, form: tensor[0].permute(2, 0, 1).contiguous()[:, None],
+        name="nhwc",
+        shape="[1, H, W, C]",
+        description=_EACH_CHANNEL,
+        dimensions=(4,),
+        to_maps=lambda tensor, arrangement: tensor[0].permute(2, 0, 1).contiguous()[:, None],
         channel_axis=3,
         spatial_axes=(1, 2),
     ),
     Layout(
-        *("tokens", "[1, T, D]", _ON_GRID, (3, 4)),
-        lambda tensor, form: _on_grid(tensor[0].flatten(1).T, form),  # or [1, T, heads, D]
-        lambda array, channels: _axis_first(array.reshape(array.shape[1], -1), 1),
+        name="tokens",
+        shape="[1, T, D]",
+        description=_ON_GRID,
+        dimensions=(3, 4),
+        to_maps=lambda tensor, grid: _on_grid(tensor[0].flatten(1).T, grid),  # or [1, T, heads, D]
+        rows=lambda array, channels: _axis_first(array.reshape(array.shape[1], -1), 1),
         channel_axis=-1,
         token_axis=1,
     ),
     Layout(
-        *("ncl", "[1, D, T]", _ON_GRID, (3,)),
-        lambda tensor, form: _on_grid(tensor[0], form),
+        name="ncl",
+        shape="[1, D, T]",
+        description=_ON_GRID,
+        dimensions=(3,),
+        to_maps=lambda tensor, grid: _on_grid(tensor[0], grid),
         channel_axis=1,
         token_axis=2,
     ),
     Layout(
-        *("heads", "[1, heads, T, D]", f"{_ON_GRID}; one head after another", (4,)),
-        lambda tensor, form: _on_grid(tensor[0].permute(0, 2, 1).flatten(0, 1), form),
-        lambda array, channels: array[0].swapaxes(1, 2).reshape(-1, array.shape[2]),
+        name="heads",
+        shape="[1, heads, T, D]",
+        description=f"{_ON_GRID}; one head after another",
+        dimensions=(4,),
+        to_maps=lambda tensor, grid: _on_grid(tensor[0].permute(0, 2, 1).flatten(0, 1), grid),
+        rows=lambda array, channels: array[0].swapaxes(1, 2).reshape(-1, array.shape[2]),
         token_axis=2,
     ),
     Layout(
-        *("attention", "[N, heads, T, T]"),
-        "a matrix for each head: a row for each query, a column for each key",
-        (3, 4, 5),
-        _attention,
-        _rows_of_attention,
+        name="attention",
+        shape="[N, heads, T, T]",
+        description="a matrix for each head: a row for each query, a column for each key",
+        dimensions=(3, 4, 5),
+        to_maps=_attention,
+        rows=_rows_of_attention,
         allows_many=True,
         aligned=False,
     ),
     Layout(
-        *("vector", "[N, F]", "rows of numbers: a column for each channel", (1, 2, 3)),
-        _vector,
+        name="vector",
+        shape="[N, F]",
+        description="rows of numbers: a column for each channel",
+        dimensions=(1, 2, 3),
+        to_maps=_vector,
         channel_axis=-1,
         allows_many=True,
         aligned=False,
         strip=True,
     ),
     Layout(
-        *("sequence", "[N, T, D]"),
-        "rows of a matrix, no places of the image: a row for each token, a column for each channel",
-        (3, 4),
-        _vector,
+        name="sequence",
+        shape="[N, T, D]",
+        description="rows of a matrix, no places of the image: a row for each token, a column for "
+        "each channel",
+        dimensions=(3, 4),
+        to_maps=_vector,
         channel_axis=-1,
         allows_many=True,
         aligned=False,
         strip=True,
     ),
     Layout(
-        *("batch", "[N, C, H, W]", "for each channel the items side by side", (4, 5)),
-        lambda tensor, form: tensor.transpose(0, 1).flatten(1, -3).contiguous(),
+        name="batch",
+        shape="[N, C, H, W]",
+        description="for each channel the items side by side",
+        dimensions=(4, 5),
+        to_maps=lambda tensor, arrangement: tensor.transpose(0, 1).flatten(1, -3).contiguous(),
         channel_axis=1,
         allows_many=True,
         aligned=False,
     ),
     Layout(
-        *("ncthw", "[1, C, T, H, W]", _TIME_STEPS, (5,)),
-        lambda tensor, form: tensor[0],
+        name="ncthw",
+        shape="[1, C, T, H, W]",
+        description=_TIME_STEPS,
+        dimensions=(5,),
+        to_maps=lambda tensor, arrangement: tensor[0],
         channel_axis=1,
         spatial_axes=(3, 4),
     ),
     Layout(
-        *("nthwc", "[1, T, H, W, C]", _TIME_STEPS, (5,)),
-        lambda tensor, form: tensor[0].permute(3, 0, 1, 2).contiguous(),
+        name="nthwc",
+        shape="[1, T, H, W, C]",
+        description=_TIME_STEPS,
+        dimensions=(5,),
+        to_maps=lambda tensor, arrangement: tensor[0].permute(3, 0, 1, 2).contiguous(),
         channel_axis=4,
         spatial_axes=(2, 3),
     ),
     Layout(
-        *("windows", "[windows, places, C]"),
-        "pieces of a map for each channel, put back into their places",
-        (3, 4, 5, 6),
-        lambda tensor, form: join_pieces(tensor, form.trace),  # [n, C, a, b], or channels last
-        _rows_of_windows,
+        name="windows",  # channels may stand in the middle, too: [windows, C, rows, columns]
+        shape="[windows, places, C]",
+        description="pieces of a map for each channel, put back into their places",
+        dimensions=(3, 4, 5, 6),
+        to_maps=lambda tensor, pieces: join_pieces(tensor, pieces.trace),
+        rows=_rows_of_windows,
         allows_many=True,
         of_pieces=True,
     ),
@@ -262,13 +310,14 @@ CHOICES = tuple(layout for layout in _ALL if not layout.of_pieces)
 def parse_grid(text: str, layout: str = "tokens") -> Arrangement:
     """Read `14x20`, `14x20+1` with the number of tokens in front of the grid, or `14x20+1,10` with
     that of tokens behind it, too; 9999 at most."""
-    sides = _GRID.fullmatch(text)
-    if sides is None:
+    match = _GRID.fullmatch(text)
+    if match is None:
         hint = "rows and columns of tokens, for example 14x20, 14x20+1 with one token (of at most "
         hint += "9999) in front, or 14x20+1,10 with ten behind"
         raise LayoutError(f"{quoted(repr(text))} is no grid", hint)
-    height, width, before, behind = (int(number or 0) for number in sides.groups())
-    return Arrangement(layout, height, width, 1, (BEFORE,) * before, (BEHIND,) * behind)
+    height, width, before, behind = (int(number or 0) for number in match.groups())
+    prefix = (BEFORE,) * before
+    return Arrangement(layout, height, width, prefix=prefix, suffix=(BEHIND,) * behind)
 
 
 def find_grid(length: int, hints: Hints, layout: str = "tokens") -> Arrangement | None:
@@ -277,14 +326,16 @@ def find_grid(length: int, hints: Hints, layout: str = "tokens") -> Arrangement 
     model names none."""
     if hints.input_size is None:
         return None
-    known = hints.prefix_tokens
-    prefixes = [known[:count] for count in range(len(known), -1, -1)]
-    for prefix in prefixes if known else [(), (BEFORE,)]:
-        count, rest = divmod(length - len(prefix), hints.time_steps or 1)
-        if rest == 0 and count > 1 and hints.token_count in (None, count, length):
-            for height, width in map_sizes(hints.input_size):
-                if height * width == count:
-                    return Arrangement(layout, height, width, hints.time_steps or 1, prefix)
+    names = hints.prefix_tokens
+    prefixes = [names[:count] for count in range(len(names), -1, -1)]
+    time = hints.time_steps or 1
+    for prefix in prefixes if names else [(), (BEFORE,)]:
+        count, rest = divmod(length - len(prefix), time)
+        if rest != 0 or count < 2 or hints.token_count not in (None, count, length):
+            continue
+        for height, width in map_sizes(hints.input_size):
+            if height * width == count:
+                return Arrangement(layout, height, width, time, prefix)
     return None
 
 
@@ -297,11 +348,14 @@ def map_sizes(size: Size) -> tuple[Size, ...]:
     round rows up and columns down. A square input gives square maps only."""
     sizes: dict[Size, None] = {}
     for stride in STRIDES:
-        rows, columns = (  # rounded up, rounded down, and one less
-            (-(-side // stride), side // stride, side // stride - 1) for side in size
-        )
-        mixed = product(rows[:2], columns[:2]) if stride in _USUAL_STRIDES else ()
-        for pair in (*zip(rows, columns, strict=True), *mixed):
-            if min(pair) > 0 and (size[0] != size[1] or pair[0] == pair[1]):
-                sizes[pair] = None
+        rounded = []  # for rows and columns: up, down, and one less
+        for pixels in size:
+            rounded.append((-(-pixels // stride), pixels // stride, pixels // stride - 1))
+        rows, columns = rounded
+        pairs = [*zip(rows, columns, strict=True)]
+        if stride in _USUAL_STRIDES:
+            pairs += product(rows[:2], columns[:2])
+        for height, width in pairs:
+            if height > 0 and width > 0 and (size[0] != size[1] or height == width):
+                sizes[height, width] = None
     return tuple(sizes)

@@ -14,8 +14,9 @@ from networks import Net
 from torch import Tensor, nn
 
 from featviz.exemplars.collect import ExemplarCollector
-from featviz.exemplars.fields import PixelBox, ReceptiveField, receptive_fields
+from featviz.exemplars.fields import receptive_fields
 from featviz.hooks.layers import list_layers
+from featviz.layout.tracing.fields import PixelBox, ReceptiveField
 from featviz.models.load import adopt
 from featviz.options import InputOptions
 

@@ -15,7 +15,7 @@ from torch import nn
 from featviz.exemplars import pictures
 from featviz.exemplars.crops import TILE, MapPosition, cut
 from featviz.exemplars.exemplars import find_exemplars
-from featviz.exemplars.fields import PixelBox
+from featviz.layout.tracing.fields import PixelBox
 from featviz.models.load import adopt
 from featviz.options import InputOptions
 from featviz.options.commands import ExemplarOptions

@@ -1,106 +1,170 @@
-"""What each value of a tensor sees of the input, from the functions of a forward pass.
+"""Receptive fields: what each value of a tensor sees of the input, followed through functions.
 
-A value sees a box of pixels. Its four sides travel in four tables of the tensor's shape, written so
-that the box around two boxes is a minimum: the first row and column, and the last ones negated,
-each less `_FAR`; 0 stands for a value that sees no pixel (padding, parameters). What moves values
-does the same to the tables, and what mixes values takes the minimum of all that it mixes. What is
-in no table here is not guessed.
+A value sees a box of pixels. The four edges of all boxes stand in four tables of the tensor's
+shape, each written so that the box around two boxes is the smaller number of both:
+
+             left          right           tops, lefts          first row, first column - FAR
+       top    +--------------+             bottoms, rights    - last row,  - last column - FAR
+              |   the box    |
+    bottom    +--------------+             around(a, b) = minimum(a, b), on each edge
+
+0 stands for a value that sees no pixel (padding, parameters): it is more than all others, so that
+a minimum leaves it out. What moves values does the same to the tables, and what mixes values takes
+the minimum of all that it mixes. What has no rule is not guessed.
+
+These are theoretical fields, as in Araujo, Norris and Sim, "Computing Receptive Fields of
+Convolutional Neural Networks" (distill.pub, 2019), but measured value by value: at borders, through
+branches, windows of tokens and attention, where no formula of strides holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from featviz.layout.tracing.positions import (
-    JOINS,
-    MAPS,
-    MOVES,
-    FollowedCall,
-    einsum_factors,
-    varies,
-)
+from featviz.layout.tracing.calls import FollowedCall, einsum_factors, varies
 
 _FAR = 2.0**20
-"""Beyond every pixel; float32 counts so far."""
-
-Views = tuple[Tensor, ...]
-"""Tables of the first rows, first columns, last rows and last columns, or no table for a tensor
-that is made of parameters and constants alone."""
+"""Beyond every pixel; float32 counts exactly so far."""
 
 
-def of_image(shape: Sequence[int]) -> Views:
+class FieldTables(NamedTuple):
+    """Edges of the boxes that the values of a tensor see, float32 of its shape each."""
+
+    tops: Tensor
+    lefts: Tensor
+    bottoms: Tensor
+    rights: Tensor
+
+
+Constant: TypeAlias = tuple[()]
+Fields: TypeAlias = FieldTables | Constant
+"""What a tensor sees; nothing, if it is made of parameters and constants alone."""
+CONSTANT: Constant = ()
+
+
+def of_image(shape: Sequence[int]) -> FieldTables:
     """Each pixel of [..., H, W] sees itself."""
     rows = torch.arange(shape[-2], dtype=torch.float32)[:, None]
     columns = torch.arange(shape[-1], dtype=torch.float32)
-    sides = (rows, columns, -rows, -columns)
-    return tuple((side - _FAR).expand(*shape) for side in sides)
+    edges = FieldTables(tops=rows, lefts=columns, bottoms=-rows, rights=-columns)
+    return FieldTables._make((edge - _FAR).expand(*shape) for edge in edges)
 
 
-def to_box(sides: Sequence[float]) -> tuple[int, int, int, int] | None:
-    """Left, top, right and bottom, right and bottom excluded; None where no pixel is seen."""
-    if min(sides) == 0:
+class PixelBox(NamedTuple):
+    """A rectangle of pixels; right and bottom are excluded."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
+@dataclass(frozen=True)
+class ReceptiveField:
+    """What each position of a map [H, W] sees of the input, all channels together."""
+
+    edges: Tensor
+    """[4, H, W]: for each position the numbers of `FieldTables`."""
+
+    def box(self, row: int, column: int) -> PixelBox | None:
+        """What a position sees; None where it sees only padding."""
+        return _to_box(self.edges[:, row, column].tolist())
+
+    @cached_property
+    def largest(self) -> tuple[int, int]:
+        """Height and width in pixels of what a position sees at most."""
+        boxes = [_to_box(edges) for edges in self.edges.flatten(1).T.tolist()]
+        seen = [box for box in boxes if box is not None]
+        height = max((box.bottom - box.top for box in seen), default=0)
+        width = max((box.right - box.left for box in seen), default=0)
+        return height, width
+
+
+def _to_box(edges: Sequence[float]) -> PixelBox | None:
+    if min(edges) == 0:
         return None
-    top, left, bottom, right = (side + _FAR for side in sides)
-    return int(left), int(top), 1 - int(right), 1 - int(bottom)
+    top, left, bottom, right = (int(edge + _FAR) for edge in edges)
+    return PixelBox(left, top, 1 - right, 1 - bottom)
 
 
-def result_views(call: FollowedCall, given: Sequence[Views | None]) -> list[Views | None]:
-    """What each result of a call sees, by what the tensors `given` to it see; None where nobody
-    knows."""
-    unknown: list[Views | None] = [None] * len(call.results)
-    if call.name in _CONSTANTS or not any(views is None or views for views in given):
-        return [()] * len(call.results)
-    if None in given:
+# What functions do to receptive fields. A rule that does not understand a call raises one of these:
+MISFITS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError)
+
+FieldRule: TypeAlias = Callable[[FollowedCall, Sequence[Fields]], Sequence[Fields]]
+"""Takes a call and what its tensors see. Returns what its results see."""
+
+EdgeRule: TypeAlias = Callable[[FollowedCall, Sequence[Tensor | None]], Sequence[Tensor]]
+"""The same for one of the four tables; None for a tensor that sees nothing."""
+
+
+def result_fields(
+    rule: FieldRule | None, call: FollowedCall, seen: Sequence[Fields | None]
+) -> list[Fields | None]:
+    """What each result of a call sees; None where nobody knows.
+
+    Args:
+        rule: of the function; None for one in no table.
+        seen: what each of the call's tensors sees; None where nobody knows.
+    """
+    unknown: list[Fields | None] = [None] * len(call.results)
+    known = [fields for fields in seen if fields is not None]
+    if rule is see_nothing or (len(known) == len(seen) and not any(known)):
+        return [CONSTANT] * len(call.results)
+    if rule is None or len(known) < len(seen):
         return unknown
-    sides: Sequence[Sequence[Tensor]]
     try:
-        if call.name in _WINDOWED and given[0]:
-            sides = [[table] * len(call.results) for table in _windowed(call, given[0])]
-        else:
-            tables = ([views[i] if views else None for views in given] for i in range(4))
-            sides = [_tables(call, each) for each in tables]
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError):
-        return unknown  # its rule does not know the call in this form
-    for at, (result, views) in enumerate(zip(call.results, zip(*sides, strict=True), strict=False)):
-        if all(table.shape == result.shape for table in views):
-            unknown[at] = views
+        fields = rule(call, known)
+    except MISFITS:
+        return unknown
+    for index, (result, tables) in enumerate(zip(call.results, fields, strict=False)):
+        if all(table.shape == result.shape for table in tables):
+            unknown[index] = tables
     return unknown
 
 
-def _tables(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tensor]:
-    """One side of what each result sees, from the same side of what the arguments see."""
-    known, shape = [table for table in tables if table is not None], call.result.shape
-    if call.name in JOINS:
-        return [_slim(call.joined(tables, torch.zeros(())))]
-    if call.name in _MIXERS:
-        return [_union(*_MIXERS[call.name](call, tables)).expand(shape)]
-    if call.name in _POINTWISE or (call.name in ("max", "min") and len(call.given) == 2):
-        return [_union(*known).expand(shape)]
-    (table,) = known  # of a function of one tensor; others are parameters
-    if table is not tables[0]:
-        raise ValueError("its first argument sees nothing")
-    if call.name in _MOVES:
-        moved = call.on(_MOVES[call.name], table)
-        return [_slim(one) for one in ([moved] if isinstance(moved, Tensor) else moved)]
-    return [_RULES[call.name](call, table).expand(shape)] * len(call.results)
+def see_nothing(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
+    """The rule of functions that take a tensor for its shape or type alone."""
+    return [CONSTANT] * len(call.results)
 
 
-def _union(*tables: Tensor) -> Tensor:
-    """The boxes around several, whose shapes are broadcast; what is expanded stays so."""
-    once = ([slice(None) if n else slice(1) for n in table.stride()] for table in tables)
-    slim = [table[tuple(part)] for table, part in zip(tables, once, strict=True)]
-    shape = torch.broadcast_tensors(*tables)[0].shape  # type: ignore[no-untyped-call]
+def _on_each_edge(rule: EdgeRule) -> FieldRule:
+    """The rule for all four tables, from that for one."""
+
+    def fields(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
+        edges = []
+        for edge in range(4):
+            edges.append(rule(call, [tables[edge] if tables else None for tables in seen]))
+        return [FieldTables._make(tables) for tables in zip(*edges, strict=True)]
+
+    return fields
+
+
+def _only(tables: Sequence[Tensor | None]) -> Tensor:
+    """The table of the first tensor; ValueError where another sees something, too."""
+    seen = [table for table in tables if table is not None]
+    if len(seen) > 1 or tables[0] is None:
+        raise ValueError("its first tensor alone must see something")
+    return tables[0]
+
+
+def _around(tables: Iterable[Tensor | None]) -> Tensor:
+    """The boxes around those of several tables, whose shapes are broadcast."""
+    seen = [table for table in tables if table is not None]
+    shape = torch.broadcast_shapes(*[table.shape for table in seen])  # type: ignore[no-untyped-call]
+    # what is expanded stays so: channels, which all see the same, cost no time
+    slim = [table[tuple(slice(None if n else 1) for n in table.stride())] for table in seen]
     return reduce(torch.minimum, slim).expand(shape)
 
 
 def _slim(table: Tensor) -> Tensor:
-    """The same table, expanded along axes where nothing changes: channels cost no time then."""
+    """The same table, expanded along axes where nothing changes."""
     if 0 not in table.stride():
         for axis in range(table.ndim):
             if not varies(table, axis):
@@ -108,128 +172,157 @@ def _slim(table: Tensor) -> Tensor:
     return table
 
 
-def _mixed(table: Tensor, *axes: int) -> Tensor:
+def _mix(table: Tensor, *axes: int) -> Tensor:
     """The boxes around all values along some axes, each of which has one value then."""
     for axis in axes:
-        still = table.stride(axis) == 0 and table.shape[axis]
-        table = table.narrow(axis, 0, 1) if still else table.amin(axis, keepdim=True)
+        is_expanded = table.stride(axis) == 0 and table.shape[axis] > 0
+        table = table.narrow(axis, 0, 1) if is_expanded else table.amin(axis, keepdim=True)
     return table
 
 
-# Functions that mix several tensors
+def move_fields(function: Callable[..., Any]) -> FieldRule:
+    """A rule for a function that moves values and changes none."""
+    return _on_each_edge(
+        lambda call, tables: [_slim(table) for table in call.repeat(function, _only(tables))]
+    )
 
 
-def _attended(call: FollowedCall, tables: Sequence[Tensor | None]) -> list[Tensor]:
-    """Each query sees all keys and values; tokens lie along axis -2, or 0 where axis 1 counts
-    images (the function of nn.MultiheadAttention)."""
-    token_axis = 0 if call.name == "multi_head_attention_forward" else -2
-    query, *others = tables[:3]
-    mixed = [_mixed(table, token_axis, -1) for table in others if table is not None]
-    return mixed if query is None else [_mixed(query, -1), *mixed]
+def join_fields(function: Callable[..., Any]) -> FieldRule:
+    """A rule for a function that joins tensors."""
+    nothing = torch.zeros(())
+    return _on_each_edge(
+        lambda call, tables: [_slim(table) for table in call.join(function, tables, nothing)]
+    )
 
 
-_MIXERS: Mapping[str, Callable[[FollowedCall, Sequence[Tensor | None]], list[Tensor]]] = {
-    **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward"), _attended),
-    **dict.fromkeys(  # rows of the first matrix, columns of the second
-        ("matmul", "bmm", "mm"),
-        lambda call, tables: [
-            _mixed(t, axis) for t, axis in zip(tables, (-1, -2), strict=True) if t is not None
-        ],
-    ),
-    "einsum": lambda call, tables: einsum_factors(call, tables, _mixed),
-}
+def mix_fields(axes_of: Callable[[FollowedCall, Tensor], Iterable[int]]) -> FieldRule:
+    """A rule for a function of one tensor that mixes values along some axes and keeps the shape, or
+    makes another size of the last axis."""
 
-# Functions of one tensor
+    def mix(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tensor]:
+        table = _only(tables)
+        return [_mix(table, *axes_of(call, table)).expand(call.shape)] * len(call.results)
+
+    return _on_each_edge(mix)
 
 
-def _windowed(call: FollowedCall, tables: Views) -> list[Tensor]:
-    """Convolutions, poolings and resizing: along each axis, the function itself says of each
-    position of the result which others it takes, from a map for each that is 1 there alone."""
+@_on_each_edge
+def unite(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tensor]:
+    """The rule of functions whose result at a position comes from that position alone."""
+    return [_around(tables).expand(call.shape)]
+
+
+@_on_each_edge
+def reduce_fields(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tensor]:
+    """The rule of a mean, a sum or a maximum over axes, or of the larger of two tensors."""
+    if len(call.tensors) == 2:
+        return [_around(tables).expand(call.shape)]
+    table = _only(tables)
+    dims = call.argument(1, "dim")
+    axes = range(table.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
+    mixed = _mix(table, *axes)
+    if len(call.shape) != table.ndim:
+        mixed = mixed.squeeze(tuple(axes))
+    return [mixed.expand(call.shape)] * len(call.results)
+
+
+@_on_each_edge
+def halve(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tensor]:
+    """The rule of gated linear units."""
+    return [_around(_only(tables).chunk(2, call.argument(1, "dim", -1)))]
+
+
+@_on_each_edge
+def multiply_fields(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tensor]:
+    """The rule of products: rows of the first matrix with columns of the second."""
+    first, second = tables
+    rows = None if first is None else _mix(first, -1)
+    columns = None if second is None else _mix(second, -2)
+    return [_around([rows, columns]).expand(call.shape)]
+
+
+@_on_each_edge
+def einsum_fields(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tensor]:
+    """The rule of torch.einsum."""
+    return [_around(einsum_factors(call, tables, _mix)).expand(call.shape)]
+
+
+def attend(token_axis: int) -> FieldRule:
+    """A rule for attention functions, where each query sees all keys and values."""
+
+    def fields(call: FollowedCall, tables: Sequence[Tensor | None]) -> Sequence[Tensor]:
+        query, *keys_and_values = tables[:3]
+        mixed = [_mix(table, token_axis, -1) for table in keys_and_values if table is not None]
+        queries = None if query is None else _mix(query, -1)
+        return [_around([queries, *mixed]).expand(call.shape)]
+
+    return _on_each_edge(fields)
+
+
+def slide(call: FollowedCall, seen: Sequence[Fields]) -> Sequence[Fields]:
+    """The rule of convolutions, poolings and resizing. Along each axis, the function itself says of
+    each position of the result which positions it takes: it is called on `size` rows of numbers,
+    each of which is 1 at one position and 0 elsewhere.
+
+        kernel 3, stride 2 on 5 positions    takes     0 1 2          position 0 of the result
+                                                           2 3 4      position 1
+    """
+    tables: Sequence[Tensor] = seen[0]
+    if not tables:
+        raise ValueError("its first tensor must see something")
     if "conv" in call.name:
-        tables = tuple(_mixed(table, 1) for table in tables)
-    for axis in range(2, call.result.ndim):
+        tables = [_mix(table, 1) for table in tables]
+    for axis in range(2, len(call.shape)):
         size = tables[0].shape[axis]
-        taken = _taken(call, axis, size)[:, 0].T.abs() > 1e-6  # [positions of the result, size]
-        order = taken.int().argsort(1, descending=True)[:, : int(taken.sum(1).max())]
-        at = torch.where(taken.gather(1, order), order, size)  # behind the last is nothing
-        behind = [*[0, 0] * (call.result.ndim - 1 - axis), 0, 1]
-        picked = (functional.pad(t, behind).index_select(axis, at.flatten()) for t in tables)
-        tables = tuple(t.unflatten(axis, at.shape).amin(axis + 1) for t in picked)  # type: ignore[no-untyped-call]
-    return [table.expand(call.result.shape) for table in tables]
+        takes = _reached(call, axis, size)[:, 0].T.abs() > 1e-6  # [positions of the result, size]
+        order = takes.int().argsort(1, descending=True)[:, : int(takes.sum(1).max())]
+        index = torch.where(takes.gather(1, order), order, size)
+        # a row of values that see nothing behind the last, for positions that take fewer
+        padding = [0, 0] * (len(call.shape) - 1 - axis) + [0, 1]
+        tables = [
+            functional.pad(table, padding)[(slice(None),) * axis + (index,)].amin(axis + 1)
+            for table in tables
+        ]
+    return [FieldTables._make(table.expand(call.shape) for table in tables)] * len(call.results)
 
 
-def _taken(call: FollowedCall, axis: int, size: int) -> Tensor:
-    """What a function makes of the maps [size, 1, size] along an axis: [size, 1, positions]."""
+def _reached(call: FollowedCall, axis: int, size: int) -> Tensor:
+    """What a function makes of the rows of a unit matrix, along one of its axes: [size, 1,
+    positions of the result]."""
 
-    def one(place: int, name: str, default: Any = None) -> Any:
-        value = call.argument(place, name, default)
+    def argument(index: int, name: str, default: Any = None) -> Any:
+        value = call.argument(index, name, default)
         return value[(axis - 2) % len(value)] if isinstance(value, (tuple, list)) else value
 
-    unit, kind = torch.eye(size)[:, None], call.name.rstrip("d123")
-    if kind == "interpolate":
-        sides = [size if other == axis else 1 for other in range(2, call.result.ndim)]
-        resized: Tensor = call.on(functional.interpolate, unit.reshape(size, 1, *sides))
-        moved = resized.transpose(2, axis)
-        return moved.reshape(*moved.shape[:3], -1)[..., 0]
-    if kind.startswith("adaptive"):
-        return functional.adaptive_avg_pool1d(unit, one(1, "output_size") or size)
-    if "conv" in kind:
+    unit = torch.eye(size)[:, None]
+    name = call.name.rstrip("d123")
+    if name == "interpolate":
+        lengths = [size if other == axis else 1 for other in range(2, len(call.shape))]
+        (resized,) = call.repeat(functional.interpolate, unit.reshape(size, 1, *lengths))
+        return resized.transpose(2, axis).reshape(size, 1, resized.shape[axis], -1)[..., 0]
+    if name.startswith("adaptive"):
+        return functional.adaptive_avg_pool1d(unit, argument(1, "output_size") or size)
+    if "conv" in name:
         kernel = torch.ones(1, 1, call.argument(1, "weight").shape[axis])
-        stride, padding = one(3, "stride", 1), one(4, "padding", 0)
-        if kind == "conv_transpose":
-            further = one(5, "output_padding", 0), 1, one(7, "dilation", 1)
-            return functional.conv_transpose1d(unit, kernel, None, stride, padding, *further)
-        return functional.conv1d(unit, kernel, None, stride, padding, one(5, "dilation", 1))
-    kernel, padding = one(1, "kernel_size"), one(3, "padding", 0)
-    window = (kernel, one(2, "stride", kernel) or kernel, padding)
-    if kind == "avg_pool":
-        return functional.avg_pool1d(unit, *window, one(4, "ceil_mode", False))
-    return functional.max_pool1d(unit, *window, one(4, "dilation", 1), one(5, "ceil_mode", False))
-
-
-def _reduced(call: FollowedCall, table: Tensor) -> Tensor:
-    dims = call.argument(1, "dim")
-    dims = range(table.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
-    least = _mixed(table, *dims)
-    return least if call.result.ndim == table.ndim else least.squeeze(tuple(dims))
-
-
-_WINDOWED = MAPS - {"fold"} | {"conv1d", "conv_transpose1d", "interpolate"}
-_RULES: Mapping[str, Callable[[FollowedCall, Tensor], Tensor]] = {
-    **dict.fromkeys(("mean", "sum", "amax", "amin", "max", "min", "var", "std", "norm"), _reduced),
-    **dict.fromkeys(
-        ("softmax", "log_softmax"), lambda call, t: _mixed(t, call.argument(1, "dim", -1))
-    ),
-    **dict.fromkeys(
-        ("layer_norm", "rms_norm"),
-        lambda call, t: _mixed(t, *range(-len(call.argument(1, "normalized_shape")), 0)),
-    ),
-    **dict.fromkeys(("group_norm", "instance_norm"), lambda call, t: _mixed(t, *range(1, t.ndim))),
-    "normalize": lambda call, t: _mixed(t, call.argument(2, "dim", 1)),
-    "linear": lambda call, t: _mixed(t, -1),
-    "glu": lambda call, t: _union(*t.chunk(2, call.argument(1, "dim", -1))),
-}
-"""Functions of one tensor that mix values along some axes."""
-
-_MOVES: Mapping[str, Callable[..., Any]] = MOVES | {
-    "pixel_shuffle": functional.pixel_shuffle,
-    "pixel_unshuffle": functional.pixel_unshuffle,
-    "channel_shuffle": functional.channel_shuffle,
-    "native_channel_shuffle": functional.channel_shuffle,
-}
-
-_POINTWISE_NAMES = """
-    abs add sub mul div neg pow exp log sqrt rsqrt square clamp clamp_min clamp_max maximum minimum
-    where lerp addcmul relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish sigmoid
-    logsigmoid tanh hardtanh hardsigmoid hardswish hardshrink softplus softsign softshrink
-    tanhshrink threshold sin cos erf dropout dropout1d dropout2d dropout3d alpha_dropout
-    feature_alpha_dropout batch_norm native_batch_norm_legit_no_training local_response_norm clone
-    contiguous detach to type type_as float half double bfloat16 copy requires_grad masked_fill
-"""
-_POINTWISE = frozenset(_POINTWISE_NAMES.split())
-"""Functions whose result at a position comes from that position alone, of one tensor or several."""
-
-_CONSTANTS = frozenset(
-    name for kind in ("zeros", "ones", "full", "empty") for name in (f"new_{kind}", f"{kind}_like")
-)
-"""Functions that take a tensor for its shape or type alone."""
+        stride = argument(3, "stride", 1)
+        padding = argument(4, "padding", 0)
+        if name != "conv_transpose":
+            dilation = argument(5, "dilation", 1)
+            return functional.conv1d(unit, kernel, None, stride, padding, dilation)
+        return functional.conv_transpose1d(
+            unit,
+            kernel,
+            stride=stride,
+            padding=padding,
+            output_padding=argument(5, "output_padding", 0),
+            dilation=argument(7, "dilation", 1),
+        )
+    kernel_size = argument(1, "kernel_size")
+    stride = argument(2, "stride") or kernel_size
+    padding = argument(3, "padding", 0)
+    if name == "avg_pool":
+        ceil_mode = argument(4, "ceil_mode", False)
+        return functional.avg_pool1d(unit, kernel_size, stride, padding, ceil_mode)
+    dilation = argument(4, "dilation", 1)
+    ceil_mode = argument(5, "ceil_mode", False)
+    return functional.max_pool1d(unit, kernel_size, stride, padding, dilation, ceil_mode)

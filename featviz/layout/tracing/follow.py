@@ -1,18 +1,22 @@
 """Follow an image through one forward pass: a tag for each tensor.
 
 A count of tokens proves nothing: a hundred queries of a DETR are no 10 × 10 picture. So the
-functions that a model calls are watched once for each shape of input. A tag says where the values
-of a tensor lie in the image (`places`), whether they are an attention's weights, which call made
-them and, where somebody asks, what they see of the image (`views`).
+functions that a model calls are watched, once for each shape of input:
+
+    image --conv--> map --flatten, transpose--> tokens --linear--> q --@ k, softmax--> weights
+    tag:  positions 1..N, of a new map          1..N along axis 1  1..N                is_weights
+
+`enter` and `leave` hear of each call of a layer or a function. A function passes the tags of its
+tensors on to its results, by its rules in `FUNCTIONS`; what a layer takes and returns is summed up
+as traces, which say how to draw it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,91 +25,103 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from featviz.hooks.capture import given_tensors, leaves, tensors
 from featviz.hooks.functions import unwatched
-from featviz.layout.tracing.fields import Views, of_image, result_views
-from featviz.layout.tracing.positions import (
-    ATTENDING,
-    JOINS,
-    LOST,
-    MAPS,
-    MOVES,
-    MULTI_HEAD,
-    PRODUCTS,
-    RULES,
-    FollowedCall,
-    SourceMaps,
-    varies,
-)
+from featviz.layout.tracing.calls import FollowedCall
+from featviz.layout.tracing.fields import CONSTANT, Fields, FieldTables, of_image, result_fields
+from featviz.layout.tracing.functions import FUNCTIONS, FollowedFunction
+from featviz.layout.tracing.positions import MISFITS, SourceMaps, shared_positions
 from featviz.records import Layer, Trace
 
-MadeBy = Callable[[Tensor], int | None]
+MadeBy: TypeAlias = Callable[[Tensor], int | None]
 """The number of the call that made a tensor; None where no call did."""
 
-Listener = Callable[[Layer, int, Sequence[Any], Mapping[str, Any], Any, MadeBy], int | None]
+Listener: TypeAlias = Callable[
+    [Layer, int, Sequence[Any], Mapping[str, Any], Any, MadeBy], int | None
+]
 """Takes a layer, which of its calls it is, its arguments and its output. Returns a number for the
 call, or None where calls inside it made the output."""
+
+
+class TraceKey(NamedTuple):
+    """Which tensor of a layer a trace is of, the first of its shape in all calls."""
+
+    side: str
+    """`input` or `output`."""
+    key: str
+    """Path inside a tuple, list or dict, as in `CaptureSite`."""
+    shape: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class Tag:
     """What is known of one tensor."""
 
-    places: Tensor | None = None
+    positions: Tensor | None = None
+    """Its table of positions; None where it lies nowhere in the image."""
     is_weights: bool = False
-    views: Views | None = None
+    """Whether a softmax inside an attention made it."""
+    fields: Fields | None = None
+    """What its values see; None where nobody knows."""
     step: int = 0
-    """The step of the pass at which the views were known."""
+    """The step of the pass at which `fields` was known."""
     made_by: int | None = None
+    """The listener's number of the call that made it."""
+
+
+class StorageChange(NamedTuple):
+    """A change of a storage in a way that is not followed."""
+
+    step: int
+    storage: StorageWeakRef
+    """Keeps another storage from getting the address meanwhile."""
 
 
 @dataclass
 class Follower:
     """Hears of the calls of a forward pass, and tags the tensors that they take and return."""
 
-    wanted: Collection[str]
+    layer_names: Collection[str]
     """Names of the layers whose tensors will be asked for; all with a listener."""
-    mixers: Collection[str]
-    """Names of the layers that mix tokens, and give as many back."""
+    mixer_names: Collection[str]
+    """Names of the layers that mix tokens, and return as many."""
     in_attention: Callable[[Layer], bool]
     """Whether a layer is an attention, or inside one."""
     channel_axis: int
     """The axis of the input that counts channels."""
     constants: Collection[int] | None
-    """Of parameters and buffers the ids, where views are asked for; they take as long as the
-    model's layers."""
+    """Ids of parameters and buffers; None where receptive fields are not asked for, since they
+    take as long as the model's layers."""
     listener: Listener | None = None
-    origins: dict[tuple[str, tuple[int, ...]], dict[tuple[str, str], Trace]] = field(
-        default_factory=dict
-    )
-    """By name of the layer and shape, then by side (`input` or `output`) and key."""
-    views: dict[tuple[str, int, str], Views] = field(default_factory=dict)
-    """By name of the layer, number of its call and key; without outputs of unknown views."""
+    traces: dict[str, dict[TraceKey, Trace]] = field(default_factory=lambda: defaultdict(dict))
+    """By name of the layer."""
+    fields: dict[tuple[str, int, str], FieldTables] = field(default_factory=dict)
+    """By name of the layer, number of its call and key; without outputs of which nobody knows what
+    they see."""
     _calls: Counter[str] = field(default_factory=Counter)
     _maps: SourceMaps = field(default_factory=SourceMaps)
     _tags: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
-    _origins: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
-    """By table of places: many tensors share one."""
-    _changed: dict[int, tuple[int, StorageWeakRef]] = field(default_factory=dict)
-    """By address of a storage the step at which it was changed: what its tensors saw before is
-    unknown since then. The reference keeps another storage from having the address."""
+    _traces: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
+    """By table of positions: many tensors share one."""
+    _changes: dict[int, StorageChange] = field(default_factory=dict)
+    """The last change of each storage, by its address: what its tensors saw before is unknown since
+    then."""
     _step: int = 0
 
     def enter(self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """A layer is called."""
+        """A layer or a function is called."""
         if layer.is_function:
-            if self.constants is not None and layer.type == "fn:setitem":
-                given = tensors([args, kwargs], dense=True)
-                if any(self._views(tensor) != () for tensor in given):
-                    self._change(given[0])
+            if layer.type == "fn:setitem" and self.constants is not None:
+                # it returns None, so that `leave` does not hear of it
+                arguments = tensors([args, kwargs], dense=True)
+                if any(self._fields_of(tensor) != CONSTANT for tensor in arguments):
+                    self._forget(arguments[0])
             return
         with unwatched(), torch.no_grad():
-            for image in tensors(args, dense=True) if layer.index == 0 else ():
-                if image.ndim in (4, 5):
-                    places = self._maps.table(image.shape, self.channel_axis)
-                    views = of_image(image.shape) if self.constants is not None else None
-                    self._tags[image] = Tag(places, False, views, self._step)
-            wanted = self.listener is not None or layer.name in self.wanted
-            for key, tensor in given_tensors(args, kwargs) if wanted else ():
-                self._note(layer, "input", key, tensor)
+            if layer.index == 0:
+                for image in tensors(args, dense=True):
+                    self._begin(image)
+            if self._is_asked_for(layer):
+                for key, tensor in given_tensors(args, kwargs):
+                    self._note(layer, "input", key, tensor)
 
     def leave(
         self, layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
@@ -115,118 +131,100 @@ class Follower:
         self._calls[layer.name] += 1
         with unwatched(), torch.no_grad():
             if layer.is_function:
-                name, given = layer.type.removeprefix("fn:"), tensors([args, kwargs], dense=True)
+                arguments = tensors([args, kwargs], dense=True)
+                name = layer.type.removeprefix("fn:")
                 results = tensors(output, dense=True)
-                call = FollowedCall(name, args, kwargs, given, results, next(iter(results), None))
-                self._follow(layer, call)
-            elif layer.name in self.mixers and isinstance(output, Tensor):
-                places = self._alike(tensors(args, dense=True), output)
-                self._tags[output] = replace(self._tag(output), places=places)
+                self._pass_on(layer, FollowedCall(name, args, kwargs, arguments, results))
+            elif layer.name in self.mixer_names and isinstance(output, Tensor):
+                tables = [self._tag(tensor).positions for tensor in tensors(args, dense=True)]
+                positions = shared_positions(tables, output.shape)
+                self._tags[output] = replace(self._tag(output), positions=positions)
             if self.listener is not None:
-                made = self.listener(
-                    layer, number, args, kwargs, output, lambda tensor: self._tag(tensor).made_by
-                )
-                for tensor in tensors(output) if made is not None else ():
-                    self._tags[tensor] = replace(self._tag(tensor), made_by=made)
-            wanted = self.listener is not None or layer.name in self.wanted
-            for key, tensor in leaves(output) if wanted else ():
-                if isinstance(tensor, Tensor):
-                    self._note(layer, "output", key, tensor)
-                    if self.constants is not None and (views := self._views(tensor)):
-                        self.views[layer.name, number, key] = views
+                made_by = self.listener(layer, number, args, kwargs, output, self._made_by)
+                for tensor in tensors(output) if made_by is not None else ():
+                    self._tags[tensor] = replace(self._tag(tensor), made_by=made_by)
+            if self._is_asked_for(layer):
+                for key, tensor in leaves(output):
+                    if isinstance(tensor, Tensor):
+                        self._note(layer, "output", key, tensor)
+                        fields = None if self.constants is None else self._fields_of(tensor)
+                        if fields:
+                            self.fields[layer.name, number, key] = fields
 
-    def _note(self, layer: Layer, side: str, key: str, tensor: Tensor) -> None:
-        """Sum up the places of a tensor, the first of its shape under its key."""
-        if tensor.is_nested:
-            return
-        found = self.origins.setdefault((layer.name, tuple(tensor.shape)), {})
-        if (side, key) not in found:
-            tag, trace = self._tag(tensor), Trace()
-            if tag.places is not None:
-                if tag.places not in self._origins:
-                    self._origins[tag.places] = self._maps.trace(tag.places)
-                trace = self._origins[tag.places]
-            found[side, key] = replace(trace, is_weights=True) if tag.is_weights else trace
+    def _begin(self, image: Tensor) -> None:
+        """Tag an input [N, C, H, W] or a clip; others have no positions."""
+        if image.ndim in (4, 5):
+            fields = None if self.constants is None else of_image(image.shape)
+            positions = self._maps.table(image.shape, self.channel_axis)
+            self._tags[image] = Tag(positions, fields=fields, step=self._step)
+
+    def _is_asked_for(self, layer: Layer) -> bool:
+        return self.listener is not None or layer.name in self.layer_names
 
     def _tag(self, tensor: Tensor) -> Tag:
         return self._tags.get(tensor) or Tag()  # type: ignore[no-untyped-call]
 
-    def _follow(self, layer: Layer, call: FollowedCall) -> None:
+    def _made_by(self, tensor: Tensor) -> int | None:
+        return self._tag(tensor).made_by
+
+    def _note(self, layer: Layer, side: str, key: str, tensor: Tensor) -> None:
+        """Sum up the positions of a tensor, if it is the first of its shape."""
+        if tensor.is_nested:
+            return
+        traces = self.traces[layer.name]
+        trace_key = TraceKey(side, key, tuple(tensor.shape))
+        if trace_key in traces:
+            return
+        tag = self._tag(tensor)
+        trace = Trace()
+        if tag.positions is not None:
+            if tag.positions not in self._traces:
+                self._traces[tag.positions] = self._maps.trace(tag.positions)
+            trace = self._traces[tag.positions]
+        traces[trace_key] = replace(trace, is_weights=True) if tag.is_weights else trace
+
+    def _pass_on(self, layer: Layer, call: FollowedCall) -> None:
         """Tag the results of a function."""
-        made: Any = None
-        if call.name in JOINS:
-            tables = [self._tag(part).places for part in call.given]
-            if any(table is not None for table in tables):
-                made = call.joined(tables, torch.zeros(1, dtype=torch.float64))
-        elif call.name in MOVES or call.name in RULES:
-            made = self._by_rule(call)
-        elif call.name not in LOST:
-            made = [self._alike(call.given, result) for result in call.results]
-        places = [made] if made is None or isinstance(made, Tensor) else list(made)
-        places += [None] * len(call.results)
-        kept = call.name not in RULES and bool(call.given) and self._tag(call.given[0]).is_weights
-        weights = [kept and x.numel() == call.given[0].numel() for x in call.results]
-        if call.name == MULTI_HEAD:
-            weights = [place == 1 for place in range(len(call.results))]
-        elif call.name == "softmax":
-            attends, dim = self.in_attention(layer), call.argument(1, "dim")
-            weights = [attends and dim in (-1, x.ndim - 1) for x in call.results]
-        seen: Sequence[Views | None] = [None] * len(call.results)
+        function = FUNCTIONS.get(call.name, FollowedFunction())
+        tags = [self._tag(tensor) for tensor in call.tensors]
+        is_weights = bool(tags) and tags[0].is_weights
+        weights = function.weight_rule(call, is_weights, self.in_attention(layer))
+        tables: list[Any] = []
+        if tags:
+            try:
+                traced = [tag.positions for tag in tags]
+                tables = [*function.position_rule(self._maps, call, traced)]
+            except MISFITS:
+                pass  # called in a way that the rule does not know
+        tables += [None] * len(call.results)
+        fields: list[Fields | None] = [None] * len(call.results)
         if self.constants is not None:
-            given = [self._views(tensor) for tensor in call.given]
-            seen = result_views(call, given)
-            in_place = bool(call.given) and call.result is call.given[0]
-            if in_place and (seen[0] is None or any(given[1:])):
-                self._change(call.result)
-        for result, table, yes, views in zip(call.results, places, weights, seen, strict=False):
-            fits = table is not None and table.shape == result.shape
-            made_by = self._tag(result).made_by  # it may be changed in place
-            self._tags[result] = Tag(table if fits else None, yes, views, self._step, made_by)
+            seen = [self._fields_of(tensor) for tensor in call.tensors]
+            fields = result_fields(function.field_rule, call, seen)
+            is_in_place = bool(tags and call.results) and call.results[0] is call.tensors[0]
+            # views of the storage that was changed do not learn what they see now
+            if is_in_place and (fields[0] is None or any(seen[1:])):
+                self._forget(call.tensors[0])
+        for index, result in enumerate(call.results):
+            table = tables[index]
+            self._tags[result] = Tag(
+                positions=table if table is not None and table.shape == result.shape else None,
+                is_weights=weights[index],
+                fields=fields[index],
+                step=self._step,
+                made_by=self._made_by(result),  # changed in place, maybe
+            )
 
-    def _by_rule(self, call: FollowedCall) -> Any:
-        tables = [self._tag(tensor).places for tensor in call.given[:2]]
-        if not tables or not call.results:
-            return None
-        made, shape, factor = None, call.result.shape, tables[-1]
-        if tables[0] is not None:
-            with suppress(RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
-                if call.name in MOVES:  # else in a way unknown to it
-                    made = call.on(MOVES[call.name], tables[0])
-                else:
-                    made = RULES[call.name](self._maps, tables[0], call)
-        elif call.name in MAPS and len(shape) in (4, 5) and shape[0] == 1:
-            made = self._maps.table(shape)
-        if made is None and call.name in PRODUCTS and factor is not None:
-            rows_vary = varies(factor, factor.ndim - 2)  # else it has the second factor's columns
-            made = None if rows_vary else factor[..., :1, :].expand(shape)
-        elif made is not None and call.name in ATTENDING and factor is not None:
-            # queries that are the same in each window stand where the window's tokens do
-            in_windows = varies(factor, 0) and varies(factor, factor.ndim - 2)
-            if in_windows and not varies(made, 0) and factor.shape[:-1] == shape[:-1]:
-                made = factor[..., :1].expand(shape)
-        return made
-
-    def _alike(self, given: Sequence[Tensor], result: Tensor) -> Tensor | None:
-        """A function that keeps a shape keeps places; a smaller operand is spread out."""
-        tables = (self._tag(tensor).places for tensor in given)
-        known = [table for table in tables if table is not None]
-        if same := [table for table in known if table.shape == result.shape]:
-            return same[0]
-        for table in known:
-            with suppress(RuntimeError):
-                return table.expand(result.shape)
-        return None
-
-    def _views(self, tensor: Tensor) -> Views | None:
+    def _fields_of(self, tensor: Tensor) -> Fields | None:
         """What a tensor's values see now; nothing, if it is a parameter."""
         if id(tensor) in (self.constants or ()):
-            return ()
+            return CONSTANT
         tag = self._tag(tensor)
-        changed, _ = self._changed.get(tensor.untyped_storage()._cdata, (0, None))
-        return tag.views if tag.step >= changed else None
+        change = self._changes.get(tensor.untyped_storage()._cdata)
+        return tag.fields if change is None or tag.step >= change.step else None
 
-    def _change(self, tensor: Tensor) -> None:
-        """A tensor was changed in a way that nobody knows."""
+    def _forget(self, tensor: Tensor) -> None:
+        """Whatever shares memory with a tensor sees something unknown from now on."""
         self._step += 1
         storage = tensor.untyped_storage()
-        self._changed[storage._cdata] = self._step, StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        self._changes[storage._cdata] = StorageChange(self._step, StorageWeakRef(storage))  # type: ignore[no-untyped-call]

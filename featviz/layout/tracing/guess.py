@@ -1,10 +1,23 @@
-"""Guess which layout a tensor has, from its shape, from what is known of its layer, and from the
-tensor's trace, where it was followed from the image."""
+"""Decide which layout a tensor has: as the user says, else by where it lies in the image, else by
+its shape and what is known of its layer.
+
+    [1, 197, 768]     197 = 1 + 14 × 14 and the input is square: a class token and a grid of tokens
+    [1, 100, 256]     a grid of 10 × 10, by its shape; but where nothing was traced to it from the
+                      image (the queries of a DETR), rows of a matrix
+    [1, 12, 16, 24]   of a convolution: 12 maps; else, of a 96 × 128 input, which is as wide for its
+                      height as 12 × 16: 24 maps with channels last
+
+Each decision is an ordered list of candidates with the reason for each; the first one counts, and
+`featviz run -v` prints its reason. A wrong layout draws noise without complaint, so a shape that
+fits none is refused. What shapes occur was read off torchvision, timm, transformers and
+Ultralytics; tests/layout has models that make them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from featviz.errors import LayoutError, UsageError
 from featviz.hooks import selectors
@@ -28,166 +41,281 @@ _MANY_TOKENS = 36
 that make a grid, outside attention, they are taken for tokens."""
 
 
-def recognise(shape: Sequence[int], hints: Hints) -> Arrangement:
-    """Guess the layout of a shape, unless the hints name one; LayoutError where none fits.
+class Candidate(NamedTuple):
+    """A layout that a tensor may have."""
 
-    Channels-last is known by its proportions: its first two sizes behind the batch have the
-    input's, as maps do, and its last two have not. A token axis is one whose length makes a grid
-    of the input's proportions, with or without the model's tokens beside it. Where the image was
-    followed through the model, that decides instead: whatever only looks like tokens or attention
-    is a sequence.
+    arrangement: Arrangement
+    reason: str
+    """Why it has it, as the end of a sentence that begins with the layout's name."""
+
+
+class ShapeMaps(NamedTuple):
+    """What maps a tensor of some shape makes."""
+
+    layout: str
+    height: int
+    width: int
+
+
+def recognise(shape: Sequence[int], hints: Hints) -> Arrangement:
+    """The layout of a shape; see `decide`. LayoutError where none fits."""
+    if hints.arrangement is not None:
+        arrangement: Arrangement = hints.arrangement
+        return arrangement
+    return decide(shape, hints).arrangement
+
+
+def decide(shape: Sequence[int], hints: Hints) -> Candidate:
+    """The layout of a shape, and why.
+
+    Args:
+        shape: of the tensor, of one image.
+        hints: on its layer; with a trace where the image was followed to the tensor.
+
+    Raises:
+        LayoutError: no layout fits.
     """
-    form: Arrangement | None = hints.arrangement
-    if form is not None:
-        return form
     if 0 in shape:
         raise LayoutError(f"shape {list(shape)} holds no values")
     if hints.override is not None:
-        return _as_asked(shape, hints)
-    if len(shape) in (1, 2):
-        form = Arrangement("vector")
-    elif len(shape) == 3 and shape[0] == 1:
-        form = _three(shape, hints)
-    elif len(shape) == 4:
-        form = _four(shape, hints)
-    elif len(shape) == 5 and shape[0] != 1:
-        form = Arrangement("batch") if hints.channels == "first" else None
-    elif len(shape) == 5:
-        middle, last = (_has_proportions(shape[i : i + 2], hints) for i in (2, 3))
-        form = Arrangement("nthwc" if middle and not last else "ncthw")
+        return Candidate(_overridden(shape, hints), "--tensor-layout says so")
+    candidate = next(_by_shape(shape, hints), None)
     if hints.trace is not None:
-        form = decide(shape, hints, hints.trace, form)
-    if form is None and len(shape) == 3 and hints.input_size is not None:
-        form = Arrangement("sequence")
-    if form is None:
-        words = "is neither a map, a vector nor a grid of tokens of one image; see --tensor-layout"
-        raise LayoutError(f"shape {list(shape)} {words}")
-    return form
+        candidate = next(_by_trace(shape, hints, hints.trace, candidate), None)
+    if candidate is None and len(shape) == 3 and hints.input_size is not None:
+        candidate = Candidate(Arrangement("sequence"), "its rows make no grid of the input")
+    if candidate is None:
+        message = "is neither a map, a vector nor a grid of tokens of one image"
+        raise LayoutError(f"shape {list(shape)} {message}; see --tensor-layout")
+    return candidate
 
 
-def map_size(shape: Sequence[int], hints: Hints) -> tuple[str, int, int] | None:
+def map_size(shape: Sequence[int], hints: Hints) -> ShapeMaps | None:
     """Layout, height and width of a shape's maps; None where they are no maps of the input."""
     with suppress(LayoutError):
-        form = recognise(shape, hints)
-        axes = LAYOUTS[form.layout].spatial_axes
-        if form.height:
-            return form.layout, form.height, form.width
+        arrangement = recognise(shape, hints)
+        axes = LAYOUTS[arrangement.layout].spatial_axes
+        if arrangement.height:
+            return ShapeMaps(arrangement.layout, arrangement.height, arrangement.width)
         if axes is not None:
-            return form.layout, shape[axes[0]], shape[axes[1]]
+            return ShapeMaps(arrangement.layout, shape[axes[0]], shape[axes[1]])
     return None
 
 
 def channel_axis(shape: Sequence[int], hints: Hints) -> int | None:
     """The axis of a shape that counts channels; None where no axis does."""
     with suppress(LayoutError):
-        form = recognise(shape, hints)
-        if form.trace is None:
-            return LAYOUTS[form.layout].channel_axis
-        channels = channels_of_pieces(shape, form.trace)
-        return channels[0] if len(channels) == 1 else None
+        arrangement = recognise(shape, hints)
+        if arrangement.trace is None:
+            return LAYOUTS[arrangement.layout].channel_axis
+        axes = channels_of_pieces(shape, arrangement.trace)
+        return axes[0] if len(axes) == 1 else None
     return None
 
 
-def parse_override(text: str) -> tuple[list[selectors.Selector] | None, str]:
-    """Read a value of `--tensor-layout`, `LAYOUT` or `SELECTORS=LAYOUT`, into selectors, None for
-    all layers, and a layout: `nhwc`, `tokens`, `tokens:14x20+1`. A selector must match a layer
-    without knowing the others, so it takes no index."""
-    layers, equals, asked = text.rpartition("=")
-    name, colon, numbers = asked.partition(":")
-    layout = LAYOUTS.get(name)
+# What the user says
+
+
+class Override(NamedTuple):
+    """A value of `--tensor-layout`."""
+
+    selectors: list[selectors.Selector] | None
+    """None for all layers."""
+    layout: str
+    """`nhwc`, `tokens`, `tokens:14x20+1`."""
+
+
+def parse_override(text: str) -> Override:
+    """Read a value of `--tensor-layout`, `LAYOUT` or `SELECTORS=LAYOUT`. A selector must match a
+    layer without knowing the others, so it takes no index. UsageError for anything else."""
+    selector_text, equals, layout_text = text.rpartition("=")
+    name, colon, grid = layout_text.partition(":")
     try:
+        layout = LAYOUTS.get(name)
         if layout is None or layout.of_pieces or (colon and layout.token_axis is None):
             names = ", ".join(choice.name for choice in CHOICES)
             hint = f"one of {names}; with a grid, tokens:14x20 or tokens:14x20+1"
-            raise LayoutError(f"{quoted(repr(asked))} is no layout", hint)
+            raise LayoutError(f"{quoted(repr(layout_text))} is no layout", hint)
         if colon:
-            parse_grid(numbers)
-        chosen = selectors.parse(layers) if equals else None
-        if indexed := [one.text for one in chosen or () if one.index is not None]:
-            hint = "name the layers, for example layer1.*"
-            raise UsageError(f"selector {indexed[0]!r} takes no index here", hint)
+            parse_grid(grid)
+        if not equals:
+            return Override(None, layout_text)
+        chosen = selectors.parse(selector_text)
+        for selector in chosen:
+            if selector.index is not None:
+                hint = "name the layers, for example layer1.*"
+                raise UsageError(f"selector {selector.text!r} takes no index here", hint)
     except (LayoutError, UsageError) as error:
-        words = f"--tensor-layout {quoted(repr(text))}: {error.message}"
-        raise UsageError(words, error.hint) from None
-    return chosen, asked
+        message = f"--tensor-layout {quoted(repr(text))}: {error.message}"
+        raise UsageError(message, error.hint) from None
+    return Override(chosen, layout_text)
 
 
-def _as_asked(shape: Sequence[int], hints: Hints) -> Arrangement:
-    """The form of a shape in the layout that the user named."""
-    name, _, numbers = str(hints.override).partition(":")
+def _overridden(shape: Sequence[int], hints: Hints) -> Arrangement:
+    """The arrangement of a shape in the layout that the user named; LayoutError where it does not
+    fit."""
+    name, _, grid = str(hints.override).partition(":")
     layout = LAYOUTS[name]
-    is_many = len(shape) > 1 and shape[0] != 1
-    if len(shape) not in layout.dimensions or (is_many and not layout.allows_many):
-        words = f"cannot be read as {name} {layout.shape} (--tensor-layout)"
-        raise LayoutError(f"shape {list(shape)} {words}")
+    has_many = len(shape) > 1 and shape[0] != 1
+    if len(shape) not in layout.dimensions or (has_many and not layout.allows_many):
+        message = f"cannot be read as {name} {layout.shape} (--tensor-layout)"
+        raise LayoutError(f"shape {list(shape)} {message}")
     if layout.token_axis is None:
         return Arrangement(name)
     length = shape[layout.token_axis]
-    form = parse_grid(numbers, name) if numbers else find_grid(length, hints, name)
-    beside = 0 if form is None else len(form.prefix) + len(form.suffix)
-    if form is None or beside + form.time * form.height * form.width != length:
-        words = f"{length} tokens are no grid of --tensor-layout {hints.override}"
-        raise LayoutError(f"shape {list(shape)}: {words}")
-    return form
+    tokens = parse_grid(grid, name) if grid else find_grid(length, hints, name)
+    if tokens is None or tokens.token_count != length:
+        message = f"{length} tokens are no grid of --tensor-layout {hints.override}"
+        raise LayoutError(f"shape {list(shape)}: {message}")
+    return tokens
 
 
-def _three(shape: Sequence[int], hints: Hints) -> Arrangement | None:
+# By the shape
+
+
+def _by_shape(shape: Sequence[int], hints: Hints) -> Iterator[Candidate]:
+    if len(shape) in (1, 2):
+        yield Candidate(Arrangement("vector"), "it has one or two axes")
+    elif len(shape) == 3 and shape[0] == 1:
+        yield from _of_three_axes(shape, hints)
+    elif len(shape) == 4:
+        yield from _of_four_axes(shape, hints)
+    elif len(shape) == 5 and shape[0] != 1:
+        if hints.channels == "first":
+            yield Candidate(Arrangement("batch"), "the first of five axes counts items")
+    elif len(shape) == 5:
+        if _has_proportions(shape[2:4], hints) and not _has_proportions(shape[3:5], hints):
+            yield Candidate(Arrangement("nthwc"), "axes 2 and 3 have the input's proportions")
+        yield Candidate(Arrangement("ncthw"), "it has five axes")
+
+
+def _of_three_axes(shape: Sequence[int], hints: Hints) -> Iterator[Candidate]:
     """[1, T, D], [1, D, T] or, averaged over heads, attention weights [1, T, T]."""
     if shape[1] in (1, len(hints.prefix_tokens)):
-        return Arrangement("vector")
-    if hints.channels == "first":
-        return _tokens(shape, hints, "ncl")
-    if hints.in_attention and not hints.features_last and shape[1] == shape[2]:
-        return Arrangement("attention")
-    names = ("tokens", "ncl") if shape[2] >= _FEW_TOKENS else ("tokens",)
-    return _tokens(shape, hints, *names)
+        yield Candidate(Arrangement("vector"), "it has one row, or one for each token of the model")
+    elif hints.channels == "first":
+        yield from _tokens(shape, hints, "ncl")
+    elif hints.in_attention and not hints.features_last and shape[1] == shape[2]:
+        yield Candidate(Arrangement("attention"), "it is square, inside an attention")
+    elif shape[2] < _FEW_TOKENS:
+        yield from _tokens(shape, hints, "tokens")
+    else:
+        yield from _tokens(shape, hints, "tokens", "ncl")
 
 
-def _four(shape: Sequence[int], hints: Hints) -> Arrangement | None:
+def _of_four_axes(shape: Sequence[int], hints: Hints) -> Iterator[Candidate]:
     """[1, C, H, W], [1, H, W, C], [1, heads, T, D], [1, T, heads, D], attention weights of tokens
     [1, heads, T, T] or [1, T, T, heads], or [N, C, H, W]."""
     if shape[0] != 1:
-        return Arrangement("batch")
+        yield Candidate(Arrangement("batch"), "its first axis counts items")
     if hints.channels is not None:
-        return Arrangement("nchw" if hints.channels == "first" else "nhwc")
-    if not hints.features_last and _weights(shape[2:], hints):
-        return Arrangement("attention")
-    first, last = (_has_proportions(shape[i : i + 2], hints) for i in (1, 2))
-    if first and not last:
-        return Arrangement("nhwc")
-    if _weights(shape[1:3], hints) and shape[3] < shape[1]:
-        return Arrangement("attention")
-    # a height and width that are no map's, but those of many tokens below one another: at least
-    # twice as high, for the width, as the input is
-    height, width, size = *shape[2:], hints.input_size
-    narrow = size is not None and height * size[1] >= 2 * width * size[0]
-    is_column = narrow and height >= _MANY_TOKENS and width > 1
-    if not last and (hints.in_attention or is_column):
-        return _tokens(shape, hints, "heads", "tokens") or Arrangement("nchw")
-    return Arrangement("nchw")
+        name = "nchw" if hints.channels == "first" else "nhwc"
+        yield Candidate(Arrangement(name), f"its layer has channels {hints.channels}")
+    if not hints.features_last and _pairs_tokens(shape[2:], hints):
+        yield Candidate(Arrangement("attention"), "the last two axes count tokens, in an attention")
+    last_are_map = _has_proportions(shape[2:], hints)
+    if _has_proportions(shape[1:3], hints) and not last_are_map:
+        yield Candidate(Arrangement("nhwc"), "axes 1 and 2 have the input's proportions")
+    if _pairs_tokens(shape[1:3], hints) and shape[3] < shape[1]:
+        yield Candidate(Arrangement("attention"), "axes 1 and 2 count tokens, in an attention")
+    if not last_are_map and (hints.in_attention or _is_column(shape[2:], hints)):
+        yield from _tokens(shape, hints, "heads", "tokens")
+    yield Candidate(Arrangement("nchw"), "it has four axes")
 
 
-def _weights(sides: Sequence[int], hints: Hints) -> bool:
+def _pairs_tokens(sizes: Sequence[int], hints: Hints) -> bool:
     """Whether two axes are those of an attention's weights, tokens by tokens."""
-    square = hints.in_attention and sides[0] == sides[1] > 1
-    return square and find_grid(sides[0], hints) is not None
+    is_square = sizes[0] == sizes[1] > 1
+    return hints.in_attention and is_square and find_grid(sizes[0], hints) is not None
 
 
-def _has_proportions(sides: Sequence[int], hints: Hints) -> bool:
+def _has_proportions(sizes: Sequence[int], hints: Hints) -> bool:
     """Whether a height and width have the input's proportions, give or take a column."""
-    (height, width), size = sides, hints.input_size
-    return size is not None and abs(width - height * size[1] / size[0]) <= 1
+    if hints.input_size is None:
+        return False
+    height, width = hints.input_size
+    return abs(sizes[1] - sizes[0] * width / height) <= 1
 
 
-def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Arrangement | None:
-    """The first of several layouts whose token axis makes a grid; one that makes the grid of the
-    patches goes before the others."""
-    found = [find_grid(shape[LAYOUTS[name].token_axis or 0], hints, name) for name in names]
-    forms, patches = [form for form in found if form is not None], None
+def _is_column(sizes: Sequence[int], hints: Hints) -> bool:
+    """Whether a height and width are no map's but those of many tokens below one another: at least
+    twice as high, for the width, as the input is."""
+    if hints.input_size is None or sizes[0] < _MANY_TOKENS or sizes[1] == 1:
+        return False
+    height, width = hints.input_size
+    return sizes[0] * width >= 2 * sizes[1] * height
+
+
+def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Iterator[Candidate]:
+    """Those layouts whose token axis makes a grid; first the one that makes the patches' grid."""
+    patch_grid = None
     if hints.input_size is not None and hints.patch_size is not None:
-        patches = tuple(n // p for n, p in zip(hints.input_size, hints.patch_size, strict=True))
-    of_patches = [form for form in forms if (form.height, form.width) == patches]
-    return next(iter(of_patches + forms), None)
+        sizes = zip(hints.input_size, hints.patch_size, strict=True)
+        patch_grid = tuple(pixels // patch for pixels, patch in sizes)
+    found = []
+    for name in names:
+        tokens = find_grid(shape[LAYOUTS[name].token_axis or 0], hints, name)
+        if tokens is not None:
+            found.append(tokens)
+    for tokens in sorted(found, key=lambda grid: (grid.height, grid.width) != patch_grid):
+        size = f"{tokens.height} × {tokens.width}"
+        yield Candidate(tokens, f"its tokens make a grid of {size} of the input")
+
+
+# By the trace
+
+
+def _by_trace(
+    shape: Sequence[int], hints: Hints, trace: Trace, by_shape: Candidate | None
+) -> Iterator[Candidate]:
+    """What the trace says, and what the shape says where it can tell."""
+    name = "" if by_shape is None else by_shape.arrangement.layout
+    is_tokens = bool(name) and LAYOUTS[name].token_axis is not None
+    if by_shape is not None and is_tokens and hints.token_count:
+        yield by_shape  # the model's modules say that so many tokens are mixed
+    weighs_positions = {len(shape) - 2, len(shape) - 1} <= {*trace.axes}  # along both axes
+    if trace.is_weights and min(shape[-2:]) > 1 and not weighs_positions:
+        yield Candidate(Arrangement("attention"), "a softmax inside an attention made it")
+    on_map = [*_row_by_row(shape, hints, trace)]
+    in_pieces = [*_in_pieces(shape, hints, trace)]
+    if by_shape is not None and name == "attention" and len(shape) == 4:
+        # a square map with as many rows as there are tokens only looks like their weights
+        yield from [
+            candidate for candidate in on_map if candidate.arrangement.layout in ("nchw", "nhwc")
+        ]
+        yield from in_pieces
+        yield by_shape
+    is_clip = name in ("ncthw", "nthwc")
+    # tokens, weights averaged over heads and clips are told by the trace alone
+    is_uncertain = is_tokens or name in ("", "batch", "sequence", "attention")
+    is_uncertain = is_uncertain or (is_clip and hints.time_steps is None)
+    is_folded = by_shape is not None and _is_folded(shape, hints, trace, name)
+    if by_shape is not None and not is_uncertain and not is_folded:
+        yield by_shape
+    yield from on_map
+    yield from in_pieces
+    if by_shape is not None and (not is_uncertain or is_clip or name == "batch"):
+        yield by_shape
+    if len(shape) in (3, 4):
+        yield Candidate(Arrangement("sequence"), "its rows lie nowhere in the image")
+    if by_shape is not None:
+        yield by_shape
+
+
+def _is_folded(shape: Sequence[int], hints: Hints, trace: Trace, layout: str) -> bool:
+    """Whether the rows and columns of a layout are none of the map's, in whatever order."""
+    axes = LAYOUTS[layout].spatial_axes
+    if axes is None or trace.positions is None or trace.grid is None:
+        return False
+    if bool((trace.positions < 0).any()):
+        return False
+    sizes = [shape[axis] for axis in axes]
+    if hints.in_attention and len(trace.axes) == 1 and sizes[0] == sizes[1]:
+        return False  # scores of queries and keys
+    if trace.axes != tuple(axis for axis in axes if shape[axis] > 1):
+        return True
+    rows, columns = divmod(trace.positions.reshape(sizes), trace.grid[2])
+    return bool((rows != rows[:, :1]).any() or (columns != columns[:1]).any())
 
 
 _BY_AXES = {
@@ -199,91 +327,62 @@ _BY_AXES = {
     (4, (1, 2)): "nhwc",
     (4, (2, 3)): "nchw",
 }
-"""The layout of one image's tensor whose places go row by row, by how many axes it has and along
-which of them the places change."""
+"""The layout of one image's tensor whose positions go row by row, by how many axes it has and along
+which of them the positions change."""
 
 
-def decide(
-    shape: Sequence[int], hints: Hints, trace: Trace, guess: Arrangement | None
-) -> Arrangement | None:
-    """The layout of a tensor whose trace is known; what its shape suggests stands where it claims
-    nothing else."""
-    if guess is not None and LAYOUTS[guess.layout].token_axis is not None and hints.token_count:
-        return guess  # the model's modules say that so many tokens are mixed
-    weighs_places = {len(shape) - 2, len(shape) - 1} <= {*trace.axes}  # along both axes
-    if trace.is_weights and min(shape[-2:]) > 1 and not weighs_places:
-        return Arrangement("attention")
-    form, pieces = _on_grid(shape, hints, trace), _in_pieces(shape, hints, trace)
-    if guess is not None and guess.layout == "attention" and len(shape) == 4:
-        # a square map with as many rows as there are tokens only looks like their weights
-        is_map = form is not None and form.layout in ("nchw", "nhwc")
-        return form if is_map else pieces or guess
-    if guess is not None:  # of tokens, weights averaged over heads, clips only the trace can tell
-        is_claim = LAYOUTS[guess.layout].token_axis is not None
-        is_claim |= guess.layout in ("batch", "sequence")
-        is_claim |= guess.layout == "attention" and len(shape) == 3
-        is_claim |= guess.layout in ("ncthw", "nthwc") and hints.time_steps is None
-        if not is_claim and not _is_folded(shape, hints, trace, guess):
-            return guess
-        if not is_claim or guess.layout in ("batch", "ncthw", "nthwc"):
-            return form or pieces or guess
-    return form or pieces or (Arrangement("sequence") if len(shape) in (3, 4) else guess)
+def _row_by_row(shape: Sequence[int], hints: Hints, trace: Trace) -> Iterator[Candidate]:
+    """Tokens and maps of one image whose positions go row by row, between the model's own tokens:
 
-
-def _is_folded(shape: Sequence[int], hints: Hints, trace: Trace, guess: Arrangement) -> bool:
-    """Whether the rows and columns of a guess are none of the map's, in whatever order."""
-    axes, places, grid = LAYOUTS[guess.layout].spatial_axes, trace.positions, trace.grid
-    if axes is None or places is None or grid is None or bool((places < 0).any()):
-        return False
-    sides = [shape[axis] for axis in axes]
-    if hints.in_attention and len(trace.axes) == 1 and sides[0] == sides[1]:
-        return False  # scores of queries and keys
-    if trace.axes != tuple(axis for axis in axes if shape[axis] > 1):
-        return True
-    rows, columns = divmod(places.reshape(sides), grid[2])
-    return bool((rows != rows[:, :1]).any() or (columns != columns[:1]).any())
-
-
-def _on_grid(shape: Sequence[int], hints: Hints, trace: Trace) -> Arrangement | None:
-    """Tokens and maps of one image whose places go row by row, between the model's own tokens."""
+    [-1, 0, 1, 2, 3, -1]    a class token, a grid of 2 × 2, a token behind it
+    """
     name = _BY_AXES.get((len(shape), trace.axes))
-    places, grid = trace.positions, trace.grid
-    if name is None or places is None or grid is None or shape[0] != 1:
-        return None
-    time, height, width = grid
-    known = (places >= 0).nonzero()[0]
-    before, behind = int(known[0]), len(places) - 1 - int(known[-1])
-    on_grid = places[known]
-    gaps = len(known) != len(places) - before - behind
-    if gaps or bool((on_grid[1:] <= on_grid[:-1]).any()):
-        return None
-    if LAYOUTS[name].token_axis is None:
-        return Arrangement(name) if time == 1 and not before + behind else None
-    names = hints.prefix_tokens[:before]
-    names = (BEFORE,) * (before - len(names)) + names  # others are put in front of the model's own
-    return Arrangement(name, height, width, time, names, (BEHIND,) * behind)
-
-
-def _in_pieces(shape: Sequence[int], hints: Hints, trace: Trace) -> Arrangement | None:
-    """Pieces of a map in whatever order, with channels along one axis, heads along another; the
-    model's own tokens may stand in front of each piece."""
-    if trace.grid is None or trace.positions is None or len(shape) < 3:
-        return None
+    if name is None or trace.positions is None or trace.grid is None or shape[0] != 1:
+        return
+    (in_grid,) = (trace.positions >= 0).nonzero()
+    before = int(in_grid[0])
+    behind = len(trace.positions) - 1 - int(in_grid[-1])
+    on_grid = trace.positions[before : len(trace.positions) - behind]
+    if bool((on_grid < 0).any() or (on_grid[1:] <= on_grid[:-1]).any()):
+        return
     time, height, width = trace.grid
-    if (
-        time > 1
-        and len(trace.axes) == 3
-        and bool((trace.positions[1:] > trace.positions[:-1]).all())
-    ):
-        return None  # a clip, or whole frames
-    left = channels_of_pieces(shape, trace)
+    reason = "its values lie in the image row by row"
+    if LAYOUTS[name].token_axis is None:
+        if time == 1 and before + behind == 0:
+            yield Candidate(Arrangement(name), reason)
+        return
+    names = hints.prefix_tokens[:before]
+    prefix = (BEFORE,) * (before - len(names)) + names  # others stand in front of the model's own
+    suffix = (BEHIND,) * behind
+    yield Candidate(Arrangement(name, height, width, time, prefix, suffix), reason)
+
+
+def _in_pieces(shape: Sequence[int], hints: Hints, trace: Trace) -> Iterator[Candidate]:
+    """Pieces of a map in whatever order, with channels along one axis, heads along another; the
+    model's own tokens may stand in front of each piece:
+
+    [-1, 0, 1, 4, 5]
+    [-1, 2, 3, 6, 7]        two windows of 2 × 2 in a grid of 2 × 4, a class token before each
+    """
+    if trace.grid is None or trace.positions is None or len(shape) < 3:
+        return
+    time, height, width = trace.grid
+    is_ordered = bool((trace.positions[1:] > trace.positions[:-1]).all())
+    if time > 1 and len(trace.axes) == 3 and is_ordered:
+        return  # a clip, or whole frames
+    channel_axes = channels_of_pieces(shape, trace)
     last = len(shape) - 1
-    heads = left == [1, last] and last == 3 and shape[2] != shape[3]  # else weights of windows
-    folded = not left and len(trace.axes) > 1
-    if not (heads or folded or left in ([1], [last])):
-        return None
-    beside = trace.positions.reshape(-1, shape[trace.axes[-1]]).max(0) < 0
-    before = len(hints.prefix_tokens) if beside[: len(hints.prefix_tokens)].all() else 0
-    if len(trace.axes) == 1 and beside[before:].any():
-        return None
-    return Arrangement("windows", height, width, time, hints.prefix_tokens[:before], trace=trace)
+    # heads of tokens; of equal sizes, they are the weights of windows
+    has_heads = channel_axes == [1, 3] and last == 3 and shape[2] != shape[3]
+    is_folded = not channel_axes and len(trace.axes) > 1
+    if not has_heads and not is_folded and channel_axes not in ([1], [last]):
+        return
+    lies_nowhere = trace.positions.reshape(-1, shape[trace.axes[-1]]).max(0) < 0
+    before = len(hints.prefix_tokens)
+    if not lies_nowhere[:before].all():
+        before = 0
+    if len(trace.axes) == 1 and lies_nowhere[before:].any():
+        return
+    prefix = hints.prefix_tokens[:before]
+    pieces = Arrangement("windows", height, width, time, prefix, trace=trace)
+    yield Candidate(pieces, "it holds each position of a map once, in pieces")

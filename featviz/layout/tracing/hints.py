@@ -7,6 +7,7 @@ the names under which torchvision and timm keep them; a module that has none giv
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,10 +22,13 @@ from featviz.errors import LayoutError
 from featviz.hooks import selectors
 from featviz.hooks.functions import placed
 from featviz.hooks.layers import list_layers
+from featviz.layout.layouts import LAYOUTS, Size
 from featviz.layout.tracing import guess
-from featviz.layout.tracing.fields import Views
-from featviz.layout.tracing.follow import Follower, Listener
+from featviz.layout.tracing.fields import ReceptiveField
+from featviz.layout.tracing.follow import Follower, Listener, TraceKey
 from featviz.records import KINDS, CaptureSite, Hints, Layer, Trace
+
+log = logging.getLogger(__name__)
 
 _PREFIX_TOKENS = {
     "class_token": re.compile(r"(cls|class)(_?(token|embedding|embed))?"),
@@ -34,15 +38,19 @@ _PREFIX_TOKENS = {
 """Names of parameters that become tokens in front of the grid, in the order in which they stand."""
 
 _CHANNELS_FIRST = (
-    *(nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm),
-    *(nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd),
-    *(nn.modules.pooling._AvgPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd),
+    nn.modules.conv._ConvNd,
+    nn.modules.batchnorm._NormBase,
+    nn.GroupNorm,
+    nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AdaptiveMaxPoolNd,
+    nn.modules.pooling._AvgPoolNd,
+    nn.modules.pooling._AdaptiveAvgPoolNd,
 )
 
 _FEATURES_LAST = ("Linear", "LayerNorm", "RMSNorm")
 """Ends of the names of classes whose last axis are features, timm's and transformers' included."""
 
-_ATTENTION = ("attn", "attention", "crpe")
+_ATTENTION = re.compile("attn|attention|crpe")
 """In the names of attentions, and of CoaT's positional encoding, which takes what they do."""
 
 _OFFSETS = re.compile(r"(cpb_|rel_pos\.)mlp")
@@ -55,20 +63,22 @@ class HintBook:
     def __init__(
         self, model: nn.Module, input_shape: Sequence[int], overrides: Sequence[str] = ()
     ) -> None:
-        """Read the hints of a model's modules, for an input [1, C, H, W], or a clip [1, C, T, H, W]
-        or, where the first convolution says so, [1, T, C, H, W]; and values of `--tensor-layout`.
+        """Read the hints of a model's modules.
+
+        Args:
+            input_shape: [1, C, H, W], or a clip [1, C, T, H, W] or, where the first convolution
+                says so, [1, T, C, H, W].
+            overrides: values of `--tensor-layout`; the last that matches a layer counts.
         """
         self.input_shape = tuple(input_shape)
         self._by_module = read_hints(model, self.input_shape)
         self._overrides = [guess.parse_override(text) for text in overrides]
         self._by_layer: dict[str, Hints] = {}
         self._by_tensor: dict[tuple[str, str, str, torch.Size], Hints] = {}
-        self._origins: dict[tuple[str, tuple[int, ...]], dict[tuple[str, str], Trace]] = {}
-        self._views: dict[tuple[str, int, str], Views] = {}
-        """What was followed: see `Follower`."""
+        self._follower: Follower | None = None
         self.is_traced = False
         """Whether a forward pass has been followed, or need not be."""
-        self.depends_on_origins = False
+        self.depends_on_traces = False
         """Whether a tensor was asked for whose layout its trace decides."""
 
     def of_layer(self, layer: Layer) -> Hints:
@@ -77,9 +87,9 @@ class HintBook:
             hints = self._by_module.get(layer.owner, Hints())
             if layer.is_function:
                 hints = replace(hints, channels=None, features_last=False)
-            for chosen, name in self._overrides:
-                if chosen is None or selectors.select([layer], chosen):
-                    hints = replace(hints, override=name)
+            for override in self._overrides:
+                if override.selectors is None or selectors.select([layer], override.selectors):
+                    hints = replace(hints, override=override.layout)
             self._by_layer[layer.name] = hints
         return self._by_layer[layer.name]
 
@@ -89,134 +99,226 @@ class HintBook:
             return self.of_layer(site.layer)
         shape = tensor.shape
         name = (site.layer.name, site.kind, site.key, shape)
-        if name not in self._by_tensor:
-            hints = self.of_layer(site.layer)
-            known = self._origins.get((site.layer.name, tuple(shape)), {})
-            trace = known.get((KINDS[site.kind].of, site.key))
-            if trace is not None:
-                sides, grid = (tuple(shape[1:3]), tuple(shape[2:4])), trace.grid
-                in_pieces = grid is not None and (shape[0] > 1 or grid[1:] not in sides)
-                self.depends_on_origins |= in_pieces or len(shape) == 3
-                self.depends_on_origins |= trace.is_weights or hints.in_attention
-                hints = replace(hints, trace=trace)
-            with suppress(LayoutError):
-                hints = replace(hints, arrangement=guess.recognise(shape, hints))
-            if not self.is_traced:
-                return hints
+        if name in self._by_tensor:
+            return self._by_tensor[name]
+        hints = self.of_layer(site.layer)
+        key = TraceKey(side=KINDS[site.kind].of, key=site.key, shape=tuple(shape))
+        trace = self._traces(site.layer).get(key)
+        if trace is not None:
+            hints = replace(hints, trace=trace)
+            self.depends_on_traces |= _is_decided_by_trace(shape, hints, trace)
+        reason = "no layout fits"
+        with suppress(LayoutError):  # whoever asks for its maps hears of it
+            arrangement, reason = guess.decide(shape, hints)
+            hints = replace(hints, arrangement=arrangement)
+            reason = f"{arrangement.layout}, since {reason}"
+        if self.is_traced:
             self._by_tensor[name] = hints
-        return self._by_tensor[name]
+            log.debug("%s %s %s: %s", site.layer.label, site.stem, list(shape), reason)
+        return hints
 
     def of_shape(self, layer: Layer, shape: Sequence[int], side: str = "output") -> Hints:
         """The hints for the first tensor of this shape that a layer gave, or took (`input`)."""
-        found = self._origins.get((layer.name, tuple(shape)), {})
-        origins = (trace for (at, _), trace in found.items() if at == side)
-        return replace(self.of_layer(layer), trace=next(origins, None))
+        hints = self.of_layer(layer)
+        for key, trace in self._traces(layer).items():
+            if key.side == side and key.shape == tuple(shape):
+                return replace(hints, trace=trace)
+        return hints
 
-    def views(self, site: CaptureSite) -> Views:
-        """What each value of an output sees of the image; empty where nobody knows."""
-        return self._views.get((site.layer.name, site.call, site.key), ())
+    def receptive_field(self, site: CaptureSite) -> ReceptiveField | None:
+        """What each position of an output's maps sees of the image, all channels together.
+
+        Returns:
+            None where a function on the way cannot be followed, for clips, and where `traced` was
+            not asked for receptive fields.
+        """
+        fields = {} if self._follower is None else self._follower.fields
+        edges = []
+        for table in fields.get((site.layer.name, site.call, site.key), ()):
+            hints = self.of_tensor(site, table)
+            arrangement = guess.recognise(table.shape, hints)
+            axis = guess.channel_axis(table.shape, hints)
+            if axis is not None and table.stride(axis) == 0:
+                # expanded: all channels are the same, and two of them are channels still
+                table = table.narrow(axis, 0, min(2, table.shape[axis]))
+            maps = LAYOUTS[arrangement.layout].to_maps(table, arrangement)
+            if maps.shape[1] == 1:
+                edges.append(maps.amin(0)[0])  # the box around those of all channels
+        return ReceptiveField(torch.stack(edges)) if edges else None
 
     def settle_as(self, other: HintBook) -> None:
         """Follow no pass of this shape, where one of another shape was followed and the layout of
         no layer depends on it."""
-        self.is_traced = other.is_traced and not other.depends_on_origins
+        self.is_traced = other.is_traced and not other.depends_on_traces
 
     @contextmanager
     def traced(
         self,
         model: nn.Module,
         layers: Sequence[Layer],
-        views: bool = False,
+        fields: bool = False,
         listener: Listener | None = None,
     ) -> Iterator[None]:
-        """Follow the image through the forward pass in this block, once for all passes, as far as
-        tensors of these layers (and `views`, of what they see) will be asked for. Hooks that ask
-        are placed inside the block, so that they are called later; `listener` takes all calls."""
+        """Follow the image through the forward pass in this block, once for all passes. Hooks that
+        ask for hints are placed inside the block, so that they are called later.
+
+        Args:
+            layers: those whose tensors will be asked for.
+            fields: whether their receptive fields will be, too.
+            listener: takes all calls of modules and functions.
+        """
         if self.is_traced:
             yield
             return
-        wanted = {layer.name for layer in layers}
-        mixers = {name for name, hints in self._by_module.items() if hints.token_count}
-        follower = Follower(
-            wanted,
-            mixers,
-            lambda layer: self._by_module.get(layer.owner, Hints()).in_attention,
-            _channel_axis(model, self.input_shape)[1],
-            {id(x) for x in (*model.parameters(), *model.buffers())} if views else None,
-            listener,
+        constants = (*model.parameters(), *model.buffers())
+        mixer_names = {name for name, hints in self._by_module.items() if hints.token_count}
+        self._follower = follower = Follower(
+            layer_names={layer.name for layer in layers},
+            mixer_names=mixer_names,
+            in_attention=lambda layer: self._by_module.get(layer.owner, Hints()).in_attention,
+            channel_axis=_channel_axis(_first_convolution(model), self.input_shape),
+            constants={id(tensor) for tensor in constants} if fields else None,
+            listener=listener,
         )
-        self._origins, self._views = follower.origins, follower.views
         modules = list_layers(model)
         if listener is None:
-            modules = [x for x in modules if x.name in wanted | mixers or not x.index]
-        hear = follower.leave, follower.enter, modules, lambda layer: True
-        with placed(model, *hear, opaque=(), first=True) as mode, mode:
+            names = {"", *follower.layer_names, *mixer_names}
+            modules = [layer for layer in modules if layer.name in names]
+        with (
+            placed(
+                model,
+                follower.leave,
+                follower.enter,
+                modules,
+                functions=lambda layer: True,
+                opaque=(),
+                first=True,
+            ) as mode,
+            mode,
+        ):
             yield
         self.is_traced = True
+
+    def _traces(self, layer: Layer) -> dict[TraceKey, Trace]:
+        return {} if self._follower is None else self._follower.traces.get(layer.name, {})
+
+
+def _is_decided_by_trace(shape: Sequence[int], hints: Hints, trace: Trace) -> bool:
+    """Whether the shape alone might say another layout than the trace does."""
+    if len(shape) == 3 or trace.is_weights or hints.in_attention:
+        return True
+    sizes = (tuple(shape[1:3]), tuple(shape[2:4]))
+    return trace.grid is not None and (shape[0] > 1 or trace.grid[1:] not in sizes)
 
 
 # From modules
 
 
 def read_hints(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Hints]:
-    """Read the hints for every module of a model, by qualified name."""
-    first, axis = _channel_axis(model, input_shape)
-    stride = first.stride[0] if isinstance(first, nn.Conv3d) else 1
-    time = -(-input_shape[3 - axis] // stride) if len(input_shape) == 5 else None
-    in_patches = first is not None and first.stride == first.kernel_size  # and do not overlap
-    size: Any = tuple(input_shape[-2:])
-    transforms = (x for x in model.children() if type(x).__name__ == "GeneralizedRCNNTransform")
-    transform: Any = next(transforms, None)  # torchvision's detectors resize and pad images
-    if len(input_shape) < 4 or size == (1, 1):  # no picture
-        size = None
-    elif transform is not None:
-        sides = transform.fixed_size and transform.fixed_size[::-1]
-        if sides is None:
-            factor = min(transform.min_size[-1] / min(size), transform.max_size / max(size))
-            sides = [int(side * factor) for side in size]
-        step = transform.size_divisible
-        size = tuple(ceil(side / step) * step for side in sides)
-    parameters = [(name.rpartition(".")[2].lower(), p) for name, p in model.named_parameters()]
-    prefix: list[str] = []
-    for token, pattern in _PREFIX_TOKENS.items():
-        found = (p for name, p in parameters if pattern.fullmatch(name))
-        if (table := next(found, None)) is not None:  # [D], [K, D] or [1, K, D]
-            prefix += [token] * (table.shape[-2] if table.ndim > 1 else 1)
-    base = Hints(
-        input_size=size,
-        time_steps=time,
-        patch_size=(first.stride[-2], first.stride[-1])
-        if first is not None and in_patches
-        else None,
-        prefix_tokens=tuple(prefix),
-        token_count=None if transform is None else 0,  # heads return rows of boxes, [1, N, 4]
-    )
-    by_name: dict[str, Hints] = {}
+    """Read the hints for every module of a model, by qualified name.
+
+    Args:
+        input_shape: as that of `HintBook`.
+    """
+    by_name = {"": _of_model(model, input_shape)}
     for name, module in model.named_modules(remove_duplicate=False):
-        parent, _, child = name.rpartition(".")
-        above, kind = by_name.get(parent, base) if name else base, type(module).__name__
-        channels: Literal["first", "last"] | None = "last" if _OFFSETS.search(name) else None
-        is_attention = "Attention" in kind or any(word in child for word in _ATTENTION)
-        tokens = None if name == "backbone" else above.token_count
-        if name.endswith("_tokens"):  # mlp_tokens and linear_tokens of MLP-Mixers
-            linear = next((m for m in module.modules() if isinstance(m, nn.Linear)), None)
-            tokens = tokens if linear is None else linear.in_features
-        by_name[name] = replace(
-            above,
-            in_attention=above.in_attention or is_attention,
-            token_count=tokens,
-            channels="first" if isinstance(module, _CHANNELS_FIRST) else channels,
-            features_last=kind.endswith(_FEATURES_LAST),
-        )
+        outer = by_name[name.rpartition(".")[0]]
+        by_name[name] = _of_module(name, module, outer)
     return by_name
 
 
-def _channel_axis(
-    model: nn.Module, shape: Sequence[int]
-) -> tuple[nn.Conv2d | nn.Conv3d | None, int]:
-    """The first convolution, and the axis of the input's channels: 1, but 2 for clips
-    [1, T, C, H, W], as transformers has them; a Conv2d sees frames."""
-    first = next((m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Conv3d))), None)
-    if first is None or len(shape) != 5 or shape[2] != first.in_channels:
-        return first, 1
-    return first, 2 if isinstance(first, nn.Conv2d) or shape[1] != first.in_channels else 1
+def _of_model(model: nn.Module, input_shape: tuple[int, ...]) -> Hints:
+    """What holds for all modules."""
+    first = _first_convolution(model)
+    time_steps = patch_size = None
+    if len(input_shape) == 5:
+        stride = first.stride[0] if isinstance(first, nn.Conv3d) else 1
+        time_steps = ceil(input_shape[3 - _channel_axis(first, input_shape)] / stride)
+    if first is not None and first.stride == first.kernel_size:  # patches do not overlap
+        patch_size = first.stride[-2], first.stride[-1]
+    transform = _detection_transform(model)
+    return Hints(
+        input_size=_input_size(input_shape, transform),
+        time_steps=time_steps,
+        patch_size=patch_size,
+        prefix_tokens=_prefix_tokens(model),
+        # heads of detectors return rows of boxes, [1, N, 4]
+        token_count=None if transform is None else 0,
+    )
+
+
+def _of_module(name: str, module: nn.Module, outer: Hints) -> Hints:
+    """The hints for a module, from those for the module around it."""
+    class_name = type(module).__name__
+    child_name = name.rpartition(".")[2]
+    channels: Literal["first", "last"] | None = None
+    if isinstance(module, _CHANNELS_FIRST):
+        channels = "first"
+    elif _OFFSETS.search(name):
+        channels = "last"
+    token_count = None if name == "backbone" else outer.token_count
+    if name.endswith("_tokens"):  # mlp_tokens and linear_tokens of MLP-Mixers
+        linear_layers = [inner for inner in module.modules() if isinstance(inner, nn.Linear)]
+        if linear_layers:
+            token_count = linear_layers[0].in_features
+    is_attention = "Attention" in class_name or _ATTENTION.search(child_name) is not None
+    return replace(
+        outer,
+        in_attention=outer.in_attention or is_attention,
+        token_count=token_count,
+        channels=channels,
+        features_last=class_name.endswith(_FEATURES_LAST),
+    )
+
+
+def _prefix_tokens(model: nn.Module) -> tuple[str, ...]:
+    """A name for each token of the model's own: `class_token`, four times `register_tokens`."""
+    names: list[str] = []
+    for token, pattern in _PREFIX_TOKENS.items():
+        for name, parameter in model.named_parameters():
+            if pattern.fullmatch(name.rpartition(".")[2].lower()):
+                # [D], [K, D] or [1, K, D]
+                names += [token] * (parameter.shape[-2] if parameter.ndim > 1 else 1)
+                break
+    return tuple(names)
+
+
+def _detection_transform(model: nn.Module) -> Any:
+    """What resizes and pads images in torchvision's detectors; None in other models."""
+    for child in model.children():
+        if type(child).__name__ == "GeneralizedRCNNTransform":
+            return child
+    return None
+
+
+def _input_size(input_shape: tuple[int, ...], transform: Any) -> Size | None:
+    """Height and width in pixels of what the layers see; None where it is no picture."""
+    height, width = input_shape[-2:] if len(input_shape) > 3 else (1, 1)
+    if (height, width) == (1, 1):
+        return None
+    if transform is None:
+        return height, width
+    if transform.fixed_size:
+        width, height = transform.fixed_size
+    else:
+        shorter, longer = sorted((height, width))
+        factor = min(transform.min_size[-1] / shorter, transform.max_size / longer)
+        height = int(height * factor)
+        width = int(width * factor)
+    step = transform.size_divisible
+    return ceil(height / step) * step, ceil(width / step) * step
+
+
+def _first_convolution(model: nn.Module) -> nn.Conv2d | nn.Conv3d | None:
+    for module in model.modules():
+        if isinstance(module, (nn.Conv2d, nn.Conv3d)):
+            return module
+    return None
+
+
+def _channel_axis(first: nn.Conv2d | nn.Conv3d | None, input_shape: Sequence[int]) -> int:
+    """The axis of the input's channels: 1, but 2 for clips [1, T, C, H, W], as transformers has
+    them; a Conv2d sees frames."""
+    if first is None or len(input_shape) != 5 or input_shape[2] != first.in_channels:
+        return 1
+    return 2 if isinstance(first, nn.Conv2d) or input_shape[1] != first.in_channels else 1

@@ -1,0 +1,188 @@
+"""What is known of torch functions: where their results lie in the image, what these see of it, and
+whether they are the weights of an attention. A function is added as one entry of `FUNCTIONS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from featviz.layout.tracing import fields, positions
+from featviz.layout.tracing.calls import FollowedCall
+
+WeightRule: TypeAlias = Callable[[FollowedCall, bool, bool], list[bool]]
+"""Takes a call, whether its first tensor is an attention's weights, and whether the call is inside
+an attention. Returns for each result whether it is weights."""
+
+
+def keep_weights(call: FollowedCall, is_weights: bool, in_attention: bool) -> list[bool]:
+    """The rule of most functions: weights stay weights where there are as many values."""
+    if not is_weights:
+        return [False] * len(call.results)
+    return [result.numel() == call.tensors[0].numel() for result in call.results]
+
+
+def no_weights(call: FollowedCall, is_weights: bool, in_attention: bool) -> list[bool]:
+    """The rule of functions that make new values of the weights."""
+    return [False] * len(call.results)
+
+
+def _softmax_weights(call: FollowedCall, is_weights: bool, in_attention: bool) -> list[bool]:
+    dim = call.argument(1, "dim")
+    return [in_attention and dim in (-1, result.ndim - 1) for result in call.results]
+
+
+def _second_weights(call: FollowedCall, is_weights: bool, in_attention: bool) -> list[bool]:
+    return [index == 1 for index in range(len(call.results))]
+
+
+@dataclass(frozen=True)
+class FollowedFunction:
+    """What is known of one function; the defaults are those of a function in no table."""
+
+    position_rule: positions.PositionRule = positions.keep_positions
+    field_rule: fields.FieldRule | None = None
+    """None where it is not known what the results see."""
+    weight_rule: WeightRule = keep_weights
+
+
+def _move(function: Callable[..., Any]) -> FollowedFunction:
+    """A function that moves values, and does the same to tables."""
+    return FollowedFunction(positions.move_positions(function), fields.move_fields(function))
+
+
+def _join(function: Callable[..., Any]) -> FollowedFunction:
+    return FollowedFunction(positions.join_positions(function), fields.join_fields(function))
+
+
+def _each(names: str, function: FollowedFunction) -> dict[str, FollowedFunction]:
+    return dict.fromkeys(names.split(), function)
+
+
+def _item(table: Tensor, index: Any) -> Tensor:
+    parts = index if isinstance(index, tuple) else (index,)
+    return table[tuple(part.cpu() if isinstance(part, Tensor) else part for part in parts)]
+
+
+def _pad(table: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
+    """Whatever the value that is padded with, it lies nowhere and sees nothing: 0."""
+    return functional.pad(table, pad, mode)
+
+
+def _unfold(table: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Both functions of this name: the tensor's own takes axis, size and step."""
+    is_method = len(args) == 3 and all(isinstance(number, int) for number in args)
+    if is_method or "dimension" in kwargs:
+        return table.unfold(*args, **kwargs)
+    return functional.unfold(table, *args, **kwargs)
+
+
+_MOVING = """
+    reshape flatten unflatten permute transpose t swapaxes swapdims movedim moveaxis squeeze
+    unsqueeze expand repeat chunk split unbind tensor_split narrow select roll flip
+"""
+_POINTWISE = """
+    abs add sub mul div neg pow exp log sqrt rsqrt square clamp clamp_min clamp_max maximum minimum
+    where lerp addcmul relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish sigmoid
+    logsigmoid tanh hardtanh hardsigmoid hardswish hardshrink softplus softsign softshrink
+    tanhshrink threshold sin cos erf dropout dropout1d dropout2d dropout3d alpha_dropout
+    feature_alpha_dropout batch_norm native_batch_norm_legit_no_training local_response_norm clone
+    contiguous detach to type type_as float half double bfloat16 copy requires_grad masked_fill
+"""
+_CONVOLVING = """
+    convolution conv2d conv3d conv_transpose2d conv_transpose3d max_pool2d_with_indices
+    max_pool2d max_pool3d avg_pool2d avg_pool3d
+    adaptive_max_pool2d adaptive_max_pool3d adaptive_avg_pool2d adaptive_avg_pool3d
+"""
+_CONSTANT = """
+    new_zeros zeros_like new_ones ones_like new_full full_like new_empty empty_like
+"""
+_LOSING = """
+    sort argsort topk gather take_along_dim scatter index index_select rot90 fliplr flipud
+"""
+
+FUNCTIONS: dict[str, FollowedFunction] = {
+    # what moves values
+    **{name: _move(getattr(Tensor, name)) for name in _MOVING.split()},
+    **_each("view unsafe_view", _move(Tensor.reshape)),
+    "unsafe_split": _move(Tensor.split),
+    "slice": _move(torch.ops.aten.slice.Tensor),
+    "split_with_sizes": _move(torch.split_with_sizes),
+    "getitem": _move(_item),
+    **_each("pad constant_pad_nd", _move(_pad)),
+    "unfold": _move(_unfold),
+    "T": _move(lambda table: table.permute(*range(table.ndim - 1, -1, -1))),
+    "mT": _move(lambda table: table.mT),
+    "cat": _join(torch.cat),
+    "stack": _join(torch.stack),
+    # channels go elsewhere, positions do not
+    **_each(
+        "channel_shuffle native_channel_shuffle",
+        FollowedFunction(field_rule=fields.move_fields(functional.channel_shuffle)),
+    ),
+    # what keeps values apart
+    **_each(_POINTWISE, FollowedFunction(field_rule=fields.unite)),
+    **_each(_CONSTANT, FollowedFunction(field_rule=fields.see_nothing)),
+    # windows that slide over a map
+    **_each(_CONVOLVING, FollowedFunction(positions.convolve, fields.slide, no_weights)),
+    "fold": FollowedFunction(positions.convolve, None, no_weights),
+    **_each("conv1d conv_transpose1d", FollowedFunction(field_rule=fields.slide)),
+    "interpolate": FollowedFunction(positions.resample, fields.slide, no_weights),
+    **{
+        name: FollowedFunction(
+            positions.resample, fields.move_fields(getattr(functional, name)), no_weights
+        )
+        for name in ("pixel_shuffle", "pixel_unshuffle")
+    },
+    # what mixes values along axes
+    **_each(
+        "mean sum amax amin max min",
+        FollowedFunction(positions.reduce_positions, fields.reduce_fields, no_weights),
+    ),
+    "argmax": FollowedFunction(positions.reduce_positions, None, no_weights),
+    **_each("var std norm", FollowedFunction(field_rule=fields.reduce_fields)),
+    "softmax": FollowedFunction(
+        field_rule=fields.mix_fields(lambda call, table: [call.argument(1, "dim", -1)]),
+        weight_rule=_softmax_weights,
+    ),
+    "log_softmax": FollowedFunction(
+        field_rule=fields.mix_fields(lambda call, table: [call.argument(1, "dim", -1)])
+    ),
+    **_each(
+        "layer_norm rms_norm",
+        FollowedFunction(
+            field_rule=fields.mix_fields(
+                lambda call, table: range(-len(call.argument(1, "normalized_shape")), 0)
+            )
+        ),
+    ),
+    **_each(
+        "group_norm instance_norm",
+        FollowedFunction(field_rule=fields.mix_fields(lambda call, table: range(1, table.ndim))),
+    ),
+    "normalize": FollowedFunction(
+        field_rule=fields.mix_fields(lambda call, table: [call.argument(2, "dim", 1)])
+    ),
+    "glu": FollowedFunction(field_rule=fields.halve),
+    "linear": FollowedFunction(
+        positions.keep_rows, fields.mix_fields(lambda call, table: [-1]), no_weights
+    ),
+    **_each("lstm gru", FollowedFunction(positions.keep_rows, None, no_weights)),
+    # products, and attention: its tokens lie along axis -2, in nn.MultiheadAttention along axis 0
+    **_each(
+        "matmul bmm mm", FollowedFunction(positions.multiply, fields.multiply_fields, no_weights)
+    ),
+    "einsum": FollowedFunction(positions.multiply_by_letters, fields.einsum_fields, no_weights),
+    "scaled_dot_product_attention": FollowedFunction(
+        positions.keep_queries, fields.attend(token_axis=-2), no_weights
+    ),
+    "multi_head_attention_forward": FollowedFunction(
+        positions.keep_rows, fields.attend(token_axis=0), _second_weights
+    ),
+    # what puts values where other values say, which is not followed
+    **_each(_LOSING, FollowedFunction(positions.lose_positions)),
+}
