@@ -170,8 +170,8 @@ _CHECKS = {
     "background": "featviz.images.decode:check_background",
     "target": "featviz.gradients.targets:parse",
     "tensor_layout": "featviz.layout.tracing.guess:parse_override",
-    "ablate": "featviz.gradients.targets:parse_ablate",
-    "edit": "featviz.gradients.targets:parse_edit",
+    "ablate": "featviz.gradients.interventions:parse_ablate",
+    "edit": "featviz.gradients.interventions:parse_edit",
     "fail_on": "featviz.audit.gates:parse_gate",
 }
 """What refuses values that have a grammar of their own while the command line is read: before torch

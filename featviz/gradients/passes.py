@@ -1,22 +1,23 @@
-"""One input's way through the model and, where gradients are wanted, back; and its output in words:
-the most likely classes, and how far two outputs are apart."""
+"""One input's way through the model and, where gradients are wanted, back; the likeliest classes of
+its output, and how far two outputs are apart."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from featviz.errors import LayoutError, UsageError
-from featviz.gradients import targets
-from featviz.gradients.targets import Intervention, Target, output_at
+from featviz.gradients import interventions, targets
+from featviz.gradients.interventions import Intervention
+from featviz.gradients.targets import Target, output_at
 from featviz.hooks import selectors
 from featviz.hooks.capture import Recorder, Sink, forward, recording, tensors
 from featviz.hooks.eval_mode import in_eval_mode, kept_attributes, kept_rng
@@ -39,61 +40,95 @@ class PassPlan:
     options: PassOptions
     target: Target
     target_layer: Layer | None = None
-    """The layer whose mean activation is the target; None where the output is."""
+    """The layer whose output the target is of; None where it is the model's."""
     changes: Mapping[Layer, Sequence[Intervention]] = field(default_factory=dict)
     backward: bool = False
     """Whether gradients are wanted."""
-
-    @property
-    def changes_values(self) -> bool:
-        """Whether some intervention changes what a layer gives, not only gradients."""
-        return any(kind != "grad" for changes in self.changes.values() for _, kind, *_ in changes)
+    changes_values: bool = False
+    """Whether some intervention changes what a layer returns, not only gradients."""
 
 
 def plan(
     model: LoadedModel, options: PassOptions, blank: Sequence[Tensor], book: HintBook
 ) -> PassPlan:
-    """Match the options with a model's layers. Goes there and back once on zeros, so that what
-    cannot work is said before anything is written; warns of options that change nothing."""
-    layers, changes = list_layers(model.module), dict[Layer, list[Intervention]]()
-    for change in (targets.parse_intervention(*change) for change in options.interventions):
-        option, _, text, *_ = change
-        wanted = selectors.parse(text, layers)
-        if selectors.of_functions(wanted):
-            raise UsageError(f"{option}: functions cannot be changed, only modules")
-        chosen = selectors.select(layers, wanted)
-        if not chosen:
-            words = f"{option}: no layer matches {text!r}"
-            raise UsageError(words, selectors.remedy(layers, wanted))
-        for layer in chosen:
-            changes.setdefault(layer, []).append(change)
-    target, at = targets.parse(options.target), None
-    if target.layer is not None:
-        at = next((one for one in layers if target.layer in (one.name, *one.aliases)), None)
-        if at is None:
-            close = selectors.nearest(layers, selectors.parse(target.layer))
-            hint = f"did you mean {' or '.join(close)}?" if close else ""
-            words = f": no layer is called {target.layer!r}"
-            raise target.error(words, hint or "featviz layers MODEL lists them")
-    plan = PassPlan(options, target, at, changes, options.gradients)
+    """Match the options with a model's layers. Goes there and back once, so that what cannot work
+    is said before anything is written; warns of options that change nothing.
+
+    Args:
+        blank: the model's arguments, zeros.
+        book: the hints for inputs of their shape.
+
+    Raises:
+        UsageError: no such layer or target, or a change that cannot be made.
+    """
+    layers = list_layers(model.module)
+    changes = defaultdict[Layer, list[Intervention]](list)
+    kinds = set()
+    for option, text in options.interventions:
+        change = interventions.parse(option, text)
+        kinds.add(change.kind)
+        for layer in _changed_layers(change, layers):
+            changes[layer].append(change)
+    target = targets.parse(options.target)
+    plan = PassPlan(
+        options=options,
+        target=target,
+        target_layer=_target_layer(target, layers),
+        changes=dict(changes),
+        backward=options.gradients,
+        changes_values=bool(kinds - {"grad"}),
+    )
     if plan.backward or changes:
         with in_eval_mode(model.module, plan.backward), watched(model, plan, []) as hooks:
             outcome, _ = hooks.show(blank, book, lambda site, tensor: None)
-        for words in outcome.idle:
-            log.warning("%s", words)
+        for message in outcome.idle:
+            log.warning("%s", message)
     return plan
+
+
+def _changed_layers(change: Intervention, layers: Sequence[Layer]) -> Sequence[Layer]:
+    parsed = selectors.parse(change.selectors, layers)
+    if selectors.of_functions(parsed):
+        raise UsageError(f"{change.option}: functions cannot be changed, only modules")
+    chosen = selectors.select(layers, parsed)
+    if not chosen:
+        message = f"{change.option}: no layer matches {change.selectors!r}"
+        raise UsageError(message, selectors.remedy(layers, parsed))
+    return chosen
+
+
+def _target_layer(target: Target, layers: Sequence[Layer]) -> Layer | None:
+    if target.layer is None:
+        return None
+    for layer in layers:
+        if target.layer in (layer.name, *layer.aliases):
+            return layer
+    close = selectors.nearest(layers, selectors.parse(target.layer))
+    hint = "featviz layers MODEL lists them"
+    if close:
+        hint = f"did you mean {' or '.join(close)}?"
+    raise target.error(f": no layer is called {target.layer!r}", hint)
 
 
 @contextmanager
 def watched(model: LoadedModel, plan: PassPlan, layers: Sequence[Layer]) -> Iterator[Watched]:
     """Place the hooks that capture layers, and those of interventions and of the target, for any
     number of inputs; all are removed afterwards."""
-    hooks, changed = Watched(model, plan, layers), dict.fromkeys(plan.changes)
+    hooks = Watched(model, plan, layers)
+    changed = set(plan.changes)
     if plan.backward and plan.target_layer is not None:
-        changed[plan.target_layer] = None
+        changed.add(plan.target_layer)
     changes = [(layer, partial(hooks.change, layer)) for layer in changed]
     with recording(model.module, layers, plan.options.capture, changes=changes) as hooks.recorder:
         yield hooks
+
+
+class BackwardPass(NamedTuple):
+    """A pass forward, and back from the target."""
+
+    output: Any
+    target: float
+    target_title: str
 
 
 @dataclass
@@ -103,62 +138,87 @@ class Watched:
     model: LoadedModel
     plan: PassPlan
     layers: Sequence[Layer]
+    """The layers that are captured."""
     recorder: Recorder = field(init=False)
     _book: HintBook | None = None
     """Of the input under way; None where nothing is changed."""
     _noise: torch.Generator = field(default_factory=torch.Generator)
     _ran: set[Layer] = field(default_factory=set)
-    _there: list[Any] = field(default_factory=list)
-    """The outputs of the target's layer."""
+    """The layers that were changed."""
+    _target_outputs: list[Any] = field(default_factory=list)
+    """What each call of the target's layer returned."""
 
     def change(self, layer: Layer, output: Any) -> Any:
         """Change a layer's output, or keep it for the target; None where it stays as it is."""
         if self._book is None:
             return None
-        if changes := self.plan.changes.get(layer):
+        changes = self.plan.changes.get(layer, ())
+        if changes:
             axis_of = partial(_channel_axis, self._book, layer)
-            output = targets.intervene(changes, layer.label, output, axis_of, self._noise)
+            output = interventions.intervene(changes, layer.label, output, axis_of, self._noise)
             self._ran.add(layer)
         if layer == self.plan.target_layer:
             # a copy, since a later in-place operation would change what the target is
-            self._there.append(output.clone() if isinstance(output, Tensor) else output)
+            is_tensor = isinstance(output, Tensor)
+            self._target_outputs.append(output.clone() if is_tensor else output)
         return output if changes else None
 
     def show(self, args: Sequence[Tensor], book: HintBook, sink: Sink) -> tuple[Outcome, Recorder]:
-        """Run the model on an input, with its interventions, and back from the target."""
-        model, plan, recorder = self.model, self.plan, self.recorder
-        given = [arg.to(model.device) for arg in args]
-        before = self._undisturbed(given, book) if plan.changes else None
-        self._book, self._ran, self._there = book, set(), []
+        """Run the model on an input, with its interventions, and back from the target.
+
+        Args:
+            args: the model's arguments, on any device.
+            book: the hints for inputs of their shape.
+            sink: takes what the hooks capture.
+
+        Returns:
+            The model's answer, and what the hooks counted.
+        """
+        model = self.model
+        plan = self.plan
+        inputs = [arg.to(model.device) for arg in args]
+        undisturbed = self._undisturbed(inputs, book) if plan.changes else None
+        self._book = book
+        self._ran = set()
+        self._target_outputs = []
         self._noise.manual_seed(plan.options.seed)
-        value, named, rule = None, "", plan.options.grad_rule
+        rule = plan.options.grad_rule
+        back = None
         try:
             with (
                 nullcontext() if book.is_traced else book.traced(model.module, self.layers),
-                nullcontext() if rule == "plain" else relu_rule(rule) as relus,
-                recorder.functions,
+                nullcontext() if rule == "plain" else relu_rule(rule) as relu_calls,
+                self.recorder.functions,
             ):
-                recorder.begin(sink)
-                if plan.backward:  # which may run parts of the model again (checkpointing)
+                self.recorder.begin(sink)
+                if plan.backward:
+                    # which may run parts of the model again, where they are checkpointed
                     with kept_attributes(model.module):
-                        output, value, named = self._there_and_back(given, book)
+                        back = self._forward_and_back(inputs, book)
+                    output = back.output
                 else:
-                    output = forward(model.module, given, recorder)
+                    output = forward(model.module, inputs, self.recorder)
         finally:
-            self._book, self._there = None, []
-            recorder.begin(None)
-        found = top_classes(output, model.categories, model.scores)
-        outcome = Outcome(found, target=value, target_title=named)
-        if plan.changes or relus is not None:
-            outcome = replace(outcome, idle=tuple(_idle(plan, self._ran, relus)))
-        if plan.changes and plan.changes_values:
-            largest, nonfinite = largest_change(tensors(before), tensors(output))
-            outcome = replace(outcome, largest_change=largest, nonfinite=nonfinite, intervened=True)
-            likely = top_classes(before, model.categories, model.scores)
-            outcome = replace(outcome, before=likely)
-        return outcome, recorder
+            self._book = None
+            self._target_outputs = []
+            self.recorder.begin(None)
+        outcome = Outcome(top_classes(output, model.categories, model.scores))
+        if back is not None:
+            outcome = replace(outcome, target=back.target, target_title=back.target_title)
+        if plan.changes or relu_calls is not None:
+            outcome = replace(outcome, idle=tuple(_idle(plan, self._ran, relu_calls)))
+        if plan.changes_values:
+            largest, nonfinite = largest_change(tensors(undisturbed), tensors(output))
+            outcome = replace(
+                outcome,
+                intervened=True,
+                largest_change=largest,
+                nonfinite=nonfinite,
+                before=top_classes(undisturbed, model.categories, model.scores),
+            )
+        return outcome, self.recorder
 
-    def _undisturbed(self, given: Sequence[Tensor], book: HintBook) -> Any:
+    def _undisturbed(self, inputs: Sequence[Tensor], book: HintBook) -> Any:
         """The output without interventions, from the same random numbers; None where they change no
         values. The image is followed here, since what an intervention returns is another tensor."""
         if book.is_traced and not self.plan.changes_values:
@@ -166,52 +226,60 @@ class Watched:
         module = self.model.module
         self.recorder.begin(None)
         with torch.no_grad(), kept_rng(), book.traced(module, self.layers):
-            output = forward(module, [arg.clone() for arg in given])
+            output = forward(module, [arg.clone() for arg in inputs])
         return output if self.plan.changes_values else None
 
-    def _there_and_back(self, given: Sequence[Tensor], book: HintBook) -> tuple[Any, float, str]:
+    def _forward_and_back(self, args: Sequence[Tensor], book: HintBook) -> BackwardPass:
         """Forward and backward; hooks on tensors take the gradients. Parameters get none. The
         input requires gradients, so that a frozen model has a graph; the model gets a copy of it,
         since an in-place operation is not allowed on the input itself."""
-        model, plan = self.model, self.plan
-        inputs = [arg.clone() for arg in given]
+        model = self.model
+        target = self.plan.target
+        inputs = [arg.clone() for arg in args]
         for arg in inputs:  # indices and masks can have no gradient
             arg.requires_grad_(arg.is_floating_point() or arg.is_complex())
         output = forward(model.module, [arg.clone() for arg in inputs], self.recorder)
-        target, layer, there = plan.target, plan.target_layer, output
-        if layer is not None:
-            if not self._there:
-                raise target.error(": the layer does not run")
-            there = self._there[-1]
-            if target.channel is not None and isinstance(there, Tensor):
-                axis = _channel_axis(book, layer, there, f"target {target.text!r}")
-                if target.channel >= there.shape[axis]:
-                    raise target.error(f": the layer has channels 0 to {there.shape[axis] - 1}")
-                there = there.select(axis, target.channel)
-        value, named = target.value(there, model.categories, model.scores)
-        if not value.requires_grad:
+        of_target = output if target.layer is None else self._target_output(book)
+        value = target.value(of_target, model.categories, model.scores)
+        if not value.number.requires_grad:
             hint = "the model is quantized, or detaches it, or computes it under torch.no_grad"
             raise target.error(": no gradient flows back from it", hint)
-        self.recorder.back(value, [arg for arg in inputs if arg.requires_grad])
-        return output, float(value.detach()), named
+        self.recorder.back(value.number, [arg for arg in inputs if arg.requires_grad])
+        return BackwardPass(output, float(value.number.detach()), value.title)
+
+    def _target_output(self, book: HintBook) -> Any:
+        """What the target's layer returned last, or the target's channel of it."""
+        target = self.plan.target
+        if not self._target_outputs or self.plan.target_layer is None:
+            raise target.error(": the layer does not run")
+        output = self._target_outputs[-1]
+        if target.channel is None or not isinstance(output, Tensor):
+            return output
+        axis = _channel_axis(book, self.plan.target_layer, output, f"target {target.text!r}")
+        if target.channel >= output.shape[axis]:
+            raise target.error(f": the layer has channels 0 to {output.shape[axis] - 1}")
+        return output.select(axis, target.channel)
 
 
-def _channel_axis(book: HintBook, layer: Layer, tensor: Tensor, what: str) -> int:
-    axis, shape = channel_axis(list(tensor.shape), book.of_layer(layer)), list(tensor.shape)
+def _channel_axis(book: HintBook, layer: Layer, tensor: Tensor, subject: str) -> int:
+    """The axis of a layer's output that counts channels; the error begins with its subject."""
+    shape = list(tensor.shape)
+    axis = channel_axis(shape, book.of_layer(layer))
     if axis is None:
-        words = f"{what}: it is unknown which axis of {layer.label} {shape} counts channels"
-        raise UsageError(words, "--tensor-layout says it")
+        message = f"{subject}: it is unknown which axis of {layer.label} {shape} counts channels"
+        raise UsageError(message, "--tensor-layout says it")
     return axis
 
 
-def _idle(plan: PassPlan, ran: set[Layer], relus: Counter[str] | None) -> Iterator[str]:
-    """Words for each option that changed nothing."""
-    if relus is not None and not relus:
+def _idle(plan: PassPlan, ran: set[Layer], relu_calls: Counter[str] | None) -> Iterator[str]:
+    """A message for each option that changed nothing."""
+    if relu_calls is not None and not relu_calls:
         yield f"--grad-rule {plan.options.grad_rule} changes nothing: the model calls no ReLU"
-    idle: dict[str, list[str]] = {}
+    idle = defaultdict[str, list[str]](list)
     for layer, changes in plan.changes.items():
-        for change in changes if layer not in ran else ():
-            idle.setdefault(change[0], []).append(layer.label)
+        if layer not in ran:
+            for change in changes:
+                idle[change.option].append(layer.label)
     for option, names in idle.items():
         yield f"{option}: {listed(names, 1)} did not run"
 
@@ -221,16 +289,17 @@ def _idle(plan: PassPlan, ran: set[Layer], relus: Counter[str] | None) -> Iterat
 
 def paired(take: Callable[[CaptureSite, Tensor, Tensor], None]) -> Sink:
     """A sink for hooks that capture `targets.PAIRED`: it hands each output, and its site, on with
-    its gradient; `take` may raise LayoutError. The output is copied when the layer gives it, since
-    a later in-place operation may change it, until its gradient has come."""
+    its gradient; `take` may raise LayoutError. The output is copied when the layer returns it,
+    since a later in-place operation may change it, until its gradient has come."""
     outputs: dict[CaptureSite, Tensor] = {}
 
     def sink(site: CaptureSite, tensor: Tensor) -> None:
-        if not KINDS[site.kind].backward:
+        kind = KINDS[site.kind]
+        if not kind.backward:
             outputs[site] = tensor.clone()
             return
-        of = site._replace(kind=KINDS[site.kind].of)
-        take(of, outputs.pop(of), tensor)
+        output_site = site._replace(kind=kind.of)
+        take(output_site, outputs.pop(output_site), tensor)
 
     return sink
 
@@ -249,32 +318,54 @@ def relu_rule(name: str) -> Iterator[Counter[str]]:
 
     Enter it before whatever else watches functions, which then sees the ReLU and not what the rule
     makes of it.
+
+    Args:
+        name: `guided` or `deconv`; plain is what happens without this block.
+
+    Yields:
+        How often a ReLU was called, under `relu`.
     """
-    met, at = Counter[str](), ("guided", "deconv").index(name)
+    calls = Counter[str]()
+    # of the gradients that a hook of a node gets: at its input, and at its output
+    index = {"guided": 0, "deconv": 1}[name]
+
+    def rectify(*gradients: Sequence[Tensor]) -> tuple[Tensor]:
+        return (gradients[index][0].clamp(min=0),)
 
     def relu(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        met["relu"] += 1
+        calls["relu"] += 1
         x = args[0] if args else kwargs.get("input", kwargs.get("self"))
-        inplace = is_in_place(func) or kwargs.get("inplace", args[1] if args[1:] else False)
+        flag = args[1] if len(args) > 1 else kwargs.get("inplace", False)
         result = torch.relu(x)
-        if result.grad_fn is not None:  # whose hooks take the gradients at its input and its output
-            result.grad_fn.register_hook(lambda *gradients: (gradients[at][0].clamp(min=0),))
-        return x.copy_(result) if inplace else result
+        if result.grad_fn is not None:
+            result.grad_fn.register_hook(rectify)
+        return x.copy_(result) if is_in_place(func) or flag else result
 
     with FunctionMode(replacements={"relu": relu}):
-        yield met
+        yield calls
 
 
-# A model's output in words
+# What a model's output says
 
 
 def top_classes(
     output: Any, categories: Sequence[str] | None = None, scores: str | None = "", count: int = 5
 ) -> tuple[ClassScore, ...]:
-    """The likeliest classes of an output [1, K], K > 1, whose scores are where `LoadedModel.scores`
-    says; empty for any other output, and for one that has no finite real scores."""
-    if scores != "":
-        output = None if scores is None else output_at(output, scores)
+    """The likeliest classes of an output, the likeliest first.
+
+    Args:
+        output: of a model.
+        categories: names of its classes; used where there are as many.
+        scores: where the scores [1, K] stand, as in `Target.value`.
+        count: how many classes at most.
+
+    Returns:
+        Nothing for an output without scores of more than one class, all of them finite.
+    """
+    if scores is None:
+        return ()
+    if scores:
+        output = output_at(output, scores)
     if not isinstance(output, Tensor) or output.ndim != 2:
         return ()
     try:
@@ -283,30 +374,51 @@ def top_classes(
         return ()
     if rows.shape[0] != 1 or rows.shape[1] < 2 or not rows.isfinite().all():
         return ()
-    values, many = rows[0], rows.shape[1]
-    names = categories if categories and len(categories) == many else [None] * many
-    shares, order = values.softmax(0), values.topk(min(count, many)).indices.tolist()
-    return tuple(ClassScore(i, names[i], float(values[i]), float(shares[i])) for i in order)
+    logits = rows[0]
+    names: Sequence[str | None] = [None] * len(logits)
+    if categories and len(categories) == len(logits):
+        names = categories
+    probabilities = logits.softmax(0)
+    order = logits.topk(min(count, len(logits))).indices.tolist()
+    return tuple(
+        ClassScore(index, names[index], float(logits[index]), float(probabilities[index]))
+        for index in order
+    )
 
 
-def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[float | None, int]:
-    """The largest absolute difference of two outputs' values that are finite in both, and how many
-    are NaN or infinite in one and something else in the other. None and 0 where there are no
-    tensors, their shapes differ, or one has no real, dense values."""
-    dense: list[Tensor] = []
+class OutputChange(NamedTuple):
+    """How far the tensors of two outputs are apart."""
+
+    largest: float | None
+    """The largest absolute difference of values that are finite in both; None where the outputs
+    cannot be compared."""
+    nonfinite: int
+    """Values that are NaN or infinite in one, and something else in the other."""
+
+
+def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> OutputChange:
+    """Compare the tensors of two outputs. They cannot be compared where there are none, their
+    shapes differ, or one has no real, dense values."""
     try:
-        for tensor in (*before, *after):
-            floats = to_floats(tensor.detach())
-            dense.append((floats if tensor.is_quantized else tensor.detach()).cpu().double())
+        old_values = [_exact(tensor) for tensor in before]
+        new_values = [_exact(tensor) for tensor in after]
     except LayoutError:
-        return None, 0
-    if not before or [x.shape for x in before] != [x.shape for x in after]:
-        return None, 0
-    largest, unlike = 0.0, 0
-    for one, other in zip(dense[: len(before)], dense[len(before) :], strict=True):
-        finite = one.isfinite() & other.isfinite()
-        same = (one == other) | (one.isnan() & other.isnan())
+        return OutputChange(None, 0)
+    shapes = [values.shape for values in old_values]
+    if not shapes or shapes != [values.shape for values in new_values]:
+        return OutputChange(None, 0)
+    largest = 0.0
+    nonfinite = 0
+    for old, new in zip(old_values, new_values, strict=True):
+        finite = old.isfinite() & new.isfinite()
+        same = (old == new) | (old.isnan() & new.isnan())
         if finite.any():
-            largest = max(largest, float((one - other).abs()[finite].max()))
-        unlike += int((~finite & ~same).sum())
-    return largest, unlike
+            largest = max(largest, float((old - new).abs()[finite].max()))
+        nonfinite += int((~finite & ~same).sum())
+    return OutputChange(largest, nonfinite)
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    """The values in float64, on the CPU; LayoutError where they are not real and dense."""
+    floats = to_floats(tensor.detach())
+    return (floats if tensor.is_quantized else tensor.detach()).cpu().double()

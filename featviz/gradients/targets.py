@@ -1,32 +1,46 @@
-"""What is asked of a pass: the target of gradients, a number from the output of a model or a layer;
-interventions; and what the options of a pass mean together. Reading them needs no torch."""
+"""What gradients are taken of: one number of a model's output, or of a layer's. Reading a target
+needs no torch.
+
+    [output[KEY]...:]KIND     top1, class:281, class:tabby, mean, sum, norm, output[out]:mean
+    layer:NAME[:CHANNEL]      the mean of a layer's output, or of one channel of it
+
+A kind of target is one entry of `TARGETS`.
+"""
 
 from __future__ import annotations
 
 import difflib
-import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
 from featviz.errors import LayoutError, UsageError
+from featviz.gradients import interventions
 from featviz.layout import to_floats
 from featviz.options import DrawOptions, PassOptions
-from featviz.text import is_number, listed, quoted, read_ranges
+from featviz.text import is_number, listed, quoted
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Tensor
 
 _EXAMPLES = "for example class:281, mean, 'output[out]:mean' or layer:layer4.1:17"
-_LAYER = re.compile(r"layer:([^:]+)(?::(\d{1,18}))?", re.ASCII)
-_OUTPUT = re.compile(r"output((?:\[[^\]]+\])+)(?::(.+))?")
-_REDUCTION = re.compile(r"(top1|sum|mean|norm)|class:(.+)")
-_NAMED = 8
+_LAYER = re.compile(r"layer:(?P<name>[^:]+)(?::(?P<channel>\d{1,18}))?", re.ASCII)
+_OUTPUT = re.compile(r"output(?P<keys>(?:\[[^\]]+\])+)(?::(?P<kind>.+))?")
+_LISTED = 8
 """Tensors of an output, or names of classes, that an error lists."""
+
+
+class TargetValue(NamedTuple):
+    """What a target is in one output."""
+
+    number: Tensor
+    """One value, which gradients are taken of."""
+    title: str
+    """For people: a class by its name, where it has one, else `class 281`; other targets as they
+    were asked for."""
 
 
 @dataclass(frozen=True)
@@ -34,95 +48,151 @@ class Target:
     """A target as it was asked for."""
 
     text: str
+    kind: str
+    """A key of `TARGETS`."""
+    argument: str = ""
+    """Of `class`: its index or name."""
     keys: tuple[str, ...] = ()
     """The keys that lead to a tensor inside the output."""
-    reduction: str = "top1"
-    """top1, sum, mean or norm; or class, with an index or a name."""
-    name: str = ""
     layer: str | None = None
-    """A layer whose mean activation is the target, in place of the output."""
+    """A layer whose output is meant, in place of the model's."""
     channel: int | None = None
+    """Of that layer's output; None for all of it."""
 
     def value(
         self, output: Any, categories: Sequence[str] = (), scores: str | None = ""
-    ) -> tuple[Tensor, str]:
-        """The number to differentiate in an output (of the target's layer, if it has one), whose
-        scores of classes are where `LoadedModel.scores` says; and the target for people: a class of
-        the output by its name, where it has one, else `class 281`, or as it was asked for."""
-        of_class = self.reduction in ("top1", "class")
-        if of_class and not self.keys:
-            if scores is None:
-                words = f": the model is no classifier; it gives {outline(output)}"
-                raise self.error(words, _EXAMPLES)
-            output = output_at(output, scores)
-        tensor = self._tensor(output)
-        if not of_class:
-            return getattr(tensor, self.reduction)(), self.text
-        if tensor.ndim != 2 or tensor.shape[0] != 1 or tensor.shape[1] == 0:
-            words = f" needs scores of classes [1, K], not {list(tensor.shape)}"
-            raise self.error(words, _EXAMPLES)
-        names = categories if categories and len(categories) == tensor.shape[1] else ()
-        index = self._class(tensor[0], names)
-        title = names[index] if names else f"class {index}"
-        return tensor[0, index], self.text if self.keys else title
+    ) -> TargetValue:
+        """The number to differentiate.
 
-    def error(self, words: str, hint: str | None = None) -> UsageError:
-        """What is wrong with the target."""
-        return UsageError(f"target {quoted(repr(self.text))}{words}", hint)
+        Args:
+            output: of the model or, if the target has one, of its layer or that one's channel.
+            categories: names of the model's classes, as far as they are known.
+            scores: where `LoadedModel.scores` says that scores of classes stand: a key of the
+                output, empty for the output itself, None where the model is no classifier.
+
+        Raises:
+            UsageError: the output has no such number.
+        """
+        kind = TARGETS[self.kind]
+        if kind.of_classes and not self.keys:
+            if scores is None:
+                message = f": the model is no classifier; it gives {outline(output)}"
+                raise self.error(message, _EXAMPLES)
+            output = output_at(output, scores)
+        return kind.value(self, self._tensor(output), categories)
+
+    def error(self, message: str, hint: str | None = None) -> UsageError:
+        """What is wrong with the target; the message goes on behind its name."""
+        return UsageError(f"target {quoted(repr(self.text))}{message}", hint)
 
     def _tensor(self, output: Any) -> Tensor:
+        """The tensor inside an output, dense and of a type that torch can sum."""
         from torch import Tensor
 
         tensor = output
         for key in self.keys:
             tensor = output_at(tensor, key)
         if not isinstance(tensor, Tensor):
-            what = "layer" if self.layer is not None else "output is no tensor there; the model"
-            hint = None if self.layer is not None else _EXAMPLES
-            raise self.error(f": the {what} gives {outline(output)}", hint)
+            if self.layer is not None:
+                raise self.error(f": the layer gives {outline(output)}")
+            message = f": the output is no tensor there; the model gives {outline(output)}"
+            raise self.error(message, _EXAMPLES)
         if not tensor.is_floating_point():
             raise self.error(f": it holds {tensor.dtype}, and has no gradient")
-        dense = tensor.to_dense() if str(tensor.layout).startswith("torch.sparse") else tensor
+        is_sparse = str(tensor.layout).startswith("torch.sparse")
+        dense = tensor.to_dense() if is_sparse else tensor
         try:
             floats = to_floats(dense)
         except LayoutError as error:
             raise self.error(f": it {error.message}") from None
         return floats if tensor.element_size() == 1 else dense  # torch sums no float8
 
-    def _class(self, scores: Tensor, names: Sequence[str]) -> int:
-        """The index of the target's class, or of the likeliest one."""
-        count, name = len(scores), self.name.lower()
-        if self.reduction == "top1":
-            return int(scores.argmax())
-        if name.isdecimal():
-            if is_number(name) and int(name) < count:
-                return int(name)
-            raise self.error(f": there are {count} classes, 0 to {count - 1}")
-        known = [other.lower() for other in names]
-        if name in known:
-            return known.index(name)
-        hint = f"the classes are {listed(names, _NAMED)}; a number is one, too"
-        if close := difflib.get_close_matches(name, known, 3):
-            hint = f"did you mean {', '.join(close)}?"
-        hint = hint if names else "these weights have no names; give its number"
-        raise self.error(": no class has this name", hint)
+
+# The kinds of targets
+
+
+def _reduction(target: Target, tensor: Tensor, categories: Sequence[str]) -> TargetValue:
+    return TargetValue(getattr(tensor, target.kind)(), target.text)
+
+
+def _class_score(target: Target, tensor: Tensor, categories: Sequence[str]) -> TargetValue:
+    if tensor.ndim != 2 or tensor.shape[0] != 1 or tensor.shape[1] == 0:
+        message = f" needs scores of classes [1, K], not {list(tensor.shape)}"
+        raise target.error(message, _EXAMPLES)
+    scores = tensor[0]
+    # names of another head are not used
+    names = categories if len(categories) == len(scores) else ()
+    if target.kind == "top1":
+        index = int(scores.argmax())
+    else:
+        index = _class_index(target, len(scores), names)
+    title = names[index] if names else f"class {index}"
+    return TargetValue(scores[index], target.text if target.keys else title)
+
+
+def _class_index(target: Target, count: int, names: Sequence[str]) -> int:
+    """The index of a class that is asked for by its index or its name, in any case."""
+    name = target.argument.lower()
+    if name.isdecimal():
+        if is_number(name) and int(name) < count:
+            return int(name)
+        raise target.error(f": there are {count} classes, 0 to {count - 1}")
+    lower_names = [class_name.lower() for class_name in names]
+    if name in lower_names:
+        return lower_names.index(name)
+    close = difflib.get_close_matches(name, lower_names, 3)
+    if not names:
+        hint = "these weights have no names; give its number"
+    elif close:
+        hint = f"did you mean {', '.join(close)}?"
+    else:
+        hint = f"the classes are {listed(names, _LISTED)}; a number is one, too"
+    raise target.error(": no class has this name", hint)
+
+
+@dataclass(frozen=True)
+class TargetKind:
+    """A kind of target: which number of a tensor it is."""
+
+    value: Callable[[Target, Tensor, Sequence[str]], TargetValue]
+    """Takes the target, the tensor and the names of the classes; raises UsageError."""
+    of_classes: bool = False
+    """Whether it is of the tensor that holds scores of classes, if the target names no other."""
+    takes_argument: bool = False
+    """Whether `:ARGUMENT` stands behind its name."""
+
+
+TARGETS = {
+    "top1": TargetKind(_class_score, of_classes=True),
+    "class": TargetKind(_class_score, of_classes=True, takes_argument=True),
+    "mean": TargetKind(_reduction),
+    "sum": TargetKind(_reduction),
+    "norm": TargetKind(_reduction),
+}
 
 
 def parse(text: str | None) -> Target:
-    """Read a target; None is the most likely class."""
+    """Read a target; None is the likeliest class. UsageError for anything else."""
     if text is None:
-        return Target("top1")
-    if layer := _LAYER.fullmatch(text):
-        channel = int(layer[2]) if layer[2] else None
-        return Target(text, reduction="mean", layer=layer[1], channel=channel)
-    path = _OUTPUT.fullmatch(text)
-    found = _REDUCTION.fullmatch((path[2] or "mean") if path else text)
-    if found is None:
-        of_layer = text.startswith("layer:")
-        hint = "layer:NAME or layer:NAME:CHANNEL" if of_layer else _EXAMPLES
+        return Target("top1", kind="top1")
+    layer = _LAYER.fullmatch(text)
+    if layer is not None:
+        channel = int(layer["channel"]) if layer["channel"] else None
+        return Target(text, kind="mean", layer=layer["name"], channel=channel)
+    output = _OUTPUT.fullmatch(text)
+    keys = () if output is None else tuple(re.findall(r"\[([^\]]+)\]", output["keys"]))
+    kind_text = text if output is None else output["kind"] or "mean"
+    name, colon, argument = kind_text.partition(":")
+    kind = TARGETS.get(name)
+    if kind is None or not bool(colon) == bool(argument) == kind.takes_argument:
+        hint = _EXAMPLES
+        if text.startswith("layer:"):
+            hint = "layer:NAME or layer:NAME:CHANNEL"
         raise UsageError(f"target {quoted(repr(text))} cannot be read", hint)
-    keys = tuple(re.findall(r"\[([^\]]+)\]", path[1])) if path else ()
-    return Target(text, keys, found[1] or "class", found[2] or "")
+    return Target(text, name, argument, keys)
+
+
+# What models return
 
 
 def output_at(output: Any, key: str) -> Any:
@@ -132,9 +202,10 @@ def output_at(output: Any, key: str) -> Any:
     if not key:
         return output
     if isinstance(output, Mapping):
-        return next((item for name, item in output.items() if str(name) == key), None)
+        return {str(name): item for name, item in output.items()}.get(key)
     if isinstance(output, (tuple, list)) and is_number(key.removeprefix("-")):
-        return output[int(key)] if -len(output) <= int(key) < len(output) else None
+        index = int(key)
+        return output[index] if -len(output) <= index < len(output) else None
     return None if isinstance(output, Tensor) else getattr(output, key, None)
 
 
@@ -145,103 +216,12 @@ def outline(output: Any) -> str:
 
     from featviz.hooks.capture import leaves
 
-    parts = [
-        f"output{f'[{key}]'.replace('.', '][') if key else ''} "
-        f"{'nested' if item.is_nested else list(item.shape)}"
-        for key, item in leaves(output)
-        if isinstance(item, Tensor)
-    ]
-    return listed(parts, _NAMED) or f"a {type(output).__name__} without tensors"
-
-
-# Interventions: changes to a layer's output before it is captured
-
-_CHANNELS = r"(?P<channels>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)"
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
-
-_FORMS = {
-    "ablate": (_CHANNELS, "'layer3.*.relu:5,17' or 'conv1:0-3'"),
-    "channel": (rf"channels?{_CHANNELS}\*(?P<numbers>{_NUMBER})", "'conv1:channel 3*2.0'"),
-    "clamp": (rf"clamp=(?P<numbers>{_NUMBER},{_NUMBER})", "'relu:clamp=0,6'"),
-    "noise": (rf"noise=(?!-)(?P<numbers>{_NUMBER})", "'conv1:noise=0.1'"),
-    "grad": (rf"grad\*(?P<numbers>{_NUMBER})", "'layer4:grad*0.5'"),
-}
-"""The text behind the selectors, without spaces, and an example, by the kind of change. `--ablate`
-takes the first, `--edit` the others."""
-
-
-Intervention = tuple[str, str, str, tuple[int, ...], tuple[float, ...]]
-"""A change as it was asked for: the option for messages (`ablate='conv1:5'`), a key of _FORMS, the
-selectors, channels and numbers."""
-
-
-def parse_intervention(option: str, text: str) -> Intervention:
-    """Read `SELECTORS:5,17` of `ablate`, or `SELECTORS:WHAT` of `edit`: `channel 5,17*2`,
-    `clamp=0,6`, `noise=0.1` or `grad*0.5`."""
-    selectors, _, what = text.rpartition(":")
-    named, what = f"{option}={quoted(text)!r}", re.sub(r"\s", "", what)
-    forms = {k: form for k, form in _FORMS.items() if (k == "ablate") == (option == "ablate")}
-    examples = ", ".join(example for _, example in forms.values())
-    wrong = UsageError(f"{named} cannot be read", f"for example {examples}")
-    for kind, (form, _) in forms.items():
-        if selectors.strip() and (found := re.fullmatch(form, what, re.ASCII | re.IGNORECASE)):
-            parts = found.groupdict()
-            try:
-                channels = tuple(read_ranges(parts["channels"])) if parts.get("channels") else ()
-            except ValueError:
-                raise wrong from None
-            numbers = tuple(map(float, parts["numbers"].split(","))) if "numbers" in parts else ()
-            if kind == "clamp" and numbers[0] > numbers[1]:
-                words = f"{named}: {numbers[0]:g} is above {numbers[1]:g}"
-                raise UsageError(words, "clamp=LOW,HIGH")
-            return named, kind, selectors, channels, numbers
-    raise wrong
-
-
-parse_ablate, parse_edit = (partial(parse_intervention, option) for option in ("ablate", "edit"))
-
-
-def intervene(
-    changes: Sequence[Intervention],
-    layer: str,
-    output: Any,
-    axis_of: Callable[[Tensor, str], int],
-    noise: Generator,
-) -> Any:
-    """Make these changes to a layer's output, in their order; `axis_of` says for an option which
-    axis of a tensor counts channels. UsageError where there are not as many."""
-    import torch
-    from torch import Tensor
-
-    for option, kind, _, channels, numbers in changes:
-        asked = f"{option}: {layer}"
-        if not isinstance(output, Tensor):
-            raise UsageError(f"{asked} gives a {type(output).__name__}, not a tensor")
-        if output.is_quantized:
-            raise UsageError(f"{asked} gives a quantized tensor")
-        axis = axis_of(output, option) if channels else -1
-        last = output.shape[axis] - 1 if channels else 0
-        if wrong := [channel for channel in channels if channel > last]:
-            named = ", ".join(map(str, wrong[:3])) + (", ..." if wrong[3:] else "")
-            raise UsageError(f"{asked} has channels 0 to {last}, not {named}")
-        if kind == "clamp":
-            output = output.clamp(*numbers)
-        elif kind == "noise":
-            drawn = torch.randn(output.shape, generator=noise)
-            output = output + numbers[0] * drawn.to(output)
-        elif kind == "grad" and output.requires_grad:
-            output = output.clone()
-            output.register_hook(partial(operator.mul, numbers[0]))
-        elif channels:
-            places = torch.tensor(channels, device=output.device)
-            if kind == "ablate":  # zero, also where the channel held NaN
-                output = output.index_fill(axis, places, 0)
-            else:
-                shape = [1] * output.ndim
-                shape[axis] = -1
-                ones = output.new_ones(output.shape[axis])
-                output = output * ones.index_fill(0, places, numbers[0]).view(shape)
-    return output
+    tensors = []
+    for key, item in leaves(output):
+        if isinstance(item, Tensor):
+            path = f"[{key.replace('.', '][')}]" if key else ""
+            tensors.append(f"output{path} {'nested' if item.is_nested else list(item.shape)}")
+    return listed(tensors, _LISTED) or f"a {type(output).__name__} without tensors"
 
 
 # What the options of a pass mean together
@@ -261,15 +241,16 @@ def for_drawing(passes: PassOptions, draw: DrawOptions, seed: int) -> PassOption
 def check_options(options: PassOptions, draw: DrawOptions) -> None:
     """Refuse bad values, and those that would do nothing beside the others, before any work."""
     if draw.weighs and options.capture != PAIRED:
-        words = f"reduce={draw.reduce} is made of a layer's output and its gradient, and capture"
-        raise UsageError(f"{words} says {','.join(options.capture)}", "leave capture out")
+        message = f"reduce={draw.reduce} is made of a layer's output and its gradient, and capture"
+        raise UsageError(f"{message} says {','.join(options.capture)}", "leave capture out")
     parse(options.target)
-    changes = [parse_intervention(*change) for change in options.interventions]
-    asked = {
+    changes = [interventions.parse(*change) for change in options.interventions]
+    of_gradients = {
         "target": options.target is not None,
         "grad_rule": options.grad_rule != "plain",
-        "edit=grad": any(kind == "grad" for _, kind, *_ in changes),
+        "edit=grad": any(change.kind == "grad" for change in changes),
     }
-    for name in (name for name, given in asked.items() if given and not options.gradients):
-        hint = "add --capture output,grad, or --reduce gradcam"
-        raise UsageError(f"{name} does nothing without gradients", hint)
+    for name, is_set in of_gradients.items():
+        if is_set and not options.gradients:
+            hint = "add --capture output,grad, or --reduce gradcam"
+            raise UsageError(f"{name} does nothing without gradients", hint)

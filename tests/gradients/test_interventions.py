@@ -17,7 +17,7 @@ from torchvision import models
 
 import featviz as fv
 from featviz.errors import UsageError
-from featviz.gradients import targets
+from featviz.gradients import interventions
 from featviz.records import RunResult
 from featviz.rundir.schema import read_json
 
@@ -242,18 +242,18 @@ UNREADABLE = {
 def test_unreadable_interventions_are_refused(kind: str, text: str) -> None:
     """With an example."""
     with pytest.raises(UsageError) as caught:
-        targets.parse_intervention(kind, text)
+        interventions.parse(kind, text)
     assert caught.value.message == f"{kind}={text!r} cannot be read"
     assert caught.value.hint == FORMS[kind]
 
 
 def test_forms_that_can_be_read() -> None:
     """Selectors of every kind in front, spaces, ranges and exponents behind."""
-    parse = targets.parse_intervention
-    assert parse("ablate", "re:^layer[34]:x:1 , 3-5,4")[3] == (1, 3, 4, 5)
-    assert parse("ablate", "re:^layer[34]:x:1")[2] == "re:^layer[34]:x"
-    assert parse("edit", "a,b:channel 1*-1.5E-2")[4] == (-0.015,)
-    assert parse("edit", "Conv2d@layer1.*#0:clamp=-.5,+6.")[4] == (-0.5, 6.0)
+    parse = interventions.parse
+    assert parse("ablate", "re:^layer[34]:x:1 , 3-5,4").channels == (1, 3, 4, 5)
+    assert parse("ablate", "re:^layer[34]:x:1").selectors == "re:^layer[34]:x"
+    assert parse("edit", "a,b:channel 1*-1.5E-2").numbers == (-0.015,)
+    assert parse("edit", "Conv2d@layer1.*#0:clamp=-.5,+6.").numbers == (-0.5, 6.0)
 
 
 def odd() -> nn.Module:

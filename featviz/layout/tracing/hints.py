@@ -75,6 +75,8 @@ class HintBook:
         self._overrides = [guess.parse_override(text) for text in overrides]
         self._by_layer: dict[str, Hints] = {}
         self._by_tensor: dict[tuple[str, str, str, torch.Size], Hints] = {}
+        self._explained: set[tuple[str, str, str, torch.Size]] = set()
+        """Tensors whose layout was logged."""
         self._follower: Follower | None = None
         self.is_traced = False
         """Whether a forward pass has been followed, or need not be."""
@@ -112,9 +114,11 @@ class HintBook:
             arrangement, reason = guess.decide(shape, hints)
             hints = replace(hints, arrangement=arrangement)
             reason = f"{arrangement.layout}, since {reason}"
+        if name not in self._explained:
+            self._explained.add(name)
+            log.debug("%s %s %s: %s", site.layer.label, site.stem, list(shape), reason)
         if self.is_traced:
             self._by_tensor[name] = hints
-            log.debug("%s %s %s: %s", site.layer.label, site.stem, list(shape), reason)
         return hints
 
     def of_shape(self, layer: Layer, shape: Sequence[int], side: str = "output") -> Hints:

@@ -1,0 +1,192 @@
+"""Interventions: changes to a layer's output before it is captured. Reading them needs no torch.
+
+    --ablate  SELECTORS:CHANNELS              conv1:0-3
+    --edit    SELECTORS:channel CHANNELS*X    SELECTORS:clamp=LOW,HIGH
+              SELECTORS:noise=DEVIATION       SELECTORS:grad*X
+
+A kind of intervention is one entry of `INTERVENTIONS`.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from featviz.errors import UsageError
+from featviz.text import quoted, read_ranges
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """A change as it was asked for."""
+
+    option: str
+    """For messages: `ablate='conv1:5'`."""
+    kind: str
+    """A key of `INTERVENTIONS`."""
+    selectors: str
+    """The layers, as in `--layers`."""
+    channels: tuple[int, ...] = ()
+    numbers: tuple[float, ...] = ()
+    """A factor, a deviation, or the lower and the upper limit."""
+
+
+def _zero(change: Intervention, output: Tensor, axis: int, noise: Generator) -> Tensor:
+    """Fills, since a product with 0 would leave a channel's NaN."""
+    return output.index_fill(axis, _indices(change, output), 0)
+
+
+def _scale(change: Intervention, output: Tensor, axis: int, noise: Generator) -> Tensor:
+    factors = output.new_ones(output.shape[axis])
+    factors = factors.index_fill(0, _indices(change, output), change.numbers[0])
+    shape = [1] * output.ndim
+    shape[axis] = -1
+    return output * factors.view(shape)
+
+
+def _indices(change: Intervention, output: Tensor) -> Tensor:
+    import torch
+
+    return torch.tensor(change.channels, device=output.device)
+
+
+def _clamp(change: Intervention, output: Tensor, axis: int, noise: Generator) -> Tensor:
+    return output.clamp(*change.numbers)
+
+
+def _add_noise(change: Intervention, output: Tensor, axis: int, noise: Generator) -> Tensor:
+    import torch
+
+    # drawn on the CPU in float32, so that each device and precision has the same
+    return output + change.numbers[0] * torch.randn(output.shape, generator=noise).to(output)
+
+
+def _scale_gradient(change: Intervention, output: Tensor, axis: int, noise: Generator) -> Tensor:
+    if output.requires_grad:
+        output = output.clone()
+        output.register_hook(partial(operator.mul, change.numbers[0]))  # type: ignore[no-untyped-call]
+    return output
+
+
+@dataclass(frozen=True)
+class InterventionKind:
+    """A kind of change."""
+
+    option: str
+    """`ablate` or `edit`, which takes it."""
+    pattern: str
+    """Of the text behind the selectors, without spaces."""
+    example: str
+    apply: Callable[[Intervention, Tensor, int, Generator], Tensor]
+    """Takes the change, the output, its axis of channels, where the change names some, and the
+    source of noise. Returns another tensor."""
+
+
+_CHANNELS = r"(?P<channels>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)"
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
+
+INTERVENTIONS = {
+    "ablate": InterventionKind(
+        option="ablate",
+        pattern=_CHANNELS,
+        example="'layer3.*.relu:5,17' or 'conv1:0-3'",
+        apply=_zero,
+    ),
+    "channel": InterventionKind(
+        option="edit",
+        pattern=rf"channels?{_CHANNELS}\*(?P<numbers>{_NUMBER})",
+        example="'conv1:channel 3*2.0'",
+        apply=_scale,
+    ),
+    "clamp": InterventionKind(
+        option="edit",
+        pattern=rf"clamp=(?P<numbers>{_NUMBER},{_NUMBER})",
+        example="'relu:clamp=0,6'",
+        apply=_clamp,
+    ),
+    "noise": InterventionKind(
+        option="edit",
+        pattern=rf"noise=(?!-)(?P<numbers>{_NUMBER})",
+        example="'conv1:noise=0.1'",
+        apply=_add_noise,
+    ),
+    "grad": InterventionKind(
+        option="edit",
+        pattern=rf"grad\*(?P<numbers>{_NUMBER})",
+        example="'layer4:grad*0.5'",
+        apply=_scale_gradient,
+    ),
+}
+
+
+def parse(option: str, text: str) -> Intervention:
+    """Read `SELECTORS:5,17` of `ablate`, or `SELECTORS:CHANGE` of `edit`. UsageError for anything
+    else."""
+    selectors, _, change = text.rpartition(":")
+    change = re.sub(r"\s", "", change)
+    title = f"{option}={quoted(text)!r}"
+    kinds = {name: kind for name, kind in INTERVENTIONS.items() if kind.option == option}
+    for name, kind in kinds.items():
+        match = re.fullmatch(kind.pattern, change, re.ASCII | re.IGNORECASE)
+        if match is None or not selectors.strip():
+            continue
+        groups = match.groupdict(default="")
+        try:
+            channels = tuple(read_ranges(groups["channels"])) if "channels" in groups else ()
+        except ValueError:  # 3-1, or too many
+            break
+        numbers = tuple(float(number) for number in groups.get("numbers", "").split(",") if number)
+        if name == "clamp" and numbers[0] > numbers[1]:
+            message = f"{title}: {numbers[0]:g} is above {numbers[1]:g}"
+            raise UsageError(message, "clamp=LOW,HIGH")
+        return Intervention(title, name, selectors, channels, numbers)
+    examples = ", ".join(kind.example for kind in kinds.values())
+    raise UsageError(f"{title} cannot be read", f"for example {examples}")
+
+
+parse_ablate = partial(parse, "ablate")
+parse_edit = partial(parse, "edit")
+
+
+def intervene(
+    changes: Sequence[Intervention],
+    layer: str,
+    output: Any,
+    axis_of: Callable[[Tensor, str], int],
+    noise: Generator,
+) -> Any:
+    """Make these changes to a layer's output, in their order.
+
+    Args:
+        layer: its name, for messages.
+        axis_of: which axis of a tensor counts channels; takes the option, for its message.
+        noise: the source of noise, on the CPU.
+
+    Raises:
+        UsageError: the output is no dense tensor, or has fewer channels.
+    """
+    from torch import Tensor
+
+    for change in changes:
+        subject = f"{change.option}: {layer}"
+        if not isinstance(output, Tensor):
+            raise UsageError(f"{subject} gives a {type(output).__name__}, not a tensor")
+        if output.is_quantized:
+            raise UsageError(f"{subject} gives a quantized tensor")
+        axis = -1
+        if change.channels:
+            axis = axis_of(output, change.option)
+            last = output.shape[axis] - 1
+            beyond = [str(channel) for channel in change.channels if channel > last]
+            if beyond:
+                names = ", ".join([*beyond[:3], *(["..."] if beyond[3:] else [])])
+                raise UsageError(f"{subject} has channels 0 to {last}, not {names}")
+        output = INTERVENTIONS[change.kind].apply(change, output, axis, noise)
+    return output
