@@ -371,7 +371,7 @@ def target_probability(target: str | None, outcome: Outcome) -> float | None:
     likeliest class are known.
     """
     parsed = targets.parse(target)
-    is_class = parsed.reduction in ("top1", "class") and not parsed.keys and parsed.layer is None
+    is_class = parsed.kind in ("top1", "class") and not parsed.keys and parsed.layer is None
     if not is_class or not outcome.prediction or outcome.target is None:
         return None
     likeliest = outcome.prediction[0]

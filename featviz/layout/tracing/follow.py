@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -186,34 +187,44 @@ class Follower:
     def _pass_on(self, layer: Layer, call: FollowedCall) -> None:
         """Tag the results of a function."""
         function = FUNCTIONS.get(call.name, FollowedFunction())
-        tags = [self._tag(tensor) for tensor in call.tensors]
-        is_weights = bool(tags) and tags[0].is_weights
+        positions = self._result_positions(function, call)
+        fields = self._result_fields(function, call)
+        is_weights = bool(call.tensors) and self._tag(call.tensors[0]).is_weights
         weights = function.weight_rule(call, is_weights, self.in_attention(layer))
-        tables: list[Any] = []
-        if tags:
-            try:
-                traced = [tag.positions for tag in tags]
-                tables = [*function.position_rule(self._maps, call, traced)]
-            except MISFITS:
-                pass  # called in a way that the rule does not know
-        tables += [None] * len(call.results)
-        fields: list[Fields | None] = [None] * len(call.results)
-        if self.constants is not None:
-            seen = [self._fields_of(tensor) for tensor in call.tensors]
-            fields = result_fields(function.field_rule, call, seen)
-            is_in_place = bool(tags and call.results) and call.results[0] is call.tensors[0]
-            # views of the storage that was changed do not learn what they see now
-            if is_in_place and (fields[0] is None or any(seen[1:])):
-                self._forget(call.tensors[0])
         for index, result in enumerate(call.results):
-            table = tables[index]
             self._tags[result] = Tag(
-                positions=table if table is not None and table.shape == result.shape else None,
+                positions=positions[index],
                 is_weights=weights[index],
                 fields=fields[index],
                 step=self._step,
                 made_by=self._made_by(result),  # changed in place, maybe
             )
+
+    def _result_positions(
+        self, function: FollowedFunction, call: FollowedCall
+    ) -> list[Tensor | None]:
+        """The table of each result of a call; None for those that lie nowhere in the image."""
+        positions: list[Tensor | None] = [None] * len(call.results)
+        if call.tensors:
+            tables = [self._tag(tensor).positions for tensor in call.tensors]
+            with suppress(*MISFITS):  # called in a way that the rule does not know
+                made = function.position_rule(self._maps, call, tables)
+                for index, (result, table) in enumerate(zip(call.results, made, strict=False)):
+                    if table is not None and table.shape == result.shape:
+                        positions[index] = table
+        return positions
+
+    def _result_fields(self, function: FollowedFunction, call: FollowedCall) -> list[Fields | None]:
+        """What each result of a call sees; None where nobody knows."""
+        if self.constants is None:
+            return [None] * len(call.results)
+        seen = [self._fields_of(tensor) for tensor in call.tensors]
+        fields = result_fields(function.field_rule, call, seen)
+        is_in_place = bool(seen and fields) and call.results[0] is call.tensors[0]
+        if is_in_place and (fields[0] is None or any(seen[1:])):
+            # views of the storage that was changed do not learn what they see now
+            self._forget(call.tensors[0])
+        return fields
 
     def _fields_of(self, tensor: Tensor) -> Fields | None:
         """What a tensor's values see now; nothing, if it is a parameter."""

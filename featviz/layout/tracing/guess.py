@@ -79,15 +79,15 @@ def decide(shape: Sequence[int], hints: Hints) -> Candidate:
         raise LayoutError(f"shape {list(shape)} holds no values")
     if hints.override is not None:
         return Candidate(_overridden(shape, hints), "--tensor-layout says so")
-    candidate = next(_by_shape(shape, hints), None)
+    candidates = [*_by_shape(shape, hints)]
     if hints.trace is not None:
-        candidate = next(_by_trace(shape, hints, hints.trace, candidate), None)
-    if candidate is None and len(shape) == 3 and hints.input_size is not None:
-        candidate = Candidate(Arrangement("sequence"), "its rows make no grid of the input")
-    if candidate is None:
+        candidates = _by_trace(shape, hints, hints.trace, candidates[:1])
+    if not candidates and len(shape) == 3 and hints.input_size is not None:
+        return Candidate(Arrangement("sequence"), "its rows make no grid of the input")
+    if not candidates:
         message = "is neither a map, a vector nor a grid of tokens of one image"
         raise LayoutError(f"shape {list(shape)} {message}; see --tensor-layout")
-    return candidate
+    return candidates[0]
 
 
 def map_size(shape: Sequence[int], hints: Hints) -> ShapeMaps | None:
@@ -266,40 +266,32 @@ def _tokens(shape: Sequence[int], hints: Hints, *names: str) -> Iterator[Candida
 
 
 def _by_trace(
-    shape: Sequence[int], hints: Hints, trace: Trace, by_shape: Candidate | None
-) -> Iterator[Candidate]:
-    """What the trace says, and what the shape says where it can tell."""
-    name = "" if by_shape is None else by_shape.arrangement.layout
-    is_tokens = bool(name) and LAYOUTS[name].token_axis is not None
-    if by_shape is not None and is_tokens and hints.token_count:
-        yield by_shape  # the model's modules say that so many tokens are mixed
+    shape: Sequence[int], hints: Hints, trace: Trace, by_shape: list[Candidate]
+) -> list[Candidate]:
+    """What the trace says, and what the shape says (`by_shape`, at most one) where it can tell."""
+    layout = by_shape[0].arrangement.layout if by_shape else ""
+    is_tokens = bool(by_shape) and LAYOUTS[layout].token_axis is not None
+    if is_tokens and hints.token_count:
+        return by_shape  # the model's modules say that so many tokens are mixed
     weighs_positions = {len(shape) - 2, len(shape) - 1} <= {*trace.axes}  # along both axes
     if trace.is_weights and min(shape[-2:]) > 1 and not weighs_positions:
-        yield Candidate(Arrangement("attention"), "a softmax inside an attention made it")
-    on_map = [*_row_by_row(shape, hints, trace)]
+        return [Candidate(Arrangement("attention"), "a softmax inside an attention made it")]
+    on_grid = [*_row_by_row(shape, hints, trace)]
     in_pieces = [*_in_pieces(shape, hints, trace)]
-    if by_shape is not None and name == "attention" and len(shape) == 4:
+    if layout == "attention" and len(shape) == 4:
         # a square map with as many rows as there are tokens only looks like their weights
-        yield from [
-            candidate for candidate in on_map if candidate.arrangement.layout in ("nchw", "nhwc")
-        ]
-        yield from in_pieces
-        yield by_shape
-    is_clip = name in ("ncthw", "nthwc")
+        maps = [found for found in on_grid if found.arrangement.layout in ("nchw", "nhwc")]
+        return maps + in_pieces + by_shape
+    is_clip = layout in ("ncthw", "nthwc")
     # tokens, weights averaged over heads and clips are told by the trace alone
-    is_uncertain = is_tokens or name in ("", "batch", "sequence", "attention")
-    is_uncertain = is_uncertain or (is_clip and hints.time_steps is None)
-    is_folded = by_shape is not None and _is_folded(shape, hints, trace, name)
-    if by_shape is not None and not is_uncertain and not is_folded:
-        yield by_shape
-    yield from on_map
-    yield from in_pieces
-    if by_shape is not None and (not is_uncertain or is_clip or name == "batch"):
-        yield by_shape
-    if len(shape) in (3, 4):
-        yield Candidate(Arrangement("sequence"), "its rows lie nowhere in the image")
-    if by_shape is not None:
-        yield by_shape
+    is_uncertain = is_tokens or layout in ("", "batch", "sequence", "attention")
+    if is_uncertain or (is_clip and hints.time_steps is None):
+        in_rows = Candidate(Arrangement("sequence"), "its rows lie nowhere in the image")
+        can_be_rows = len(shape) in (3, 4) and layout != "batch"
+        return on_grid + in_pieces + ([in_rows] if can_be_rows else []) + by_shape
+    if not _is_folded(shape, hints, trace, layout):
+        return by_shape
+    return on_grid + in_pieces + by_shape
 
 
 def _is_folded(shape: Sequence[int], hints: Hints, trace: Trace, layout: str) -> bool:
