@@ -9,7 +9,7 @@ import pickle
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -54,6 +54,8 @@ log = logging.getLogger(__name__)
 
 _HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 
+_HUB_SECONDS = 4
+
 _HPARAMS = "hyper_parameters"  # where Lightning keeps the arguments of a class
 
 
@@ -85,8 +87,7 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
     tensors = [*module.named_parameters(), *module.named_buffers()]
     for name, tensor in tensors:
         if not is_lazy(tensor) and tensor.is_meta:
-            words = f"the model's {name} is on the device meta, where tensors have no values"
-            raise LoadError(words, "model.to_empty(device='cpu') where it is built, and weights")
+            raise _without_values(name)
     with weights.one_line(Path(options.spec)):
         module = weights.unwrapped(module)
     if device.type == "cpu" and any(t.dtype in (torch.float16, torch.bfloat16) for _, t in tensors):
@@ -122,11 +123,19 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
         raise UsageError("forward_args as text is for a MODEL string", "forward_args={'t': 10}")
     module = weights.unwrapped(module)
     _refuse_lazy(module)
-    tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    if named and all(tensor.is_meta for tensor in named.values()):  # of some, kernels are drawn
+        raise _without_values(next(iter(named)))
+    tensor = next(iter(named.values()), torch.empty(0))
     source = {"kind": "module", "type": type(module).__name__, "parameters": weights.digest(module)}
     preprocess = choose_preprocess(module, None, inputs)
     scores, names = _classes(module)
     return LoadedModel(module, preprocess, tensor.device, source, names, scores)
+
+
+def _without_values(name: str) -> LoadError:
+    message = f"the model's {name} is on the device meta, where tensors have no values"
+    return LoadError(message, "model.to_empty(device='cpu') where it is built, and weights")
 
 
 def _refuse_lazy(model: nn.Module) -> None:
@@ -287,6 +296,14 @@ def load_torchvision(options: ModelOptions) -> Loaded:
 load_timm = load_torchvision
 
 
+@contextmanager
+def _random(seed: int) -> Iterator[None]:
+    """Random numbers of this seed; those of the caller are left as they are."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        yield
+
+
 def build_torchvision(
     name: str, weights: str | None, seed: int, arguments: Mapping[str, Any]
 ) -> tuple[nn.Module, Any]:
@@ -314,9 +331,9 @@ def build_torchvision(
     if entry is None and "weights_backbone" in parameters.keys() - arguments.keys():
         quiet["weights_backbone"] = None
     try:
-        with torch.random.fork_rng(devices=()), warnings.catch_warnings():
+        # torch.hub says on stdout what it downloads
+        with _random(seed), redirect_stdout(sys.stderr), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # how inception and googlenet initialise
-            torch.manual_seed(seed)
             module: nn.Module = models.get_model(name, **quiet, **arguments)
     except (TypeError, ValueError) as error:
         message = f"torchvision's {name} refused its arguments: {error}"
@@ -362,6 +379,7 @@ def _build_timm(
     full = _tagged(timm, name, weights)
     config, pretrained = timm.get_pretrained_cfg(full), weights not in (None, "none")
     overlay: dict[str, Any] = {}
+    asks_hub = False
     if pretrained:
         if config is None or not config.has_weights:
             raise UsageError(f"timm has no weights for {full}", "--weights none, or a file")
@@ -372,13 +390,15 @@ def _build_timm(
             found = [try_to_load_from_cache(config.hf_hub_id, file) for file in files]
             if here := [file for file in found if isinstance(file, str)]:
                 overlay = {"pretrained_cfg_overlay": {"file": here[0]}}
+            asks_hub = not here
         asked = arguments.get("num_classes", config.num_classes)
         if asked not in (0, config.num_classes):
             words = "the classifier of %s is random: its weights have %d classes, not %s"
             log.warning(words, full, config.num_classes, asked)
     try:
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(seed)
+        if asks_hub:
+            _reach_hub()
+        with _random(seed), redirect_stdout(sys.stderr):
             module = timm.create_model(full, pretrained=pretrained, **{**overlay, **arguments})
     except (URLError, OSError, EOFError) as error:
         file = f"{config.hf_hub_id} {config.hf_hub_filename or _HUB_FILES[0]}"
@@ -394,6 +414,16 @@ def _build_timm(
     size = arguments.get("img_size", prepared["input_size"][1:])
     height, width = (size, size) if isinstance(size, int) else size
     return module, from_timm({**prepared, "input_size": (channels, height, width)})
+
+
+def _reach_hub() -> None:
+    """OSError where the hub does not answer at once: its client would try again for a minute."""
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
+    except Exception as error:  # of either library that the client may use
+        raise OSError(f"{constants.ENDPOINT} does not answer: {first_line(error)}") from error
 
 
 def _arguments_of(name: str, forms: Sequence[weights.Weights]) -> dict[str, int]:
@@ -463,8 +493,7 @@ def load_factory(options: ModelOptions) -> Loaded:
         if isinstance(name, str) and name not in ("", "kwargs"):  # one argument has all of them
             hparams = {name: hparams}
     spec = options.spec
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(options.seed)
+    with _random(options.seed):
         module = target(spec)
         if not isinstance(module, nn.Module):
             if not callable(module):
@@ -483,6 +512,9 @@ def load_factory(options: ModelOptions) -> Loaded:
         kind = type(module).__name__
         raise LoadError(f"{spec} gave a {kind}, not an nn.Module", "return the model")
     record: dict[str, Any] = {"seed": options.seed}
+    name = source_of(spec).name(spec)
+    if options.weights is None and any(True for _ in module.parameters()):
+        log.warning("weights as %s makes them; --weights FILE loads yours", name)
     if path is not None:
         tensors = weights.read_weights(path, options)
         record = weights.put_weights(module, tensors, path, options)
@@ -493,4 +525,4 @@ def load_factory(options: ModelOptions) -> Loaded:
     parameters = weights.digest(module)
     if parameters is not None or path is None:  # else the file's sha256 tells it from others
         record["parameters"] = parameters
-    return module, {"kind": "factory", "name": source_of(spec).name(spec), **record}, None, ANY
+    return module, {"kind": "factory", "name": name, **record}, None, ANY

@@ -79,8 +79,14 @@ _RENAMED = {
 _SETTERS = ("torch.nn.modules.", "timm.layers.ml_decoder", "ultralytics.nn.modules.block")
 """Where `__setstate__` was read: it fills in what older files lack."""
 
-_OWN_FORWARDS = ("forward", "forward_fuse", "forward_split")
-"""Methods that Ultralytics puts in the place of a fused module's forward."""
+_OWN_FORWARDS = (
+    "forward",
+    "forward_fuse",
+    "forward_slicing",
+    "forward_split",
+    "forward_split_cat",
+)
+"""Methods that Ultralytics, and timm's FasterNet, put in the place of a module's forward."""
 
 _NAME = re.compile(r"[a-zA-Z_]\w*(\.[a-zA-Z_]\w*)+", re.ASCII)
 _NUMBER_TYPE = re.compile(r"f[248]|[iu][1248]|b1")

@@ -3,9 +3,11 @@ and how a model file is given to every command that takes one."""
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import re
+import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -285,7 +287,11 @@ HOOKS = {
     "_backward_hooks": relu(),
     "_load_state_dict_post_hooks": named("builtins:set"),
 }
-METHODS = ("forward", "_call_impl", "state_dict", "register_forward_hook", "__class__")
+METHODS = (
+    *("forward", "_call_impl", "state_dict", "register_forward_hook", "__class__", "__call__"),
+    *("__dict__", "__setattr__", "_apply", "to", "named_modules", "extra_repr", "children"),
+    "_compiled_call_impl",
+)
 STATES: dict[str, Make] = {
     **{
         f"{name} is replaced by a class": lambda b, name=name: relu(**{name: named(LINEAR)})
@@ -318,12 +324,180 @@ STATES: dict[str, Make] = {
 }
 """States of modules and tensors that mean no good."""
 
+CALLABLE = (
+    *("builtins:exec", "builtins:type", "builtins:map", "types:FunctionType", "types:CodeType"),
+    *("operator:attrgetter", "functools:reduce", "importlib:import_module", "runpy:run_path"),
+    *("ctypes:CDLL", "pickle:loads", "marshal:loads", "torch:load", "numpy:load", "pydoc:locate"),
+    *("subprocess:Popen", "shutil:rmtree", "torch.jit:load", "torch._utils:_rebuild_qtensor"),
+    *("torch._utils:_rebuild_nested_tensor", "torch._utils:_rebuild_sparse_tensor"),
+    *("torch._utils:_rebuild_wrapper_subclass", "torch.nn.parameter:Parameter"),
+    "torch.nn.parameter:UninitializedParameter",
+)
+"""What would do something, or make something that is no plain tensor."""
+
+FLOATS = named("torch:FloatStorage")
+IDENTITIES: dict[str, Any] = {
+    "a number": 7,
+    "a text": "storage",
+    "nothing": (),
+    "a word": ("storage",),
+    "a module that is a text": ("module", "os", "net.py", "import os"),
+    "a storage of a class": ("storage", named(LINEAR), "0", "cpu", 16),
+    "a key that is a number": ("storage", FLOATS, 0, "cpu", 16),
+    "a key that cannot be hashed": ("storage", FLOATS, [], "cpu", 16),
+    "a length below zero": ("storage", FLOATS, "0", "cpu", -16),
+    "a length that is a class": ("storage", FLOATS, "0", "cpu", named(LINEAR)),
+    "a length of a terabyte": ("storage", FLOATS, "0", "cpu", 2**40),
+    "a device that is a class": ("storage", FLOATS, "0", named(LINEAR), 16),
+    "a view of a view": ("storage", FLOATS, "0", "cpu", 16, ("1", 0, 2**40)),
+}
+"""Persistent ids, which torch takes apart itself."""
+
+V2, V3 = "torch._utils:_rebuild_tensor_v2", "torch._utils:_rebuild_tensor_v3"
+SIXTEEN = storage("storage", FLOATS, "0", "cpu", 16)
+
+
+def rebuilt(offset: Any, size: Any, stride: Any, *more: Any, by: str = V2) -> Opcodes:
+    return call(named(by), SIXTEEN, offset, size, stride, False, ordered(), *more)
+
+
+TENSORS: dict[str, Any] = {
+    "one float beyond": rebuilt(0, (17,), (1,)),
+    "an offset at the end": rebuilt(16, (1,), (1,)),
+    "an offset before the beginning": rebuilt(-1, (4,), (1,)),
+    "a stride that leads back": rebuilt(15, (4,), (-1,)),
+    "a stride that leads out": rebuilt(0, (2, 2), (1, 15)),
+    "no stride": rebuilt(0, (4,), ()),
+    "a size that is a fraction": rebuilt(0, (4.0,), (1,)),
+    "a size that is true": rebuilt(0, (True,), (1,)),
+    "a size that is a class": rebuilt(0, named(LINEAR), (1,)),
+    "sizes that overflow": rebuilt(0, (2**62, 2**62), (0, 0)),
+    "sizes that overflow beside none": rebuilt(0, (2**62, 2**62, 0), (0, 0, 0)),
+    "doubles on floats": rebuilt(0, (16,), (1,), named("torch:float64"), by=V3),
+    "a dtype that is a function": rebuilt(0, (16,), (1,), named("torch:load"), by=V3),
+    "marked as negated": rebuilt(0, (16,), (1,), {"neg": True}),
+    "a storage that is a class": call(named(V2), named(LINEAR), 0, (1,), (1,), False, {}),
+    "a storage that is a mark": call(named(V2), FLOATS, 0, (1,), (1,), False, {}),
+    "a parameter of a dict": call(named("torch._utils:_rebuild_parameter"), {}, True, {}),
+    "a maker that is a module": call(
+        named(SUBCLASS), named(LINEAR), named("torch:Tensor"), (), {"in_features": 1}
+    ),
+    "a file in the file that is none": call(named("torch.storage:_load_from_bytes"), "x"),
+}
+
+
+def _array(code: Any, shape: Any, data: Any) -> Opcodes:
+    kind = built(call(named("numpy:dtype"), code, False, True), (3, "<", None, None, None, -1, -1))
+    made = call(named("numpy.core.multiarray:_reconstruct"), named("numpy:ndarray"), (0,), "b")
+    return built(made, (1, shape, kind, False, data))
+
+
+VALUES: dict[str, Any] = {
+    **{f"a tensor, {name}": value for name, value in TENSORS.items()},
+    **{f"a call of {name}": call(named(name), "x") for name in CALLABLE},
+    **{f"an object of {name}": built(new(named(name)), {"x": 1}) for name in CALLABLE[:12]},
+    "an array of objects": _array("O", (1,), [named("os:system")]),
+    "an array of a made-up type": _array("V8", (1,), "12345678"),
+    "an array of a type that is a class": _array(named(LINEAR), (1,), "1234"),
+    "an array of another shape": _array("f4", (2**40,), "1234"),
+    "an array of two free axes": _array("f4", (-1, -1), "1234"),
+    "a number of objects": call(named("numpy.core.multiarray:scalar"), "O", "x"),
+    "a set of lists": call(named("builtins:set"), [[1]]),
+    "a set of itself": Opcodes(b"]q\x09" + call(named("builtins:set"), Opcodes(b"h\x09")) + b"a"),
+    "a key that is a list": Opcodes(b"}" + opcodes([1]) + opcodes(2) + b"s"),
+    "a namespace of methods": built(
+        new(named("types:SimpleNamespace")), {"keys": named("os:system")}
+    ),
+    "a namespace of numbers": built(new(named("argparse:Namespace")), 5),
+    "a path of a class": call(named("pathlib:PosixPath"), named("os:system")),
+    "a device of a class": call(named("torch:device"), named(LINEAR)),
+    "a size of texts": call(named("torch:Size"), ["a"]),
+    "an attribute of an enumeration": call(
+        named("builtins:getattr"), named("timm.layers.format:Format"), "__class__"
+    ),
+    "an enumeration of a class": call(named("timm.layers.format:Format"), named(LINEAR)),
+    "what a hidden module computes": call(named("builtins:getattr"), relu(), "forward_fuse"),
+    "a method of a class": call(named("builtins:getattr"), named(LINEAR), "forward"),
+    "a function of a module": call(named("builtins:getattr"), named("torch:hub"), "load"),
+    "a partial of itself": partial("functools:partial", named(LINEAR)),
+    "a partial of a call": built(
+        call(named("functools:partial"), named(LINEAR)), (relu(), (), {}, None)
+    ),
+    "a call of what was called": call(call(named("builtins:getattr"), relu(), "forward"), "x"),
+    "a helper that keeps a function": built(
+        new(named("torchvision.transforms.transforms:Compose")),
+        {"transforms": [named("os:system")]},
+    ),
+    "a helper with another call": built(
+        new(named("torchvision.transforms.transforms:Compose")), {"__call__": named(BOX_IOU)}
+    ),
+    "a lazy module": module("torch.nn.modules.lazy:LazyModuleMixin"),
+    "a graph of somebody's": new(named("torchvision.models.feature_extraction:DualGraphModule")),
+}
+"""What may lie beside weights, where it is left out, and what no module may keep."""
+
+MODULES: dict[str, Make] = {
+    **{
+        f"a module keeps {name}": lambda b, value=value: relu(kept=value)
+        for name, value in VALUES.items()
+    },
+    **{
+        f"a persistent id, {name}": lambda b, value=value: Opcodes(opcodes(value) + b"Q")
+        for name, value in IDENTITIES.items()
+    },
+    "BUILD twice": lambda b: built(relu(), {"inplace": True}),
+    "BUILD of a class": lambda b: built(named(LINEAR), {"forward": named(BOX_IOU)}),
+    "BUILD of a list": lambda b: built(opcodes([1]), {"append": named("os:system")}),
+    "BUILD of a mark of torch's": lambda b: built(FLOATS, {"_dtype": named("os:system")}),
+    "BUILD of a storage": lambda b: built(SIXTEEN, {"_untyped_storage": named("os:system")}),
+    "EXT1": lambda b: Opcodes(b"\x82\x01"),
+    "EXT2": lambda b: Opcodes(b"\x83\x01\x01"),
+    "EXT4": lambda b: Opcodes(b"\x84\x01\x01\x01\x01"),
+    "a persistent id in text": lambda b: Opcodes(b"Pos.system\n"),
+    "arguments that are a list": lambda b: Opcodes(named("os:system") + opcodes(["x"]) + b"R"),
+    "a class by OBJ": lambda b: Opcodes(b"(" + named("os:system") + opcodes(shell(b)) + b"o"),
+    "another's forward": lambda b: relu(forward=call(named("builtins:getattr"), relu(), "forward")),
+    "no method as forward": lambda b: relu(
+        forward=call(named("builtins:getattr"), named(RELU), "__init__")
+    ),
+    "children that are a list": lambda b: relu(_modules=[relu()]),
+    "a parameter of two names": lambda b: relu(_parameters={"a.b": floats((1,), (1,))}),
+    "a child in shared children without end": lambda b: _shared(60),
+    "tuples in tuples": lambda b: Opcodes(b")" + b"\x85" * 200_000),
+    "lists in lists": lambda b: Opcodes(b"]" * 100_000 + b"a" * 99_999),
+    "a key that is tuples in tuples": lambda b: Opcodes(b"})" + b"\x85" * 200_000 + b"Ns"),
+    "calls in calls": lambda b: Opcodes(named("builtins:set") + b")R" * 100_000),
+    "modules in modules": lambda b: _deep(500),
+    "bytes that are not there": lambda b: Opcodes(b"\x96" + (2**40).to_bytes(8, "little")),
+    "a memo of 2**31": lambda b: Opcodes(named("os:system") + b"r\xff\xff\xff\x7f"),
+}
+
+
+def _shared(depth: int) -> Opcodes:
+    """Each module has the next one twice: 2 to the power of the depth."""
+    inner = relu()
+    for number in range(depth):
+        memo = Opcodes(inner + b"q" + bytes([100 + number]))
+        again = Opcodes(b"h" + bytes([100 + number]))
+        inner = relu(_modules=Opcodes(b"}(" + opcodes("a") + memo + opcodes("b") + again + b"u"))
+    return inner
+
+
+def _deep(depth: int) -> Opcodes:
+    inner = relu()
+    for _ in range(depth):
+        inner = relu(_modules={"a": inner})
+    return inner
+
+
 REASONS = re.compile(
     "which could run any code; nothing was executed|a way that torch.save does not"
     "|whose state replaces its|which would call|holds a functools.partial of"
     "|with a module of an impossible name|lacks parts of an nn.Module|contains itself"
-    "|without its data|beyond its data|'wild' is not a valid|holds a broken (argparse|types)"
-    "|PytorchStreamReader failed locating file|no weights: a tuple of 2"
+    "|without its data|beyond its data|of an impossible shape|'wild' is not a valid"
+    "|holds a (broken|type|key|tensor)|of too many modules|nests values in values"
+    "|record size|PytorchStreamReader failed|no weights: a (tuple|list|Storage)"
+    "|UnpicklingError: (a persistent id|a storage|a state|an instr|the arg)|EOFError"
 )
 """Why these are refused, in words: none of them is merely a file that is broken."""
 
@@ -355,6 +529,28 @@ def _torchscript(box: Sandbox) -> bytes:
     return around({}, **more)
 
 
+def _hidden_tar(box: Sandbox) -> bytes:
+    """A tar file whose first name begins as a pickle, and which unpacks to a link."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        archive.encoding = "latin-1"
+        archive.addfile(tarfile.TarInfo("\x80\x02}."))
+        link = tarfile.TarInfo("storages")
+        link.type, link.linkname = tarfile.LNKTYPE, str(box.secret)
+        archive.addfile(link)
+    return file.getvalue()
+
+
+def _reference(*identity: Any) -> Callable[[Sandbox], bytes]:
+    """In the format of before torch 1.6."""
+    return lambda box: legacy(dumped(Opcodes(opcodes(identity) + b"Q")))
+
+
+def _nested(box: Sandbox) -> bytes:
+    code = dumped(system_call(box)).decode("latin1")
+    return dumped({"w": call(named("torch.storage:_load_from_bytes"), code)})
+
+
 DISGUISES: dict[str, Callable[[Sandbox], bytes]] = {
     "a global by STACK_GLOBAL": _swapped_names,
     "a class by INST": lambda b: b"\x80\x02(" + opcodes(shell(b)) + b"iposix\nsystem\n.",
@@ -365,6 +561,24 @@ DISGUISES: dict[str, Callable[[Sandbox], bytes]] = {
     "a good zip behind a bad pickle": lambda b: dumped(system_call(b)) + around({}),
     "a second pickle behind the first": lambda b: legacy(dumped({}) + dumped(system_call(b))),
     "TorchScript": _torchscript,
+    "TorchScript that torch alone sees": lambda b: around({}, **{"CONSTANTS.PKL": b"\x80\x02}."}),
+    "a tar file in disguise": _hidden_tar,
+    "a class with its source, before torch 1.6": _reference(
+        "module", named(LINEAR), "../secret/id_secret", "source"
+    ),
+    "a terabyte before torch 1.6": _reference("storage", FLOATS, "0", "cpu", 2**40, None),
+    "a view before torch 1.6": _reference("storage", FLOATS, "0", "cpu", 4, ("1", 0, 2**40)),
+    "another order of bytes": lambda b: around({"w": SIXTEEN}, byteorder=b"middle"),
+    "an alignment that is none": lambda b: around({}, **{".storage_alignment": b"x"}),
+    "a pickle of protocol 0": lambda b: b"\x80\x02cposix\nsystem\n(S'touch x'\ntR.",
+    "a plain pickle that calls": lambda b: dumped(system_call(b)),
+    "a storage that is a pickle": lambda b: dumped(
+        {
+            "w": call(
+                named("torch.storage:_load_from_bytes"), dumped(system_call(b)).decode("latin1")
+            )
+        }
+    ),
     **{
         f"the format before torch 1.6, {name}": lambda b, make=make: legacy(dumped(make(b)))
         for name, make in {
@@ -387,7 +601,7 @@ ARMED = {
 
 
 def all_attacks() -> Iterator[Attack]:
-    for name, make in {**CALLS, **STATES}.items():
+    for name, make in {**CALLS, **STATES, **MODULES}.items():
         yield attack(f"pickle: {name}", lambda b, make=make: around(make(b)))
     for name, make in TAKEN.items():
         yield attack(f"taken: {name}", lambda b, make=make: around(make(b)), "any")

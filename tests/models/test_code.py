@@ -159,3 +159,17 @@ def test_the_class_of_a_script_is_given_as_code(tmp_path: Path) -> None:
     ) as caught:
         load(tmp_path / "net.pth", trust=True)
     assert "--arch SCRIPT.py:CLASS" in str(caught.value.hint)
+
+
+def test_weights_that_code_makes_are_said(
+    factory_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning names the class and the option, unless the weights are named."""
+    load(f"{factory_file}:Net")
+    line = "weights as user_factory.py:Net makes them; --weights FILE loads yours"
+    assert caplog.messages == [line]
+    caplog.clear()
+    torch.save(nn.Sequential(nn.Conv2d(3, 2, 1)).state_dict(), tmp_path / "w.pth")
+    for weights in ("none", str(tmp_path / "w.pth")):
+        load(f"{factory_file}:Net", weights=weights)
+    assert caplog.messages == []

@@ -16,7 +16,8 @@ from torchvision import models
 
 from featviz.errors import LoadError, UsageError
 from featviz.models import sources
-from featviz.models.load import pick_device
+from featviz.models.load import adopt, pick_device
+from featviz.options import InputOptions
 from models.loading import OLD, SMALL, WHOLE, load, same_weights, skeleton
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
@@ -52,6 +53,13 @@ def test_a_device_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert pick_device("auto") == torch.device("cpu")
+
+
+def test_a_module_without_values_is_refused() -> None:
+    """On the device meta: a module of a program's ends as one of the command line."""
+    words = "weight is on the device meta, where tensors have no values"
+    with pytest.raises(LoadError, match=words):
+        adopt(torch.nn.Conv2d(3, 2, 1, device="meta"), InputOptions())
 
 
 @pytest.fixture
@@ -163,6 +171,20 @@ def test_weights_that_cannot_be_downloaded(
         load(SMALL, weights=choice)
     hint = str(e.value.hint)
     assert Path(ENTRY.url).name in hint and str(hub) in hint and "--weights none" in hint
+
+
+def test_a_download_leaves_stdout_alone(
+    hub: Path, weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """torch.hub says on stdout what it downloads, and --json is there."""
+
+    def download(url: str, file: str, *args: object, **more: object) -> None:
+        torch.save(weights, file)
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    assert same_weights(load(SMALL), weights)
+    said = capsys.readouterr()
+    assert said.out == "" and "Downloading" in said.err
 
 
 @pytest.mark.parametrize("choice", [None, "IMAGENET1K_V1"])

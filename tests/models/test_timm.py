@@ -192,3 +192,19 @@ def test_without_timm_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(LoadError, match="needs the package timm") as caught:
         load("timm:resnet18")
     assert caught.value.hint == "pip install 'featviz[timm]'"
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own client would try again for a minute."""
+    asked: list[str] = []
+
+    class Session:
+        def head(self, url: str, timeout: float) -> None:
+            asked.append(url)
+            raise ConnectionError("no route to it")
+
+    monkeypatch.setattr("huggingface_hub.get_session", Session)
+    monkeypatch.setattr(timm, "create_model", lambda *args, **more: pytest.fail("asked again"))
+    with pytest.raises(LoadError, match="does not answer: no route to it"):
+        load(f"timm:{SMALL}")
+    assert len(asked) == 1

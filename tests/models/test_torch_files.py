@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
+import pickle
+import re
 import socket
 import sys
 from collections.abc import Callable
@@ -13,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import hostile_pickles
+import numpy as np
 import pytest
 import torch
 from hostile_harness import Sandbox
@@ -21,7 +25,7 @@ from torch import nn
 from torchvision import models
 
 from featviz.errors import LoadError
-from featviz.models import rebuild, weights
+from featviz.models import inert, rebuild, weights
 from featviz.models.weights import unwrap
 from models.loading import load, nothing_fetched, on_meta, same_modules, same_weights, uninitialised
 
@@ -29,7 +33,21 @@ from .test_zoo import RUN
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
 
-ATTACKS = {**hostile_pickles.CALLS, **hostile_pickles.STATES}
+ATTACKS = {**hostile_pickles.CALLS, **hostile_pickles.STATES, **hostile_pickles.MODULES}
+
+INERT = (inert.Name, inert.Made, inert.Storage, list, tuple, torch.serialization.StorageType)
+PLAIN = (bool, int, float, str, bytes, type(None))
+SEEN: list[str] = []
+"""What happened while a pickle was read; a hook of audits cannot be taken away again."""
+_reading: list[bool] = []
+
+
+def _note(event: str, arguments: tuple[Any, ...]) -> None:
+    if _reading and event not in ("object.__getattr__", "object.__setattr__", "sys._getframe"):
+        SEEN.append(f"{event} {arguments}")
+
+
+sys.addaudithook(_note)
 
 
 @pytest.fixture
@@ -59,6 +77,53 @@ def test_a_pickle_that_asks_for_more_is_refused(attempt: str, box: Sandbox) -> N
     if find_spec("ultralytics") or "ultralytics" not in caught.value.message:
         assert hostile_pickles.REASONS.search(caught.value.message)
     assert caught.value.message.isprintable() and len(caught.value.message) < 600
+    assert sorted(box.root.rglob("*")) == before
+
+
+@pytest.mark.parametrize("attempt", ATTACKS)
+def test_whatever_is_read_is_inert(attempt: str, box: Sandbox) -> None:
+    """Nothing is imported, opened, compiled or looked up, and nothing on the stack can be called or
+    has attributes of its own."""
+    inert.read(io.BytesIO(around({"w": hostile_pickles.SIXTEEN})))  # torch imports at first
+    file = io.BytesIO(around(ATTACKS[attempt](box)))
+    SEEN.clear()
+    _reading.append(True)
+    try:
+        reached = [inert.read(file)]
+    except Exception:
+        reached = []
+    finally:
+        _reading.clear()
+    assert SEEN == []
+    seen: set[int] = set()
+    while reached:
+        value = reached.pop()
+        if type(value) in PLAIN or id(value) in seen:
+            continue
+        seen.add(id(value))
+        assert type(value) in INERT and not callable(value)
+        if type(value) in (list, tuple):
+            reached.extend(value)
+        elif type(value) is inert.Made:
+            assert not hasattr(value, "__dict__")
+            reached += [value.maker, *value.arguments, *value.states, *value.items]
+            reached += [part for pair in value.pairs for part in pair]
+
+
+@pytest.mark.parametrize("name", hostile_pickles.VALUES)
+def test_weights_are_found_beside_anything(name: str, box: Sandbox) -> None:
+    """What is beside them is left out; a tensor without its data refuses the file in one line."""
+    content = {"w": hostile_pickles.SIXTEEN, "weight": hostile_pickles.rebuilt(0, (16,), (1,))}
+    path = box.given / "model.pth"
+    path.write_bytes(around({**content, "beside": hostile_pickles.VALUES[name]}))
+    before = sorted(box.root.rglob("*"))
+    if re.search(
+        "float beyond|an offset|a stride|no stride|fraction|is true|overflow$|doubles", name
+    ):
+        with pytest.raises(LoadError, match="holds a tensor"):
+            weights.read(path)
+    else:
+        assert torch.equal(weights.read(path)["weight"], torch.zeros(16))
     assert sorted(box.root.rglob("*")) == before
 
 
@@ -191,6 +256,52 @@ def test_arguments_of_a_script_load_as_data(
     assert torch.equal(read["model"]["w"], torch.ones(2))
     found = read["args"]
     assert (found.lr, found.data, found.more.depth) == (1e-3, "runs/a", 2)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "module"])
+def test_plain_pickles_are_read(kind: str, protocol: int, tmp_path: Path) -> None:
+    """Of any protocol: tensors, which lie in files of torch.save within, arrays, and modules (of
+    protocols 0 and 1 their weights)."""
+    module = nn.Conv2d(3, 2, 1)
+    state = module.state_dict()
+    arrays = {name: tensor.numpy() for name, tensor in state.items()}
+    content = {"tensors": state, "arrays": {"model": arrays}, "module": module}[kind]
+    (tmp_path / "w.pkl").write_bytes(pickle.dumps(content, protocol))
+    assert same_weights(load(tmp_path / "w.pkl", arch=_code(tmp_path)), module)
+    if kind == "module" and protocol > 1:
+        assert same_weights(load(tmp_path / "w.pkl"), module)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_weights_are_arrays_of_numpy(save: Callable[..., None], tmp_path: Path) -> None:
+    """An npz, compressed or not, in either order of bytes."""
+    state = nn.Conv2d(3, 2, 1).state_dict()
+    save(
+        tmp_path / "w.npz", **{name: tensor.numpy().astype(">f4") for name, tensor in state.items()}
+    )
+    assert same_weights(load(tmp_path / "w.npz", arch=_code(tmp_path)), state)
+
+
+def test_the_weights_of_a_class_that_is_not_there(tmp_path: Path) -> None:
+    """`--arch` takes them out of a whole model, whose class is neither imported nor needed."""
+    note = Note(3, 2, 1)
+    torch.save({"model": note}, tmp_path / "whole.pth")
+    with pytest.raises(LoadError, match=r"needs .*Note, which could") as caught:
+        load(tmp_path / "whole.pth")
+    assert "for the weights in it, --arch FILE.py:CLASS" in str(caught.value.hint)
+    assert same_weights(load(tmp_path / "whole.pth", arch=_code(tmp_path)), note)
+
+
+class Note(nn.Conv2d):
+    """A class of nobody's list."""
+
+
+def _code(folder: Path) -> str:
+    (folder / "user_conv.py").write_text(
+        "from torch import nn\ndef net(): return nn.Conv2d(3, 2, 1)"
+    )
+    return f"{folder / 'user_conv.py'}:net"
 
 
 @pytest.fixture

@@ -122,6 +122,22 @@ def test_key_and_strip_prefix_are_obeyed() -> None:
         unwrap(content, key="nets.G", prefix="no")
 
 
+def test_a_key_may_be_an_index() -> None:
+    """Of tuples and lists, with dots between; what there is is said where there is none."""
+    content = ({"nets": [{"w": torch.ones(1)}, {"w": torch.ones(2)}]}, 7)
+    assert len(unwrap(content, key="0.nets.1").weights.tensors["w"]) == 2
+    with pytest.raises(LoadError, match="there is no '2'") as caught:
+        unwrap(content, key="0.nets.2")
+    assert str(caught.value.hint).startswith("there is a list of 2")
+
+
+def test_counters_of_a_profiler_are_left_out() -> None:
+    """thop leaves them in each module."""
+    content = {"a.w": torch.ones(1), "a.total_ops": torch.ones(1), "total_params": torch.ones(1)}
+    tensors, steps = unwrap(content).weights
+    assert [*tensors] == ["a.w"] and steps == ("left out 2 counters of a profiler",)
+
+
 @pytest.mark.slow
 def test_wrapped_modules_are_taken_out(tiny: nn.Module) -> None:
     """A compiled module ignores later hooks, DataParallel changes the names."""
