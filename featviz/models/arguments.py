@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,9 +51,15 @@ _READERS: dict[str, Callable[[bytes], np.ndarray]] = {
 }
 
 
-Argument = tuple[str, str | None, Any, str]
-"""An argument of forward: its name; where it is a dict, a key in it; the value; and words for the
-manifest, of a file its name and sha256, no folder."""
+class Argument(NamedTuple):
+    """An argument of forward."""
+
+    name: str
+    key: str | None
+    """Where the argument is a dict: a key in it."""
+    value: Any
+    description: str
+    """For the manifest; of a file its name and sha256, no folder."""
 
 
 def parse(texts: Sequence[str], seed: int = 0, option: str = "forward_args") -> list[Argument]:
@@ -67,9 +73,10 @@ def parse(texts: Sequence[str], seed: int = 0, option: str = "forward_args") -> 
             words = f"{option} {quoted(text)} is not NAME=VALUE"
             raise UsageError(words, f"VALUE is {_FORMS}; NAME.KEY=VALUE a dict's")
         value, words = _value(f"{option} {left}", given, random)
-        if any(o == name and (not key or k in (None, key)) for o, k, *_ in arguments):
-            raise UsageError(f"{option} {left} is given twice", "give it once, or its keys")
-        arguments.append((name, key or None, value, f"{left}={words}"))
+        for other in arguments:
+            if other.name == name and (not key or other.key in (None, key)):
+                raise UsageError(f"{option} {left} is given twice", "give it once, or its keys")
+        arguments.append(Argument(name, key or None, value, f"{left}={words}"))
     return arguments
 
 
@@ -125,7 +132,7 @@ def from_values(given: Mapping[str, Any]) -> list[Argument]:
             plain = isinstance(value, (int, float, str, type(None))) and words == repr(value)
             plain = plain or value is IMAGE
             shown = "" if plain else f" (sha256 {digest(value)[:_DIGITS]})"
-            found.append((name, key, value, f"{label}={words}{shown}"))
+            found.append(Argument(name, key, value, f"{label}={words}{shown}"))
     return found
 
 
@@ -179,16 +186,16 @@ def feed(
     own: Any = preprocess.transform
     taken, hooks = getattr(own, "names", ()), list[RemovableHandle]()
     if given:
-        known = _parameters(module, [name for name, *_ in given], "forward_args")
-        for name, _, value, _ in given:
-            if name in taken or (taken and value is IMAGE):
+        known = _parameters(module, [argument.name for argument in given], "forward_args")
+        placed = []
+        for argument in given:
+            if argument.name in taken or (taken and argument.value is IMAGE):
                 giver = "--transform" if own.blank is None else "--input"
-                words = f"forward_args {name}: {giver} gives {listed(list(taken), 12)}"
-                raise UsageError(words, "one of the two")
-        placed = [
-            (name, key, value.to(device) if isinstance(value, Tensor) else value)
-            for name, key, value, _ in given
-        ]
+                message = f"forward_args {argument.name}: {giver} gives {listed(list(taken), 12)}"
+                raise UsageError(message, "one of the two")
+            if isinstance(argument.value, Tensor):
+                argument = argument._replace(value=argument.value.to(device))
+            placed.append(argument)
         hooks.append(module.register_forward_pre_hook(_adding(placed, known), with_kwargs=True))
     if transform is not None and transform.blank is not None:
         _parameters(module, transform.names, "input")
@@ -199,20 +206,21 @@ def feed(
 
         named = module.register_forward_pre_hook(by_name, prepend=True, with_kwargs=True)
         hooks.append(named)
-    further = tuple(words for *_, words in given) or preprocess.further
+    further = tuple(argument.description for argument in given) or preprocess.further
     return replace(preprocess, further=further, dtype=input_dtype(module)), hooks
 
 
 def _adding(
-    given: Sequence[tuple[str, str | None, Any]], known: Sequence[str]
+    given: Sequence[Argument], known: Sequence[str]
 ) -> Callable[..., tuple[Any, dict[str, Any]]]:
     """A hook that adds arguments to a call of forward, whose names are `known`."""
-    free = [name for name in known if name not in {name for name, *_ in given}]
-    placed = any(value is IMAGE for *_, value in given)
+    names = {argument.name for argument in given}
+    free = [name for name in known if name not in names]
+    placed = any(argument.value is IMAGE for argument in given)
 
     def add(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
         further: dict[str, Any] = {}
-        for name, key, value in given:
+        for name, key, value, _ in given:
             # for this call alone, as the model may change it
             fitted = args[0] if value is IMAGE else value
             if isinstance(value, list | dict):
@@ -290,8 +298,10 @@ class UserTransform:
                 raise UsageError(f"input {words} is no tensor", "--forward-arg passes others")
             is_vector = value.is_floating_point() and value.ndim == 1 < len(value)
             tensors.append(value[None] if is_vector else value)
-        words = f"{' and '.join(words for *_, words in given)} in place of an image"
-        names, blank = tuple(name for name, *_ in given), torch.zeros(1, tensors[0].numel())
+        descriptions = " and ".join(argument.description for argument in given)
+        words = f"{descriptions} in place of an image"
+        names = tuple(argument.name for argument in given)
+        blank = torch.zeros(1, tensors[0].numel())
         return cls("", words, lambda _: [tensor.clone() for tensor in tensors], names, blank)
 
     @classmethod

@@ -77,8 +77,8 @@ def load_huggingface(options: ModelOptions) -> Loaded:
     beside = architecture_beside(folder / _FILE)
     if path is not None and beside and beside.startswith("timm:"):
         found = structs.replace(options, spec=str(path), weights=None, arch=beside)
-        module, record, *rest = load_source(found)
-        return module, {**record, "kind": "huggingface"}, *rest
+        loaded = load_source(found)
+        return loaded._replace(record={**loaded.record, "kind": "huggingface"})
     where = quoted(str(folder / _FILE))
     try:
         fields = read_json(folder / _FILE)
@@ -107,7 +107,7 @@ def load_huggingface(options: ModelOptions) -> Loaded:
     log.info("%s: %s", folder.name, architecture)
     record = {"name": folder.resolve().name, "arch": architecture, **weights.record(path)}
     source = {"kind": "huggingface", **record, **({"taken": list(steps)} if steps else {})}
-    return module, source, from_transformers(folder, fields), (None, image_size(fields))
+    return Loaded(module, source, from_transformers(folder, fields), (None, image_size(fields)))
 
 
 def _built(

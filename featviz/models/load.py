@@ -37,7 +37,6 @@ from featviz.models.presets import (
 from featviz.models.rebuild import UnbuiltModule
 from featviz.models.requirements import first_line, pick_device, require_torchvision, unfit
 from featviz.models.sources import (
-    ANY,
     EXPORTED,
     Loaded,
     code_digest,
@@ -220,24 +219,25 @@ def _load_file(options: ModelOptions) -> Loaded:
         given = structs.replace(options, spec=arch, arch=None, weights=str(path))
         module, record, entry, fixed = load_source(given)
         arch = source.name(arch) if source.kind in ("huggingface", "factory") else arch
-        return module, {**record, "kind": "file", "arch": arch}, entry, fixed
+        return Loaded(module, {**record, "kind": "file", "arch": arch}, entry, fixed)
     if options.hparams:
         words = f"--model-arg @hparams is for a class of your own, and {path.name} names none"
         raise UsageError(words, "--arch net.py:CLASS names it")
     record = {"kind": "file", **weights.record(path)}
     if kind == EXPORTED:
         program, fixed = weights.read_program(path, options.trust, pick_device(options.device))
-        return program, record, None, fixed
+        return Loaded(program, record, None, fixed)
     content = weights.read(path, options.trust)
     if isinstance(content, nn.Module) and options.key is None:
-        return content, record, None, ANY
+        return Loaded(content, record)
     form, whole = weights.unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
     if isinstance(whole, UnbuiltModule):
         raise whole.refusal
     if whole is None:
         return _recognised(path, content, form, options)
     trained = content.get("train_args") if isinstance(content, Mapping) else None
-    return whole, {**record, "taken": list(form[1])}, from_ultralytics(whole, trained), ANY
+    record = {**record, "taken": list(form.steps)}
+    return Loaded(whole, record, from_ultralytics(whole, trained))
 
 
 def _recognised(path: Path, content: Any, form: weights.Weights, options: ModelOptions) -> Loaded:
@@ -266,7 +266,7 @@ def _recognised(path: Path, content: Any, form: weights.Weights, options: ModelO
     message = f"{path.name} does not fit {name}"
     taken = [*steps, weights.put_into(module, tensors, message, options.partial)]
     record = {"kind": "file", **weights.record(path), "arch": name, **known.arguments}
-    return module, {**record, "taken": taken}, entry, ANY
+    return Loaded(module, {**record, "taken": taken}, entry)
 
 
 # Names of torchvision and timm (extra `featviz[timm]`) ------------------------------------------
@@ -284,13 +284,13 @@ def load_torchvision(options: ModelOptions) -> Loaded:
         found = _arguments_of(name, weights.stripped_forms(tensors)) if is_timm else {}
         module, entry = build(name, None, seed, {**found, **options.model_args})
         record = weights.put_weights(module, tensors, path, options)
-        return module, {**source, **found, **record}, entry, ANY
+        return Loaded(module, {**source, **found, **record}, entry)
     module, entry = build(name, wanted, seed, options.model_args)
     source["weights"] = wanted
     if wanted == "none":
         log.warning("%s has random weights (--weights none, --seed %d)", name, seed)
         source["seed"] = seed
-    return module, source, entry, ANY
+    return Loaded(module, source, entry)
 
 
 load_timm = load_torchvision
@@ -525,4 +525,4 @@ def load_factory(options: ModelOptions) -> Loaded:
     parameters = weights.digest(module)
     if parameters is not None or path is None:  # else the file's sha256 tells it from others
         record["parameters"] = parameters
-    return module, {"kind": "factory", "name": name, **record}, None, ANY
+    return Loaded(module, {"kind": "factory", "name": name, **record})

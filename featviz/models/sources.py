@@ -18,7 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featviz.errors import LoadError, UsageError
 from featviz.files import misspelt, real
@@ -63,11 +63,20 @@ KINDS = (ZIP, PICKLE, ARRAYS, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED)
 
 
 Fixed = tuple[int | None, tuple[int, int] | None]
-Loaded = tuple["nn.Module", Mapping[str, Any], Any, Fixed]
-"""A module; its record for run.json; torchvision's weights entry or another library's chain; and
-the channels, and height and width, of the one input that it takes."""
+"""Channels, and height and width in pixels, of the one input that a model takes; None for any."""
 
 ANY: Fixed = (None, None)
+
+
+class Loaded(NamedTuple):
+    """A model as its source gives it."""
+
+    module: nn.Module
+    record: Mapping[str, Any]
+    """For run.json; no absolute path."""
+    entry: Any = None
+    """What is known of its preprocessing: torchvision's weights entry, or a Chain."""
+    input: Fixed = ANY
 
 
 @dataclass(frozen=True)
