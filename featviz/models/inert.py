@@ -84,6 +84,13 @@ class Unpickler(pickle._Unpickler):
         super().__init__(file, **options)
         self.size = file.getbuffer().nbytes
 
+    def load(self) -> Any:
+        """What the pickle holds, as stand-ins."""
+        try:
+            return super().load()
+        except (KeyError, IndexError) as error:  # no such instruction, nothing on the stack
+            raise pickle.UnpicklingError("it is no pickle, or a damaged one") from error
+
     def find_class(self, module: str, name: str) -> Any:
         """A name. torch's subclass takes those of storages for marks of a dtype."""
         return Name(f"{_MODULES_OF_PYTHON_2.get(module, module)}.{name}")

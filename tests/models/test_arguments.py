@@ -144,7 +144,7 @@ def test_a_tensor_is_the_same_for_every_image(
         (["t=open('x')"], "forward_args t=open('x') is no value"),
         (["t=none.npy"], "forward_args t: none.npy is no file"),
         (["t=bad.npy"], "forward_args t: bad.npy cannot be read: it is no array"),
-        (["t=bad.pt"], "forward_args t: bad.pt is of the older format"),
+        (["t=bad.pt"], "forward_args t: bad.pt is no whole file of torch.save: it is no pickle"),
     ],
 )
 def test_what_is_no_argument_gets_one_line(
