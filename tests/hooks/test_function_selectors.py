@@ -152,7 +152,8 @@ class TestSelectors:
         self, asked: str, words: tuple[str, ...], net_file: Path, picture: Path, featviz: Run
     ) -> None:
         """Exit 2; the functions that the model calls, and the nearest name, also of a module."""
-        got = featviz("run", f"{net_file}:Net", picture, "--layers", asked, *LINE)
+        named = ["--weights", "none", "--layers", asked]
+        got = featviz("run", f"{net_file}:Net", picture, *named, *LINE)
         assert got.code == 2
         assert got.err.startswith(f"error: no layer matches --layers {asked!r}\n")
         assert len(got.err.splitlines()) == 2 and all(word in got.err for word in words)
