@@ -386,5 +386,6 @@ def _missing_layers(images: Sequence[ReportPage]) -> Counter[MissingLayer]:
     """In how many images each layer is missing."""
     counts: Counter[MissingLayer] = Counter()
     for image in images:
-        counts.update(dict.fromkeys(image.missing_layers))
+        for layer in dict.fromkeys(image.missing_layers):
+            counts[layer] += 1
     return counts

@@ -58,14 +58,13 @@ def test_skipped_and_silent_layers_are_named(tmp_path: Path) -> None:
     """With the reason, and for how many images; on the images' pages too."""
     root = write_run(tmp_path / "out", {"a.png": [Drawn("conv1")]})
     skip = {"layer": "head", "type": "Head", "index": 9, "kind": "output", "call": 0, "key": ""}
-    write_image(
-        RunDirectory(Folder.open(root)),
-        "b.png",
-        [],
-        [{**skip, "reason": "it is a string"}],
-        ["aux.conv"],
-    )
+    for name in ("b.png", "c.png"):
+        skipped = [{**skip, "reason": "it is a string"}]
+        write_image(RunDirectory(Folder.open(root)), name, [], skipped, ["aux.conv"])
     build_report(root, ReportOptions())
+    index = (root / "report" / "index.html").read_text("utf-8")
+    for reason in ("it is a string", "never ran"):
+        assert f'<td>{reason}</td><td class="n">2</td>' in index
     for name in ("index.html", "image-001.html"):
         text = pages(root)[name].text
         assert "head" in text and "it is a string" in text and "aux.conv" in text

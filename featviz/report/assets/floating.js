@@ -1,4 +1,8 @@
-// What floats above a page: a tip at the pointer, the enlarged tile, the keys.
+// Owns what floats above a page:
+//
+//   tip      the numbers of the channel under the pointer or the keyboard's cursor
+//   viewer   a tile, enlarged, with the input; in a comparison with the same tile of the other run
+//   help     the list of keys
 "use strict";
 
 const tip = {

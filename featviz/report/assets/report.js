@@ -1,11 +1,16 @@
-// What a report does beyond showing pictures: search, sorting, the address as memory, keys. Without
-// the scripts every picture of the pages is still there, with the numbers of each.
+// Owns a page as a whole: which page of a single file is shown, the controls, the search, sortable
+// tables and keys. What is set stands in the address, so that going back or sending a link shows the
+// same. It is loaded last; without the scripts all pictures and numbers of a page are still there.
+//
+//   state           the values of the controls, from and to the address
+//   filter          the search
+//   begin, route    bring a page to life; show what the address names
 "use strict";
 
 const frames = new Map(); // by element
 const groups = new Map(); // by element
 let current = null; // the page that is shown
-const spots = new Map(); // rows of the tables of channels, by the address of the channel
+const channelRows = new Map(); // rows of the tables of channels, by the address of the channel
 let opened = null; // the channel view that is open
 const voice = make("div", { className: "unseen" });
 voice.setAttribute("aria-live", "polite");
@@ -90,32 +95,32 @@ function set(control, page) {
 // ---------------------------------------------------------------------------------------------
 // Search and tables.
 
-const words = (text) => text.toLowerCase().split(/\s+/).filter(Boolean);
-const holds = (text, wanted) => wanted.every((word) => text.toLowerCase().includes(word));
+const wordsOf = (text) => text.toLowerCase().split(/\s+/).filter(Boolean);
+const matches = (text, words) => words.every((word) => text.toLowerCase().includes(word));
 
 /** `conv1 17`, `conv1 c17` and `channel 17` ask for channel 17 of the layers that match the rest. */
-function asked(text) {
+function channelAsked(text) {
   const parts = /^(?:(.*)\s)?(?:channel\s*|c|#)?(\d+)$/i.exec(text.trim());
-  return parts && { rest: words(parts[1] ?? "").filter((word) => word !== "channel"), channel: Number(parts[2]) };
+  return parts && { rest: wordsOf(parts[1] ?? "").filter((word) => word !== "channel"), channel: Number(parts[2]) };
 }
 
 const search = document.querySelector("[data-filter]");
 
 /** Show the parts of the page that match the search, and links to the channels that it asks for. */
 function filter(page) {
-  const wanted = words(search.value);
-  const channel = asked(search.value);
+  const words = wordsOf(search.value);
+  const channel = channelAsked(search.value);
   const spots = [...page.querySelectorAll("[data-spot]")].filter(({ dataset }) => channel
-    && channel.channel < Number(dataset.maps) && holds(`${dataset.layer} ${dataset.type}`, channel.rest));
+    && channel.channel < Number(dataset.maps) && matches(`${dataset.layer} ${dataset.type}`, channel.rest));
   const items = [...page.querySelectorAll("[data-item]")];
-  const found = items.filter((item) => holds(item.dataset.item, wanted) || spots.includes(item));
+  const found = items.filter((item) => matches(item.dataset.item, words) || spots.includes(item));
   for (const item of items) item.hidden = found.length > 0 && !found.includes(item);
   for (const stage of page.querySelectorAll("[data-stage]")) {
-    const left = stage.querySelector("[data-item]:not([hidden])");
-    stage.hidden = !left;
-    if (wanted.length && found.length && left) stage.open = true;
+    const match = stage.querySelector("[data-item]:not([hidden])");
+    stage.hidden = !match;
+    if (words.length && found.length && match) stage.open = true;
   }
-  search.closest("header").querySelector(".count").textContent = !wanted.length ? ""
+  search.closest("header").querySelector(".count").textContent = !words.length ? ""
     : found.length ? `${found.length} of ${items.length}` : `nothing matches “${search.value.trim()}”`;
   const list = document.querySelector(".results");
   const home = ({ dataset }) => dataset.spot.replace(/(t\d+-)?c0$/, "");
@@ -187,7 +192,7 @@ const shownPage = () => document.querySelector(".page:not([hidden])");
 function route() {
   const pages = [...document.querySelectorAll(".page")];
   const name = decodeURIComponent(location.hash.slice(1));
-  const row = spots.get(name);
+  const row = channelRows.get(name);
   const target = row ?? (name && document.getElementById(name));
   const page = target?.closest?.(".page") || pages.find((p) => !p.hidden) || pages[0];
   pages.forEach((other) => { other.hidden = other !== page; });
@@ -280,7 +285,7 @@ search.addEventListener("input", () => {
 document.addEventListener("keydown", keys);
 document.addEventListener("click", carry, true);
 for (const row of document.querySelectorAll(".channels tr[id]")) {
-  spots.set(row.id, row); // the address now leads to the view of the channel, not to its row
+  channelRows.set(row.id, row); // the address now leads to the view of the channel, not to its row
   row.removeAttribute("id");
 }
 addEventListener("load", () => opened?.title.focus({ preventScroll: true })); // the browser took it

@@ -1,4 +1,5 @@
-// The slider of a series: one step at a time. Without the script all steps stand side by side.
+// Owns the slider of a series (series.html): it shows one training step at a time, moves the line in
+// the charts, and keeps the step in the address. Without the script all steps stand side by side.
 "use strict";
 
 const slider = document.getElementById("step");

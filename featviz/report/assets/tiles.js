@@ -1,6 +1,12 @@
-// Grids of feature maps: where tiles are, what is known of their channels, marks and sorting.
-// The page's other scripts have put geometry and statistics into window.FEATVIZ. Pictures are drawn
-// on canvases but never read from them, which file:// would refuse.
+// Owns the grids of feature maps, and the helpers that all scripts use (make, digits, percent).
+//
+//   Grid    where the tiles of one picture lie, and the statistics of its channels
+//   Frame   a grid on the page: canvases over the picture show sorted or enlarged tiles, the input
+//           below the maps, and outlines
+//   Group   the frames of one tensor, which are sorted and marked alike
+//
+// It reads window.FEATVIZ, which the scripts with the numbers of the page have filled (grids.py). It
+// paints pictures on canvases but never reads pixels back, which a browser refuses from file://.
 "use strict";
 
 const MOST_PIXELS = 16e6; // of a canvas
