@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,22 +37,7 @@ def compare_runs(base: ReadRun, new: ReadRun, thresholds: DiffThresholds = _DEFA
     Raises:
         CompareError: the runs had other inputs, or share no image or no layer.
     """
-    images = [name for name in base.images if name in new.images]
-    if images:
-        _check_settings(base, new, images)
-    changes: dict[str, list[TensorChange]] = {}
-    damaged_base: dict[str, str] = {}
-    damaged_new: dict[str, str] = {}
-    for name in images:
-        base_image = base.images[name]
-        new_image = new.images[name]
-        try:
-            _check_input(base_image, new_image)
-            pairs = TensorPair.read(base_image, new_image)
-            changes[name] = [measure(pair, thresholds.tolerance) for pair in pairs]
-        except DamagedError as error:
-            damaged = damaged_new if error.image is new_image else damaged_base
-            damaged[name] = error.message
+    changes, damaged_base, damaged_new = _compare_images(base, new, thresholds.tolerance)
     base = _without(base, damaged_base, "BASE")
     new = _without(new, damaged_new, "NEW")
     if not changes:
@@ -78,6 +64,35 @@ def compare_runs(base: ReadRun, new: ReadRun, thresholds: DiffThresholds = _DEFA
         only_in_new=_only_in(new, base, changes),
         incomplete={"base": tuple(base.left_out), "new": tuple(new.left_out)},
     )
+
+
+class _ComparedImages(NamedTuple):
+    """The images that both runs have."""
+
+    changes: dict[str, list[TensorChange]]
+    """By image, in the order of the model."""
+    damaged_base: dict[str, str]
+    """Images of which a file of BASE is broken, and why."""
+    damaged_new: dict[str, str]
+
+
+def _compare_images(base: ReadRun, new: ReadRun, tolerance: float) -> _ComparedImages:
+    images = [name for name in base.images if name in new.images]
+    if images:
+        _check_settings(base, new, images)
+    compared = _ComparedImages({}, {}, {})
+    for name in images:
+        base_image = base.images[name]
+        new_image = new.images[name]
+        try:
+            _check_input(base_image, new_image)
+            pairs = TensorPair.read(base_image, new_image)
+            compared.changes[name] = [measure(pair, tolerance) for pair in pairs]
+        except DamagedError as error:
+            is_new = error.image is new_image
+            damaged = compared.damaged_new if is_new else compared.damaged_base
+            damaged[name] = error.message
+    return compared
 
 
 def _capture_keys(run: ReadRun, images: Iterable[str]) -> dict[CaptureKey, None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,42 +60,58 @@ def read_companions(
         CompareError: something is of another model.
         StoreError: something is of none of the run's layers.
     """
-    extras: dict[str, list[Extra]] = {group.id: [] for page in pages for group in page.groups}
+    groups = {_Tensor(page.name, group.stem): group.id for page in pages for group in page.groups}
     first_groups = {page.name: page.groups[0].id for page in pages}
+    extras: dict[str, list[Extra]] = {id: [] for id in groups.values()}
     if options.kernels is not None:
-        record, pictures = read_kernels(options.kernels)
-        check_model(run, "kernels", options.kernels, record["model"])
-        kernels = dict(kernel_extras(record, pictures))
-        shared = [layer for layer in kernels if layer in first_groups]
-        _check_shared(shared, kernels, "kernels", options.kernels)
-        for layer in shared:
-            extras[first_groups[layer]].append(kernels[layer])
-    audit = None
-    audit_and_pictures = read_audit(run.root, options.audit)
-    if audit_and_pictures is not None:
-        audit_record, audit_pictures = audit_and_pictures
-        audit_path = options.audit or run.root / AUDIT_FILE
-        check_model(run, "audit", audit_path, audit_record.model)
-        audit = AuditView.of_record(audit_record, audit_pictures, first_groups.keys())
+        for layer, kernels in _shared_kernels(run, options.kernels, first_groups).items():
+            extras[first_groups[layer]].append(kernels)
+    audit = _audit(run, options.audit, first_groups)
+    if audit is not None:
         for audited in audit.layers:
             if audited.home in first_groups:
                 extras[first_groups[audited.home]].extend(audited.suspects)
     if options.exemplars is not None:
-        exemplars = read_exemplars(options.exemplars)
-        check_model(run, "exemplars", options.exemplars, exemplars.model)
-        groups = {
-            _Tensor(page.name, group.stem): group.id for page in pages for group in page.groups
-        }
-        sheets = _exemplar_extras(exemplars, exemplar_pictures(options.exemplars, exemplars))
-        shared_tensors = [tensor for tensor in sheets if tensor in groups]
-        layers = [tensor.layer for tensor in sheets]
-        _check_shared(shared_tensors, layers, "exemplars", options.exemplars)
-        for tensor in shared_tensors:
-            extras[groups[tensor]] += sheets[tensor]
+        for tensor, sheets in _shared_exemplars(run, options.exemplars, groups).items():
+            extras[groups[tensor]] += sheets
     return Companions(extras, audit)
 
 
-def _check_shared(shared: Sequence[object], layers: Iterable[str], option: str, path: Path) -> None:
+def _shared_kernels(run: ReadRun, path: Path, layers: Container[str]) -> dict[str, Extra]:
+    """The kernels of some layers of a run."""
+    record, pictures = read_kernels(path)
+    check_model(run, "kernels", path, record["model"])
+    kernels = dict(kernel_extras(record, pictures))
+    shared = {layer: extra for layer, extra in kernels.items() if layer in layers}
+    _check_shared(shared, kernels, "kernels", path)
+    return shared
+
+
+def _audit(run: ReadRun, path: Path | None, layers: Collection[str]) -> AuditView | None:
+    """The audit at a path, or in the run's folder if there is one."""
+    audit_and_pictures = read_audit(run.root, path)
+    if audit_and_pictures is None:
+        return None
+    record, pictures = audit_and_pictures
+    check_model(run, "audit", path or run.root / AUDIT_FILE, record.model)
+    return AuditView.of_record(record, pictures, layers)
+
+
+def _shared_exemplars(
+    run: ReadRun, path: Path, tensors: Container[_Tensor]
+) -> dict[_Tensor, list[Extra]]:
+    """The exemplars of some tensors of a run."""
+    record = read_exemplars(path)
+    check_model(run, "exemplars", path, record.model)
+    sheets = _exemplar_extras(record, exemplar_pictures(path, record))
+    shared = {tensor: extras for tensor, extras in sheets.items() if tensor in tensors}
+    _check_shared(shared, [tensor.layer for tensor in sheets], "exemplars", path)
+    return shared
+
+
+def _check_shared(
+    shared: Collection[object], layers: Iterable[str], option: str, path: Path
+) -> None:
     """Refuse what is of none of the run's layers."""
     if not shared:
         names = [quoted(name or ".") for name in dict.fromkeys(layers)]

@@ -127,22 +127,26 @@ def dead_summary(pages: Sequence[ReportPage], totals_of: Callable[[Group], Chann
     """How many channels are dead, `7 in 2 layers`, or why that is not known."""
     # what stands behind a drawn ReLU has the same dead channels, and is not counted again
     rectifiers = [page for page in pages if page.type in RECTIFIERS]
-    activations: list[list[ChannelTotals]] = []
+    activations = 0
+    judged = 0
+    dead_of_layers = []
     for page in rectifiers or pages:
-        totals = [totals_of(group) for group in page.groups]
-        activations.append([tensor for tensor in totals if tensor.is_activation])
-    judged = sum(tensor.is_judged for layer in activations for tensor in layer)
+        dead = 0
+        for group in page.groups:
+            totals = totals_of(group)
+            if totals.is_activation:
+                activations += 1
+                judged += totals.is_judged
+                dead += len(totals.findings.get("all zero", ()))
+        if dead:
+            dead_of_layers.append(dead)
+    if not activations:
+        return "unknown: no activation was drawn (add ReLU to --layers, or give --audit)"
     if not judged:
-        reason = "no activation was drawn (add ReLU to --layers, or give --audit)"
-        if any(activations):
-            reason = "only one value of each channel was seen (run more images, or give --audit)"
+        reason = "only one value of each channel was seen (run more images, or give --audit)"
         return f"unknown: {reason}"
-    counts = []
-    for layer in activations:
-        counts.append(sum(len(tensor.findings.get("all zero", ())) for tensor in layer))
-    layers_with_dead = sum(count > 0 for count in counts)
-    if layers_with_dead:
-        return f"{sum(counts):,} in {counted(layers_with_dead, 'layer')}"
+    if dead_of_layers:
+        return f"{sum(dead_of_layers):,} in {counted(len(dead_of_layers), 'layer')}"
     drawn = f"{judged} activations" if judged > 1 else "one activation"
     return f"none in the {drawn} drawn"
 
