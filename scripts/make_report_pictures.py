@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 MOST, MOST_TOGETHER = 150_000, 600_000
 """Bytes of a picture, and of all."""
-DIGITS = ("configs/digits_cnn.pth", "sample_images/digits", "--channels", "1")
+DIGITS = ("configs/digits_cnn.pth", "sample_images/digits", "--input-channels", "1")
 
 
 @dataclass(frozen=True)
