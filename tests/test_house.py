@@ -204,3 +204,49 @@ def test_everything_public_says_what_it_is() -> None:
     """Each module and every public function, class and method have a docstring."""
     things = [pair for n, tree in TREES.items() for pair in ((n, tree), *_public(tree.body, n))]
     assert [where for where, node in things if not ast.get_docstring(node)] == []  # type: ignore[arg-type]
+
+
+WRITING = {
+    *("os.open", "os.replace", "os.rename", "os.unlink", "os.remove", "os.rmdir", "os.removedirs"),
+    *("os.mkdir", "os.makedirs", "os.link", "os.symlink", "os.truncate", "os.chmod"),
+    *("shutil.rmtree", "shutil.move", "shutil.copy", "shutil.copyfile", "shutil.copytree"),
+}
+PATH_METHODS = {
+    *("unlink", "rmdir", "mkdir", "touch", "rename", "write_text", "write_bytes"),
+    *("symlink_to", "hardlink_to"),
+}
+WRITERS = {
+    "featviz.rundir.folder": "is the one way to write",
+    "featviz.files": "opens for reading",
+    "featviz.cli": "opens the null device",
+    "featviz.cli.output": "opens the null device",
+    "featviz.rundir.locks": "makes the folder for a lock, by filelock, which takes a path",
+    "featviz.rundir.mirror": "copies a run from a store into a temporary folder",
+    "featviz.api.keywords": "makes temporary folders",
+    "featviz.images.arrays": "writes images in memory into a temporary folder",
+    "featviz.models.presets": "writes a config into a temporary folder",
+    "featviz.drawing.loops": "makes the folder of numba's cache",
+}
+
+
+def _writes(node: ast.AST) -> bool:
+    """Whether a call changes what is on the disk."""
+    if not isinstance(node, ast.Call):
+        return False
+    name = ast.unparse(node.func)
+    modes = [word.value for word in node.args[:2] if isinstance(word, ast.Constant)]
+    modes += [word.value.value for word in node.keywords if isinstance(word.value, ast.Constant)]
+    if name == "open" or name.endswith(".open"):
+        return any(
+            isinstance(mode, str) and set(mode) & set("wxa+") and len(mode) < 4 for mode in modes
+        )
+    method = name.rpartition(".")[2]
+    return name in WRITING or (method in PATH_METHODS and name != f"formatter.{method}")
+
+
+def test_results_are_written_by_folder_alone() -> None:
+    """Opening for writing, renaming and removing occur in `rundir/folder.py`, and where no result
+    is written; each of these has its reason."""
+    found = {name for name, tree in TREES.items() if any(map(_writes, ast.walk(tree)))}
+    assert found - set(WRITERS) == set()
+    assert set(WRITERS) - found == set()

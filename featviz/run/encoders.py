@@ -19,7 +19,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 QUEUE_BYTES = 64 * 2**20  # tiles that may wait for an encoder
-STEP_BACK = sys.platform == "linux"
+STEP_BACK = sys.platform == "linux" and hasattr(os, "nice")
 """Whether threads have a niceness of their own; elsewhere it would be the whole process."""
 
 NICENESS = 10

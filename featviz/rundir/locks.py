@@ -12,16 +12,22 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from featviz.errors import FileError, StoreError
-from featviz.files import read_bytes, real
+from featviz.files import BY_DESCRIPTOR, read_bytes, real
 from featviz.records import Shard
 from featviz.rundir import LOCK_FILE, SHARD_LOCKS, SHARDS_LOCK
 from featviz.rundir.folder import OLD, Folder, hides, reported
 from featviz.text import quoted
+
+fcntl: Any = None
+with suppress(ImportError):  # Windows has none
+    fcntl = import_module("fcntl")
 
 PATIENCE = 600.0
 """Seconds for which a shard waits for others that begin or end."""
@@ -76,6 +82,22 @@ def _bring_back(out: Path, holder: str) -> None:
             with reported(final):
                 above.replace(entry.name, final.name)
             return
+
+
+@contextmanager
+def locked_new(folder: Folder, holder: str) -> Iterator[None]:
+    """Hold the lock of a folder that was just made, for as long as it is hidden. Its file is made
+    and locked by descriptors, since a link may have come to stand under the folder's name."""
+    if not BY_DESCRIPTOR or not hasattr(fcntl, "flock"):
+        with locked(folder.path / LOCK_FILE, holder):
+            yield
+        return
+    with folder.create(LOCK_FILE) as file:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.write(_signature())
+        file.flush()
+        yield
 
 
 @contextmanager
@@ -146,11 +168,15 @@ def _acquire(lock: BaseFileLock, path: Path, holder: str, patience: float) -> No
 
 def _sign(path: Path) -> None:
     """Write into a lock who holds it; on a full disk there is room for the lock alone."""
-    began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     with suppress(OSError), Folder(path.parent).rewrite(path.name) as file:
         _check(path, os.fstat(file.fileno()))  # a link may have come since
         file.truncate()
-        file.write(f"process {os.getpid()} on {socket.gethostname()} since {began}\n".encode())
+        file.write(_signature())
+
+
+def _signature() -> bytes:
+    began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    return f"process {os.getpid()} on {socket.gethostname()} since {began}\n".encode()
 
 
 def _check(path: Path, status: os.stat_result) -> None:

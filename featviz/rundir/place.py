@@ -21,7 +21,7 @@ from featviz.rundir import (
     RUN_FILE,
 )
 from featviz.rundir.folder import OLD, PART, Folder, hidden_name, hides, is_hidden, reported
-from featviz.rundir.locks import held, is_lock, locked
+from featviz.rundir.locks import held, is_lock, locked, locked_new
 from featviz.rundir.ownership import (
     JUNIT,
     PAGE,
@@ -133,7 +133,7 @@ def replacing(root: Path, record_name: str, overwrite: bool = True) -> Iterator[
             _clear_left_over(above, final, record_name)
             new = above.new(hidden_name(final.name))
             try:
-                locks.enter_context(locked(new.path / LOCK_FILE, f"--out {quoted(str(root))}"))
+                locks.enter_context(locked_new(new, f"--out {quoted(str(root))}"))
                 yield new
                 # the earlier result is looked for anew: the work before may have taken hours
                 earlier = check_free(final, record_name, True)
