@@ -223,6 +223,7 @@ WRITERS = {
     "featviz.rundir.locks": "makes the folder for a lock, by filelock, which takes a path",
     "featviz.rundir.mirror": "copies a run from a store into a temporary folder",
     "featviz.rundir.write": "opens members of a zip that is open",
+    "featviz.run.workers": "resets a counter of the system's, in /proc",
     "featviz.api.keywords": "makes temporary folders",
     "featviz.models.presets": "writes a config into a temporary folder",
 }

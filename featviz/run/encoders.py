@@ -89,7 +89,7 @@ class Background:
 
 def usable_cores() -> int:
     """The cores that this process may use: its affinity, and the quota of its control group."""
-    if sys.platform != "linux":
+    if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     cores = len(os.sched_getaffinity(0))
     # "200000 100000": 200 ms of processor time in each period of 100 ms are two cores

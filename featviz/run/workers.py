@@ -47,7 +47,9 @@ half an image."""
 SPARE_BYTES = 256 * 2**20
 """Memory that is left to other programs when workers are counted."""
 
-_FORK: Any = multiprocessing.get_context("fork") if sys.platform == "linux" else None
+_FORK: Any = None
+if sys.platform == "linux" and hasattr(os, "fork"):
+    _FORK = multiprocessing.get_context("fork")
 
 log = logging.getLogger(__name__)
 
