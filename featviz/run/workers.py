@@ -84,7 +84,7 @@ class _Worker:
 
 def can_fork() -> bool:
     """Whether processes can be forked safely: macOS's own libraries break in a forked child."""
-    return sys.platform == "linux" and multiprocessing.parent_process() is None
+    return _FORK is not None and multiprocessing.parent_process() is None
 
 
 def fitting(count: int, bytes_each: int) -> int:
