@@ -165,6 +165,7 @@ class Recorder:
         """Layers whose hook never fired. Left out are containers that the model only iterates over
         (unless nothing fired at all), and names of a module that ran under another name; one that
         ran under none is named once."""
+        # ids: a module that ran under one of its names has run
         seen = {id(self.modules[name]) for name in self.calls if name in self.modules}
         silent: list[Layer] = []
         for layer in self.layers:
@@ -244,6 +245,7 @@ class Recorder:
                 self._skip(site, _why_none(value))
                 return
             if backward:
+                # the edge holds no tensor, so that nothing of the image outlives the pass
                 self._awaited[site] = get_gradient_edge(value)
                 if not value.is_leaf:  # parameters stay without hooks
                     hook = partial(self._arrived, site)
@@ -254,6 +256,7 @@ class Recorder:
                 self.sink(site, value.detach())
             except LayoutError as error:
                 self._skip(site, error.message)
+            # kept, so that `forward` tells a fault of ours, or a full disk, from one of the model
             except Exception as error:
                 self.fault = error
                 raise

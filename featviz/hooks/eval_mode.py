@@ -36,41 +36,33 @@ def in_eval_mode(model: nn.Module, gradients: bool = False) -> Iterator[None]:
         if _has_values(weight)
     ]
     buffers = [
-        (module, name, buffer, buffer.clone())
+        (buffer, buffer.clone())
         for module in modes
-        for name, buffer in module._buffers.items()
-        if buffer is not None and _has_values(buffer)
+        for buffer in module.buffers(recurse=False)
+        if _has_values(buffer)
     ]
-    compiled = {module: call for module in modes if (call := vars(module).get(_COMPILED))}
-    attributes = ExitStack()
-    attributes.enter_context(kept_attributes(model))
-    try:
-        for module in compiled:
-            vars(module)[_COMPILED] = None
-        grad = torch.set_grad_enabled
-        with kept_rng(), as_written(), torch.inference_mode(False), grad(gradients):
-            model.eval()
-            yield
-    finally:
-        for module, call in compiled.items():
-            vars(module)[_COMPILED] = call
+    with kept_attributes(model):
         try:
-            with torch.no_grad():
-                for module, name, buffer, value in buffers:
-                    if module._buffers.get(name) is not buffer:
-                        module._buffers[name] = buffer
-                    if not torch.equal(buffer, value):
-                        buffer.copy_(value)
-        finally:  # of a buffer that was resized, copy_ raises
-            for module in with_own_train:
-                if modes[module] and not module.training:
-                    module.train()
-            for module, training in modes.items():
-                module.training = training
-            for weight, value in weights:
-                if not torch.equal(weight, value):
-                    weight.data.copy_(value)
-            attributes.close()
+            for module in modes:
+                if vars(module).get(_COMPILED) is not None:
+                    vars(module)[_COMPILED] = None
+            grad = torch.set_grad_enabled
+            with kept_rng(), as_written(), torch.inference_mode(False), grad(gradients):
+                model.eval()
+                yield
+        finally:
+            try:
+                with torch.no_grad():
+                    for buffer, value in buffers:
+                        if not torch.equal(buffer, value):
+                            buffer.copy_(value)
+            finally:  # of a buffer that was resized, copy_ raises
+                for module in with_own_train:
+                    if modes[module] and not module.training:
+                        module.train()
+                for weight, value in weights:
+                    if not torch.equal(weight, value):
+                        weight.data.copy_(value)
 
 
 def _has_values(tensor: Tensor) -> bool:

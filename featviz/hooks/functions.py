@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from featviz.hooks.layers import function_layer, function_name, home_of, read_places
+from featviz.hooks.layers import function_layer, function_name, home_of, read_table
 from featviz.records import Layer
 
 _TORCHS_OWN = ("torch.nn.", "torch.ao.nn.")
@@ -47,18 +47,19 @@ class Running:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Read the places of the model's modules."""
-        places = read_places(model)
+        """Read the layers of the model."""
+        table = read_table(model)
         self._model = model
-        self._callers = places.callers
-        self.of_module = places.of_module
+        self._callers = table.callers
+        self.of_module = table.of_module
         self.frames: list[Frame] = []
         """Calls that have not returned, the innermost last."""
         self._candidates: dict[tuple[int, int], Sequence[Layer]] = {}
 
-    def now(self, places: Sequence[Layer]) -> Layer:
-        """The layer to which a call belongs; asked from a hook of the module in these places."""
-        return places[0] if len(places) == 1 else self.frames[-1].layer
+    def now(self, layers: Sequence[Layer]) -> Layer:
+        """The layer to which a call belongs; asked from a hook of the module that is these layers,
+        while it runs."""
+        return layers[0] if len(layers) == 1 else self.frames[-1].layer
 
     @contextmanager
     def followed(
@@ -67,6 +68,7 @@ class Running:
         """Follow the calls of modules, as far as the layers of these names need it, or functions
         whose calls are reported; see `placed`. A call is over behind all hooks that were there
         before."""
+        # the calls need following only where a module is several layers, of which one is asked for
         shared = [layers for layers in self.of_module.values() if len(layers) > 1]
         needed = functions or any(layer.name in names for layers in shared for layer in layers)
 
@@ -91,36 +93,39 @@ class Running:
                 ) -> None:
                     self.frames.append(Frame(self._reached(original), reports_functions, Counter()))
 
-                before = module.register_forward_pre_hook(push, prepend=True)  # others may raise
+                # first of all: what is pushed is popped even where another hook raises
+                before = module.register_forward_pre_hook(push, prepend=True)
                 stack.callback(before.remove)
                 stack.callback(module.register_forward_hook(pop, always_call=True).remove)
             yield
 
     def _reached(self, module: nn.Module) -> Layer:
-        """The layer that a module is where it is called now: the places from which the caller calls
-        it, in the order of the calls. Where the caller reaches into a module that is not called
-        itself those nearest to it, and without any the first place."""
-        places = self.of_module[id(module)]
-        if len(places) == 1 or not self.frames:
-            return places[0]
+        """The layer that a module is where it is called now: of those that the caller may mean one
+        after the other, in the order of its calls."""
+        layers = self.of_module[id(module)]
+        if len(layers) == 1 or not self.frames:
+            return layers[0]
         frame = self.frames[-1]
         key = id(module), frame.layer.index
         if key not in self._candidates:
-            self._candidates[key] = self._places_below(frame.layer, places)
+            self._candidates[key] = self._called_by(frame.layer, layers)
         candidates = self._candidates[key]
+        # a loop calls the last one again and again
         number = frame.calls[id(module)]
         frame.calls[id(module)] += 1
         return candidates[min(number, len(candidates) - 1)]
 
-    def _places_below(self, caller: Layer, places: Sequence[Layer]) -> Sequence[Layer]:
-        """Those places of a module from which a layer may call it, at least one."""
-        direct = [place for place in places if self._callers[place.index] == caller.index]
+    def _called_by(self, caller: Layer, layers: Sequence[Layer]) -> Sequence[Layer]:
+        """Those layers of one module that a caller may mean, at least one."""
+        direct = [layer for layer in layers if self._callers[layer.index] == caller.index]
         if direct:
             return direct
+        # the caller reaches into a module that is not called itself (`self.block.act(x)`): those
+        # nearest to it; and where it was given a module of elsewhere, the first
         prefix = f"{caller.name}." if caller.name else ""
-        inside = [place for place in places if place.name.startswith(prefix)]
-        depth = min((place.name.count(".") for place in inside), default=0)
-        return [place for place in inside if place.name.count(".") == depth] or places[:1]
+        inside = [layer for layer in layers if layer.name.startswith(prefix)]
+        depth = min((layer.name.count(".") for layer in inside), default=0)
+        return [layer for layer in inside if layer.name.count(".") == depth] or layers[:1]
 
 
 @dataclass(eq=False)
@@ -203,15 +208,15 @@ def placed(
     change = dict(changes)
     names = reported | {layer.name for layer in change}
 
-    def before(places: Sequence[Layer], module: nn.Module, args: Any, kwargs: Any) -> None:
-        layer = running.now(places)
+    def before(of_module: Sequence[Layer], module: nn.Module, args: Any, kwargs: Any) -> None:
+        layer = running.now(of_module)
         if enter is not None and layer.name in reported:
             enter(layer, args, kwargs)
 
     def after(
-        places: Sequence[Layer], module: nn.Module, args: Any, kwargs: Any, output: Any
+        of_module: Sequence[Layer], module: nn.Module, args: Any, kwargs: Any, output: Any
     ) -> Any:
-        layer = running.now(places)
+        layer = running.now(of_module)
         changed = None
         if layer in change:
             with unwatched():
@@ -222,16 +227,16 @@ def placed(
 
     with ExitStack() as stack:
         for module in model.modules():
-            places = running.of_module[id(module)]
-            if not any(layer.name in names for layer in places):
+            of_module = running.of_module[id(module)]
+            if not any(layer.name in names for layer in of_module):
                 continue
             hook = module.register_forward_hook(
-                partial(after, places), with_kwargs=True, prepend=first
+                partial(after, of_module), with_kwargs=True, prepend=first
             )
             stack.callback(hook.remove)
             if enter is not None:
                 hook = module.register_forward_pre_hook(
-                    partial(before, places), with_kwargs=True, prepend=first
+                    partial(before, of_module), with_kwargs=True, prepend=first
                 )
                 stack.callback(hook.remove)
         stack.enter_context(running.followed(names, functions is not None, opaque))

@@ -25,7 +25,7 @@ _CALL = re.compile(r"@\d+")
 """What torch.export.unflatten puts behind the name of a module at its second and later calls."""
 
 
-class LayerPlaces(NamedTuple):
+class ModelLayers(NamedTuple):
     """The layers of a model, by where they are called."""
 
     layers: Sequence[Layer]
@@ -37,8 +37,8 @@ class LayerPlaces(NamedTuple):
 
 
 @dataclass
-class _Place:
-    """A module where one caller calls it."""
+class _Entry:
+    """A module where one caller calls it: a layer, before all its names are known."""
 
     module: nn.Module
     caller: int
@@ -46,48 +46,51 @@ class _Place:
     """In their order; the keys alone count."""
 
 
-_cache: WeakKeyDictionary[nn.Module, tuple[object, LayerPlaces]] = WeakKeyDictionary()
+_cache: WeakKeyDictionary[nn.Module, tuple[object, ModelLayers]] = WeakKeyDictionary()
 """What was read of a model, behind the modules that it had then."""
 
 
-def read_places(model: nn.Module) -> LayerPlaces:
-    """Find every place of every module of a model; once, until it has other modules."""
+def read_table(model: nn.Module) -> ModelLayers:
+    """Find every layer of a model; once, until it has other modules."""
     named = modules_by_name(model)
+    # a model may be changed between two runs: the table is that of these very modules
     identity = [(name, id(module), type(module)) for name, module in named.items()]
     cached = _cache.get(model)
     if cached is not None and cached[0] == identity:
         return cached[1]
-    places: list[_Place] = []
+    entries: list[_Entry] = []
     index_of_key: dict[tuple[int, int, str], int] = {}
     index_of_name: dict[str, int] = {}
     for name, module in named.items():
-        caller = _caller_of(name, index_of_name, places)
-        runs_in_order = name and _runs_in_order(places[caller].module)
+        caller = _caller_of(name, index_of_name, entries)
+        # in a Sequential each position is a caller of its own; elsewhere names of one module that
+        # one caller has are aliases
+        runs_in_order = name and _runs_in_order(entries[caller].module)
         position = name.rpartition(".")[2] if runs_in_order else ""
-        index = index_of_key.setdefault((id(module), caller, position), len(places))
-        if index == len(places):
-            places.append(_Place(module, caller))
+        index = index_of_key.setdefault((id(module), caller, position), len(entries))
+        if index == len(entries):
+            entries.append(_Entry(module, caller))
         index_of_name[name] = index
-        places[index].names.update(dict.fromkeys((name, _CALL.sub("", name))))
+        entries[index].names.update(dict.fromkeys((name, _CALL.sub("", name))))
     layers: list[Layer] = []
     of_module: dict[int, list[Layer]] = {}
-    for index, place in enumerate(places):
-        first, *aliases = place.names
-        classes = class_names(place.module)
+    for index, entry in enumerate(entries):
+        first, *aliases = entry.names
+        classes = class_names(entry.module)
         layer = Layer(index, first, classes[0], classes, tuple(aliases))
         layers.append(layer)
-        of_module.setdefault(id(place.module), []).append(layer)
-    found = LayerPlaces(layers, [place.caller for place in places], of_module)
-    _cache[model] = identity, found
-    return found
+        of_module.setdefault(id(entry.module), []).append(layer)
+    table = ModelLayers(layers, [entry.caller for entry in entries], of_module)
+    _cache[model] = identity, table
+    return table
 
 
-def _caller_of(name: str, index_of_name: Mapping[str, int], places: Sequence[_Place]) -> int:
+def _caller_of(name: str, index_of_name: Mapping[str, int], entries: Sequence[_Entry]) -> int:
     """The index of the innermost layer around a name that can be called; lists cannot."""
     while name:
         name = name.rpartition(".")[0]
         index = index_of_name[name]
-        if not isinstance(places[index].module, (nn.ModuleList, nn.ModuleDict)):
+        if not isinstance(entries[index].module, (nn.ModuleList, nn.ModuleDict)):
             return index
     return 0
 
@@ -98,7 +101,7 @@ def _runs_in_order(module: nn.Module) -> bool:
 
 def list_layers(model: nn.Module) -> list[Layer]:
     """Every module in every place from which it is called, in `named_modules()` order."""
-    return list(read_places(model).layers)
+    return list(read_table(model).layers)
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:

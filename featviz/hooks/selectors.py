@@ -84,14 +84,14 @@ def parse(text: str, layers: Iterable[Layer] = ()) -> list[Selector]:
 def select(layers: Sequence[Layer], selectors: Sequence[Selector]) -> list[Layer]:
     """The layers that some positive selector takes and no negative one takes away. Only negative
     ones mean all modules but these."""
-    taken: set[str] = set()
-    taken_away: set[str] = set()
+    included: set[str] = set()
+    excluded: set[str] = set()
     for selector in selectors:
-        names = taken_away if selector.negative else taken
+        names = excluded if selector.negative else included
         names.update(layer.name for layer in selector.pick(layers))
     if all(selector.negative for selector in selectors):
-        taken = {layer.name for layer in layers if not layer.is_function}
-    return [layer for layer in layers if layer.name in taken - taken_away]
+        included = {layer.name for layer in layers if not layer.is_function}
+    return [layer for layer in layers if layer.name in included - excluded]
 
 
 def of_functions(selectors: Iterable[Selector]) -> list[Selector]:
@@ -171,6 +171,7 @@ def _split(text: str) -> list[str]:
 
 def _with_commas(texts: Sequence[str], names: set[str]) -> list[str]:
     """Join neighbours that are the name of a layer together, the longest such name first."""
+    # names have no commas, as a rule: then nothing is joined, and nothing compared
     most_commas = max((name.count(",") for name in names), default=0)
     joined: list[str] = []
     start = 0

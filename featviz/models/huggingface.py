@@ -49,7 +49,8 @@ class ImageTower(nn.Module):
 
     def __init__(self, whole: nn.Module) -> None:
         super().__init__()
-        self.config, self.training = whole.config, whole.training
+        self.config = whole.config
+        self.training = whole.training
         for name in ("vision_model", "visual_projection"):
             if hasattr(whole, name):
                 self.add_module(name, getattr(whole, name))
@@ -69,64 +70,90 @@ def load_huggingface(options: ModelOptions) -> Loaded:
         message = f"{quoted(str(folder))} holds an adapter, which is no model by itself"
         hint = "merge it with its model by peft: model.merge_and_unload().save_pretrained('DIR')"
         raise LoadError(message, f"{hint}; MODEL is DIR")
-    path = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
-    if options.weights is not None:
-        path = Path(options.weights)
-        if not path.is_file():
-            raise UsageError(f"--weights {options.weights!r} is no file", "give a file")
-    beside = architecture_beside(folder / _FILE)
-    if path is not None and beside and beside.startswith("timm:"):
-        found = structs.replace(options, spec=str(path), weights=None, arch=beside)
-        loaded = load_source(found)
+    path = _weights_file(folder, options.weights)
+    architecture = architecture_beside(folder / _FILE)
+    if path is not None and architecture is not None and architecture.startswith("timm:"):
+        by_timm = structs.replace(options, spec=str(path), weights=None, arch=architecture)
+        loaded = load_source(by_timm)
         return loaded._replace(record={**loaded.record, "kind": "huggingface"})
     where = quoted(str(folder / _FILE))
-    try:
-        fields = read_json(folder / _FILE)
-    except FileNotFoundError as error:
-        words = f"{quoted(str(folder))} is no folder of a Hugging Face model: it lacks {_FILE}"
-        hint = "give a file of weights and its architecture: FILE --arch MODEL"
-        raise LoadError(words, hint) from error
-    except FileError as error:
-        raise LoadError(f"{error}", "fetch the file again") from error
-    if beside is None or beside.startswith("timm:"):
-        words = f"{where} names no architecture of transformers"
+    config = _read_config(folder)
+    if architecture is None or architecture.startswith("timm:"):
+        message = f"{where} names no architecture of transformers"
         hint = "give the file of weights, and --arch file.py:factory or timm:NAME"
-        raise LoadError(words, hint)
-    architecture, fields = beside, _checked(fields, where, beside)
+        raise LoadError(message, hint)
+    config = _checked(config, where, architecture)
     if path is None:
-        words = f"{folder} has no weights: none of {', '.join(_WEIGHTS)}"
-        raise LoadError(words, "--weights FILE names them")
+        message = f"{folder} has no weights: none of {', '.join(_WEIGHTS)}"
+        raise LoadError(message, "--weights FILE names them")
     tensors, steps = weights.read_weights(path, options)
-    fields = {**fields, **options.model_args}
-    module = _built(where, architecture, fields, path.name, tensors, options)
-    if (first := next(iter(inspect.signature(module.forward).parameters))) != _IMAGE:
+    config |= options.model_args
+    module = _built(where, architecture, config, path.name, tensors, options)
+    first = next(iter(inspect.signature(module.forward).parameters))
+    if first != _IMAGE:
         if not hasattr(module, "vision_model"):
             raise _no_image(architecture, first)
         log.info("%s is run by its vision tower (get_image_features)", architecture)
         module = ImageTower(module)
     log.info("%s: %s", folder.name, architecture)
-    record = {"name": folder.resolve().name, "arch": architecture, **weights.record(path)}
-    source = {"kind": "huggingface", **record, **({"taken": list(steps)} if steps else {})}
-    return Loaded(module, source, from_transformers(folder, fields), (None, image_size(fields)))
+    record: dict[str, Any] = {
+        "kind": "huggingface",
+        "name": folder.resolve().name,
+        "arch": architecture,
+    }
+    record |= weights.record(path)
+    if steps:
+        record["taken"] = list(steps)
+    return Loaded(module, record, from_transformers(folder, config), (None, image_size(config)))
+
+
+def _weights_file(folder: Path, chosen: str | None) -> Path | None:
+    """The file that the user names, or the first of a folder's; None where there is none."""
+    if chosen is not None:
+        if not Path(chosen).is_file():
+            raise UsageError(f"--weights {chosen!r} is no file", "give a file")
+        return Path(chosen)
+    for name in _WEIGHTS:
+        if (folder / name).is_file():
+            return folder / name
+    return None
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = read_json(folder / _FILE)
+    except FileNotFoundError as error:
+        message = f"{quoted(str(folder))} is no folder of a Hugging Face model: it lacks {_FILE}"
+        hint = "give a file of weights and its architecture: FILE --arch MODEL"
+        raise LoadError(message, hint) from error
+    except FileError as error:
+        raise LoadError(f"{error}", "fetch the file again") from error
+    return config
 
 
 def _built(
     where: str, name: str, fields: dict[str, Any], file: str, tensors: Any, options: ModelOptions
 ) -> nn.Module:
-    """The module of a checked config, with the tensors of a file."""
+    """The module of a checked config, with the tensors of a file.
+
+    Args:
+        where: the config's file, and `file` that of the weights, for messages.
+        name: the class that the config names.
+        fields: of the config.
+    """
     attention = str(fields.pop("attn_implementation", "eager"))  # so that its weights can be seen
     try:
         library: Any = import_module("transformers")
     except ImportError as error:
-        words = f"{quoted(name)} is a model of the package transformers: {error}"
-        raise LoadError(words, "pip install 'featviz[hf]'") from error
-    kind = _model_class(where, name, library)
+        message = f"{quoted(name)} is a model of the package transformers: {error}"
+        raise LoadError(message, "pip install 'featviz[hf]'") from error
+    model_class = _model_class(where, name, library)
     with _quiet(library), torch.random.fork_rng(devices=()):
         torch.manual_seed(options.seed)
         try:
-            config = kind.config_class.from_dict(dict(fields))
+            config = model_class.config_class.from_dict(dict(fields))
             _check_parts(config, where, library.PreTrainedConfig)
-            module, info = kind.from_pretrained(
+            module, info = model_class.from_pretrained(
                 None,
                 config=config,
                 state_dict=tensors,
@@ -140,18 +167,18 @@ def _built(
         except LoadError:
             raise
         except Exception as error:  # whatever the constructors of a class make of a bad config
-            words = f"{name} could not be built of {where} and {file}"
-            message = f"{words}: {quoted(first_line(error))}"
+            reason = quoted(first_line(error))
+            message = f"{name} could not be built of {where} and {file}: {reason}"
             hint = "is it the config of these weights? --partial loads what fits"
             raise LoadError(message, hint) from error
-    odd = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
-    words = f"{file} does not fit {name}: missing or of another shape: {_some(odd)}"
-    if odd and not options.partial:
-        raise LoadError(words, "the config of these weights, or --partial for what fits")
-    if odd:
-        log.warning("%s (--partial: these are random)", words)
-    if unused := info["unexpected_keys"]:
-        log.warning("%s has no use for %s", name, _some(unused))
+    unfit = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
+    message = f"{file} does not fit {name}: missing or of another shape: {_some(unfit)}"
+    if unfit and not options.partial:
+        raise LoadError(message, "the config of these weights, or --partial for what fits")
+    if unfit:
+        log.warning("%s (--partial: these are random)", message)
+    if info["unexpected_keys"]:
+        log.warning("%s has no use for %s", name, _some(info["unexpected_keys"]))
     return module  # type: ignore[no-any-return]
 
 
@@ -162,11 +189,11 @@ def _checked(value: Any, where: str, architecture: str) -> Any:
     if not isinstance(value, dict):
         return value
     if value.get("auto_map"):
-        words = f"{where} wants code of its own to run (auto_map)"
-        raise LoadError(words, "if you trust it: --arch file.py:factory, which loads it")
+        message = f"{where} wants code of its own to run (auto_map)"
+        raise LoadError(message, "if you trust it: --arch file.py:factory, which loads it")
     if value.get("quantization_config"):
-        words = f"{where} says that the weights of {quoted(architecture)} are quantised"
-        raise LoadError(words, "save the model that they were made from, in float")
+        message = f"{where} says that the weights of {quoted(architecture)} are quantised"
+        raise LoadError(message, "save the model that they were made from, in float")
     kept = {key: item for key, item in value.items() if not _LEFT_OUT.fullmatch(key)}
     return {key: _checked(item, where, architecture) for key, item in kept.items()}
 
@@ -174,21 +201,27 @@ def _checked(value: Any, where: str, architecture: str) -> Any:
 def _model_class(where: str, name: str, library: Any) -> Any:
     """The class that a config names: transformers' own, which takes an image, and none of
     timm's."""
-    kind: Any = None
+    model_class: Any = None
     try:
-        kind = getattr(library, name, None) if name.isidentifier() else None
+        model_class = getattr(library, name, None) if name.isidentifier() else None
     except Exception:  # a model whose own requirements are not installed
         log.debug("%s cannot be imported", name, exc_info=True)
-    own = isinstance(kind, type) and kind.__module__.startswith("transformers.models.")
-    model = own and issubclass(kind, library.PreTrainedModel) and "timm" not in kind.__module__
-    if not model or getattr(kind, "config_class", None) is None:
-        words = f"{where} names {quoted(name)}, which is no model of transformers "
+    if not _is_model_of(library, model_class):
+        message = f"{where} names {quoted(name)}, which is no model of transformers "
         hint = "pip install --upgrade transformers; a model of timm's is --arch timm:NAME"
-        raise LoadError(words + library.__version__, hint)
-    first = list(inspect.signature(kind.forward).parameters)[1]
-    if first != _IMAGE and not hasattr(kind, "get_image_features"):
+        raise LoadError(message + library.__version__, hint)
+    first = list(inspect.signature(model_class.forward).parameters)[1]
+    if first != _IMAGE and not hasattr(model_class, "get_image_features"):
         raise _no_image(name, first)
-    return kind
+    return model_class
+
+
+def _is_model_of(library: Any, value: Any) -> bool:
+    """Whether a value is a class of a model that transformers itself defines."""
+    if not isinstance(value, type) or not issubclass(value, library.PreTrainedModel):
+        return False
+    is_own = value.__module__.startswith("transformers.models.") and "timm" not in value.__module__
+    return is_own and getattr(value, "config_class", None) is not None
 
 
 def _no_image(name: str, first: str) -> LoadError:
@@ -198,20 +231,21 @@ def _no_image(name: str, first: str) -> LoadError:
     )
 
 
-def _check_parts(value: Any, where: str, kind: type) -> None:
+def _check_parts(value: Any, where: str, config_class: type) -> None:
     """Refuse what a configuration, or one in it at any depth, would fetch or build elsewhere."""
-    if isinstance(value, kind):
+    if isinstance(value, config_class):
         for key in ("architecture", "backbone"):
-            if ":" in (name := str(getattr(value, key, ""))):
-                words = f"{where} names a backbone elsewhere: {quoted(name)}"
+            name = str(getattr(value, key, ""))
+            if ":" in name:
+                message = f"{where} names a backbone elsewhere: {quoted(name)}"
                 hint = "a folder that names one of transformers, or a plain one of timm"
-                raise LoadError(words, hint)
+                raise LoadError(message, hint)
         if getattr(value, "model_args", None):
             raise LoadError(f"{where} gives timm arguments of its own (model_args)")
         value = vars(value)
     for item in value.values() if isinstance(value, dict) else value:
-        if isinstance(item, (kind, dict, list, tuple)):
-            _check_parts(item, where, kind)
+        if isinstance(item, (config_class, dict, list, tuple)):
+            _check_parts(item, where, config_class)
 
 
 def _some(keys: Iterable[str]) -> str:
@@ -221,18 +255,20 @@ def _some(keys: Iterable[str]) -> str:
 @contextmanager
 def _quiet(library: Any) -> Iterator[None]:
     """transformers without progress bars, warnings and connections."""
-    words = library.utils.logging
+    messages = library.utils.logging
     hub: Any = import_module("huggingface_hub.constants")
-    offline, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
-    level, bars = words.get_verbosity(), words.is_progress_bar_enabled()
-    words.set_verbosity_error()
-    words.disable_progress_bar()
+    was_offline = hub.HF_HUB_OFFLINE
+    verbosity = messages.get_verbosity()
+    had_bars = messages.is_progress_bar_enabled()
+    hub.HF_HUB_OFFLINE = True
+    messages.set_verbosity_error()
+    messages.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        hub.HF_HUB_OFFLINE = offline
-        words.set_verbosity(level)
-        if bars:
-            words.enable_progress_bar()
+        hub.HF_HUB_OFFLINE = was_offline
+        messages.set_verbosity(verbosity)
+        if had_bars:
+            messages.enable_progress_bar()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,20 +21,32 @@ from featviz.text import by
 
 HeightWidth = tuple[int, int]
 Size = int | HeightWidth
-Window = tuple[int, int, int, int]
-"""Where the image lies in the input: top, left, height and width."""
+
+
+class Window(NamedTuple):
+    """Where the image lies in a padded input, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
 
 FALLBACK_SIZE = (224, 224)
 
 _UNIT = "values 0..1"
 _MODES = ("RGB", "L")
-_MOST_ENLARGED = 2**25
+_MAX_ENLARGED = 2**25
 """Pixels that an image with fewer may be enlarged to."""
 
-_THICK = 16
+_ROW_HEIGHT = 16
+"""Pixels: how thick a vector is drawn."""
 
-_NEAR, _TINY = 1e-3, torch.finfo(torch.float32).tiny
-"""How far beyond 0..1 a value may be by rounding, and the least range of values."""
+_ROUNDING = 1e-3
+"""How far beyond 0..1 a value may be."""
+
+_TINY = torch.finfo(torch.float32).tiny
+"""The least range of values."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +59,21 @@ class Chain:
     std: tuple[float, ...] | None = None
     channels: int = 3
     interpolation: str = "bilinear"
+    """One of `bilinear`, `bicubic`, `nearest`, `nearest-exact`, `lanczos`."""
     antialias: bool = True
     """Whether resizing smooths; torchvision's video models were trained without."""
     multiple: int = 1
+    """Without a crop, both sides are cropped to multiples of it."""
     bgr: bool = False
     stride: int = 0
     """Of Ultralytics' LetterBox: the longer side is resized to `resize`, rounded up to a multiple
     of it, the rest is padded with grey to one. 0: no LetterBox."""
     stretch: bool = False
+    """Whether LetterBox resizes to a square and pads nothing."""
     library: Callable[[Any], Tensor] | None = field(default=None, compare=False)
     """A library's own function, which does these steps, or nearly, until the user changes one."""
     library_steps: tuple[str, ...] = field(default=(), compare=False)
+    """Its steps in words."""
     library_own_size: bool = field(default=False, compare=False)
 
     def __call__(self, image: Image.Image | Raster) -> Tensor:
@@ -84,75 +100,80 @@ class Chain:
     @property
     def steps(self) -> tuple[str, ...]:
         """Each step in words."""
-        steps, last = list[str](), _UNIT
-        if self.mean is not None and self.std is not None:
-            last = f"normalise by mean {listed(self.mean)} and std {listed(self.std)}"
+        steps: list[str] = []
         if self.library is not None:
-            return (*self.library_steps, last)
-        if self.stride:
-            side = self._side
-            size = f"to {side}×{side}" if self.stretch else f"longer side to {side}"
-            steps = [f"resize {size} (bilinear, by OpenCV)"]
-            if not self.stretch:
-                steps.append(f"pad with 114 to multiples of {self.stride}")
-        elif (to := self.resize) is not None:
-            size = f"to {by(to)}" if isinstance(to, tuple) else f"shorter side to {to}"
-            steps = [f"resize {size} ({self.interpolation})"]
-        if (crop := self.crop) is not None:
-            steps.append(f"centre crop {by((crop, crop) if isinstance(crop, int) else crop)}")
-        elif self.multiple > 1:
+            steps += self.library_steps
+        elif self.stride and self.stretch:
+            steps.append(f"resize to {self._side}×{self._side} (bilinear, by OpenCV)")
+        elif self.stride:
+            steps.append(f"resize longer side to {self._side} (bilinear, by OpenCV)")
+            steps.append(f"pad with 114 to multiples of {self.stride}")
+        elif isinstance(self.resize, tuple):
+            steps.append(f"resize to {by(self.resize)} ({self.interpolation})")
+        elif self.resize is not None:
+            steps.append(f"resize shorter side to {self.resize} ({self.interpolation})")
+        if self.library is None and self.crop is not None:
+            steps.append(f"centre crop {by(_both_sides(self.crop))}")
+        elif self.library is None and self.multiple > 1:
             steps.append(f"centre crop to multiples of {self.multiple}")
-        return (*steps, last)
+        if self.mean is not None and self.std is not None:
+            steps.append(f"normalise by mean {listed(self.mean)} and std {listed(self.std)}")
+        else:
+            steps.append(_UNIT)
+        return tuple(steps)
 
     def _sized(self, image: Image.Image | Raster) -> Tensor:
-        """The numbers [C, H, W] of an image that is resized and cropped. Pillow always smooths. A
-        crop between two pixels begins at the nearest even one; around a smaller image there are
-        zeros."""
+        """The numbers [C, H, W] of an image that is resized and cropped."""
         picture: Image.Image | Tensor
         if isinstance(image, Raster):
             picture = torch.from_numpy(image.values)
+        elif self.antialias:
+            picture = image  # Pillow always smooths
         else:
-            picture = image if self.antialias else to_tensor(image)
-        size, mode = self._resized_to(image.size[::-1]), self.interpolation
-        if self.resize is not None and size != image.size[::-1]:
-            if isinstance(picture, Tensor):
-                smooth = self.antialias and not mode.startswith("nearest")
-                floats = picture[None].float()
-                resized = functional.interpolate(floats, size, mode=mode, antialias=smooth)[0]
-                whole = not picture.is_floating_point()
-                picture = resized.clamp(0, 255).round().to(picture.dtype) if whole else resized
-            else:
-                by_pillow = Image.Resampling[mode.removesuffix("-exact").upper()]
-                picture = picture.resize(size[::-1], by_pillow)
-        step = self.multiple
-        crop = self.crop or (max(size[0] // step, 1) * step, max(size[1] // step, 1) * step)
-        crop = (crop, crop) if isinstance(crop, int) else crop
+            picture = to_tensor(image)
+        height_width = image.size[::-1]
+        size = self._resized_to(height_width)
+        if self.resize is not None and size != height_width:
+            picture = self._resized(picture, size)
+        crop = self._cropped_to(size)
         if crop != size:
-            top, left = (
-                -((side - given) // 2) if side > given else round((given - side) / 2)
-                for given, side in zip(size, crop, strict=True)
-            )
-            bottom, right = top + crop[0], left + crop[1]
-            if isinstance(picture, Tensor):
-                around = (-left, right - size[1], -top, bottom - size[0])
-                picture = functional.pad(picture, around)
-            else:
-                picture = picture.crop((left, top, right, bottom))
+            picture = _cropped(picture, size, crop)
         return picture if isinstance(picture, Tensor) else to_tensor(picture)
+
+    def _resized(self, picture: Image.Image | Tensor, size: HeightWidth) -> Image.Image | Tensor:
+        mode = self.interpolation
+        if not isinstance(picture, Tensor):
+            resampling = Image.Resampling[mode.removesuffix("-exact").upper()]
+            return picture.resize(size[::-1], resampling)
+        smooths = self.antialias and not mode.startswith("nearest")
+        floats = picture[None].float()
+        resized = functional.interpolate(floats, size, mode=mode, antialias=smooths)[0]
+        if picture.is_floating_point():
+            return resized
+        return resized.clamp(0, 255).round().to(picture.dtype)
+
+    def _cropped_to(self, size: HeightWidth) -> HeightWidth:
+        """The (height, width) of the crop: as chosen, or the largest multiple that fits."""
+        if self.crop is not None:
+            return _both_sides(self.crop)
+        height, width = (max(side // self.multiple, 1) * self.multiple for side in size)
+        return height, width
 
     def _letterboxed(self, image: Image.Image | Raster) -> Tensor:
         """The bytes [C, H, W] of an image, resized and padded by Ultralytics."""
-        pixels = np.atleast_3d(
-            np.asarray(image) if isinstance(image, Image.Image) else image.values
-        )
         if isinstance(image, Raster):
-            if len(pixels) not in (1, 3) or pixels.min() < 0 or pixels.max() > 1:
-                words = "numbers that are no picture are not padded as Ultralytics pads pictures"
-                raise ImageError(words, "--size HxW, --preset none")
-            levels = (pixels * 255 + 0.5).astype(np.uint8)
+            values = image.values
+            if len(values) not in (1, 3) or values.min() < 0 or values.max() > 1:
+                message = "numbers that are no picture are not padded as Ultralytics pads pictures"
+                raise ImageError(message, "--size HxW, --preset none")
+            levels = (values * 255 + 0.5).astype(np.uint8)
             pixels = np.ascontiguousarray(np.moveaxis(levels, 0, -1))
-        pad = {"auto": not self.stretch, "scale_fill": self.stretch, "stride": self.stride}
-        padded = torch.from_numpy(letterbox()(self._side, **pad)(image=pixels))
+        else:
+            pixels = np.atleast_3d(np.asarray(image))
+        resize = letterbox()(
+            self._side, auto=not self.stretch, scale_fill=self.stretch, stride=self.stride
+        )
+        padded = torch.from_numpy(resize(image=pixels))
         return padded.reshape(*padded.shape[:2], -1).permute(2, 0, 1)
 
     @property
@@ -164,18 +185,44 @@ class Chain:
     def window(self, size: tuple[int, int]) -> Window:
         """Where LetterBox puts an image of a size (width, height) in the input."""
         white = self._letterboxed(Image.new("L", size, 255))[0].numpy() == 255
-        rows, columns = np.flatnonzero(white.any(axis=1)), np.flatnonzero(white.any(axis=0))
-        return int(rows[0]), int(columns[0]), len(rows), len(columns)
+        rows = np.flatnonzero(white.any(axis=1))
+        columns = np.flatnonzero(white.any(axis=0))
+        return Window(int(rows[0]), int(columns[0]), len(rows), len(columns))
 
-    def _resized_to(self, given: HeightWidth) -> HeightWidth:
+    def _resized_to(self, size: HeightWidth) -> HeightWidth:
         """The (height, width) of a resized image; the longer side is rounded down."""
         if not isinstance(self.resize, int):
-            return self.resize or given
-        long = int(self.resize * max(given) / min(given))
-        if self.resize * long > max(_MOST_ENLARGED, self.resize**2, given[0] * given[1]):
-            words = f"it is {given[1]}×{given[0]} pixels, and would become {self.resize * long:,}"
-            raise ImageError(words, "--size HxW brings it to a size")
-        return (self.resize, long) if given[0] == min(given) else (long, self.resize)
+            return self.resize or size
+        height, width = size
+        shorter = self.resize
+        longer = int(shorter * max(size) / min(size))
+        if shorter * longer > max(_MAX_ENLARGED, shorter**2, height * width):
+            message = f"it is {width}×{height} pixels, and would become {shorter * longer:,}"
+            raise ImageError(message, "--size HxW brings it to a size")
+        return (shorter, longer) if height <= width else (longer, shorter)
+
+
+def _both_sides(size: Size) -> HeightWidth:
+    return (size, size) if isinstance(size, int) else size
+
+
+def _cropped(
+    picture: Image.Image | Tensor, size: HeightWidth, crop: HeightWidth
+) -> Image.Image | Tensor:
+    """The middle of a picture; around a smaller one there are zeros."""
+    top = _margin(size[0], crop[0])
+    left = _margin(size[1], crop[1])
+    bottom = top + crop[0]
+    right = left + crop[1]
+    if isinstance(picture, Tensor):
+        return functional.pad(picture, (-left, right - size[1], -top, bottom - size[0]))
+    return picture.crop((left, top, right, bottom))
+
+
+def _margin(side: int, crop: int) -> int:
+    """Where a crop begins, as torchvision's center_crop rounds: between two pixels at the nearest
+    even one; negative where the side is shorter."""
+    return -((crop - side) // 2) if crop > side else round((side - crop) / 2)
 
 
 def to_tensor(picture: Image.Image) -> Tensor:
@@ -202,11 +249,16 @@ class Preprocess:
     transform: Callable[[Any], list[Tensor]] | None = None
     """The user's own function from a picture or an array to all arguments of forward."""
     frames: int | None = None
+    """Of a clip; None for a model of images."""
     inputs: int = 1
+    """Images that the model takes at once."""
     guessed: bool = field(default=False, compare=False)
+    """Whether neither the model nor the user says how images go in."""
     size_guessed: bool = field(default=False, compare=False)
     further: tuple[str, ...] = ()
+    """The arguments of forward beside images, in words."""
     any_values: bool = field(default=False, compare=False)
+    """Whether values beyond 0..1 may be normalised."""
     stretched: bool = field(default=False, compare=False)
     """Whether pictures go from their least value to their largest: of 12 bits in 16, say."""
     dtype: torch.dtype = field(default=torch.float32, compare=False)
@@ -216,35 +268,38 @@ class Preprocess:
         volume."""
         if self.transform is not None:
             image = images[0]
-            given = (
-                image.values
-                if isinstance(image, Raster)
-                else image.convert(_MODES[self.chain.channels == 1])
+            tensors = self.transform(
+                image.values if isinstance(image, Raster) else self._rgb(image)
             )
-            tensors = self.transform(given)
         else:
             tensors = [self.tensor(image) for image in images]
             if self.frames is not None and tensors[0].ndim == 4:
                 if len({tensor.shape for tensor in tensors}) > 1:
                     raise ImageError("the frames differ in size", "--size HxW brings them to one")
                 tensors = [torch.stack(tensors, dim=2)]
-        return [one.to(self.dtype) if one.is_floating_point() else one for one in tensors]
+        return [
+            tensor.to(self.dtype) if tensor.is_floating_point() else tensor for tensor in tensors
+        ]
+
+    def _rgb(self, image: Image.Image) -> Image.Image:
+        """A picture in the channels that the model takes."""
+        return image.convert(_MODES[self.chain.channels == 1])
 
     def tensor(self, image: Image.Image | Raster) -> Tensor:
         """A picture, numbers [C, H, W] or each slice of a volume [C, D, H, W] through the chain."""
         if not isinstance(image, Raster):
-            return self.chain(image.convert(_MODES[self.chain.channels == 1]))
+            return self.chain(self._rgb(image))
         if self.chain.mean is not None and not self.any_values:
             low, high = float(image.values.min()), float(image.values.max())
-            if not -_NEAR <= low <= high <= 1 + _NEAR:
-                words = f"its values are {low:g} to {high:g} ({image.description})"
-                message = f"{words}, and the model's mean and std are for 0..1"
+            if low < -_ROUNDING or high > 1 + _ROUNDING:
+                values = f"its values are {low:g} to {high:g} ({image.description})"
+                message = f"{values}, and the model's mean and std are for 0..1"
                 hint = "--preset none leaves values as they are, --mean and --std take any"
                 raise ImageError(message, hint)
         if image.values.ndim == 3:
             return self.chain(image)
         slices = [Raster(values, image.description) for values in image.values.swapaxes(0, 1)]
-        return torch.stack([self.chain(one) for one in slices], dim=2)
+        return torch.stack([self.chain(one_slice) for one_slice in slices], dim=2)
 
     def shown(self, args: Sequence[Tensor]) -> Tensor:
         """The `pictures` side by side: [1, C, H, W]."""
@@ -256,29 +311,29 @@ class Preprocess:
     def pictures(self, args: Sequence[Tensor]) -> list[Tensor]:
         """The inputs before normalising, as 0..1: float32 [1, C, H, W] for each image, frame and
         slice; C is 1 or 3. Values that are no picture's go from their least to their largest."""
-        undone, mean, std = [], self.chain.mean, self.chain.std
-        for tensor in args[:1] if self.transform is not None else args:
-            values = tensor.float()
-            if values.ndim < 4 or values.shape[-2:] == (1, 1):  # no picture: rows, or one thick row
-                values = values.reshape(
-                    1, 1, -1, values.shape[-1] if values.ndim == 3 else values.numel()
-                )
-                values = values.expand(-1, -1, _THICK, -1) if values.shape[2] == 1 else values
-            elif self.transform is None:
-                if mean is not None and std is not None:
-                    values = values * _by_channel(std, values) + _by_channel(mean, values)
-                values = values.flip(1) if self.chain.bgr else values
-            low, high = values.aminmax()
-            # no resizing of a picture goes beyond 0..1 by half
-            is_picture = self.chain.channels in (1, 3) and low >= -0.5 and high <= 1.5
-            if is_picture and self.transform is None and not self.stretched:
-                values = values.clamp(0, 1)
-            else:
-                values = values[:, : 1 if values.shape[1] < 3 else 3]
-                low, high = values.aminmax()
-                values = (values - low) / (high - low).clamp(min=_TINY)
-            undone.append(values)
-        return [p for arg in undone for p in (arg.unbind(2) if arg.ndim == 5 else (arg,))]
+        pictures: list[Tensor] = []
+        for arg in args[:1] if self.transform is not None else args:
+            values = self._shown_values(arg.float())
+            pictures += values.unbind(2) if values.ndim == 5 else [values]
+        return pictures
+
+    def _shown_values(self, values: Tensor) -> Tensor:
+        """One argument of the model as 0..1."""
+        mean, std = self.chain.mean, self.chain.std
+        if values.ndim < 4 or values.shape[-2:] == (1, 1):
+            values = _as_rows(values)
+        elif self.transform is None:
+            if mean is not None and std is not None:
+                values = values * _by_channel(std, values) + _by_channel(mean, values)
+            values = values.flip(1) if self.chain.bgr else values
+        low, high = values.aminmax()
+        # no resizing of a picture goes beyond 0..1 by half
+        is_picture = self.chain.channels in (1, 3) and low >= -0.5 and high <= 1.5
+        if is_picture and self.transform is None and not self.stretched:
+            return values.clamp(0, 1)
+        values = values[:, : 1 if values.shape[1] < 3 else 3]
+        low, high = values.aminmax()
+        return (values - low) / (high - low).clamp(min=_TINY)
 
     def blank(self) -> list[Tensor]:
         """Zeros of the shapes that images would have, if of 224 × 224 pixels."""
@@ -290,7 +345,8 @@ class Preprocess:
 
     def empty(self) -> Image.Image | Raster:
         """Black: a picture, or zeros [channels, H, W] where the images are no pictures."""
-        if (numbers := getattr(self.transform, "blank", None)) is not None:
+        numbers = getattr(self.transform, "blank", None)
+        if numbers is not None:
             return Raster(numbers.numpy(), "")
         if self.chain.channels in (1, 3):
             return Image.new(_MODES[self.chain.channels == 1], FALLBACK_SIZE)
@@ -298,30 +354,47 @@ class Preprocess:
 
     def words_for(self, images: Sequence[Image.Image | Raster] = ()) -> str:
         """The steps in words, for images that may be numbers."""
-        channels, steps = self.chain.channels, self.chain.steps
-        numbers = next((image.description for image in images if isinstance(image, Raster)), "")
-        kind = "greyscale" if channels == 1 else "BGR" if self.chain.bgr else "RGB"
-        if channels not in (1, 3):
-            shown = "the first is" if channels == 2 else "the first three are"
-            kind = f"{channels} channels ({shown} shown)"
-        words = [kind, *steps]
+        numbers = [image.description for image in images if isinstance(image, Raster)]
         if self.transform is not None:
-            numeric = getattr(self.transform, "blank", None) is not None
-            words = [*[kind] * (not numeric), str(self.transform)]
+            takes_numbers = getattr(self.transform, "blank", None) is not None
+            steps = [str(self.transform)] if takes_numbers else [self._color, str(self.transform)]
         elif numbers:
-            words = [kind, numbers, *(step for step in steps if step != _UNIT)]
-        elif self.frames is not None:
-            words.append(f"{self.frames} frames, evenly spread")
+            steps = [self._color, numbers[0], *self.chain.steps]
+            steps = [step for step in steps if step != _UNIT]
+        else:
+            steps = [self._color, *self.chain.steps]
+            if self.frames is not None:
+                steps.append(f"{self.frames} frames, evenly spread")
         if self.stretched:
-            words.append("shown stretched")
+            steps.append("shown stretched")
         if self.inputs > 1:
-            words.append(f"{self.inputs} images at once")
+            steps.append(f"{self.inputs} images at once")
         if self.further:
-            words.append(f"with {' and '.join(self.further)}")
-        return ", ".join(words)
+            steps.append(f"with {' and '.join(self.further)}")
+        return ", ".join(steps)
+
+    @property
+    def _color(self) -> str:
+        """What the channels are, in words."""
+        channels = self.chain.channels
+        if channels == 1:
+            return "greyscale"
+        if channels == 3:
+            return "BGR" if self.chain.bgr else "RGB"
+        shown = "the first is" if channels == 2 else "the first three are"
+        return f"{channels} channels ({shown} shown)"
+
+
+def _as_rows(values: Tensor) -> Tensor:
+    """Numbers that are no picture, [1, 1, rows, numbers]; a single row is drawn thick."""
+    width = values.shape[-1] if values.ndim == 3 else values.numel()
+    rows = values.reshape(1, 1, -1, width)
+    return rows.expand(-1, -1, _ROW_HEIGHT, -1) if rows.shape[2] == 1 else rows
 
 
 def input_dtype(module: nn.Module) -> torch.dtype:
     """The type of a model's first parameter of half, bfloat16, single or double precision."""
-    kinds = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-    return next((p.dtype for p in module.parameters() if p.dtype in kinds), torch.float32)
+    for parameter in module.parameters():
+        if parameter.dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+            return parameter.dtype
+    return torch.float32

@@ -35,7 +35,9 @@ _IMPORTING = RLock()
 _NO_MEMORY = re.compile("cannot allocate memory|failed to map segment|cannot map", re.IGNORECASE)
 """What the system's loader says of a library that does not fit into the memory."""
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
+"""Numbers of glibc's mallopt."""
 
 
 def check_current_folder() -> None:
@@ -129,9 +131,9 @@ def _import(package: str) -> None:
     # SystemError: a library written in C returned without a word
     except (ImportError, OSError, RuntimeError, AttributeError, MemoryError, SystemError) as error:
         if isinstance(error, (MemoryError, SystemError)) or _NO_MEMORY.search(str(error)):
-            words = f"there is too little memory to load {package}: {first_line(error)}"
+            message = f"there is too little memory to load {package}: {first_line(error)}"
             hint = "raise the limit (ulimit -v); torch takes several GB of addresses"
-            raise FeatvizError(words, hint) from error
+            raise FeatvizError(message, hint) from error
         raise unfit(error) from error
     finally:
         if collecting:
@@ -161,10 +163,14 @@ def versions() -> dict[str, str]:
     found = {"featviz": __version__}
     for package in ("torch", "torchvision"):
         spec = find_spec(package)
-        file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-        text = file.read_text("utf-8") if file and file.is_file() else ""
-        named = re.search(r"""^__version__\b[^=]*= ['"]([^'"]+)""", text, re.MULTILINE)
-        found[package] = named[1] if named else "(not installed)"
+        found[package] = "(not installed)"
+        if spec is None or spec.origin is None:
+            continue
+        file = Path(spec.origin).with_name("version.py")
+        text = file.read_text("utf-8") if file.is_file() else ""
+        match = re.search(r"""^__version__\b[^=]*= ['"]([^'"]+)""", text, re.MULTILINE)
+        if match:
+            found[package] = match[1]
     return found
 
 
@@ -174,19 +180,23 @@ def import_ultralytics(name: str) -> ModuleType:
     import torch
     from PIL import Image
 
-    if module := sys.modules.get(name):
+    module = sys.modules.get(name)
+    if module is not None:
         return module
-    names = ("YOLO_CONFIG_DIR", "YOLO_OFFLINE")
-    before = {name: os.environ[name] for name in names if name in os.environ}
-    opens, saves = Image.open, torch.save
+    variables = ("YOLO_CONFIG_DIR", "YOLO_OFFLINE")
+    before = {variable: os.environ[variable] for variable in variables if variable in os.environ}
+    image_open = Image.open
+    torch_save = torch.save
     with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
-        os.environ |= {"YOLO_CONFIG_DIR": folder, **before, "YOLO_OFFLINE": "true"}
+        os.environ.setdefault("YOLO_CONFIG_DIR", folder)
+        os.environ["YOLO_OFFLINE"] = "true"
         try:
             return import_module(name)
         finally:
-            Image.open, torch.save = opens, saves
-            for name in names:
-                del os.environ[name]
+            Image.open = image_open
+            torch.save = torch_save
+            for variable in variables:
+                del os.environ[variable]
             os.environ |= before
 
 
@@ -195,9 +205,9 @@ def letterbox() -> Any:
     try:
         return import_ultralytics("ultralytics.data.augment").LetterBox
     except (ImportError, OSError) as error:
-        words = f"Ultralytics cannot be imported: {error}"
+        message = f"Ultralytics cannot be imported: {error}"
         hint = "pip install ultralytics; or --preset none with --size HxW"
-        raise FeatvizError(words, hint) from error
+        raise FeatvizError(message, hint) from error
 
 
 def check_device(name: str) -> None:
@@ -220,6 +230,6 @@ def pick_device(name: str) -> torch.device:
     counts = {"cpu": 1, "mps": int(torch.backends.mps.is_available())}
     count = counts.get(device.type, torch.cuda.device_count())
     if (device.index or 0) >= count:
-        words = f"--device {name}: this machine has {count} {device.type} devices"
-        raise UsageError(words, "try --device auto")
+        message = f"--device {name}: this machine has {count} {device.type} devices"
+        raise UsageError(message, "try --device auto")
     return device
