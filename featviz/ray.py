@@ -10,13 +10,14 @@ from typing import Any
 
 from msgspec import structs
 
-from featviz.api.keywords import Layers, Model, Order, Pictures, as_files, keywords_of
-from featviz.api.running import Run, RunImage, order_run
+from featviz.api.keywords import Layers, Model, Pictures, Request, as_files, keywords_of
+from featviz.api.running import read_run_request
 from featviz.errors import FeatvizError, UsageError
 from featviz.options import ModelOptions, RunOptions
-from featviz.records import ImageResult, RunResult, Shard
+from featviz.records import Shard
 from featviz.run import run as pipeline
 from featviz.run.prepare import check_options
+from featviz.run.results import ImageResult, RunResult
 from featviz.run.resume import check_destination
 from featviz.run.run import stop_requests
 from featviz.rundir import RUN_FILE
@@ -24,6 +25,7 @@ from featviz.rundir.schema import read_json
 from featviz.text import quoted
 
 NOT_OF_RAY = ("overwrite", "shard", "tensorboard")
+SIGNAL_PAUSE = 0.2  # seconds until a signal is heeded
 
 
 @keywords_of(RunOptions, ModelOptions, but=NOT_OF_RAY)
@@ -38,7 +40,7 @@ def run(
     gpus: float = 0,
     resume: bool = False,
     **options: Any,
-) -> Run:
+) -> RunResult:
     """Draw the feature maps of images like `featviz.run`, by workers of Ray (extra `featviz[ray]`).
 
     Each worker loads the model and draws one shard of the images. Where one dies, Ray begins its
@@ -58,53 +60,70 @@ def run(
     Raises:
         FeatvizError: as from `featviz.run`; or Ray is missing, or a worker has died three times.
     """
-    for name, value, least in (("workers", workers, 1), ("cpus", cpus, 0), ("gpus", gpus, 0)):
-        if not value >= least:
-            raise UsageError(f"{name}={value:g}: expected a number ≥ {least}")
-    if wrong := [name for name in NOT_OF_RAY if options.get(name)]:
-        raise UsageError(f"{wrong[0]} is not for workers of Ray", "leave it out")
+    _check_number("workers", workers, 1)
+    _check_number("cpus", cpus, 0)
+    _check_number("gpus", gpus, 0)
+    for name in NOT_OF_RAY:
+        if options.get(name):
+            raise UsageError(f"{name} is not for workers of Ray", "leave it out")
     try:
         import ray
     except ImportError:
         raise UsageError("ray is not installed", "pip install 'featviz[ray]'") from None
-    order = order_run(model, {**options, "resume": resume}, layers, out)
-    check_options(order.options)
+    request = read_run_request(model, {**options, "resume": resume}, layers, out)
+    check_options(request.options)
     with as_files(images) as files:
-        check_destination(order.options)
-        again = replace(order, options=structs.replace(order.options, resume=True))
+        check_destination(request.options)
         ray.init(ignore_reinit_error=True, log_to_driver=False)
         draw = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=2)(_draw)
-        given_to_all = ray.put(again), files, Path.cwd()
-        left = tasks = [draw.remote(Shard(n, workers), *given_to_all) for n in range(workers)]
+        # a shard that Ray begins again goes on with what is complete
+        resuming = replace(request, options=structs.replace(request.options, resume=True))
+        request_of_all = ray.put(resuming)
+        shards = [Shard(index, workers) for index in range(workers)]
+        tasks = [draw.remote(shard, request_of_all, files, Path.cwd()) for shard in shards]
         with stop_requests() as stop:
+            running = tasks
             try:
-                while left and not stop.is_set():
-                    done, left = ray.wait(left, timeout=0.2)  # seconds until a signal is heeded
+                while running and not stop.is_set():
+                    done, running = ray.wait(running, timeout=SIGNAL_PAUSE)
                     for task in done:
                         _result(task)
             finally:
-                for task in left:
+                for task in running:
                     ray.cancel(task)  # as by Ctrl-C: it ends after its current image
                 ray.wait(tasks, num_returns=workers)
-    results = [result for task in tasks if (result := _result(task)) is not None]
+    results = [result for result in map(_result, tasks) if result is not None]
+    # image n is of shard n mod workers
     rows = zip_longest(*(result.images for result in results))
-    found = tuple(image for row in rows for image in row if image is not None)
-    root = order.options.out
+    root = request.options.folder
     # also those of a shard that was stopped before it began
     missing = tuple(read_json(root / RUN_FILE)["images"]["missing"]) if results else ()
-    pictures = sum(result.pictures for result in results)
-    images_done = tuple(RunImage.of(image, root) for image in found)
-    return Run(root, images_done, missing, stop.is_set(), pictures)
+    return RunResult(
+        root,
+        images=tuple(image for row in rows for image in row if image is not None),
+        missing=missing,
+        interrupted=stop.is_set(),
+        pictures=sum(result.pictures for result in results),
+    )
 
 
-def _draw(shard: Shard, order: Order[RunOptions], files: list[str], cwd: Path) -> RunResult:
+def _check_number(name: str, value: float, least: int) -> None:
+    if not value >= least:  # also of NaN
+        raise UsageError(f"{name}={value:g}: expected a number ≥ {least}")
+
+
+def _draw(shard: Shard, request: Request[RunOptions], files: list[str], cwd: Path) -> RunResult:
     """Draw one shard, in a worker; relative paths begin in `cwd`."""
     os.chdir(cwd)
-    done: list[ImageResult] = []
-    options = structs.replace(order.options, shard=shard)
-    with order.lent() as model:
-        result = pipeline.run(model, files, options, lambda image, total: done.append(image))
-    return replace(result, images=tuple(done))
+    images: list[ImageResult] = []
+    options = structs.replace(request.options, shard=shard)
+
+    def keep(image: ImageResult, total: int) -> None:
+        images.append(replace(image, rows=()))
+
+    with request.borrowed() as model:
+        result = pipeline.run(model, files, options, keep)
+    return replace(result, images=tuple(images))
 
 
 def _result(task: Any) -> Any:

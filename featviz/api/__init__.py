@@ -1,5 +1,6 @@
 """The public functions, for notebooks and other programs: objects in, objects out."""
 
+from featviz.api.notebook import html_of
 from featviz.api.running import diff, report, run
 from featviz.api.studies import audit, cam, exemplars, kernels, layers, look
 from featviz.api.tensors import capture, grid

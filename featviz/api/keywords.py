@@ -4,15 +4,13 @@ caller has in memory: a model is borrowed and given back as it was, images becom
 from __future__ import annotations
 
 import inspect
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, RLock
-from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, get_type_hints
 
 import numpy as np
 import torch
@@ -36,6 +34,7 @@ from featviz.options import (
     read,
     read_from,
 )
+from featviz.run.results import TemporaryFolder
 
 Model: TypeAlias = str | Path | nn.Module
 """A MODEL string (`"resnet18"`, a file, `"file.py:factory"`), or a module, which is given back as
@@ -55,21 +54,32 @@ NOT_IN_PYTHON = ("nul_separated", "input")
 """Options that only a command line can have a use for: a mapping of tensors is an input."""
 
 
-def keywords_of(*kinds: type[Struct], but: Sequence[str] = ()) -> Callable[[F], F]:
+def keywords_of(*records: type[Struct], but: Sequence[str] = ()) -> Callable[[F], F]:
     """Give a function, in place of `**options`, the keywords that options of records and of the
-    records in them are: in its signature with types and defaults, and in its documentation."""
+    records in them are: in its signature with types and defaults, and in its documentation.
+
+    Args:
+        but: names of options that the function lacks.
+    """
 
     def decorate(function: F) -> F:
-        signature, lines = inspect.signature(function), []
-        records = [record for kind in kinds for record in (kind, *nested(kind).values())]
-        types = {name: hint for record in records for name, hint in get_type_hints(record).items()}
+        signature = inspect.signature(function)
         parameters = dict(signature.parameters)
         parameters.pop("options", None)
-        for name, one in every_option(*kinds).items():
+        types: dict[str, Any] = {}
+        for record in records:
+            for nested_record in (record, *nested(record).values()):
+                types |= get_type_hints(nested_record)
+        lines: list[str] = []
+        for name, option in every_option(*records).items():
             if name not in (*but, *NOT_IN_PYTHON):
-                lines.append(f"        {name}: {in_full(one.help)}\n".replace("\f", ""))
-                about: Any = {"default": one.default, "annotation": types[name]}
-                keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **about)
+                lines.append(f"        {name}: {in_full(option.help)}\n".replace("\f", ""))
+                keyword = inspect.Parameter(
+                    name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=option.default,
+                    annotation=types[name],
+                )
                 parameters.setdefault(name, keyword)
         function.__signature__ = signature.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
         function.__doc__ = f"{function.__doc__}\n    Options:\n{''.join(lines)}"
@@ -78,17 +88,9 @@ def keywords_of(*kinds: type[Struct], but: Sequence[str] = ()) -> Callable[[F], 
     return decorate
 
 
-def names_of(*kinds: type[Struct], but: Sequence[str] = ()) -> set[str]:
+def names_of(*records: type[Struct], but: Sequence[str] = ()) -> set[str]:
     """All keywords of records and of the records in them, for messages."""
-    return {*every_option(*kinds), "forward_args"} - {*but, *NOT_IN_PYTHON}
-
-
-class Room:
-    """A temporary folder, which is removed when the last object that needs it is gone."""
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="featviz-"))
-        self._end = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+    return {*every_option(*records), "forward_args"} - {*but, *NOT_IN_PYTHON}
 
 
 _LOCKS: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
@@ -107,87 +109,109 @@ def alone_with(model: Any) -> Iterator[None]:
         yield
 
 
-Feeding: TypeAlias = tuple[UserTransform | None, Mapping[str, Any]]
-"""How the caller's own code feeds a model: its `transform`, and `forward_args`."""
+class Feeding(NamedTuple):
+    """How the caller's own code feeds a model."""
+
+    transform: UserTransform | None
+    forward_args: Mapping[str, Any]
+    """Further arguments of forward, by name."""
 
 
-def feeding_of(options: dict[str, Any]) -> Feeding:
-    """Take `transform` and `forward_args` from the keywords; the name of a transform stays."""
-    transform, further = options.get("transform"), options.pop("forward_args", None) or {}
+def read_feeding(keywords: dict[str, Any]) -> Feeding:
+    """Take `transform` and `forward_args` from the keywords; the name of a transform stays, as an
+    option of a MODEL string."""
+    forward_args = keywords.pop("forward_args", None) or {}
+    if not isinstance(forward_args, Mapping):
+        raise UsageError(f"forward_args is {type(forward_args).__name__!r}", "{'t': 10}")
+    transform = keywords.get("transform")
     if transform is None or callable(transform):
-        options.pop("transform", None)
-    if not isinstance(further, Mapping):
-        raise UsageError(f"forward_args is {type(further).__name__!r}", "{'t': 10}")
-    return UserTransform.of(transform) if callable(transform) else None, further
+        keywords.pop("transform", None)
+    return Feeding(UserTransform.of(transform) if callable(transform) else None, forward_args)
 
 
 @contextmanager
-def lent(
+def borrowed(
     model: ModelOptions | LoadedModel | nn.Module, inputs: InputOptions, feeding: Feeding
 ) -> Iterator[Any]:
     """A model as the commands take it, fed in this way for a while; a module is for this thread
     alone, and given back as it was."""
     with alone_with(model.module if isinstance(model, LoadedModel) else model):
         source = adopt(model, inputs) if isinstance(model, nn.Module) else model
-        transform = feeding[0]
+        transform = feeding.transform
         if inputs.input and isinstance(model, nn.Module):
             transform = UserTransform.input(inputs.input)
-        if transform is None and not feeding[1]:
+        if transform is None and not feeding.forward_args:
             yield source
             return
-        with fed(load_model(source, inputs), inputs, transform, feeding[1]) as fed_model:
+        with fed(load_model(source, inputs), inputs, transform, feeding.forward_args) as fed_model:
             yield fed_model
 
 
 @dataclass(frozen=True)
-class Order(Generic[T]):
+class Request(Generic[T]):
     """What a caller asks for: a model, and the options of a command."""
 
     options: T
     model: ModelOptions | nn.Module
     feeding: Feeding
-    room: Room | None
-    """Holds the results where the caller named no place for them."""
+    temporary: TemporaryFolder | None
+    """Holds the results where the caller named no folder for them."""
 
-    def given_to(self, story: Callable[..., R], images: Any) -> R:
+    def call(self, command: Callable[[Any, list[str], Any], R], images: Any) -> R:
         """The result of a command for the model, the images and the options."""
         with as_files(images) as files:
             options: Any = self.options
             if isinstance(images, Mapping):
                 inputs = structs.replace(options.inputs, input=tuple(files))
-                files, options = [], structs.replace(options, inputs=inputs)
-            with self.lent(options.inputs) as source:
-                return story(source, files, options)
+                options = structs.replace(options, inputs=inputs)
+                files = []
+            with self.borrowed(options.inputs) as source:
+                return command(source, files, options)
 
-    def lent(self, inputs: InputOptions | None = None) -> AbstractContextManager[Any]:
+    def borrowed(self, inputs: InputOptions | None = None) -> AbstractContextManager[Any]:
         """The model as the commands take it."""
-        return lent(self.model, inputs or self.options.inputs, self.feeding)  # type: ignore[attr-defined]
+        inputs = inputs or self.options.inputs  # type: ignore[attr-defined]
+        return borrowed(self.model, inputs, self.feeding)
 
 
-def ordered(
-    kind: type[T],
+def read_request(
+    record: type[T],
     model: Any,
     options: Mapping[str, Any],
     layers: Any,
+    *,
     but: Sequence[str] = (),
-    place: str = "",
-    **own: Any,
-) -> Order[T]:
-    """Read the keywords of a public function: options of a record, but for some, and those that it
-    takes in another way. Results are at `place` in a temporary folder, if `out` is None."""
-    given = {**options, **own, "layers": selectors(layers)}
-    room = Room() if place and own["out"] is None else None
-    given |= {"out": room.path / place} if room else {}
-    feeding = feeding_of(given)
-    for_model = {name: given.pop(name) for name in declared(ModelOptions) if name in given}
-    asked = read_from(kind, given, (*but, *NOT_IN_PYTHON))
-    if given:
-        raise no_option(given, names_of(kind, ModelOptions, but=but))
+    name: str = "",
+    **others: Any,
+) -> Request[T]:
+    """Read the keywords of a public function.
+
+    Args:
+        record: the options of its command.
+        options, others: keywords by name; `others` are those that its signature lists.
+        but: options of the record that the function lacks.
+        name: of the result in a temporary folder, if `out` is None; empty where it has no `out`.
+
+    Raises:
+        UsageError: a value that an option does not take, an option that there is not, or a model
+            that is none.
+    """
+    keywords = {**options, **others, "layers": selectors(layers)}
+    temporary = None
+    if name and others["out"] is None:
+        temporary = TemporaryFolder()
+        keywords["out"] = temporary.path / name
+    feeding = read_feeding(keywords)
+    of_model = declared(ModelOptions)
+    for_model = {name: keywords.pop(name) for name in of_model if name in keywords}
+    asked_for = read_from(record, keywords, (*but, *NOT_IN_PYTHON))
+    if keywords:
+        raise no_option(keywords, names_of(record, ModelOptions, but=but))
     if isinstance(model, nn.Module):
         if for_model:
             raise UsageError(f"{', '.join(for_model)} is for a MODEL string, and this is a module")
         check_module(model)
-        return Order(asked, model, feeding, room)
+        return Request(asked_for, model, feeding, temporary)
     if not isinstance(model, (str, Path)):
         raise UsageError(
             f"the model is {type(model).__name__!r}, and neither a MODEL string nor a module",
@@ -195,7 +219,8 @@ def ordered(
         )
     if isinstance(for_model.get("device"), torch.device):
         for_model["device"] = str(for_model["device"])
-    return Order(asked, read(ModelOptions, {"spec": str(model), **for_model}), feeding, room)
+    source = read(ModelOptions, {"spec": str(model), **for_model})
+    return Request(asked_for, source, feeding, temporary)
 
 
 def check_module(model: Any) -> None:
@@ -213,30 +238,35 @@ def check_module(model: Any) -> None:
 def as_files(images: Any) -> Iterator[list[str]]:
     """Paths as they are, and images in memory as files for a while; of a mapping of tensors the
     values of `--input`."""
-    named = images if isinstance(images, Mapping) else {}
-    several = isinstance(images, (Sequence, Mapping)) and not isinstance(images, (str, bytes))
-    pictures = images if several else [images]
+    is_one = isinstance(images, (str, bytes)) or not isinstance(images, (Sequence, Mapping))
+    pictures = [images] if is_one else images
     if not pictures:
         raise UsageError("there are no images", "give paths or images")
-    room = Room()
-    inside = room.path / "in-memory"
-    inside.mkdir()
-    values = [f"{name}={arrays.to_npy(one, inside / f'{name}.npy')}" for name, one in named.items()]
-    yield values or arrays.to_files(pictures, inside)
+    temporary = TemporaryFolder()
+    folder = temporary.path / "in-memory"
+    folder.mkdir()
+    if isinstance(images, Mapping):
+        yield [
+            f"{name}={arrays.to_npy(tensor, folder / f'{name}.npy')}"
+            for name, tensor in images.items()
+        ]
+    else:
+        yield arrays.to_files(pictures, folder)
 
 
 def selectors(layers: Any) -> str | None:
     """Selectors as text."""
     if layers is None:
         return None
-    texts = []
+    texts: list[str] = []
     for layer in layers if isinstance(layers, (list, tuple)) else [layers]:
-        if not isinstance(layer, str) and not (
-            isinstance(layer, type) and issubclass(layer, nn.Module)
-        ):
+        if isinstance(layer, str):
+            texts.append(layer)
+        elif isinstance(layer, type) and issubclass(layer, nn.Module):
+            texts.append(layer.__name__)
+        else:
             raise UsageError(
                 f"layers has a {type(layer).__name__!r}, neither text nor a class of modules",
                 "for example 'Conv2d,layer1.*', torch.nn.Conv2d, or a list of these",
             )
-        texts.append(layer if isinstance(layer, str) else layer.__name__)
     return ",".join(texts)

@@ -3,25 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 from torch import Tensor
 
-from featviz.api import running
 from featviz.api.keywords import (
     NOT_OF_KERNELS,
     Layers,
     Model,
     Picture,
     Pictures,
-    Room,
     keywords_of,
-    ordered,
+    read_request,
 )
 from featviz.audit.audit import audit as audit_model
 from featviz.audit.output import audit_table
@@ -44,42 +41,19 @@ from featviz.options.commands import (
     LookOptions,
 )
 from featviz.records import REDUCTIONS, Verdict
+from featviz.run.results import TemporaryFolder
 from featviz.rundir.image import BROKEN, format_of
 from featviz.text import TextTable, by, counted, quoted
 
 
-@dataclass(frozen=True, repr=False)
-class LayerTable(running.Shown, Listing):
-    """All modules of a model; shows itself as a table."""
-
-    out = None
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        return self.as_json()
-
-    def __repr__(self) -> str:
-        total = self.totals
-        macs = "" if total.macs is None else f", {total.macs:,} MACs"
-        return f"<LayerTable: {total.modules} modules, {total.parameters:,} parameters{macs}>"
-
-    def __str__(self) -> str:
-        return str(self.table)
-
-    def _table(self) -> TextTable:
-        return self.table
-
-
 @dataclass(frozen=True, repr=False, eq=False)
-class KernelPicture(running.Shown):
+class KernelPicture:
     """The kernels of a layer."""
 
-    of: Findings
+    of: StudyResult
     row: Mapping[str, Any]
     """All that the manifest says of them: layer, type, shape, range, min, max, mean, std, ..."""
     layer: str
-    side = running.LARGE
 
     @property
     def image(self) -> Image.Image:
@@ -89,30 +63,30 @@ class KernelPicture(running.Shown):
     def __repr__(self) -> str:
         return f"<KernelPicture {self.layer} ({self.row['type']}), {by(self.row['shape'])}>"
 
-    def _pictures(self) -> running.Shots:
-        yield lambda: self.image, repr(self).strip("<>").partition(" ")[2]
-
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Findings(running.Shown):
-    """What `kernels`, `audit` or `exemplars` found: a document, and pictures in a folder. Shows
-    itself as pictures and a table."""
+class StudyResult:
+    """What `kernels`, `audit` or `exemplars` found: a document, and pictures in a folder."""
 
+    title: str
+    """The result in a line."""
     document: Mapping[str, Any]
+    """What `--json` prints."""
     folder: Path
-    room: Room | None
-    words: str
+    temporary: TemporaryFolder | None
+    """What holds the folder, where the caller named none."""
     files: Mapping[str, str]
-    """The pictures that are shown, by their names in the folder, and the words below them."""
+    """The pictures that a notebook shows, by their names in the folder, and their captions."""
     table: TextTable | None = None
     lines: tuple[str, ...] = ()
+    """What stands below the table: the gates that did not hold."""
     verdicts: tuple[Verdict, ...] = ()
     exit_code: int = 0
 
     @property
     def out(self) -> Path | None:
         """The folder; None where it is temporary."""
-        return self.folder if self.room is None else None
+        return self.folder if self.temporary is None else None
 
     @property
     def captures(self) -> tuple[KernelPicture, ...]:
@@ -134,24 +108,14 @@ class Findings(running.Shown):
             raise StoreError(f"{quoted(file)} cannot be read: {quoted(str(error))}") from error
 
     def __repr__(self) -> str:
-        return f"<{self.words}>"
+        return f"<{self.title}>"
 
     def __str__(self) -> str:
-        return "\n".join([str(self.table or self.words), *self.lines])
-
-    def _pictures(self) -> running.Shots:
-        for file, words in self.files.items():
-            yield partial(self.picture, file), words
-
-    def _lines(self) -> Sequence[str]:
-        return self.words, *self.lines
-
-    def _table(self) -> TextTable | None:
-        return self.table
+        return "\n".join([str(self.table or self.title), *self.lines])
 
 
 @keywords_of(ListOptions, ModelOptions)
-def layers(model: Model, layers: Layers | None = None, **options: Any) -> LayerTable:
+def layers(model: Model, layers: Layers | None = None, **options: Any) -> Listing:
     """List the modules of a model: types, parameters, and from one forward pass on zeros shapes,
     multiply-accumulates (MACs), calls and activation memory.
 
@@ -168,17 +132,16 @@ def layers(model: Model, layers: Layers | None = None, **options: Any) -> LayerT
         >>> [(row.name, row.output_shape) for row in featviz.layers(model, size=8).rows]
         [('', [1, 4, 6, 6]), ('0', [1, 4, 6, 6]), ('1', [1, 4, 6, 6])]
     """
-    order = ordered(ListOptions, model, options, layers)
-    asked = order.options
-    with order.lent() as source:
-        listed = list_model(source, asked.inputs, asked.layers, asked.functions, asked.tree)
-    return LayerTable(**vars(listed))
+    request = read_request(ListOptions, model, options, layers)
+    asked = request.options
+    with request.borrowed() as source:
+        return list_model(source, asked.inputs, asked.layers, asked.functions, asked.tree)
 
 
 @keywords_of(KernelOptions, ModelOptions, but=NOT_OF_KERNELS)
 def kernels(
     model: Model, layers: Layers | None = None, out: str | Path | None = None, **options: Any
-) -> Findings:
+) -> StudyResult:
     """Draw the kernels of a model's convolutions, a picture for each layer and a tile for each
     output channel; zero is mid-grey.
 
@@ -195,39 +158,19 @@ def kernels(
         >>> featviz.kernels(model, scale=1).captures
         (<KernelPicture 0 (Conv2d), 4×3×3×3>,)
     """
-    order = ordered(KernelOptions, model, options, layers, NOT_OF_KERNELS, "kernels", out=out)
-    with order.lent(NO_IMAGE) as source:
-        document, _ = draw_kernels(source, order.options)
+    request = read_request(
+        KernelOptions, model, options, layers, but=NOT_OF_KERNELS, name="kernels", out=out
+    )
+    with request.borrowed(NO_IMAGE) as source:
+        document, _ = draw_kernels(source, request.options)
     rows = document["captures"]
-    files = {row["file"]: f"{row['layer']} ({row['type']}), {by(row['shape'])}" for row in rows}
-    words = f"kernels of {counted(len(rows), 'layer')}"
-    return Findings(document, order.options.out, order.room, words, files)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class LookPage(running.Shown, LookResult):
-    """One page on what a model makes of an image; shows itself as the picture."""
-
-    out: Path | None = None
-    """The file of the picture; None where none was wanted, and `path` is gone."""
-    side = running.PAGE
-
-    @property
-    def image(self) -> Image.Image:
-        """The page, mode RGB."""
-        return Image.fromarray(self.picture)
-
-    @property
-    def input(self) -> Image.Image:
-        """What the model saw, un-normalised, mode RGB."""
-        return Image.fromarray(self.shown)
-
-    def __repr__(self) -> str:
-        said = f", {self.prediction[0].text}" if self.prediction else ""
-        return f"<LookPage of {self.name}: {counted(len(self.layers), 'layer')}{said}>"
-
-    def _pictures(self) -> running.Shots:
-        yield lambda: self.image, repr(self).strip("<>")
+    return StudyResult(
+        title=f"kernels of {counted(len(rows), 'layer')}",
+        document=document,
+        folder=request.options.out,
+        temporary=request.temporary,
+        files={row["file"]: f"{row['layer']} ({row['type']}), {by(row['shape'])}" for row in rows},
+    )
 
 
 @keywords_of(LookOptions, ModelOptions)
@@ -237,7 +180,7 @@ def look(
     layers: Layers | None = None,
     out: str | Path | None = None,
     **options: Any,
-) -> LookPage:
+) -> LookResult:
     """Draw one quick picture of what a model makes of an image, like the command `featviz look`:
     the input, the prediction, and of each layer the maps that tell most.
 
@@ -253,15 +196,15 @@ def look(
         >>> import featviz, torch
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
         >>> featviz.look(model, torch.rand(3, 16, 16), "Conv2d", size=16, maps=2)
-        <LookPage of image-0.png: 1 layer>
+        <LookResult of image-0.png: 1 layer>
     """
-    order = ordered(LookOptions, model, options, layers, place="look.png", out=out)
-    result = order.given_to(look_at, image)
-    return LookPage(**vars(result), out=None if out is None else result.path)
+    request = read_request(LookOptions, model, options, layers, name="look.png", out=out)
+    result = request.call(look_at, image)
+    return result if out is None else replace(result, out=result.path)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class ClassMaps(running.Shown):
+class ClassMaps:
     """The class activation maps of images; `image` and `tensor` are those of the first map."""
 
     images: tuple[ImageCam, ...]
@@ -269,12 +212,13 @@ class ClassMaps(running.Shown):
     @property
     def maps(self) -> tuple[LayerCam, ...]:
         """Every map: image by image, in the order in which the layers ran."""
-        return tuple(one for image in self.images for one in image.maps)
+        return tuple(cam for image in self.images for cam in image.maps)
 
     @property
     def failures(self) -> dict[str, str]:
         """Why images failed, by their names."""
-        return {one.image: one.error.message for one in self.images if one.error is not None}
+        failed = [image for image in self.images if image.error is not None]
+        return {image.image: str(image.error) for image in failed}
 
     @property
     def image(self) -> Image.Image:
@@ -288,17 +232,9 @@ class ClassMaps(running.Shown):
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
-        words = f"{REDUCTIONS[self.images[0].method].title} of {counted(len(self.images), 'image')}"
-        return f"<ClassMaps, {words}{failed}: {counted(len(self.maps), 'map')}>"
-
-    def _pictures(self) -> running.Shots:
-        for one in self.images:
-            for at in one.maps:
-                yield partial(getattr, at, "image"), f"{one.title} at {at.name}"
-
-    def _lines(self) -> list[str]:
-        failed = [f"{name} failed: {reason}" for name, reason in self.failures.items()]
-        return [repr(self).strip("<>"), *failed]
+        method = REDUCTIONS[self.images[0].method].title
+        images = counted(len(self.images), "image")
+        return f"<ClassMaps, {method} of {images}{failed}: {counted(len(self.maps), 'map')}>"
 
 
 @keywords_of(CamOptions, ModelOptions)
@@ -337,9 +273,9 @@ def cam(
         >>> maps.maps[0].layer, maps.image.size, maps.tensor.shape
         ('1', (16, 16), torch.Size([14, 14]))
     """
-    order = ordered(CamOptions, model, options, layers, target=target, method=method)
-    results = order.given_to(lambda *given: tuple(explain(*given)), images)
-    if not any(one.maps for one in results) and results[0].error is not None:
+    request = read_request(CamOptions, model, options, layers, target=target, method=method)
+    results = request.call(lambda *given: tuple(explain(*given)), images)
+    if not any(result.maps for result in results) and results[0].error is not None:
         raise results[0].error
     return ClassMaps(results)
 
@@ -351,7 +287,7 @@ def audit(
     layers: Layers | None = None,
     out: str | Path | None = None,
     **options: Any,
-) -> Findings:
+) -> StudyResult:
     """Stream images through a model, and find channels that do nothing for them.
 
     Args:
@@ -374,19 +310,27 @@ def audit(
         >>> found.document["layers"][0]["findings"]["dead"]
         [3]
     """
-    order = ordered(AuditOptions, model, options, layers, place="audit", out=out)
-    document, verdicts, code = order.given_to(audit_model, images)
-    folder = order.options.out
-    suspects = {p.relative_to(folder).as_posix(): p.stem for p in folder.rglob("suspects/*.png")}
-    counts = document["total"]["findings"].items()
-    words = f"audit of {counted(document['images']['seen'], 'image')}: "
-    words += ", ".join(f"{count} {name}" for name, count in counts)
+    request = read_request(AuditOptions, model, options, layers, name="audit", out=out)
+    document, verdicts, code = request.call(audit_model, images)
+    folder = request.options.out
+    suspects = sorted(folder.rglob("suspects/*.png"))
     broken = [verdict for verdict in verdicts if not verdict.held]
+    findings = document["total"]["findings"]
+    title = f"audit of {counted(document['images']['seen'], 'image')}: "
+    title += ", ".join(f"{count} {name}" for name, count in findings.items())
     if verdicts:
-        words += f"; gates: {len(broken)} of {len(verdicts)} broken"
-    lines = tuple(f"gate {verdict.gate} failed: {verdict.message}" for verdict in broken)
-    shown = words, dict(sorted(suspects.items())), audit_table(document), lines, verdicts
-    return Findings(document, folder, order.room, *shown, code)
+        title += f"; gates: {len(broken)} of {len(verdicts)} broken"
+    return StudyResult(
+        title=title,
+        document=document,
+        folder=folder,
+        temporary=request.temporary,
+        files={path.relative_to(folder).as_posix(): path.stem for path in suspects},
+        table=audit_table(document),
+        lines=tuple(f"gate {verdict.gate} failed: {verdict.message}" for verdict in broken),
+        verdicts=verdicts,
+        exit_code=code,
+    )
 
 
 @keywords_of(ExemplarOptions, ModelOptions)
@@ -396,7 +340,7 @@ def exemplars(
     layers: Layers | None = None,
     out: str | Path | None = None,
     **options: Any,
-) -> Findings:
+) -> StudyResult:
     """Find the images, and the places in them, that excite each channel most.
 
     Args:
@@ -417,10 +361,16 @@ def exemplars(
         >>> [len(row["exemplars"]) for row in found.document["layers"][0]["channels"]]
         [1, 1, 1, 1]
     """
-    order = ordered(ExemplarOptions, model, options, layers, place="exemplars", out=out)
-    found = order.given_to(find_exemplars, images)
-    sheets = {row.sheet: row.label for row in found.layers}
-    seen = counted(found.images.seen, "image")
-    words = f"exemplars of {counted(len(sheets), 'layer')}: {seen} seen"
-    shown, code = (words, sheets, exemplar_table(found)), 3 * bool(found.images.failures)
-    return Findings(found.as_json(), order.options.out, order.room, *shown, exit_code=code)
+    request = read_request(ExemplarOptions, model, options, layers, name="exemplars", out=out)
+    record = request.call(find_exemplars, images)
+    sheets = {row.sheet: row.label for row in record.layers}
+    seen = counted(record.images.seen, "image")
+    return StudyResult(
+        title=f"exemplars of {counted(len(sheets), 'layer')}: {seen} seen",
+        document=record.as_json(),
+        folder=request.options.out,
+        temporary=request.temporary,
+        files=sheets,
+        table=exemplar_table(record),
+        exit_code=3 if record.images.failures else 0,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -27,7 +27,7 @@ from featviz.errors import LayoutError, UsageError
 from featviz.hooks.capture import hooked
 from featviz.hooks.eval_mode import as_written, uncompiled
 from featviz.hooks.layers import list_layers, modules_by_name
-from featviz.hooks.selectors import of_functions, parse, remedy, select, types_present
+from featviz.hooks.selectors import Selector, of_functions, parse, remedy, select, types_present
 from featviz.images import arrays
 from featviz.layout import recognise
 from featviz.options import DrawOptions, no_option, read_from
@@ -62,23 +62,19 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
         {'0': [[1, 4, 6, 6]], '1': [[1, 4, 6, 6]]}
     """
     check_module(model)
-    model, text = uncompiled(model), selectors(layers)
-    captured: dict[str, list[Tensor]] = {}
-    called: dict[Layer, bool] = {}  # in the order of the first calls, and whether it is taken
-    everything, by_functions = list_layers(model), False
-    if text is None:
+    model = uncompiled(model)
+    every_layer = list_layers(model)
+    parsed = _read_selectors(layers, every_layer)
+    by_functions = bool(of_functions(parsed))
+    if layers is None:
         modules = modules_by_name(model)
-        chosen = [layer for layer in everything if not any(modules[layer.name].children())]
+        chosen = [layer for layer in every_layer if not any(modules[layer.name].children())]
     else:
-        parsed = parse(text, everything)
-        chosen = select(everything, parsed)
-        by_functions = bool(of_functions(parsed))
-        if late := [s.text for s in of_functions(parsed) if s.from_the_end]:
-            words = "counts from the end, and functions are found as they are called"
-            hint = "count from the first, for example fn:relu#0"
-            raise UsageError(f"selector {late[0]!r} {words}", hint)
-        if not chosen and not by_functions:
-            raise UsageError(f"no layer matches {text!r}", remedy(everything, parsed))
+        chosen = select(every_layer, parsed)
+    if not chosen and not by_functions and layers is not None:
+        raise UsageError(f"no layer matches {selectors(layers)!r}", remedy(every_layer, parsed))
+    captured: dict[str, list[Tensor]] = {}
+    called: dict[Layer, bool] = {}  # functions in the order of their first calls; if taken
 
     def keep(site: CaptureSite, tensor: Tensor) -> None:
         if torch._C._current_graph_task_id() != _NO_BACKWARD:
@@ -86,18 +82,35 @@ def capture(model: nn.Module, layers: Layers | None = None) -> Iterator[Mapping[
         name = site.layer.name + (f":{site.key}" if site.key else "")
         captured.setdefault(name, []).append(tensor.clone())
 
-    def wanted(layer: Layer) -> bool:
+    def is_taken(layer: Layer) -> bool:
         if layer not in called:
             called[layer] = layer in select([*called, layer], parsed)
         return called[layer]
 
-    taken = wanted if by_functions else None
-    with alone_with(model), as_written(), hooked(model, chosen, keep, takes_function=taken):
+    hooks = hooked(model, chosen, keep, takes_function=is_taken if by_functions else None)
+    with alone_with(model), as_written(), hooks:
         yield captured
-    if text is not None and by_functions and not captured:
+    if by_functions and not captured:
         present = types_present([*called]) or "none, but inside torch's own modules"
-        hint = remedy([*everything, *called], parsed, f"functions called in the block: {present}")
-        raise UsageError(f"no layer matches {text!r}", hint)
+        note = f"functions called in the block: {present}"
+        hint = remedy([*every_layer, *called], parsed, note)
+        raise UsageError(f"no layer matches {selectors(layers)!r}", hint)
+
+
+def _read_selectors(layers: Layers | None, every_layer: Sequence[Layer]) -> list[Selector]:
+    """Selectors for layers that are met as the model runs; none for None."""
+    text = selectors(layers)
+    if text is None:
+        return []
+    parsed = parse(text, every_layer)
+    for selector in of_functions(parsed):
+        if selector.from_the_end:
+            raise UsageError(
+                f"selector {selector.text!r} counts from the end, and functions are found as they "
+                "are called",
+                "count from the first, for example fn:relu#0",
+            )
+    return parsed
 
 
 @keywords_of(DrawOptions, but=NOT_OF_TENSORS)
@@ -124,12 +137,27 @@ def grid(
         >>> featviz.grid(torch.arange(32.0).reshape(1, 2, 4, 4), scale=1).size
         (14, 8)
     """
-    given = dict(options)
-    draw = read_from(DrawOptions, given, NOT_OF_TENSORS)
-    if given:
-        raise no_option(given, names_of(DrawOptions, but=(*NOT_OF_TENSORS, "forward_args")))
+    keywords = dict(options)
+    draw = read_from(DrawOptions, keywords, NOT_OF_TENSORS)
+    if keywords:
+        raise no_option(keywords, names_of(DrawOptions, but=(*NOT_OF_TENSORS, "forward_args")))
+    _check_options_of_grid(draw, has_image=image is not None)
+    layout = draw.tensor_layout[0] if draw.tensor_layout else None
+    hints = Hints(override=layout)
+    maps = _with_batch(_as_tensor(tensor), hints)
+    pictures = [] if image is None else arrays.to_images(image)
+    if len(pictures) > 1:
+        raise UsageError(f"an overlay takes one image, not {len(pictures)}", "give one of them")
+    background = [np.asarray(picture.convert("RGB")) for picture in pictures]
+    site = CaptureSite(Layer(0, "tensor", "Tensor"), "output", 0, "")
+    drawn = drawer.draw(draw, site, maps, hints, background)
+    return to_image(drawn[""])
+
+
+def _check_options_of_grid(draw: DrawOptions, *, has_image: bool) -> None:
+    """Refuse what one tensor alone cannot have."""
     check_drawing(draw)
-    if (draw.overlay is None) != (image is None):
+    if (draw.overlay is not None) != has_image:
         raise UsageError("an overlay and its image go together", "overlay=0.5, image=picture")
     if draw.weighs:
         raise UsageError(
@@ -143,28 +171,31 @@ def grid(
             f"tensor_layout={text}: grid draws one tensor, which has one layout and no layer",
             f"for example tensor_layout={draw.tensor_layout[0].rpartition('=')[2]!r}",
         )
+
+
+def _as_tensor(tensor: Tensor | np.ndarray) -> Tensor:
+    """A tensor without a graph; of an array in the byte order of this machine."""
     if isinstance(tensor, np.ndarray):
         with suppress(TypeError, ValueError):
-            tensor = torch.from_numpy(tensor.astype(tensor.dtype.newbyteorder("=")))
+            return torch.from_numpy(tensor.astype(tensor.dtype.newbyteorder("=")))
     if not isinstance(tensor, Tensor):
-        kind = getattr(tensor, "dtype", type(tensor).__name__)
+        type_name = getattr(tensor, "dtype", type(tensor).__name__)
         raise UsageError(
-            f"grid draws a tensor or an array of numbers, not {str(kind)!r}", "give maps [C, H, W]"
+            f"grid draws a tensor or an array of numbers, not {str(type_name)!r}",
+            "give maps [C, H, W]",
         )
-    hints = Hints(override=draw.tensor_layout[0] if draw.tensor_layout else None)
-    maps = tensor.detach()
-    if not maps.is_nested and maps.ndim == 3 and hints.override is None:
-        if len(maps) != 1:
-            maps = maps[None]  # the axis of the batch that a layer's output would have
-        else:
-            try:
-                recognise(list(maps.shape), hints)
-            except LayoutError as error:
-                raise LayoutError(error.message, "one map is [1, 1, H, W]: tensor[None]") from None
-    pictures = [] if image is None else arrays.to_images(image)
-    if len(pictures) > 1:
-        raise UsageError(f"an overlay takes one image, not {len(pictures)}", "give one of them")
-    background = [np.asarray(picture.convert("RGB")) for picture in pictures]
-    site = CaptureSite(Layer(0, "tensor", "Tensor"), "output", 0, "")
-    parts = drawer.draw(draw, site, maps, hints, background)
-    return to_image(parts[""])
+    return tensor.detach()
+
+
+def _with_batch(maps: Tensor, hints: Hints) -> Tensor:
+    """Maps [C, H, W] as [1, C, H, W], which a layer's output would be. LayoutError for [1, X, Y],
+    unless its numbers tell that it is tokens."""
+    if maps.is_nested or maps.ndim != 3 or hints.override is not None:
+        return maps
+    if len(maps) != 1:
+        return maps[None]
+    try:
+        recognise(list(maps.shape), hints)
+    except LayoutError as error:
+        raise LayoutError(error.message, "one map is [1, 1, H, W]: tensor[None]") from None
+    return maps

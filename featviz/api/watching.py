@@ -19,10 +19,10 @@ from featviz.api.keywords import (
     Pictures,
     alone_with,
     as_files,
+    borrowed,
     check_module,
-    feeding_of,
-    lent,
     names_of,
+    read_feeding,
     selectors,
 )
 from featviz.audit.audit import health_check
@@ -44,7 +44,12 @@ from featviz.text import listed, quoted
 
 log = logging.getLogger(__name__)
 
-_KEYWORDS = ("every", "out", "tensorboard", "overwrite", "resume", "start")
+_KEYWORDS = {"every", "out", "tensorboard", "overwrite", "resume", "start"}
+_NOT_WATCHED = {"figure", "flat"}
+"""Drawing options that a watcher lacks."""
+
+HealthCheck = Callable[[LoadedModel, Folder], Mapping[str, Any]]
+"""Audits the channels of a model, writes audit.json into a folder, and returns its content."""
 
 
 class Watcher:
@@ -93,50 +98,62 @@ class Watcher:
         start: int = 0,
         **options: Any,
     ) -> None:
-        given: dict[str, Any] = dict(options)
         check_module(model)
+        _check_parameters(model)
         if overwrite and resume:
             raise UsageError("resume and overwrite exclude each other", "give one of them")
-        known = {*names_of(InputOptions, DrawOptions), *_KEYWORDS} - {"figure", "flat"}
-        if wrong := [name for name in given if name not in known]:
-            raise no_option(wrong, known)
-        for module in model.modules():
-            kinds = [type(module), *map(type, module.parameters(recurse=False))]
-            if any(kind.__name__ in ("FullyShardedDataParallel", "DTensor") for kind in kinds):
-                raise UsageError(
-                    f"the parameters of {type(module).__name__} are divided among processes "
-                    "(FSDP), and no single one can run it",
-                    "watch a model that each process has whole (DistributedDataParallel)",
-                )
-        feeding = feeding_of(given)
-        self.out, self.every = declared(KernelOptions)["out"].value(out), _whole("every", every, 1)
-        self.number = _whole("start", start, 0)
-        """The folder, the steps between two drawings, and the optimizer steps so far."""
+        known = names_of(InputOptions, DrawOptions) | _KEYWORDS
+        unknown = options.keys() - (known - _NOT_WATCHED)
+        if unknown:
+            raise no_option(sorted(unknown), known - _NOT_WATCHED)
+        keywords: dict[str, Any] = dict(options)
+        self._feeding = read_feeding(keywords)
+        self.out: Path = declared(KernelOptions)["out"].value(out)
+        """The folder of the series."""
+        self.every = _whole("every", every, least=1)
+        """Optimizer steps from one drawing to the next."""
+        self.number = _whole("start", start, least=0)
+        """Optimizer steps so far."""
         self.steps: list[int] = []
-        self._stack, self._replaced, self._numbered = ExitStack(), overwrite, True
-        self._pending = False
+        """Those that were drawn."""
+        self._overwrite = overwrite
+        self._is_numbered = True  # whether it is certain which step the model is at
+        self._pending = False  # whether the last step was not drawn
+        self._open = ExitStack()  # what `close` has to close
         self._prepared: Prepared | None = None
-        self._health: Callable[[LoadedModel, Folder], Mapping[str, Any]] | None = None
-        group = torch.distributed
-        if group.is_available() and group.is_initialized() and group.get_rank():
-            return  # of several processes the first writes
+        """None in processes that write nothing, and after `close`."""
+        self._health: HealthCheck | None = None
+        if not _is_first_process():
+            return
         board = declared(RunOptions)["tensorboard"].value(tensorboard)
-        inputs, draw = read_from(InputOptions, given), read_from(DrawOptions, given)
-        asked = RunOptions(selectors(layers), self.out, tensorboard=board, draw=draw, inputs=inputs)
-        self._model, self._inputs, self._feeding = adopt(model, inputs), inputs, feeding
+        self._inputs = read_from(InputOptions, keywords)
+        run_options = RunOptions(
+            selectors(layers),
+            self.out,
+            tensorboard=board,
+            draw=read_from(DrawOptions, keywords),
+            inputs=self._inputs,
+        )
+        self._model = adopt(model, self._inputs)
         earlier = check_series(self.out, overwrite, resume, board)
-        self._numbered = self.number > 0 or not (resume and earlier)
+        self._is_numbered = self.number > 0 or not (resume and earlier)
         with ExitStack() as stack:
             files = stack.enter_context(as_files(images))
-            with self._lent() as source:
-                found = prepare(source, find_images(files, asked), asked)
-                try:
-                    checked = found.samples, found.layers, inputs, found.blank
-                    self._health = health_check(source, *checked)
-                except UsageError as error:
-                    log.warning("the health of channels is not written: %s", error.message)
+            with self._borrowed() as source:
+                self._prepared = prepare(source, find_images(files, run_options), run_options)
+                self._health = self._health_check(source, self._prepared)
             self._board = stack.enter_context(boards.opened(board))
-            self._stack, self._prepared = stack.pop_all(), found
+            self._open = stack.pop_all()
+
+    def _health_check(self, source: LoadedModel, prepared: Prepared) -> HealthCheck | None:
+        """None where no layer can be audited, which a warning says."""
+        try:
+            return health_check(
+                source, prepared.samples, prepared.layers, self._inputs, prepared.blank
+            )
+        except UsageError as error:
+            log.warning("the health of channels is not written: %s", error.message)
+            return None
 
     def step(self, number: int | None = None) -> Path | None:
         """Note a step of the optimizer, and draw if one is due.
@@ -149,19 +166,21 @@ class Watcher:
             The run directory of this step if it was written, else None.
 
         """
-        if number is None and not self._numbered:
+        if number is None and not self._is_numbered:
             raise UsageError(
                 f"{self.out} goes on, and nobody says from which step",
                 "Watcher(..., start=STEPS) or step(STEPS), the steps that the checkpoint has taken",
             )
-        now = self.number + 1 if number is None else _whole("step", number, 0)
-        before = self.number if self._numbered else now - 1
+        now = self.number + 1 if number is None else _whole("step", number, least=0)
+        before = self.number if self._is_numbered else now - 1
         if now < before:
             raise UsageError(f"step {now} comes behind step {before}", "count upwards")
-        self.number, self._numbered = now, True
-        self._pending = self._pending or now > before
-        due = now // self.every > before // self.every
-        return self._write() if due else None
+        self.number = now
+        self._is_numbered = True
+        if now > before:
+            self._pending = True
+        is_due = now // self.every > before // self.every
+        return self._write() if is_due else None
 
     def close(self, draw_last: bool = True) -> None:
         """End the series: nothing is written any more.
@@ -176,11 +195,12 @@ class Watcher:
             if draw_last and self._pending:
                 self._write()
         finally:
-            self._stack.close()
-            self._prepared, self._pending = None, False
+            self._open.close()
+            self._prepared = None
+            self._pending = False
 
     def __enter__(self) -> Watcher:
-        if self._prepared and self.number == 0 and (self._replaced or not read_steps(self.out)):
+        if self._prepared and self.number == 0 and (self._overwrite or not read_steps(self.out)):
             try:
                 self._write()
             except BaseException:
@@ -205,20 +225,21 @@ class Watcher:
         self._pending = False
         if self._prepared is None:
             return None
-        folder, gone = step_folder(self.out, self.number), []
-        if not self.steps:  # those of an earlier training go when this one has written its first
-            there = [step for step in read_steps(self.out) if step != self.number]
-            gone = [step for step in there if step > self.number or self._replaced]
+        folder = step_folder(self.out, self.number)
+        surplus = self._surplus_steps()
         try:
-            folders = [step_folder(self.out, step) for step in gone]
-            earlier = {path: check_free(path, RUN, True) for path in folders}
-            if gone:
-                names = listed([str(step) for step in gone], 3)
+            # what may be removed is known before anything is drawn
+            files = {
+                path: check_free(path, RUN, True)
+                for path in (step_folder(self.out, step) for step in surplus)
+            }
+            if surplus:
+                names = listed([str(step) for step in surplus], 3)
                 log.info("%s: the earlier steps %s go", quoted(str(self.out)), names)
-            with replacing(folder, RUN) as new, self._lent() as model:
+            with replacing(folder, RUN) as new, self._borrowed() as model:
                 self._draw(new, replace(self._prepared, model=model))
-            for path, ours in earlier.items():
-                remove_result(Folder.open(self.out), path.name, ours or ())
+            for path, files_of_run in files.items():
+                remove_result(Folder.open(self.out), path.name, files_of_run or ())
         except FeatvizError as error:
             if not self.steps:
                 raise
@@ -227,10 +248,20 @@ class Watcher:
         self.steps.append(self.number)
         return folder
 
+    def _surplus_steps(self) -> list[int]:
+        """The steps of an earlier training that go when this one has written its first."""
+        if self.steps:
+            return []
+        return [
+            step
+            for step in read_steps(self.out)
+            if step > self.number or (self._overwrite and step != self.number)
+        ]
+
     def _draw(self, folder: Folder, prepared: Prepared) -> None:
         """Write the run directory of this step, and post it."""
-        at = None if self._board is None else replace(self._board, step=self.number)
-        results = pipeline.draw_into(folder, prepared, at)
+        board = None if self._board is None else replace(self._board, step=self.number)
+        results = pipeline.draw_into(folder, prepared, board)
         failed = [result for result in results if result.error is not None]
         for result in failed:
             log.warning("step %d, %s: %s", self.number, quoted(result.name), result.error)
@@ -238,15 +269,15 @@ class Watcher:
             raise ForwardError(f"no image went through: {failed[0].error}", failed[0].hint)
         if self._health is not None:
             document = self._health(prepared.model, folder)
-            if at is not None:
-                at.post(
+            if board is not None:
+                board.post(
                     {"tag": f"{finding}_channels/{row['label']}", "simple_value": len(channels)}
                     for row in document["layers"]
                     for finding, channels in row["findings"].items()
                 )
 
     @contextmanager
-    def _lent(self) -> Iterator[LoadedModel]:
+    def _borrowed(self) -> Iterator[LoadedModel]:
         """The model where it is by now. An autocast that it switches on itself (accelerate's) keeps
         no copies of weights, which made in inference mode would be of no use to the training."""
         module = self._model.module
@@ -254,16 +285,35 @@ class Watcher:
         source = {"kind": "module", "type": type(module).__name__, "step": self.number}
         with alone_with(module), torch.autocast(device.type, enabled=False, cache_enabled=False):
             model = replace(self._model, device=device, source=source)
-            with lent(model, self._inputs, self._feeding) as source:
+            with borrowed(model, self._inputs, self._feeding) as source:
                 yield source
 
 
-def _whole(name: str, given: Any, least: int) -> int:
+def _check_parameters(model: nn.Module) -> None:
+    """Refuse a model whose parameters are divided among processes."""
+    for module in model.modules():
+        classes = [type(module), *map(type, module.parameters(recurse=False))]
+        names = {cls.__name__ for cls in classes}
+        if names & {"FullyShardedDataParallel", "DTensor"}:
+            raise UsageError(
+                f"the parameters of {type(module).__name__} are divided among processes "
+                "(FSDP), and no single one can run it",
+                "watch a model that each process has whole (DistributedDataParallel)",
+            )
+
+
+def _is_first_process() -> bool:
+    """Whether this is the first of several processes of a training, or the only one."""
+    group = torch.distributed
+    return not (group.is_available() and group.is_initialized() and group.get_rank())
+
+
+def _whole(name: str, value: Any, *, least: int) -> int:
     """A keyword's value as a whole number."""
     with suppress(TypeError):
-        if not isinstance(given, bool) and operator.index(given) >= least:
-            return operator.index(given)
-    raise UsageError(f"{name}={quoted(str(given))}: expected an integer ≥ {least}")
+        if not isinstance(value, bool) and operator.index(value) >= least:
+            return operator.index(value)
+    raise UsageError(f"{name}={quoted(str(value))}: expected an integer ≥ {least}")
 
 
 class FitWatch:
@@ -283,24 +333,36 @@ class FitWatch:
         **options: Any,
     ) -> None:
         super().__init__()
-        self._part, self._overwrite = part, overwrite
-        self._given: dict[str, Any] = {"images": images, "layers": layers, "every": every}
-        self._given |= {"out": out, "tensorboard": tensorboard, **options}
+        self._part = part
+        self._overwrite = overwrite
+        self._options: dict[str, Any] = {
+            "images": images,
+            "layers": layers,
+            "every": every,
+            "out": out,
+            "tensorboard": tensorboard,
+            **options,
+        }
         self._watcher: Watcher | None = None
 
     def _begin(self, model: Any, number: int) -> None:
         """Watch a model that has taken `number` steps: from 0 a new series begins, or else the
         earlier one goes on."""
         self._end(draw_last=False)
-        again = number > 0
-        choice = {"overwrite": self._overwrite and not again, "resume": again, "start": number}
         try:
-            part = model.get_submodule(self._part)
+            watched = model.get_submodule(self._part)
         except AttributeError:
             message = f"part {self._part!r} is no module of {type(model).__name__}"
             names = [name for name, _ in model.named_children()]
             raise UsageError(message, f"one of {quoted(listed(names, 8), 200)}") from None
-        self._watcher = Watcher(part, **{**self._given, **choice}).__enter__()
+        watcher = Watcher(
+            watched,
+            overwrite=self._overwrite and number == 0,
+            resume=number > 0,
+            start=number,
+            **self._options,
+        )
+        self._watcher = watcher.__enter__()
 
     def _step(self, number: int) -> None:
         if self._watcher is not None:
@@ -308,6 +370,7 @@ class FitWatch:
 
     def _end(self, draw_last: bool) -> None:
         """Draw the last step of a training that ended well, and close what is open."""
-        watcher, self._watcher = self._watcher, None
+        watcher = self._watcher
+        self._watcher = None
         if watcher is not None:
             watcher.close(draw_last)

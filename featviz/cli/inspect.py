@@ -54,7 +54,7 @@ def layers(values: Values) -> int:
         values["source"], options.inputs, options.layers, options.functions, options.tree
     )
     if values["json"]:
-        output.document(listing.as_json())
+        output.document(listing.document)
     else:
         output.text(str(listing.table))
     return 0

@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -17,9 +17,12 @@ from featviz.cli.options import IMAGES, MODEL, ClickOption, Values, command
 from featviz.errors import NOTHING_DRAWN, UsageError
 from featviz.gradients.targets import check_options, for_drawing
 from featviz.options import OUTPUT, DrawOptions, ModelOptions, PassOptions, RunOptions, read_from
-from featviz.records import UNLIKE_OUTPUTS, ImageResult, Outcome, RunResult, Shard
+from featviz.records import UNLIKE_OUTPUTS, Outcome, Shard
 from featviz.rundir import RUN_FILE
 from featviz.text import counted, listed, quoted
+
+if TYPE_CHECKING:
+    from featviz.run.results import ImageResult, RunResult
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -158,7 +158,7 @@ class OnlyIn(NamedTuple):
         return lines
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Two runs compared."""
 
@@ -172,6 +172,18 @@ class Comparison:
     only_in_new: OnlyIn
     incomplete: Mapping[str, Sequence[str]]
     """Names of images that are left out as incomplete, under `base` and `new`."""
+    out: Path | None = None
+    """The folder of the pictures of differences, for those who call this from Python."""
+
+    def __repr__(self) -> str:
+        return f"<Comparison: {self.summary}>"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        from featviz.diff.output import as_json  # which imports this file
+
+        return as_json(self)
 
     @property
     def differing(self) -> tuple[ComparedLayer, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn, ops
 from torch.nn.parameter import Parameter, UninitializedParameter
@@ -88,10 +88,12 @@ class Totals:
     activation_bytes: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Listing:
     """All modules of a model."""
 
+    out: ClassVar[None] = None
+    """Nothing is written."""
     rows: tuple[LayerRow, ...]
     totals: Totals
     input_shape: list[int]
@@ -132,8 +134,17 @@ class Listing:
         footer.append(f"{total.modules} modules{called}; * {taken} taken by the selectors")
         return TextTable(("", "name", "type", *figures), figures, rows, (), footer)
 
-    def as_json(self) -> dict[str, Any]:
-        """For programs."""
+    def __repr__(self) -> str:
+        total = self.totals
+        macs = "" if total.macs is None else f", {total.macs:,} MACs"
+        return f"<Listing: {total.modules} modules, {total.parameters:,} parameters{macs}>"
+
+    def __str__(self) -> str:
+        return str(self.table)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What `--json` prints."""
         return {
             "input_shape": self.input_shape,
             "layers": [asdict(row) for row in self.rows],

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from torch import Tensor
 
 from featviz.drawing import colormap, values
@@ -74,7 +75,7 @@ class ShownLayer:
     """RGB [h, w, 3] of each map, not enlarged; of a vector the one strip of all its numbers."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LookResult:
     """The page of one image, and what it shows."""
 
@@ -93,6 +94,23 @@ class LookResult:
     """What the model saw, uint8 [H, W, 3]."""
     picture: Bytes = field(repr=False, compare=False, default_factory=lambda: np.empty(0, np.uint8))
     """The page, uint8 [H, W, 3]."""
+    out: Path | None = None
+    """The file of the picture; None where a caller wanted none, and `path` is gone."""
+
+    @property
+    def image(self) -> Image.Image:
+        """The page, mode RGB."""
+        return Image.fromarray(self.picture)
+
+    @property
+    def input(self) -> Image.Image:
+        """What the model saw, un-normalised, mode RGB."""
+        return Image.fromarray(self.shown)
+
+    def __repr__(self) -> str:
+        prediction = f", {self.prediction[0].text}" if self.prediction else ""
+        layers = counted(len(self.layers), "layer")
+        return f"<LookResult of {self.name}: {layers}{prediction}>"
 
     def as_json(self) -> dict[str, Any]:
         """For programs: all but the pixels."""

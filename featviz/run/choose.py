@@ -23,43 +23,64 @@ log = logging.getLogger(__name__)
 
 def functions(model: LoadedModel, blank: Sequence[Tensor]) -> dict[Layer, int]:
     """The functions that the model's modules call, as layers with the number of their calls."""
-    args, module = [arg.to(model.device) for arg in blank], model.module
+    module = model.module
+    args = [arg.to(model.device) for arg in blank]
     with in_eval_mode(module):
-        found = forward(module, args, call=lambda *args: list_functions(module, args))
-    return dict(found)
+        return dict(forward(module, args, call=lambda *args: list_functions(module, args)))
 
 
 def choose_layers(
     model: LoadedModel, text: str | None, blank: Sequence[Tensor], tensor_layout: Sequence[str] = ()
 ) -> list[Layer]:
-    """The layers that the selectors take; without any, one for each stage of the model. A selector
-    that matches nothing beside others that do is warned of."""
+    """The layers that the selectors take; without any, one for each stage of the model.
+
+    Args:
+        text: the selectors. One that matches nothing beside others that do is warned of.
+        blank: zeros, as the model takes them.
+
+    Raises:
+        UsageError: no layer matches; the hint names the types that there are, and functions that
+            do the same.
+    """
     if text is None:
         from featviz.run.stages import first_look
 
         return first_look(model, blank, tensor_layout)
     layers = list_layers(model.module)
-    wanted = selectors.parse(text, layers)
-    if selectors.of_functions(wanted):
+    parsed = selectors.parse(text, layers)
+    takes_functions = bool(selectors.of_functions(parsed))
+    if takes_functions:
         layers += functions(model, blank)
-    if chosen := selectors.select(layers, wanted):
-        for idle in (one for one in wanted if not one.pick(layers)):
-            meant = selectors.meant(layers, [idle])
-            log.warning("selector %r matches no layer%s", idle.text, f"; {meant}" if meant else "")
-        return chosen
-    # the functions that do the same, and the types that there are
-    names: Counter[str] = Counter()
+    chosen = selectors.select(layers, parsed)
+    if not chosen:
+        notes = _like_named(model, blank, parsed)
+        if takes_functions:
+            called = [layer for layer in layers if layer.is_function]
+            notes.append(f"functions here: {selectors.types_present(called)}")
+        hint = selectors.remedy(layers, parsed, *notes)
+        raise UsageError(f"no layer matches --layers {text!r}", hint)
+    for selector in parsed:
+        if not selector.pick(layers):
+            meant = selectors.meant(layers, [selector])
+            suggestion = f"; {meant}" if meant else ""
+            log.warning("selector %r matches no layer%s", selector.text, suggestion)
+    return chosen
+
+
+def _like_named(
+    model: LoadedModel, blank: Sequence[Tensor], parsed: Sequence[selectors.Selector]
+) -> list[str]:
+    """Notes on functions of the model that do what modules of a selected class would do."""
+    calls: Counter[str] = Counter()
     with suppress(ForwardError):
-        for layer, calls in functions(model, blank).items():
-            names[layer.type.removeprefix("fn:")] += calls
-    more = [
-        f"the model calls the function {name} {count} times, which is no module: --layers fn:{name}"
-        for selector in wanted
-        for name, count in names.items()
-        if like_module(name, selector.text)
-    ]
-    if selectors.of_functions(wanted):
-        called = [layer for layer in layers if layer.is_function]
-        more.append(f"functions here: {selectors.types_present(called)}")
-    hint = selectors.remedy(layers, wanted, *more)
-    raise UsageError(f"no layer matches --layers {text!r}", hint)
+        for layer, count in functions(model, blank).items():
+            calls[layer.type.removeprefix("fn:")] += count
+    notes: list[str] = []
+    for selector in parsed:
+        for name, count in calls.items():
+            if like_module(name, selector.text):
+                notes.append(
+                    f"the model calls the function {name} {count} times, which is no module: "
+                    f"--layers fn:{name}"
+                )
+    return notes

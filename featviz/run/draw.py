@@ -24,11 +24,12 @@ from featviz.drawing.tensorboard import Board, as_make_grid, histogram
 from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError, LayoutError
 from featviz.files.urls import Url
-from featviz.records import CaptureSite, Floats, Hints, ImageResult, Sample, finite
+from featviz.records import CaptureSite, Floats, Hints, Outcome, Sample, finite
 from featviz.run import workers
 from featviz.run.encoders import AtOnce, Background, shared_cores, usable_cores
 from featviz.run.prepare import LOOPS, ModelInput, Prepared, Show, read_input
-from featviz.run.resume import kept
+from featviz.run.results import ImageResult
+from featviz.run.resume import kept_manifest
 from featviz.run.visit import ImageJob, visit
 from featviz.rundir import INPUT_FILE
 from featviz.rundir.schema import Capture
@@ -137,6 +138,8 @@ class Drawing:
             board: TensorBoard's events, each image a step of its own; None writes none.
         """
         self.prepared = prepared
+        self.root = prepared.options.folder
+        """The run directory as the user named it; `store` may be a hidden one beside it."""
         self.store = store
         self.fingerprint = fingerprint
         self.board = board
@@ -147,10 +150,21 @@ class Drawing:
     def kept(self, sample: Sample) -> ImageResult | None:
         """What an earlier run made of an image; None where that is not whole, and then it goes."""
         folder = self.store.image(sample.name)
-        result = kept(folder, sample, self.fingerprint)
-        if result is None:
+        manifest = kept_manifest(folder, sample, self.fingerprint)
+        if manifest is None:
             folder.discard()
-        return result
+            return None
+        return ImageResult(
+            name=sample.name,
+            folder=folder.name,
+            root=self.root,
+            rows=tuple(manifest.captures),
+            pictures=len(manifest.captures),
+            skipped=tuple(manifest.skipped),
+            never_ran=tuple(manifest.never_ran),
+            outcome=Outcome(tuple(manifest.prediction)),
+            kept=True,
+        )
 
     def show(self, jobs: Sequence[DrawnJob]) -> ImageWriter:
         """Show an image to the model, and leave its files to the encoders."""
@@ -161,8 +175,9 @@ class Drawing:
         try:
             outcome, recorder = self.show_model(image.args, writer.hints, writer.take)
             result = ImageResult(
-                sample.name,
-                writer.folder.name,
+                name=sample.name,
+                folder=writer.folder.name,
+                root=self.root,
                 skipped=tuple(recorder.skipped),
                 never_ran=tuple(layer.name for layer in recorder.never_ran),
                 outcome=outcome,
@@ -193,8 +208,13 @@ class Drawing:
 
     def failed(self, sample: Sample, error: FeatvizError) -> ImageResult:
         """The result of an image that has no pictures."""
-        folder = self.store.image(sample.name).name
-        return ImageResult(sample.name, folder, error=error.message, hint=error.hint)
+        return ImageResult(
+            name=sample.name,
+            folder=self.store.image(sample.name).name,
+            root=self.root,
+            error=error.message,
+            hint=error.hint,
+        )
 
 
 class ImageWriter:
@@ -307,7 +327,8 @@ class ImageWriter:
                 write_png(file, (height, width), [self._shown.reshape(height, width * channels)])
             for task in self.tasks:
                 task.result()
-            result = replace(result, rows=tuple(row.result() for row in self._rows))
+            rows = tuple(row.result() for row in self._rows)
+            result = replace(result, rows=rows, pictures=len(rows))
             self.folder.finish(self._manifest(result), self._stats)
         except BaseException:
             self._discard()

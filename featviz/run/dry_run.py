@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import structs
 from torch import Tensor
@@ -14,7 +14,7 @@ from featviz.layout import Maps, to_maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.options import DrawOptions, ModelOptions, RunOptions
 from featviz.records import SALIENCY, STAT_COLUMNS, CaptureSite, Hints, Shard
-from featviz.run.prepare import find_images, prepare
+from featviz.run.prepare import Prepared, find_images, prepare
 from featviz.text import by, counted, printable
 
 # PNG bytes, on the safe side of what was measured over the sample scenes with random weights
@@ -26,17 +26,33 @@ OWN_FILES = 3  # of an image beside its pictures: input.png, stats.npz and manif
 ROW_BYTES = 1000  # for each picture in manifest.json and stats.npz, without numbers of channels
 
 
+class PlannedFile(NamedTuple):
+    """A file that a run would write for each image: a row of `per_image`."""
+
+    layer: str
+    type: str
+    file: str
+    maps: int
+    width: int
+    height: int
+    bytes: int
+    """An estimate."""
+
+
 def render(plan: Mapping[str, Any]) -> str:
     """What `dry_run` found, as a table for people."""
-    rows = [
-        f"{f['layer']}  {f['file']}  {f['maps']} maps  {by((f['width'], f['height']))}"
-        f"  ~{f['bytes'] / 1e3:.0f} kB"
-        for f in plan["per_image"]
-    ]
-    rows += [f"{row['layer']}  skipped: {row['reason']}" for row in plan["skipped"]]
-    images, pictures, layers = (counted(plan[f"{one}s"], one) for one in ("image", "file", "layer"))
+    rows: list[str] = []
+    for file in plan["per_image"]:
+        size = by((file["width"], file["height"]))
+        numbers = f"{file['maps']} maps  {size}  ~{file['bytes'] / 1e3:.0f} kB"
+        rows.append(f"{file['layer']}  {file['file']}  {numbers}")
+    for row in plan["skipped"]:
+        rows.append(f"{row['layer']}  skipped: {row['reason']}")
+    images = counted(plan["images"], "image")
+    files = counted(plan["files"], "file")
+    layers = counted(plan["layers"], "layer")
     rows.append(
-        f"{images}: {pictures} of {layers}, {plan['maps']} maps, "
+        f"{images}: {files} of {layers}, {plan['maps']} maps, "
         f"{plan['megapixels']:.1f} megapixels, about {plan['estimated_bytes'] / 1e6:.1f} MB "
         f"in {plan['all_files']} files in all"
     )
@@ -48,78 +64,112 @@ def dry_run(model: ModelOptions, arguments: Sequence[str], options: RunOptions) 
     model takes images in their own size, the first one stands for all."""
     prepared = prepare(model, find_images(arguments, options), options)
     images = len((options.shard or Shard()).of(prepared.samples))
-    blank, draw, shown = prepared.blank, prepared.options.draw, prepared.shown
-    hints, inputs = prepared.hints(blank), [arg.shape for arg in blank]
-    files: list[dict[str, Any]] = []
-    beside, size = OWN_FILES, int(blank[0].numel() * BYTES_PER_VALUE)
-
-    def sink(
-        site: CaptureSite,
-        tensor: Tensor,
-        gradient: Tensor | None = None,
-        about: Hints | None = None,
-    ) -> None:
-        nonlocal beside, size
-        about = about or hints.of_tensor(site, tensor)
-        if tensor.is_complex() and gradient is None:
-            for part in magnitude_and_phase(site, tensor, about, draw):
-                sink(*part[:2], None, part[2])
-            return
-        parts = to_maps(tensor, about)
-        if gradient is not None:
-            check_places(parts[""])
-            parts = {"": parts[""]}
-        if draw.tensors:
-            beside += 1
-            size += tensor.numel() * 4
-        alone = structs.replace(draw, overlay=None) if about.phase else draw
-        for key, maps in parts.items():
-            files.extend(_planned(site.inside(key), maps, alone, shown))
-            if not key and is_saliency(site, tensor.shape, inputs, draw):
-                one = structs.replace(draw, reduce="max-abs")
-                files.extend(_planned(site.inside(SALIENCY), maps, one, shown))
-            size += ROW_BYTES + 4 * len(STAT_COLUMNS) * maps.data.shape[0]
-
+    planner = _Planner(prepared)
     with prepared.watched() as show:
-        _, recorder = show(blank, hints, sink)
-    skipped = [(skip.layer, skip.reason) for skip in recorder.skipped]
-    skipped += [(layer.name, "did not run") for layer in recorder.never_ran]
-    pixels = sum(file["width"] * file["height"] for file in files)
+        _, recorder = show(prepared.blank, planner.hints, planner.take)
+    skipped = [{"layer": skip.layer, "reason": skip.reason} for skip in recorder.skipped]
+    skipped += [{"layer": layer.name, "reason": "did not run"} for layer in recorder.never_ran]
+    files = planner.files
+    pixels = sum(file.width * file.height for file in files)
+    size = sum(file.bytes for file in files) + planner.other_bytes
     return {
         "images": images,
-        "layers": len({file["layer"] for file in files}),
+        "layers": len({file.layer for file in files}),
         "files": len(files) * images,
-        "maps": sum(file["maps"] for file in files) * images,
+        "maps": sum(file.maps for file in files) * images,
         "megapixels": round(pixels * images / 1e6, 3),
-        "all_files": (len(files) + beside) * images,
-        "estimated_bytes": (sum(file["bytes"] for file in files) + size) * images,
-        "per_image": files,
-        "skipped": [{"layer": layer, "reason": reason} for layer, reason in skipped],
+        "all_files": (len(files) + planner.other_files) * images,
+        "estimated_bytes": size * images,
+        "per_image": [file._asdict() for file in files],
+        "skipped": skipped,
     }
 
 
-def _planned(
-    site: CaptureSite, maps: Maps, draw: DrawOptions, shown: Sequence[int]
-) -> list[dict[str, Any]]:
-    """The picture of some maps, and its figure; near-equal maps are not known yet, and counted."""
-    channels, slices, *size = maps.data.shape
-    kind = LAYOUTS[maps.layout]
-    reduced = draw.reduce is not None and not kind.strip
-    count = 1 if reduced else min(channels, draw.max_maps or channels)
-    laid_over = draw.overlay is not None and kind.aligned
-    shape = (count, min(slices, draw.max_slices), *(shown if laid_over else size))
-    plan = grid.plan(shape, draw, strip=kind.strip, alone=reduced)
-    share = 3 * BLENDED if laid_over else 3 if reduced and draw.reduce == "pca" else 1
-    share *= BYTES_PER_VALUE * (ENLARGED if plan.scale > (1, 1) else 1)
-    bytes = int(plan.maps * plan.map_size[0] * plan.map_size[1] * share)
-    files = [(f"{site.stem}.{draw.format}", plan.maps, plan.width, plan.height, bytes)]
-    if draw.figure:
-        from featviz.drawing import page
+class _Planner:
+    """Takes the tensors of a forward pass, as drawing would, and plans their files."""
 
-        panels = 1 if kind.strip else min(page.FIRST, count)
-        height, width = page.figure_size(panels)[:2]
-        pixels = int(width * height * FIGURE)
-        files.append((f"{site.stem}.figure.png", panels, width, height, pixels))
-    names = ("file", "maps", "width", "height", "bytes")
-    of = {"layer": site.layer.name, "type": site.layer.type}
-    return [of | dict(zip(names, row, strict=True)) for row in files]
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
+        self.draw = prepared.options.draw
+        self.hints = prepared.hints(prepared.blank)
+        self.input_shapes = [arg.shape for arg in prepared.blank]
+        self.files: list[PlannedFile] = []
+        self.other_files = OWN_FILES
+        self.other_bytes = int(prepared.blank[0].numel() * BYTES_PER_VALUE)
+
+    def take(
+        self,
+        site: CaptureSite,
+        tensor: Tensor,
+        gradient: Tensor | None = None,
+        hints: Hints | None = None,
+    ) -> None:
+        """Plan the files of a tensor.
+
+        Args:
+            gradient: at the tensor, for class activation maps.
+            hints: on its layout; None looks them up.
+        """
+        hints = hints or self.hints.of_tensor(site, tensor)
+        if tensor.is_complex() and gradient is None:
+            for half, numbers, facts in magnitude_and_phase(site, tensor, hints, self.draw):
+                self.take(half, numbers, hints=facts)
+            return
+        parts = to_maps(tensor, hints)
+        if gradient is not None:
+            check_places(parts[""])
+            parts = {"": parts[""]}
+        if self.draw.tensors:
+            self.other_files += 1
+            self.other_bytes += tensor.numel() * 4
+        # a phase lies over nothing
+        draw = structs.replace(self.draw, overlay=None) if hints.phase else self.draw
+        for key, maps in parts.items():
+            self._plan(site.inside(key), maps, draw)
+            if not key and is_saliency(site, tensor.shape, self.input_shapes, self.draw):
+                strongest = structs.replace(self.draw, reduce="max-abs")
+                self._plan(site.inside(SALIENCY), maps, strongest)
+            self.other_bytes += ROW_BYTES + 4 * len(STAT_COLUMNS) * maps.data.shape[0]
+
+    def _plan(self, site: CaptureSite, maps: Maps, draw: DrawOptions) -> None:
+        """The picture of some maps, and its figure; near-equal maps are not known yet, and
+        counted."""
+        channels, slices, *size = maps.data.shape
+        layout = LAYOUTS[maps.layout]
+        is_reduced = draw.reduce is not None and not layout.strip
+        is_overlay = draw.overlay is not None and layout.aligned
+        tiles = 1 if is_reduced else min(channels, draw.max_maps or channels)
+        tile_size = self.prepared.shown if is_overlay else size
+        shape = (tiles, min(slices, draw.max_slices), *tile_size)
+        plan = grid.plan(shape, draw, strip=layout.strip, alone=is_reduced)
+        bytes_per_value = BYTES_PER_VALUE
+        if is_overlay:
+            bytes_per_value *= 3 * BLENDED
+        elif is_reduced and draw.reduce == "pca":
+            bytes_per_value *= 3
+        if plan.scale > (1, 1):
+            bytes_per_value *= ENLARGED
+        values = plan.maps * plan.map_size[0] * plan.map_size[1]
+        picture = PlannedFile(
+            layer=site.layer.name,
+            type=site.layer.type,
+            file=f"{site.stem}.{draw.format}",
+            maps=plan.maps,
+            width=plan.width,
+            height=plan.height,
+            bytes=int(values * bytes_per_value),
+        )
+        self.files.append(picture)
+        if draw.figure:
+            from featviz.drawing import page
+
+            panels = 1 if layout.strip else min(page.FIRST, tiles)
+            size_of_figure = page.figure_size(panels)
+            figure = picture._replace(
+                file=f"{site.stem}.figure.png",
+                maps=panels,
+                width=size_of_figure.width,
+                height=size_of_figure.height,
+                bytes=int(size_of_figure.width * size_of_figure.height * FIGURE),
+            )
+            self.files.append(figure)

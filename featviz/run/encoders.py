@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Condition
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -27,39 +27,53 @@ NICENESS = 10
 19 vgg16 takes 5 to 10 % less, but beside two busy programs a run takes twice as long."""
 
 
+class Task(NamedTuple):
+    """What waits for a thread."""
+
+    size: int
+    """Bytes that it holds until it is done."""
+    work: Callable[[], Any]
+    future: Future[Any]
+
+
 class Background:
     """Runs tasks in threads that step back before all others (on Linux). Whoever has to wait for
     them runs those that have not begun: so they are done even where other programs take the cores,
-    and no more than `max_bytes` are on their way. `shared_cores` makes one."""
+    and no more than `max_bytes` are on their way. `shared_cores` makes one.
+
+    A plain ThreadPoolExecutor would do neither: a task that waits in its queue can be cancelled,
+    but not taken over by the thread that needs its result.
+    """
 
     def __init__(self, workers: int, max_bytes: int) -> None:
         """Begin without any thread."""
         self.max_bytes = max_bytes
         step_back: Any = {"initializer": os.nice, "initargs": (NICENESS,)} if STEP_BACK else {}
         self.pool = ThreadPoolExecutor(workers, "featviz-writer", **step_back)
-        self._room = Condition()
-        self._waiting: deque[tuple[int, Callable[[], Any], Future[Any]]] = deque()
-        self._held = 0
+        self._done = Condition()  # notified when a task is done, and its bytes are free
+        self._waiting: deque[Task] = deque()
+        self._bytes = 0  # of tasks that wait or run
 
     def submit(self, size: int, work: Callable[[], T]) -> Future[T]:
         """Run `work`, which holds `size` bytes; one larger than the bound goes alone. While there
         is no room, this runs other tasks."""
-        most = max(self.max_bytes, size)
+        limit = max(self.max_bytes, size)
         while True:
-            with self._room:
-                if self._held + size <= most:
-                    self._held += size
+            with self._done:
+                if self._bytes + size <= limit:
+                    self._bytes += size
                     break
-            if not self.help():
-                with self._room:
-                    self._room.wait_for(lambda: self._held + size <= most)
+            if not self.help():  # all tasks are running
+                with self._done:
+                    self._done.wait_for(lambda: self._bytes + size <= limit)
         future: Future[T] = Future()
-        self._waiting.append((size, work, future))
+        self._waiting.append(Task(size, work, future))
         self.pool.submit(self.help)
         return future
 
     def result(self, future: Future[T]) -> T:
-        """What a task gave, or the exception that it raised; runs other tasks until it is done."""
+        """What a task returned, or the exception that it raised; runs other tasks until it is
+        done."""
         while not future.done() and self.help():
             pass
         return future.result()
@@ -68,22 +82,24 @@ class Background:
         """Run the task that has waited longest, unless it was cancelled; whether there was one. It
         ends even where a caller who helps is interrupted."""
         try:
-            size, work, future = self._waiting.popleft()
+            task = self._waiting.popleft()
         except IndexError:
             return False
+        future = task.future
         try:
             if future.set_running_or_notify_cancel():
-                future.set_result(work())
-        except BaseException as error:
+                future.set_result(task.work())
+        except Exception as error:
+            future.set_exception(error)
+        except BaseException:
+            # Ctrl-C, which is the helping thread's: it ends, and the task has not failed by itself
             if not future.done():
-                is_own = isinstance(error, Exception)  # else an interrupt of the thread that helps
-                future.set_exception(error if is_own else CancelledError())
-            if not isinstance(error, Exception):
-                raise
+                future.set_exception(CancelledError())
+            raise
         finally:
-            with self._room:
-                self._held -= size
-                self._room.notify_all()
+            with self._done:
+                self._bytes -= task.size
+                self._done.notify_all()
         return True
 
 
@@ -128,10 +144,11 @@ def shared_cores(threads: int | None = None, max_bytes: int = QUEUE_BYTES) -> It
     values each time.
     """
     cores = usable_cores()
-    share = max(1, cores // 4)
+    quarter = max(1, cores // 4)
     before = torch.get_num_threads()
-    torch.set_num_threads(max(1, min(before, cores if STEP_BACK else cores - share)))
-    background = Background(threads or max(2, share), max_bytes)
+    available = cores if STEP_BACK else cores - quarter
+    torch.set_num_threads(max(1, min(before, available)))
+    background = Background(threads or max(2, quarter), max_bytes)
     try:
         yield background
     finally:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -35,12 +34,10 @@ from featviz.models.presets import first_features
 from featviz.models.requirements import require_matplotlib
 from featviz.models.weights import read_tensor
 from featviz.options import DrawOptions, InputOptions, ModelOptions, RunOptions
+from featviz.options.commands import AuditOptions, ExemplarOptions
 from featviz.records import PRESETS, Bytes, Layer, Outcome, Raster, Sample
 from featviz.run.choose import choose_layers
 from featviz.rundir.place import model_files
-
-if TYPE_CHECKING:
-    from featviz.options.commands import AuditOptions, ExemplarOptions
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +54,11 @@ class ModelInput:
     """An image as the model gets it."""
 
     images: tuple[Image.Image | Raster, ...]
+    """As decoded: one, the frames of a clip, or one for each input of the model."""
     sha256: str
     """Of its files."""
     args: list[Tensor]
+    """The arguments of forward, [1, C, H, W] each (or [1, C, T, H, W]), on the CPU."""
     preprocess: Preprocess
     words: str
     window: Window | None
@@ -71,9 +70,14 @@ class ModelInput:
         if getattr(self.preprocess.transform, "blank", None) is not None:
             raise UsageError("maps of an input that is no image lie over nothing", "no --overlay")
         pictures = self.preprocess.pictures(self.args)
-        pictures = pictures if self.preprocess.frames else pictures[:1]
-        pixels = [values.to_pixels(picture[0]) for picture in pictures]
-        return [np.repeat(grey, 3, axis=2) if grey.shape[2] == 1 else grey for grey in pixels]
+        if not self.preprocess.frames:
+            pictures = pictures[:1]
+        backgrounds: list[Bytes] = []
+        for picture in pictures:
+            pixels = values.to_pixels(picture[0])
+            is_grey = pixels.shape[2] == 1
+            backgrounds.append(np.repeat(pixels, 3, axis=2) if is_grey else pixels)
+        return backgrounds
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,9 @@ class Prepared:
     options: RunOptions
     model: LoadedModel
     samples: tuple[Sample, ...]
+    """Of the whole run, whichever shard takes them."""
     blank: list[Tensor]
+    """Zeros in the shapes of the first image's inputs."""
     shown: tuple[int, int]
     """Height and width in pixels of the image in the first input, without padding."""
     layers: list[Layer]
@@ -119,10 +125,16 @@ class Prepared:
 
 def files_read(model: ModelOptions | LoadedModel, samples: Iterable[Sample] = ()) -> list[Path]:
     """The files of images and of a model, where nothing may be written."""
-    named = [] if isinstance(model, LoadedModel) else [model.spec, model.arch, model.weights]
-    paths = [path for sample in samples for path in sample.paths]
-    files = dict.fromkeys((decode.split(path) or (path,))[0] for path in paths)
-    return [*(file for file in files if isinstance(file, Path)), *model_files(*named)]
+    files: dict[Path, None] = {}  # in their order, each once
+    for sample in samples:
+        for path in sample.paths:
+            inside_archive = decode.split(path)
+            file = inside_archive[0] if inside_archive else path
+            if isinstance(file, Path):
+                files[file] = None
+    if isinstance(model, LoadedModel):
+        return [*files]
+    return [*files, *model_files(model.spec, model.arch, model.weights)]
 
 
 def prepare(
@@ -144,21 +156,27 @@ def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
     """The model as it takes what was found: vectors, where its first layer is linear and the first
     file holds as many numbers. Warns where neither the model nor the user says how images go in."""
     preprocess = loaded.preprocess
-    count = first_features(loaded.module) if preprocess.transform is None else None
-    if count is not None:
-        with suppress(ImageError):
-            wanted = Wanted(0, raw=True)
-            (image,), _ = decode.decode(samples[0], "white", 1, wanted, read_tensor, quiet=True)
-            if isinstance(image, Raster) and image.values.shape in ((count,), (1, count)):
-                vector = UserTransform.vector(count).preprocess(3)
-                preprocess = replace(vector, dtype=preprocess.dtype)
+    features = first_features(loaded.module) if preprocess.transform is None else None
+    if features is not None and _holds_vector(samples[0], features):
+        vector = UserTransform.vector(features).preprocess(3)
+        preprocess = replace(vector, dtype=preprocess.dtype)
     if preprocess.guessed:
         others = ", ".join(name for name in PRESETS if name != "imagenet")
-        words = (
+        log.warning(
             "preprocessing is a guess, --preset imagenet (others: %s; --size, --crop, --mean and "
+            "--std change it)",
+            others,
         )
-        log.warning(words + "--std change it)", others)
     return replace(loaded, preprocess=preprocess)
+
+
+def _holds_vector(sample: Sample, features: int) -> bool:
+    """Whether a file holds so many numbers along one axis."""
+    with suppress(ImageError):
+        raw = Wanted(0, raw=True)
+        (image,), _ = decode.decode(sample, "white", 1, raw, read_tensor, quiet=True)
+        return isinstance(image, Raster) and image.values.shape in ((features,), (1, features))
+    return False
 
 
 def find_images(
@@ -176,8 +194,8 @@ def find_images(
     if not inputs.input:
         return find.find_samples(arguments, None, options.nul_separated, outside)
     if arguments or inputs.transform is not None:
-        other = "a transform prepares one" if inputs.transform else "there are images"
-        raise UsageError(f"input takes the place of an image, and {other}", "one of the two")
+        surplus = "a transform prepares one" if inputs.transform else "there are images"
+        raise UsageError(f"input takes the place of an image, and {surplus}", "one of the two")
     return [Sample(inputs.input[0].partition("=")[0], ())]
 
 
@@ -199,17 +217,22 @@ def read_input(
     sample: Sample, preprocess: Preprocess, inputs: InputOptions, quiet: bool = False
 ) -> ModelInput:
     """Decode a sample and preprocess it; `quiet` without a warning that frames are left out."""
-    wanted = Wanted(
-        preprocess.chain.channels, preprocess.frames is not None, preprocess.transform is not None
-    )
-    frames, background = preprocess.frames, inputs.background
-    images, sha256 = decode.decode(sample, background, frames, wanted, read_tensor, quiet)
-    images = images if sample.paths else (preprocess.empty(),)  # --input
+    chain = preprocess.chain
+    frames = preprocess.frames
+    wanted = Wanted(chain.channels, frames is not None, preprocess.transform is not None)
+    images, sha256 = decode.decode(sample, inputs.background, frames, wanted, read_tensor, quiet)
+    if not sample.paths:  # --input
+        images = (preprocess.empty(),)
     if any(isinstance(image, Raster) and image.narrow_range for image in images):
         preprocess = replace(preprocess, stretched=True)
-    words, chain = preprocess.words_for(images), preprocess.chain
-    window = chain.window(images[0].size) if chain.stride else None
-    return ModelInput(images, sha256, preprocess(images), preprocess, words, window)
+    return ModelInput(
+        images=images,
+        sha256=sha256,
+        args=preprocess(images),
+        preprocess=preprocess,
+        words=preprocess.words_for(images),
+        window=chain.window(images[0].size) if chain.stride else None,
+    )
 
 
 def blank_input(
@@ -218,13 +241,19 @@ def blank_input(
     """Zeros in the shapes of the first readable sample's inputs, and the height and width that the
     image has in them."""
     preprocess = loaded.preprocess
-    window, blank = None, preprocess.blank()
-    for sample in samples if preprocess.chain.own_size or preprocess.frames is not None else ():
-        with suppress(ImageError):
-            image = read_input(sample, preprocess, inputs, quiet=True)
-            window, blank = image.window, [torch.zeros_like(arg) for arg in image.args]
-            break
-    return blank, (*((1, 1, *blank[0].shape)[-2:]),) if window is None else window[2:]
+    blank = preprocess.blank()
+    window = None
+    if preprocess.chain.own_size or preprocess.frames is not None:
+        for sample in samples:
+            with suppress(ImageError):
+                image = read_input(sample, preprocess, inputs, quiet=True)
+                window = image.window
+                blank = [torch.zeros_like(arg) for arg in image.args]
+                break
+    if window is not None:
+        return blank, window[2:]
+    height, width = (1, 1, *blank[0].shape)[-2:]  # a vector has no height
+    return blank, (height, width)
 
 
 # What the options mean together

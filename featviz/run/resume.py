@@ -17,10 +17,11 @@ from featviz.files import real
 from featviz.images import decode
 from featviz.models.requirements import versions
 from featviz.options import RunOptions
-from featviz.records import ImageResult, Outcome, Sample
+from featviz.records import Sample
 from featviz.run.prepare import Prepared
 from featviz.rundir import locks
 from featviz.rundir.folder import Folder, reported
+from featviz.rundir.image import Manifest
 from featviz.rundir.ownership import holds_run
 from featviz.rundir.place import RUN, check_free, replacing
 from featviz.rundir.schema import GROWING, differences, fingerprint
@@ -35,13 +36,13 @@ def held(options: RunOptions) -> Iterator[Folder]:
     """The folder to write into, which no other process has but for other shards of the run: `out`;
     or a hidden one, which takes its place at the end, where `out` holds a run that is to be
     replaced."""
-    out, shard = options.folder, options.shard
-    fixed = real(out).is_mount() or not os.access(real(out).parent, os.W_OK)
-    if options.overwrite and not fixed and holds_run(out):
+    out = options.folder
+    can_rename = not real(out).is_mount() and os.access(real(out).parent, os.W_OK)
+    if options.overwrite and can_rename and holds_run(out):
         with replacing(out, RUN) as new:
             yield new
         return
-    with locks.held(out, shard):
+    with locks.held(out, options.shard):
         check_destination(options)
         with reported(out):
             folder = Folder.open(out)
@@ -76,21 +77,31 @@ class RunDocument:
         self.failed = 0  # how many images have failed by now, those of other shards included
 
     def write(self, run: RunDirectory, options: RunOptions | None = None) -> list[str]:
-        """Write run.json, the images in their order, and return those that are missing. An earlier
-        run or another shard may have left manifests of other images, or failures in run.json; with
-        options, at its end, a shard is the only one that writes."""
+        """Write run.json, the images in their order.
+
+        An earlier run or another shard may have left manifests of other images, or failures in
+        run.json.
+
+        Args:
+            options: at the end of the run, when a shard has to be the only one that writes.
+
+        Returns:
+            The names of the images that are missing.
+        """
         with nullcontext() if options is None else together(options):
-            others = set(self.names) - self.errors.keys()
-            errors: dict[str, str | None] = {
-                name: error for name, error in run.before()[1].items() if name in others
-            }
-            errors |= {name: None for name in others if run.image(name).is_complete}
-            errors |= self.errors
-            seen = [name for name in self.names if name in errors]
+            _, earlier_errors = run.before()
+            errors: dict[str, str | None] = {}  # of the images that are there, in their order
+            for name in self.names:
+                if name in self.errors:
+                    errors[name] = self.errors[name]
+                elif run.image(name).is_complete:
+                    errors[name] = None
+                elif name in earlier_errors:
+                    errors[name] = earlier_errors[name]
             missing = [name for name in self.names if name not in errors]
-            complete = [name for name in seen if errors[name] is None]
+            complete = [name for name, error in errors.items() if error is None]
+            failures = [{"image": n, "error": e} for n, e in errors.items() if e is not None]
             images = {"total": len(self.names), "complete": complete, "missing": missing}
-            failures = [{"image": n, "error": errors[n]} for n in seen if errors[n] is not None]
             self.failed = len(failures)
             run.write_run({**self.record, "images": images, "failures": failures})
             return missing
@@ -98,7 +109,8 @@ class RunDocument:
 
 def run_record(prepared: Prepared) -> dict[str, Any]:
     """All that decides what is drawn, and nothing else: no time, place or number of threads."""
-    model, options = prepared.model, prepared.options
+    model = prepared.model
+    options = prepared.options
     inputs = structs.asdict(options.inputs)
     for name in ("transform", "forward_args", "input"):  # which the preprocessing names
         del inputs[name]
@@ -123,67 +135,74 @@ def open_run(
     folder: Folder, prepared: Prepared, document: RunDocument, samples: Sequence[Sample]
 ) -> RunDirectory:
     """The run directory in a folder that is `held`: a new one, the one that is there with `resume`,
-    or the one that other shards write; `samples` are the images of this shard."""
+    or the one that other shards write.
+
+    Args:
+        samples: the images of this shard.
+    """
     options = prepared.options
     with together(options):
-        joins = options.resume or options.shard is not None
         run = RunDirectory(folder, options.mirror)
-        before = run.record()
-        if before is not None and joins:
-            _check_same(run, options, document, before, samples)
+        record = run.record()
+        joins = options.resume or options.shard is not None
+        if record is not None and joins:
+            _check_same(options, document, record)
+            if not options.resume:
+                _check_shard_is_empty(run, options, samples)
         elif options.resume or options.shard is None:
             earlier = check_free(folder.path, RUN, options.overwrite)
             if earlier is not None:
                 run.clear(earlier)
-        known = {safe_way(name) for name in document.names}
-        complete = run.complete if options.resume else []
-        if gone := [quoted(path) for path in complete if path not in known]:
-            log.warning("%s: stays, though no longer among the inputs", listed(gone, 3))
-        # hidden folders that no process is writing into
-        old = {*run.before()[0]}.difference(document.names)  # no longer among the inputs
-        run.clear_images([*(sample.name for sample in samples), *old])
+        if options.resume:
+            names = {safe_way(name) for name in document.names}
+            surplus = [quoted(path) for path in run.complete if path not in names]
+            if surplus:
+                log.warning("%s: stays, though no longer among the inputs", listed(surplus, 3))
+        # hidden folders that no process is writing into, also of images that are no inputs any more
+        earlier_names, _ = run.before()
+        removed = {*earlier_names}.difference(document.names)
+        run.clear_images([*(sample.name for sample in samples), *removed])
         document.write(run)
     return run
 
 
-def _check_same(
-    run: RunDirectory,
-    options: RunOptions,
-    document: RunDocument,
-    before: Mapping[str, Any],
-    samples: Sequence[Sample],
-) -> None:
-    """Refuse to go on with another run; or, without `resume`, with a shard that has images."""
+def _check_same(options: RunOptions, document: RunDocument, record: Mapping[str, Any]) -> None:
+    """Refuse to go on with another run, whose run.json is `record`."""
     if document.record["model"].get("parameters", "") is None:
         raise StoreError(
             f"{options.folder} holds a run, and this model's tensors do not tell their values",
             "--overwrite, or another --out",
         )
-    old = {key: value for key, value in before.items() if key not in GROWING}
-    if different := differences(old, json.loads(json.dumps(document.record, default=str))):
-        where = f"{'--resume: ' if options.resume else '--out '}{options.folder}"
-        more = f" (and {len(different) - 1} more differences)" if different[1:] else ""
-        raise StoreError(
-            f"{where} holds another run; {different[0]}",
-            f"give the same model and options, or another --out{more}",
-        )
+    lasting = {key: value for key, value in record.items() if key not in GROWING}
+    # as JSON has it: lists for tuples, text for paths
+    different = differences(lasting, json.loads(json.dumps(document.record, default=str)))
+    if different:
+        option = "--resume:" if options.resume else "--out"
+        hint = "give the same model and options, or another --out"
+        if len(different) > 1:
+            hint += f" (and {len(different) - 1} more differences)"
+        message = f"{option} {options.folder} holds another run; {different[0]}"
+        raise StoreError(message, hint)
+
+
+def _check_shard_is_empty(
+    run: RunDirectory, options: RunOptions, samples: Sequence[Sample]
+) -> None:
+    """Refuse to draw the images of a shard twice."""
     done = sum(run.image(sample.name).is_complete for sample in samples)
-    if done and not options.resume:
+    if done:
         raise StoreError(
             f"--out {options.folder} holds {counted(done, 'image')} of shard {options.shard}",
             "--resume goes on with it, --out names another place",
         )
 
 
-def kept(folder: ImageFolder, sample: Sample, fingerprint: str) -> ImageResult | None:
-    """An image that is complete: its manifest is there, and fits the run and the file."""
+def kept_manifest(folder: ImageFolder, sample: Sample, fingerprint: str) -> Manifest | None:
+    """The manifest of an image that is complete, and fits the run and the file; else None."""
     if not folder.is_complete:
         return None
     with suppress(StoreError, ImageError):
         manifest = folder.manifest()
         if manifest.fingerprint == fingerprint and manifest.image.sha256 == decode.digest(sample):
-            rows, skipped = tuple(manifest.captures), tuple(manifest.skipped)
-            said, idle = Outcome(tuple(manifest.prediction)), tuple(manifest.never_ran)
-            name = folder.name
-            return ImageResult(sample.name, name, rows, skipped, idle, outcome=said, kept=True)
+            return manifest
     return None

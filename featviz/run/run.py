@@ -6,12 +6,11 @@ import logging
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import replace
 from threading import Event, current_thread, main_thread
 from time import monotonic
 from types import FrameType
-from typing import Any
 
 from featviz.drawing import tensorboard
 from featviz.drawing.kernels import post_kernels
@@ -20,9 +19,10 @@ from featviz.errors import FeatvizError
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.models.load import LoadedModel
 from featviz.options import ModelOptions, RunOptions
-from featviz.records import ImageResult, Outcome, RunResult, Shard
+from featviz.records import Outcome, Shard
 from featviz.run.draw import Drawing, draw_all, draw_images
 from featviz.run.prepare import Prepared, files_read, find_images, prepare
+from featviz.run.results import ImageResult, RunResult
 from featviz.run.resume import RunDocument, held, open_run, run_record
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import check_apart
@@ -57,59 +57,72 @@ def run(
     Raises:
         FeatvizError: nothing could be begun, or the run directory could not be written.
     """
-    found = find_images(arguments, options)
-    check_apart(options.folder, "--out", files_read(model, found))
-    images: list[ImageResult] = []  # only their names and errors
-    nothing: Any = {"rows": (), "skipped": (), "never_ran": (), "outcome": Outcome()}
-    nonfinite: Counter[str] = Counter()
+    samples = find_images(arguments, options)
+    check_apart(options.folder, "--out", files_read(model, samples))
+    images: list[ImageResult] = []
+    nonfinite: Counter[str] = Counter()  # images with NaN or infinite values, by layer
     with held(options) as root:
-        prepared = prepare(model, found, options)
-        samples = (options.shard or Shard()).of(prepared.samples)
+        prepared = prepare(model, samples, options)
+        shard = options.shard or Shard()
+        samples_of_shard = shard.of(prepared.samples)
         document = RunDocument(run_record(prepared), prepared.samples)
-        folder = open_run(root, prepared, document, samples)
-        board_folder = options.tensorboard
-        if board_folder is not None:  # with one folder for each run
-            board_folder = tensorboard.run_folder(board_folder, options.folder)
-        is_first = not options.resume and not (options.shard or Shard()).index
-        pictures, save_next = 0, monotonic() + SAVED_EVERY
+        run_directory = open_run(root, prepared, document, samples_of_shard)
         try:
-            with tensorboard.opened(board_folder, options.folder) as board, stop_requests() as stop:
-                if board is not None and is_first:
+            with _board(options) as board, stop_requests() as stop:
+                if board is not None and not options.resume and not shard.index:
                     with in_eval_mode(prepared.model.module):
                         post_kernels(prepared.model.module, prepared.layers, board)
-                drawing = Drawing(prepared, folder, document.fingerprint, board)
-                with closing(draw_images(drawing, samples, stop)) as results:
+                drawing = Drawing(prepared, run_directory, document.fingerprint, board)
+                save_at = monotonic() + SAVED_EVERY
+                with closing(draw_images(drawing, samples_of_shard, stop)) as results:
                     for result in results:
-                        images.append(replace(result, **nothing))
-                        pictures += len(result.rows)
-                        rows = () if result.kept else result.rows
-                        nonfinite.update({row.label for row in rows if row.nonfinite})
                         document.errors[result.name] = result.error
-                        if options.shard is None and (now := monotonic()) >= save_next:
-                            document.write(folder)
+                        if not result.kept:
+                            nonfinite.update({row.label for row in result.rows if row.nonfinite})
+                        images.append(
+                            replace(result, rows=(), skipped=(), never_ran=(), outcome=Outcome())
+                        )
+                        if options.shard is None and monotonic() >= save_at:
+                            began = monotonic()
+                            document.write(run_directory)
                             # a fiftieth of the time at most, however long run.json grows
-                            save_next = monotonic() + max(SAVED_EVERY, 50 * (monotonic() - now))
-                        progress(result, len(samples))
+                            save_at = monotonic() + max(SAVED_EVERY, 50 * (monotonic() - began))
+                        progress(result, len(samples_of_shard))
         except BaseException:
             with suppress(FeatvizError, BrokenPipeError):
-                document.write(folder, options)
+                document.write(run_directory, options)
             raise
-        missed = document.write(folder, options)
+        missing = set(document.write(run_directory, options))
     if nonfinite:
         layers = [f"{quoted(name)} ({counted(n, 'image')})" for name, n in nonfinite.items()]
         log.warning("NaN or infinite values, shown in magenta: %s", listed(layers, _NAMED))
-    missing = tuple(sample.name for sample in samples if sample.name in missed)
-    end = stop.is_set(), pictures, not missed, document.failed
-    return RunResult(options.folder, tuple(images), missing, *end)
+    return RunResult(
+        options.folder,
+        images=tuple(images),
+        missing=tuple(sample.name for sample in samples_of_shard if sample.name in missing),
+        interrupted=stop.is_set(),
+        pictures=sum(image.pictures for image in images),
+        whole=not missing,
+        all_failures=document.failed,
+    )
+
+
+def _board(options: RunOptions) -> AbstractContextManager[Board | None]:
+    """TensorBoard's events of this run, in a folder of its own."""
+    folder = options.tensorboard
+    if folder is not None:
+        folder = tensorboard.run_folder(folder, options.folder)
+    return tensorboard.opened(folder, options.folder)
 
 
 def draw_into(folder: Folder, prepared: Prepared, board: Board | None) -> list[ImageResult]:
     """Draw all images into a folder, which is empty and becomes a run directory."""
-    document, store = RunDocument(run_record(prepared), prepared.samples), RunDirectory(folder)
-    drawing = Drawing(prepared, store, document.fingerprint, board)
+    document = RunDocument(run_record(prepared), prepared.samples)
+    run_directory = RunDirectory(folder)
+    drawing = Drawing(prepared, run_directory, document.fingerprint, board)
     results = list(draw_all(drawing, prepared.samples, Event()))
     document.errors = {result.name: result.error for result in results}
-    document.write(store)
+    document.write(run_directory)
     return results
 
 
@@ -131,8 +144,8 @@ def stop_requests() -> Iterator[Event]:
     if current_thread() is not main_thread():
         yield event
         return
-    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in heeded}
+    not_ignored = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in not_ignored}
     try:
         yield event
     finally:

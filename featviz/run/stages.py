@@ -29,8 +29,18 @@ from featviz.records import CaptureSite, Layer
 
 Size = tuple[int, int]  # height and width of maps
 ADDS_NOTHING = {
-    *("DropPath", "Flatten", "Identity", "Permute", "StochasticDepth", "Unflatten", "Upsample"),
-    *("_AdaptiveAvgPoolNd", "_AdaptiveMaxPoolNd", "_AvgPoolNd", "_DropoutNd", "_MaxPoolNd"),
+    "DropPath",
+    "Flatten",
+    "Identity",
+    "Permute",
+    "StochasticDepth",
+    "Unflatten",
+    "Upsample",
+    "_AdaptiveAvgPoolNd",
+    "_AdaptiveMaxPoolNd",
+    "_AvgPoolNd",
+    "_DropoutNd",
+    "_MaxPoolNd",
 }
 """Classes whose outputs show nothing that the layer before them does not show."""
 

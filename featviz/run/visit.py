@@ -15,8 +15,9 @@ from typing import Any, Generic, TypeVar
 
 from featviz.errors import FeatvizError, ForwardError, ImageError, StoreError, UsageError
 from featviz.files.urls import Url
-from featviz.records import ImageResult, Sample
+from featviz.records import Sample
 from featviz.run.encoders import read_ahead
+from featviz.run.results import ImageResult
 
 Input = TypeVar("Input")  # what is read of an image, as the model takes it
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchvision.models.feature_extraction import create_feature_extractor
 
 import featviz as fv
-from featviz.api import running
+from featviz.api import notebook
 from featviz.errors import FeatvizError, StoreError, UsageError
 from featviz.records import STAT_COLUMNS
 
@@ -34,7 +34,7 @@ def test_without_out_nothing_is_left(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     monkeypatch.chdir(tmp_path / "here")
     maps = fv.run(tiny, pixels, "Conv2d", **AS_IT_IS).captures[0]
-    assert maps.image.size and maps.of.room is not None and maps.of.room.path.is_dir()
+    assert maps.image.size and maps.of.temporary is not None and maps.of.temporary.path.is_dir()
     del maps
     gc.collect()
     assert not list((tmp_path / "here").iterdir()) + list((tmp_path / "temporary").iterdir())
@@ -86,7 +86,7 @@ def test_an_image_that_fails_says_so(tiny: nn.Module, picture: Path, tmp_path: P
         alone.captures[0]
     with pytest.raises(StoreError, match=r"broken\.png failed"):
         failed.input  # noqa: B018 - it is read when it is asked for
-    assert repr(result) == "<Run of 2 images, 1 failed: 1 picture>"
+    assert repr(result) == "<RunResult of 2 images, 1 failed: 1 picture>"
     assert "broken.png failed" in result._repr_html_()
 
 
@@ -99,10 +99,10 @@ def test_the_gallery_shows_input_and_captures(tiny: nn.Module, pixels: np.ndarra
     """As pictures in the page, none larger than it may be."""
     result = fv.run(tiny, [pixels, pixels], "Conv2d,ReLU", scale=40, **AS_IT_IS)
     pictures = _pictures(result._repr_html_())
-    assert len(pictures) == 6 and max(max(one.size) for one in pictures) == running.SMALL
+    assert len(pictures) == 6 and max(max(one.size) for one in pictures) == notebook.SMALL
     assert np.array_equal(np.asarray(pictures[0]), pixels)
     (alone,) = _pictures(result.captures[0]._repr_html_())
-    assert max(alone.size) == running.LARGE
+    assert max(alone.size) == notebook.LARGE
     assert len(_pictures(result.images[0]._repr_html_())) == 3
 
 
@@ -112,8 +112,8 @@ def test_the_gallery_is_bounded(
     """In pictures and in bytes, and it says that it leaves some out."""
     result = fv.run(tiny, [pixels] * 15, "Conv2d", **AS_IT_IS)
     html = result._repr_html_()
-    assert len(_pictures(html)) == running.MOST == 24 and "more pictures" in html
-    monkeypatch.setattr(running, "MOST_BYTES", 2000)
+    assert len(_pictures(html)) == notebook.MOST_PICTURES == 24 and "more pictures" in html
+    monkeypatch.setattr(notebook, "MOST_BYTES", 2000)
     small = result._repr_html_()
     assert len(small) < 8000 and "more pictures" in small
 

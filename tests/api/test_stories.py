@@ -27,11 +27,11 @@ def test_layers_are_those_of_the_command(featviz: CLI, tiny: nn.Module, tiny_fil
     told = json.loads(featviz("layers", tiny_file, *FLAGS, "--layers", "Conv2d", "--json").out)
     for model in (tiny, tiny_file, str(tiny_file)):
         listed = fv.layers(model, nn.Conv2d, **AS_IT_IS)
-        assert json.loads(json.dumps(listed.as_json())) == told
+        assert json.loads(json.dumps(listed.document)) == told
     assert listed._repr_html_().count("<tr>") == 1 + len(listed.rows)
     for row in listed.rows:
         assert f">{row.type}<" in listed._repr_html_()
-    assert repr(listed) == "<LayerTable: 6 modules, 137 parameters, 51,860 MACs>"
+    assert repr(listed) == "<Listing: 6 modules, 137 parameters, 51,860 MACs>"
     printed = featviz("layers", tiny_file, *FLAGS, "--layers", "Conv2d").out.splitlines()
     assert [line.split() for line in str(listed).splitlines()] == [s.split() for s in printed]
 
@@ -59,7 +59,7 @@ def test_look_is_the_page_of_the_command(
     assert again.layers == page.layers
     assert np.array_equal(np.asarray(again.input), np.asarray(Image.open(picture)))
     shown = again._repr_html_()
-    assert shown.count("<img ") == 1 and "LookPage of image-0.png: 2 layers" in shown
+    assert shown.count("<img ") == 1 and "LookResult of image-0.png: 2 layers" in shown
 
 
 def test_kernels_are_those_of_the_command(

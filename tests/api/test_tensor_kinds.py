@@ -134,8 +134,12 @@ def test_complex_numbers_are_drawn_as_magnitude_and_phase(picture: Path, tmp_pat
             maps.stats["mean"], expected.mean((0, 2, 3)), rtol=1e-4, atol=1e-5
         )
     assert (size.key, phase.key) == ("abs", "angle")
-    assert phase.file.name == "output.angle.png" and phase.overlay is None and size.overlay == 0.5
-    assert phase.range == pytest.approx((-np.pi, np.pi)) and phase.normalize == "range"
+    assert (
+        phase.file.name == "output.angle.png"
+        and phase.row.overlay is None
+        and size.row.overlay == 0.5
+    )
+    assert phase.range == pytest.approx((-np.pi, np.pi)) and phase.row.normalize == "range"
     assert phase.row.cmap == "twilight" and size.row.cmap is None
     pixels = np.asarray(phase.image.convert("RGB"))
     box = phase.row.plan.box(1)

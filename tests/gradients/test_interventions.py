@@ -18,7 +18,7 @@ from torchvision import models
 import featviz as fv
 from featviz.errors import UsageError
 from featviz.gradients import interventions
-from featviz.records import RunResult
+from featviz.run.results import RunResult
 from featviz.rundir.schema import read_json
 
 

@@ -16,8 +16,8 @@ from runs import complete, fill_disk, make_photos, run_json, tree
 
 from featviz.images import decode, find
 from featviz.options import InputOptions, ModelOptions, RunOptions
-from featviz.records import ImageResult
 from featviz.run import run as pipeline
+from featviz.run.results import ImageResult
 from featviz.rundir import write
 from featviz.rundir.schema import read_json
 

@@ -1,0 +1,174 @@
+"""How results look in a notebook: pictures, a table and lines of text, in one piece of HTML."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from featviz.api.studies import ClassMaps, KernelPicture, StudyResult
+from featviz.diff.comparison import Comparison
+from featviz.diff.output import diff_table
+from featviz.errors import StoreError
+from featviz.inspection.layers import Listing
+from featviz.inspection.look import LookResult
+from featviz.report.engine import NotebookFigure, NotebookPage, render_notebook
+from featviz.run.results import FeatureMaps, ImageResult, RunResult
+from featviz.text import TextTable, quoted
+
+# The longest side in pixels of a picture in a gallery, of one that stands alone, and of a page with
+# letters on it.
+SMALL = 240
+LARGE = 960
+PAGE = 1800
+
+MOST_PICTURES = 24
+MOST_ROWS = 60
+MOST_BYTES = 3 * 2**20
+"""What all pictures of one result may take as text: a notebook keeps them in its file."""
+
+
+class Shot(NamedTuple):
+    """A picture that is read when it is shown."""
+
+    load: Callable[[], Image.Image]
+    caption: str
+
+
+@dataclass(frozen=True)
+class View:
+    """What a notebook shows of a result."""
+
+    shots: Sequence[Shot] | Iterator[Shot] = ()
+    lines: Sequence[str] = ()
+    """Below the pictures."""
+    table: TextTable | None = None
+    side: int = SMALL
+    """The longest side of its pictures, in pixels."""
+
+
+def html_of(result: Any) -> str:
+    """A result of the public functions as HTML, its pictures as data URIs.
+
+    A large picture is made smaller, a small one is shown larger by a whole factor, and one that
+    cannot be read says so. It ends with a line where there are more than MOST_PICTURES, or more
+    than MOST_BYTES of them.
+    """
+    view = VIEWS[type(result)](result)
+    lines = [quoted(line) for line in view.lines]
+    figures: list[NotebookFigure] = []
+    total = 0  # bytes
+    for shot in view.shots:
+        figure = _figure(shot, view.side)
+        total += len(figure.address)
+        if total > MOST_BYTES or len(figures) == MOST_PICTURES:
+            lines.append("there are more pictures")
+            break
+        figures.append(figure)
+    table = view.table
+    if table is not None and len(table.rows) > MOST_ROWS:
+        footer = (f"{len(table.rows) - MOST_ROWS} more rows", *table.footer)
+        table = table._replace(rows=table.rows[:MOST_ROWS], footer=footer)
+    return render_notebook(NotebookPage(figures, table, lines))
+
+
+def _figure(shot: Shot, side: int) -> NotebookFigure:
+    """Read and encode one picture."""
+    try:
+        picture = shot.load()
+    except StoreError as error:
+        return NotebookFigure("", quoted(f"{shot.caption}: {error.message}"), (side, side))
+    if picture.mode not in ("L", "RGB"):
+        picture = picture.convert("RGB")
+    picture.thumbnail((side, side), Image.Resampling.BOX)
+    file = io.BytesIO()
+    picture.save(file, "png")
+    data = base64.b64encode(file.getvalue()).decode()
+    factor = max(1, side // (2 * max(picture.size)))
+    size = (picture.width * factor, picture.height * factor)
+    return NotebookFigure(f"data:image/png;base64,{data}", quoted(shot.caption), size)
+
+
+def _title(result: Any) -> str:
+    """`RunResult of 1 image: 1 picture`."""
+    return repr(result).strip("<>")
+
+
+# What is shown of each result
+
+
+def _maps_shot(maps: FeatureMaps) -> Shot:
+    return Shot(lambda: maps.image, maps.title)
+
+
+def _image_shots(image: ImageResult) -> Iterator[Shot]:
+    """The input and the feature maps, unless the image failed."""
+    if image.error is None:
+        prediction = image.prediction[0].text if image.prediction else "input"
+        yield Shot(lambda: image.input, f"{image.name}: {prediction}")
+        yield from map(_maps_shot, image.captures)
+
+
+def _failure_lines(images: Sequence[ImageResult]) -> list[str]:
+    return [f"{image.name} failed: {image.error}" for image in images if image.error is not None]
+
+
+def _run_view(run: RunResult) -> View:
+    shots = (shot for image in run.images for shot in _image_shots(image))
+    return View(shots, [_title(run), *_failure_lines(run.images)])
+
+
+def _image_view(image: ImageResult) -> View:
+    return View(_image_shots(image), _failure_lines([image]))
+
+
+def _maps_view(maps: FeatureMaps) -> View:
+    return View([_maps_shot(maps)], side=LARGE)
+
+
+def _look_view(page: LookResult) -> View:
+    return View([Shot(lambda: page.image, _title(page))], side=PAGE)
+
+
+def _cam_view(cams: ClassMaps) -> View:
+    failures = [f"{name} failed: {reason}" for name, reason in cams.failures.items()]
+    shots = (
+        Shot(partial(getattr, cam, "image"), f"{image.title} at {cam.name}")
+        for image in cams.images
+        for cam in image.maps
+    )
+    return View(shots, [_title(cams), *failures])
+
+
+def _kernel_view(kernels: KernelPicture) -> View:
+    caption = _title(kernels).removeprefix("KernelPicture ")
+    return View([Shot(lambda: kernels.image, caption)], side=LARGE)
+
+
+def _study_view(study: StudyResult) -> View:
+    shots = [Shot(partial(study.picture, file), title) for file, title in study.files.items()]
+    return View(shots, [study.title, *study.lines], study.table)
+
+
+VIEWS: Mapping[type, Callable[[Any], View]] = {
+    RunResult: _run_view,
+    ImageResult: _image_view,
+    FeatureMaps: _maps_view,
+    LookResult: _look_view,
+    ClassMaps: _cam_view,
+    KernelPicture: _kernel_view,
+    StudyResult: _study_view,
+    Listing: lambda listing: View(table=listing.table),
+    Comparison: lambda comparison: View(table=diff_table(comparison)),
+}
+"""By the class of a result."""
+
+for record in VIEWS:
+    # A notebook asks an object for this method. The records stand on floors below this one, and
+    # know nothing of pages.
+    record._repr_html_ = html_of  # type: ignore[attr-defined]
