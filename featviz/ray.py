@@ -73,7 +73,7 @@ def run(
     request = read_run_request(model, {**options, "resume": resume}, layers, out)
     check_options(request.options)
     with as_files(images) as files:
-        check_destination(request.options)
+        check_destination(request.options, request.options.overwrite)
         ray.init(ignore_reinit_error=True, log_to_driver=False)
         draw = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=2)(_draw)
         # a shard that Ray begins again goes on with what is complete

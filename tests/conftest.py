@@ -162,7 +162,9 @@ def whole(draw: Callable[..., Outcome], tmp_path: Path) -> Path:
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images are drawn in this process, where a test can look on."""
-    monkeypatch.setattr("featviz.run.workers.can_fork", lambda: False)
+    from featviz.run import workers
+
+    monkeypatch.setattr(workers, "can_fork", lambda: False)
 
 
 @pytest.fixture

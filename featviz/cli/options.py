@@ -309,7 +309,12 @@ def _check_out(values: Values, result: str) -> None:
 
     joins_run = values.get("resume") or values.get("shard") is not None
     out = values["out"]
-    if isinstance(out, Path) and out.is_dir() and not joins_run:
+    if joins_run or not isinstance(out, Path) or not out.is_dir():
+        return
+    # an input in the folder has an error of its own, for which images are looked for
+    names = [values["model"], values["weights"], *values.get("images", ())]
+    inputs = [os.path.realpath(str(name).partition(":")[0]) for name in names if name]
+    if not any(Path(path).is_relative_to(os.path.realpath(out)) for path in inputs):
         check_free(out, result, overwrite=True)
 
 

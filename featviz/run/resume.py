@@ -43,17 +43,23 @@ def held(options: RunOptions) -> Iterator[Folder]:
             yield new
         return
     with locks.held(out, options.shard):
-        check_destination(options)
+        # an earlier run is refused by `open_run`, when the layers are known: a misspelt one is to
+        # be named first
+        check_destination(options, overwrite=True)
         with reported(out):
             folder = Folder.open(out)
         yield folder
 
 
-def check_destination(options: RunOptions) -> None:
-    """Say before the model is loaded that `out` cannot be written."""
+def check_destination(options: RunOptions, overwrite: bool) -> None:
+    """Say before the model is loaded that `out` cannot be written.
+
+    Args:
+        overwrite: whether an earlier run may be there.
+    """
     there = (options.resume or options.shard is not None) and holds_run(options.folder)
     if not there:
-        check_free(options.folder, RUN, options.overwrite)
+        check_free(options.folder, RUN, overwrite)
 
 
 def together(options: RunOptions) -> AbstractContextManager[None]:
