@@ -123,14 +123,14 @@ def diff(values: Values) -> int:
     Exit codes: 0 equal, 1 failed or refused, 2 usage, 4 different.
     """
     from featviz.diff import diff
-    from featviz.diff.output import as_json, diff_table
+    from featviz.diff.output import diff_table
     from featviz.report.comparison_page import render_comparison
 
     thresholds = read_from(DiffThresholds, dict(values))
     files = read_from(DiffFiles, dict(values))
     result = diff(values["base"], values["new"], thresholds, files, render_comparison)
     if values["json"]:
-        output.document(as_json(result))
+        output.document(result.document)
     else:
         output.text(str(diff_table(result)))
     return result.exit_code

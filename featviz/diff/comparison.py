@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from featviz.errors import CHECK_FAILED
 from featviz.files.urls import Url
 from featviz.options.commands import DiffThresholds
-from featviz.records import CaptureKey, GridPlan
+from featviz.records import CaptureKey, GridPlan, finite
 from featviz.text import counted
+
+SCHEMA_VERSION = 1
+"""The version of the JSON document. 1: first release."""
 
 
 @dataclass(frozen=True)
@@ -181,9 +185,27 @@ class Comparison:
     @property
     def document(self) -> dict[str, Any]:
         """What `--json` prints."""
-        from featviz.diff.output import as_json  # which imports this file
-
-        return as_json(self)
+        differing, total = self.channel_images
+        layers = [_layer_json(layer) for layer in self.layers]
+        first = next((row for row in layers if row["differing"]), None)
+        if first is not None:
+            names = ("layer", "type", "index", "kind", "call", "key", "image")
+            first = {name: first[name] for name in names}
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "base": str(self.base),
+            "new": str(self.new),
+            **structs.asdict(self.thresholds),
+            "equal": self.equal,
+            "images": list(self.images),
+            "channels": {"differing": differing, "total": total, "ratio": self.ratio},
+            "first_divergence": first,
+            "layers": layers,
+            "only_in_base": _only_in_json(self.only_in_base),
+            "only_in_new": _only_in_json(self.only_in_new),
+            "incomplete": {side: list(names) for side, names in self.incomplete.items()},
+            "maps": [_map_json(layer.difference) for layer in self.layers if layer.difference],
+        }
 
     @property
     def differing(self) -> tuple[ComparedLayer, ...]:
@@ -263,3 +285,47 @@ def _sum(counts: Iterable[ChannelCount]) -> ChannelCount:
         differing += count.differing
         total += count.total
     return ChannelCount(differing, total)
+
+
+def _layer_json(layer: ComparedLayer) -> dict[str, Any]:
+    differing, total = layer.channel_images
+    return {
+        "type": layer.type,
+        "index": layer.index,
+        **layer.key._asdict(),
+        "image": layer.image,
+        "by": layer.by,
+        "reason": layer.reason,
+        "images": {name: change._asdict() for name, change in layer.images.items()},
+        "differing": differing,
+        "total": total,
+        "most_changed": layer.most_changed,
+        "channels": {
+            "absolute": layer.channels.absolute.tolist(),
+            "relative": layer.channels.relative.tolist(),
+            "unlike": layer.channels.unlike.tolist(),
+            "cosine": [finite(value) for value in layer.channels.cosine.tolist()],
+        },
+    }
+
+
+def _only_in_json(only_in: OnlyIn) -> dict[str, Any]:
+    return {
+        "images": dict(only_in.images),
+        "layers": [
+            {**key._asdict(), "type": type, "reason": reason}
+            for key, type, reason in only_in.captures
+        ],
+    }
+
+
+def _map_json(difference: DifferenceMap) -> dict[str, Any]:
+    return {
+        "file": difference.file,
+        "image": difference.image,
+        "label": difference.label,
+        "stem": difference.stem,
+        "source": difference.source,
+        "limit": difference.limit,
+        "channels": difference.channels,
+    }

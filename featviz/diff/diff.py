@@ -82,7 +82,7 @@ def diff(
                     for name, text in assets.items():
                         with hidden_folder.write(name) as file:
                             file.write(text.encode("utf-8", "replace"))
-                write_record(hidden_folder, DIFF_FILE, output.as_json(result))
+                write_record(hidden_folder, DIFF_FILE, result.document)
         for option, path, kind in output_files:
             with outputs.writing(path, kind, option, files.overwrite) as file:
                 file.write(texts[kind])
