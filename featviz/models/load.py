@@ -73,59 +73,97 @@ class LoadedModel:
 
 
 def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> LoadedModel:
-    """Load a model, ready to be run; one that is loaded stays as it is."""
+    """Load a model, ready to be run.
+
+    Args:
+        options: What to load, and from where; a model that is loaded already stays as it is.
+        inputs: The user's choices for the model's input.
+
+    Returns:
+        The model on its device, with its preprocessing and the names of its classes.
+
+    Raises:
+        LoadError: Where no model can be made of what the options name.
+        UsageError: Where the options name nothing, or do not go together.
+    """
     if isinstance(options, LoadedModel):
         return options
     device = pick_device(options.device)
     try:
-        module, record, entry, fixed = load_source(options)
+        loaded = load_source(options)
+    except FeatvizError:
+        raise
     except Exception as error:
-        if "operator torchvision::" in str(error) and not isinstance(error, FeatvizError):
+        if "operator torchvision::" in str(error):
             raise unfit(error) from error
         raise
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    for name, tensor in tensors:
+    module = _on_device(loaded.module, Path(options.spec), device)
+    preprocess = _preprocess(module, loaded, inputs, options.seed, device)
+    source = dict(loaded.record)
+    if options.model_args:
+        source["arguments"] = {name: repr(value) for name, value in options.model_args.items()}
+    scores, categories = _classes(module)
+    if not categories and source.get("weights") != "none":  # random weights know no classes
+        categories = tuple(getattr(loaded.entry, "meta", {}).get("categories", ()))
+    return LoadedModel(module, preprocess, device, source, categories, scores)
+
+
+def _on_device(module: nn.Module, path: Path, device: torch.device) -> nn.Module:
+    """The module out of its wrappers, on its device; LoadError where it has no values."""
+    tensors = dict([*module.named_parameters(), *module.named_buffers()])
+    for name, tensor in tensors.items():
         if not is_lazy(tensor) and tensor.is_meta:
             raise _without_values(name)
-    with weights.one_line(Path(options.spec)):
+    with weights.one_line(path):
         module = weights.unwrapped(module)
-    if device.type == "cpu" and any(t.dtype in (torch.float16, torch.bfloat16) for _, t in tensors):
-        log.info("half precision is cast to float32 on the CPU")  # where many operations lack it
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    # many operations have no half precision on a CPU
+    if device.type == "cpu" and dtypes & {torch.float16, torch.bfloat16}:
+        log.info("half precision is cast to float32 on the CPU")
         module = module.float()
-    module = module.to(device)
+    return module.to(device)
+
+
+def _preprocess(
+    module: nn.Module, loaded: Loaded, inputs: InputOptions, seed: int, device: torch.device
+) -> Preprocess:
+    """How images become the model's input: by `--input`, by `--transform`, or by what the model's
+    source says; with hooks on the module that pass it `--forward-arg`."""
+    forward_arguments = arguments.parse(inputs.forward_args, seed)
     transform: UserTransform | None = None
     if inputs.input:
-        transform = UserTransform.input(inputs.input, options.seed)
+        transform = UserTransform.input(inputs.input, seed)
     elif inputs.transform is not None:
         transform = UserTransform.named(inputs.transform)
-    further = arguments.parse(inputs.forward_args, options.seed) if inputs.forward_args else []
     if transform is not None:
         preprocess = transform.preprocess(inputs.input_channels or 3)
     else:
-        preprocess = choose_preprocess(module, entry, inputs, fixed, further)
-    if transform is not None or further:
-        preprocess, _ = arguments.feed(module, preprocess, transform, further, device)
-    source = dict(record)
-    if options.model_args:
-        source["arguments"] = {name: repr(value) for name, value in options.model_args.items()}
-    trained = record.get("weights") != "none"  # random weights know no classes
-    categories = tuple(getattr(entry, "meta", {}).get("categories", ())) if trained else ()
-    scores, names = _classes(module)
-    return LoadedModel(module, preprocess, device, source, names or categories, scores)
+        preprocess = choose_preprocess(
+            module, loaded.entry, inputs, loaded.input, forward_arguments
+        )
+    preprocess, _ = arguments.feed(module, preprocess, transform, forward_arguments, device)
+    return preprocess
 
 
 def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
-    """Take a module that the caller already has, where it is, out of what wraps it."""
+    """Take a module that the caller already has, on the device where it is, out of its wrappers.
+
+    Raises:
+        UsageError: Where the options are text that goes with a MODEL string only, or the module
+            has lazy parameters.
+        LoadError: Where all of the module's tensors are on the device meta.
+    """
     if inputs.transform is not None:
         raise UsageError("--transform as text is for a MODEL string", "give the function itself")
     if inputs.forward_args:
         raise UsageError("forward_args as text is for a MODEL string", "forward_args={'t': 10}")
     module = weights.unwrapped(module)
     _refuse_lazy(module)
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    if named and all(tensor.is_meta for tensor in named.values()):  # of some, kernels are drawn
-        raise _without_values(next(iter(named)))
-    tensor = next(iter(named.values()), torch.empty(0))
+    tensors = dict([*module.named_parameters(), *module.named_buffers()])
+    # kernels can be drawn of a module of which some tensors have values
+    if tensors and all(tensor.is_meta for tensor in tensors.values()):
+        raise _without_values(next(iter(tensors)))
+    tensor = next(iter(tensors.values()), torch.empty(0))
     source = {"kind": "module", "type": type(module).__name__, "parameters": weights.digest(module)}
     preprocess = choose_preprocess(module, None, inputs)
     scores, names = _classes(module)
@@ -152,15 +190,23 @@ def fed(
     model: LoadedModel,
     inputs: InputOptions,
     transform: UserTransform | None,
-    further: Mapping[str, Any],
+    forward_args: Mapping[str, Any],
 ) -> Iterator[LoadedModel]:
     """The model with a function of the caller's as its preprocessing, or with further arguments for
-    its forward; the hooks are removed at the end."""
+    its forward, for as long as the context lasts: hooks pass them.
+
+    Args:
+        model: The model, of which the module gets the hooks.
+        inputs: Choices for the input: `input_channels` and `images_per_pass` count here.
+        transform: Takes the place of the model's own preprocessing.
+        forward_args: Values by the names of forward's arguments.
+    """
     preprocess = model.preprocess
     if transform is not None:
         preprocess = transform.preprocess(inputs.input_channels or 3)
-    values = arguments.from_values(further)
-    if preprocess.transform is None:  # each given argument is an image less that forward needs
+    values = arguments.from_values(forward_args)
+    if preprocess.transform is None:
+        # an argument that has its value is an image less that forward needs
         count = inputs.images_per_pass or required_arguments(model.module, values)
         preprocess = replace(preprocess, inputs=count)
     preprocess, hooks = arguments.feed(model.module, preprocess, transform, values, model.device)
@@ -172,22 +218,28 @@ def fed(
 
 
 def _classes(module: nn.Module) -> tuple[str | None, tuple[str, ...]]:
-    """Where the scores of classes are in a model's output, and their names by number."""
-    kind = type(module)
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    if kind.__module__ == "torch.export.unflatten" and hasattr(module, "type_name"):
+    """Where the scores of classes are in a model's output (`LoadedModel.scores`), and their names
+    by number."""
+    module_class = type(module)
+    package = module_class.__module__
+    name = f"{package}.{module_class.__qualname__}"
+    if package == "torch.export.unflatten" and hasattr(module, "type_name"):
         name = str(module.type_name() or "")  # type: ignore[operator]  # of the original
-    homes = [name, *(base.__module__ for base in kind.__mro__)]
-    if kind.__module__.startswith("ultralytics."):
-        scores = "1" if name.endswith(".ClassificationModel") else None  # (shares, scores)
+    origins = [name, *(base.__module__ for base in module_class.__mro__)]
+    if package.startswith("ultralytics."):
+        # a classifier returns its probabilities, then the scores
+        scores = "1" if name.endswith(".ClassificationModel") else None
         labels = getattr(module, "names", None)
-    elif any(home.startswith(("transformers.", "featviz.models.huggingface.")) for home in homes):
+    elif any(o.startswith(("transformers.", "featviz.models.huggingface.")) for o in origins):
         scores = "logits" if "ForImageClassification" in name else None
         labels = getattr(getattr(module, "config", None), "id2label", None)
     else:
-        return None if getattr(module, "num_classes", None) == 0 else "", ()  # timm's
-    numbers = range(len(labels)) if isinstance(labels, Mapping) else range(0)
-    if scores is None or not isinstance(labels, Mapping) or set(labels) != set(numbers):
+        # num_classes is 0 where timm leaves out the classifier
+        return None if getattr(module, "num_classes", None) == 0 else "", ()
+    if scores is None or not isinstance(labels, Mapping):
+        return scores, ()
+    numbers = range(len(labels))
+    if set(labels) != set(numbers):
         return scores, ()
     return scores, tuple(printable(str(labels[number])) for number in numbers)
 
@@ -203,70 +255,104 @@ def load_file(options: ModelOptions) -> Loaded:
 
 
 def _load_file(options: ModelOptions) -> Loaded:
-    path, arch = Path(options.spec), options.arch
-    kind = sniff(path)
-    if arch is None and (beside := architecture_beside(path)):
-        log.info("%s: config.json beside it says %s", path.name, beside)
-        if beside.startswith("timm:"):
-            arch = beside
-        elif kind != EXPORTED:  # a program is a model of its own
-            arch = f"hf:{path.parent}"
+    path = Path(options.spec)
+    file_format = sniff(path)
+    arch = options.arch
+    if arch is None:
+        arch = _configured_arch(path, file_format)
     if arch is not None:
-        source = source_of(arch, "--arch")
-        if source.kind == "file":
-            words = f"--arch {arch!r} is a file of its own"
-            raise UsageError(words, "give a name or a factory")
-        given = structs.replace(options, spec=arch, arch=None, weights=str(path))
-        module, record, entry, fixed = load_source(given)
-        arch = source.name(arch) if source.kind in ("huggingface", "factory") else arch
-        return Loaded(module, {**record, "kind": "file", "arch": arch}, entry, fixed)
+        return _load_weights_into(arch, path, options)
     if options.hparams:
-        words = f"--model-arg @hparams is for a class of your own, and {path.name} names none"
-        raise UsageError(words, "--arch net.py:CLASS names it")
+        message = f"--model-arg @hparams is for a class of your own, and {path.name} names none"
+        raise UsageError(message, "--arch net.py:CLASS names it")
     record = {"kind": "file", **weights.record(path)}
-    if kind == EXPORTED:
+    if file_format == EXPORTED:
         program, fixed = weights.read_program(path, options.trust, pick_device(options.device))
         return Loaded(program, record, None, fixed)
     content = weights.read(path, options.trust)
     if isinstance(content, nn.Module) and options.key is None:
         return Loaded(content, record)
-    form, whole = weights.unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
-    if isinstance(whole, UnbuiltModule):
-        raise whole.refusal
-    if whole is None:
-        return _recognised(path, content, form, options)
-    trained = content.get("train_args") if isinstance(content, Mapping) else None
-    record = {**record, "taken": list(form.steps)}
-    return Loaded(whole, record, from_ultralytics(whole, trained))
+    state_dict, module = weights.unwrap(
+        content, options.key, options.strip_prefix, options.ema, path.name
+    )
+    if isinstance(module, UnbuiltModule):
+        raise module.refusal
+    if module is None:
+        return _load_recognised(path, content, state_dict, options)
+    train_args = content.get("train_args") if isinstance(content, Mapping) else None
+    record = {**record, "taken": list(state_dict.steps)}
+    return Loaded(module, record, from_ultralytics(module, train_args))
 
 
-def _recognised(path: Path, content: Any, form: weights.Weights, options: ModelOptions) -> Loaded:
-    """The architecture of torchvision that the tensors of a file are of."""
+def _configured_arch(path: Path, file_format: str) -> str | None:
+    """The MODEL string of what a config.json beside a file names."""
+    name = architecture_beside(path)
+    if name is None:
+        return None
+    log.info("%s: config.json beside it says %s", path.name, name)
+    if name.startswith("timm:"):
+        return name
+    # an exported program is a model of its own
+    return None if file_format == EXPORTED else f"hf:{path.parent}"
+
+
+def _load_weights_into(arch: str, path: Path, options: ModelOptions) -> Loaded:
+    """Load the model that a MODEL string names, with the weights of a file."""
+    source = source_of(arch, "--arch")
+    if source.kind == "file":
+        message = f"--arch {arch!r} is a file of its own"
+        raise UsageError(message, "give a name or a factory")
+    loaded = load_source(structs.replace(options, spec=arch, arch=None, weights=str(path)))
+    if source.kind in ("huggingface", "factory"):
+        arch = source.name(arch)
+    return loaded._replace(record={**loaded.record, "kind": "file", "arch": arch})
+
+
+def _load_recognised(
+    path: Path, content: Any, state_dict: weights.Weights, options: ModelOptions
+) -> Loaded:
+    """Load the weights of a file into the architecture of torchvision whose tensors they are."""
     from featviz.models import identify
 
-    known = identify.identify_forms(weights.stripped_forms(form))
-    name = known.name or (known.nearest[0][0] if known.nearest and options.partial else None)
+    match = identify.identify_forms(weights.stripped_forms(state_dict))
+    name = match.name
+    if name is None and match.nearest and options.partial:
+        name = match.nearest[0][0]
     if name is None:
-        remedy = "--arch says what its weights belong to (a name, timm:NAME, or file.py:factory)"
-        words = f"{path.name} matches no torchvision architecture"
-        if isinstance(content, Mapping) and "pytorch-lightning_version" in content:
-            words = f"{path.name} is a Lightning checkpoint, and does not say of which class"
-            remedy = "name the class: --arch net.py:CLASS"
-            if hparams := content.get(_HPARAMS):
-                words += f"; it has {_HPARAMS}: {listed([*map(quoted, map(str, hparams))], 8)}"
-                remedy += " --model-arg @hparams"
-        elif known.nearest:
-            words += f"; {known.words}"
-            remedy += "; --partial loads what fits into the nearest"
-        raise LoadError(words, remedy)
-    built_with = {**known.arguments, **options.model_args}
-    module, entry = build_torchvision(name, None, options.seed, built_with)
-    tensors, steps = known.form
-    log.info("%s: %s", path.name, "; ".join((*steps, known.words)))
-    message = f"{path.name} does not fit {name}"
-    taken = [*steps, weights.put_into(module, tensors, message, options.partial)]
-    record = {"kind": "file", **weights.record(path), "arch": name, **known.arguments}
-    return Loaded(module, {**record, "taken": taken}, entry)
+        raise _not_recognised(path, content, match.words if match.nearest else None)
+    module, entry = build_torchvision(
+        name, None, options.seed, {**match.arguments, **options.model_args}
+    )
+    tensors, steps = match.form
+    log.info("%s: %s", path.name, "; ".join((*steps, match.words)))
+    loaded = weights.put_into(module, tensors, f"{path.name} does not fit {name}", options.partial)
+    record = {"kind": "file", **weights.record(path), "arch": name, **match.arguments}
+    return Loaded(module, {**record, "taken": [*steps, loaded]}, entry)
+
+
+def _not_recognised(path: Path, content: Any, nearest: str | None) -> LoadError:
+    """The error for weights that are of no architecture of torchvision.
+
+    Args:
+        path: The file.
+        content: What it holds.
+        nearest: The architectures that fit in part, for people.
+    """
+    if isinstance(content, Mapping) and "pytorch-lightning_version" in content:
+        message = f"{path.name} is a Lightning checkpoint, and does not say of which class"
+        hint = "name the class: --arch net.py:CLASS"
+        hparams = content.get(_HPARAMS)
+        if hparams:
+            names = listed([quoted(str(name)) for name in hparams], 8)
+            message += f"; it has {_HPARAMS}: {names}"
+            hint += " --model-arg @hparams"
+        return LoadError(message, hint)
+    message = f"{path.name} matches no torchvision architecture"
+    hint = "--arch says what its weights belong to (a name, timm:NAME, or file.py:factory)"
+    if nearest is not None:
+        message += f"; {nearest}"
+        hint += "; --partial loads what fits into the nearest"
+    return LoadError(message, hint)
 
 
 # Names of torchvision and timm (extra `featviz[timm]`) ------------------------------------------
@@ -274,22 +360,23 @@ def _recognised(path: Path, content: Any, form: weights.Weights, options: ModelO
 
 def load_torchvision(options: ModelOptions) -> Loaded:
     """Build a model of torchvision or timm with the library's weights, a file's, or random ones."""
-    is_timm, name = options.spec.startswith("timm:"), options.spec.rpartition(":")[2]
+    is_timm = options.spec.startswith("timm:")
+    name = options.spec.rpartition(":")[2]
     build = _build_timm if is_timm else build_torchvision
     source: dict[str, Any] = {"kind": "timm" if is_timm else "torchvision", "name": name}
-    wanted, seed = options.weights or "default", options.seed
-    path = Path(wanted)
+    weights_name = options.weights or "default"
+    path = Path(weights_name)
     if path.is_file():
-        tensors = weights.read_weights(path, options)
-        found = _arguments_of(name, weights.stripped_forms(tensors)) if is_timm else {}
-        module, entry = build(name, None, seed, {**found, **options.model_args})
-        record = weights.put_weights(module, tensors, path, options)
-        return Loaded(module, {**source, **found, **record}, entry)
-    module, entry = build(name, wanted, seed, options.model_args)
-    source["weights"] = wanted
-    if wanted == "none":
-        log.warning("%s has random weights (--weights none, --seed %d)", name, seed)
-        source["seed"] = seed
+        state_dict = weights.read_weights(path, options)
+        sizes = _sizes_of(name, weights.stripped_forms(state_dict)) if is_timm else {}
+        module, entry = build(name, None, options.seed, {**sizes, **options.model_args})
+        record = weights.put_weights(module, state_dict, path, options)
+        return Loaded(module, {**source, **sizes, **record}, entry)
+    module, entry = build(name, weights_name, options.seed, options.model_args)
+    source["weights"] = weights_name
+    if weights_name == "none":
+        log.warning("%s has random weights (--weights none, --seed %d)", name, options.seed)
+        source["seed"] = options.seed
     return Loaded(module, source, entry)
 
 
@@ -305,36 +392,40 @@ def _random(seed: int) -> Iterator[None]:
 
 
 def build_torchvision(
-    name: str, weights: str | None, seed: int, arguments: Mapping[str, Any]
+    name: str, weights_name: str | None, seed: int, arguments: Mapping[str, Any]
 ) -> tuple[nn.Module, Any]:
-    """Build a torchvision model with weights `default`, an entry's name, or `none` or None for
-    random ones; returns it and the entry whose transforms fit it."""
+    """Build a torchvision model.
+
+    Args:
+        name: As torchvision lists it.
+        weights_name: `default`, the name of a weights entry, or `none` or None for random ones.
+        seed: Of random weights.
+        arguments: Of the builder, by name.
+
+    Returns:
+        The module, and the weights entry whose transforms fit it (None where there is none).
+
+    Raises:
+        UsageError: Where torchvision has no such model or weights.
+        LoadError: Where the builder refuses the arguments, or the weights cannot be downloaded.
+    """
     require_torchvision()
     from torchvision import models
 
     if name not in models.list_models():
         raise unknown_name("torchvision", name, models.list_models())
     entries: Any = models.get_model_weights(name)
-    default = getattr(entries, "DEFAULT", None)
-    entry = default
-    if weights == "default" and default is None:
-        raise UsageError(f"torchvision has no weights for {name}", "--weights none, or a file")
-    if weights in (None, "none"):
-        entry = None
-    elif weights != "default":
-        if weights not in entries.__members__:
-            words = f"--weights {weights!r} is neither a file nor an entry of {name}"
-            raise UsageError(words, f"one of default, none, {', '.join(entries.__members__)}")
-        entry = entries[weights]
-    quiet: dict[str, Any] = {"weights": entry, "progress": sys.stderr.isatty()}
+    entry = _weights_entry(name, entries, weights_name)
+    loading: dict[str, Any] = {"weights": entry, "progress": sys.stderr.isatty()}
     parameters = inspect.signature(models.get_model_builder(name)).parameters
+    # builders of detectors would download a backbone for random weights
     if entry is None and "weights_backbone" in parameters.keys() - arguments.keys():
-        quiet["weights_backbone"] = None
+        loading["weights_backbone"] = None
     try:
         # torch.hub says on stdout what it downloads
         with _random(seed), redirect_stdout(sys.stderr), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # how inception and googlenet initialise
-            module: nn.Module = models.get_model(name, **quiet, **arguments)
+            module: nn.Module = models.get_model(name, **loading, **arguments)
     except (TypeError, ValueError) as error:
         message = f"torchvision's {name} refused its arguments: {error}"
         raise LoadError(message, "see --model-arg") from error
@@ -342,10 +433,25 @@ def build_torchvision(
         if entry is None:
             raise
         file = Path(urlparse(entry.url).path).name
-        place = f"put {file} into {Path(torch.hub.get_dir()) / 'checkpoints'}"
-        hint = f"{place}, or use --weights none for random ones"
+        folder = Path(torch.hub.get_dir()) / "checkpoints"
+        hint = f"put {file} into {folder}, or use --weights none for random ones"
         raise LoadError(f"the weights {entry} could not be loaded: {error}", hint) from error
-    return module, entry or default
+    return module, entry or getattr(entries, "DEFAULT", None)
+
+
+def _weights_entry(name: str, entries: Any, weights_name: str | None) -> Any:
+    """The entry of a torchvision model's weights that a name means; None for random weights."""
+    if weights_name in (None, "none"):
+        return None
+    if weights_name == "default":
+        default = getattr(entries, "DEFAULT", None)
+        if default is None:
+            raise UsageError(f"torchvision has no weights for {name}", "--weights none, or a file")
+        return default
+    if weights_name not in entries.__members__:
+        message = f"--weights {weights_name!r} is neither a file nor an entry of {name}"
+        raise UsageError(message, f"one of default, none, {', '.join(entries.__members__)}")
+    return entries[weights_name]
 
 
 def architecture_beside(path: Path) -> str | None:
@@ -357,90 +463,109 @@ def architecture_beside(path: Path) -> str | None:
     except FileError as error:
         log.warning("%s; %s is loaded without it", error.message, path.name)
         return None
-    config = config if isinstance(config, dict) else {}
-    arch, cfg = config.get("architecture"), config.get("pretrained_cfg")
+    if not isinstance(config, dict):
+        return None
+    arch = config.get("architecture")
     if isinstance(arch, str):
-        with suppress(LoadError):
+        with suppress(LoadError):  # where timm is not installed
             timm = _timm()
             if timm.is_model(arch):
-                tag = cfg.get("tag", "") if isinstance(cfg, dict) else ""
+                pretrained = config.get("pretrained_cfg")
+                tag = pretrained.get("tag", "") if isinstance(pretrained, dict) else ""
                 return f"timm:{arch}.{tag}" if tag in _tags(timm, arch) else f"timm:{arch}"
-    names = config.get("architectures")
-    first = names[0] if isinstance(names, list) and names else None
-    return first if isinstance(first, str) else None
+    class_names = config.get("architectures")
+    if isinstance(class_names, list) and class_names and isinstance(class_names[0], str):
+        return class_names[0]
+    return None
 
 
 def _build_timm(
-    name: str, weights: str | None, seed: int, arguments: Mapping[str, Any]
+    name: str, weights_name: str | None, seed: int, arguments: Mapping[str, Any]
 ) -> tuple[nn.Module, Chain]:
     """Build a timm model, `resnet18` or `resnet18.a1_in1k`; weights are `default`, a tag or
     none."""
     timm = _timm()
-    full = _tagged(timm, name, weights)
-    config, pretrained = timm.get_pretrained_cfg(full), weights not in (None, "none")
-    overlay: dict[str, Any] = {}
-    asks_hub = False
+    tagged_name = _tagged(timm, name, weights_name)
+    config = timm.get_pretrained_cfg(tagged_name)
+    pretrained = weights_name not in (None, "none")
     if pretrained:
         if config is None or not config.has_weights:
-            raise UsageError(f"timm has no weights for {full}", "--weights none, or a file")
-        if config.hf_hub_id:  # the hub's own client asks for a minute before it looks here
-            from huggingface_hub import try_to_load_from_cache
-
-            files = [config.hf_hub_filename] if config.hf_hub_filename else _HUB_FILES
-            found = [try_to_load_from_cache(config.hf_hub_id, file) for file in files]
-            if here := [file for file in found if isinstance(file, str)]:
-                overlay = {"pretrained_cfg_overlay": {"file": here[0]}}
-            asks_hub = not here
-        asked = arguments.get("num_classes", config.num_classes)
-        if asked not in (0, config.num_classes):
-            words = "the classifier of %s is random: its weights have %d classes, not %s"
-            log.warning(words, full, config.num_classes, asked)
+            raise UsageError(f"timm has no weights for {tagged_name}", "--weights none, or a file")
+        num_classes = arguments.get("num_classes", config.num_classes)
+        if num_classes not in (0, config.num_classes):
+            message = "the classifier of %s is random: its weights have %d classes, not %s"
+            log.warning(message, tagged_name, config.num_classes, num_classes)
     try:
-        if asks_hub:
-            _reach_hub()
+        overlay = _hub_overlay(config) if pretrained else {}
         with _random(seed), redirect_stdout(sys.stderr):
-            module = timm.create_model(full, pretrained=pretrained, **{**overlay, **arguments})
+            keywords = {**overlay, **arguments}
+            module = timm.create_model(tagged_name, pretrained=pretrained, **keywords)
     except (URLError, OSError, EOFError) as error:
-        file = f"{config.hf_hub_id} {config.hf_hub_filename or _HUB_FILES[0]}"
-        place = f"`hf download {file}` elsewhere" if config.hf_hub_id else f"fetch {config.url}"
-        words = f"the weights of {full} could not be loaded: {first_line(error)}"
-        hint = f"{place} for --weights FILE; or use --weights none for random ones"
-        raise LoadError(words, hint) from error
+        source = f"fetch {config.url}"
+        if config.hf_hub_id:
+            file = config.hf_hub_filename or _HUB_FILES[0]
+            source = f"`hf download {config.hf_hub_id} {file}` elsewhere"
+        message = f"the weights of {tagged_name} could not be loaded: {first_line(error)}"
+        hint = f"{source} for --weights FILE; or use --weights none for random ones"
+        raise LoadError(message, hint) from error
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
-        words = f"timm could not build {full}: {first_line(error)}"
-        raise LoadError(words, "see --model-arg") from error
-    prepared = timm.data.resolve_model_data_config(module)
-    channels = int(arguments.get("in_chans", prepared["input_size"][0]))
-    size = arguments.get("img_size", prepared["input_size"][1:])
-    height, width = (size, size) if isinstance(size, int) else size
-    return module, from_timm({**prepared, "input_size": (channels, height, width)})
+        message = f"timm could not build {tagged_name}: {first_line(error)}"
+        raise LoadError(message, "see --model-arg") from error
+    return module, _timm_chain(timm.data.resolve_model_data_config(module), arguments)
 
 
-def _reach_hub() -> None:
-    """OSError where the hub does not answer at once: its client would try again for a minute."""
-    from huggingface_hub import constants, get_session
+def _hub_overlay(config: Any) -> dict[str, Any]:
+    """Where the weights of a timm model lie in the hub's cache, as an argument of `create_model`.
 
+    Raises:
+        OSError: Where they are not in the cache, and the hub does not answer at once. Its own
+            client would ask again for a minute, even before it looks into the cache.
+    """
+    if not config.hf_hub_id:
+        return {}
+    from huggingface_hub import constants, get_session, try_to_load_from_cache
+
+    for file in [config.hf_hub_filename] if config.hf_hub_filename else _HUB_FILES:
+        path = try_to_load_from_cache(config.hf_hub_id, file)
+        if isinstance(path, str):
+            return {"pretrained_cfg_overlay": {"file": path}}
     try:
         get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
     except Exception as error:  # of either library that the client may use
         raise OSError(f"{constants.ENDPOINT} does not answer: {first_line(error)}") from error
+    return {}
 
 
-def _arguments_of(name: str, forms: Sequence[weights.Weights]) -> dict[str, int]:
-    """`num_classes` and `in_chans` of the weights of a file, where they are not the default."""
+def _timm_chain(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> Chain:
+    """The preprocessing of a timm model that was built with arguments of the user's."""
+    channels, *size = config["input_size"]
+    channels = int(arguments.get("in_chans", channels))
+    size = arguments.get("img_size", size)
+    height, width = (size, size) if isinstance(size, int) else size
+    return from_timm({**config, "input_size": (channels, height, width)})
+
+
+def _sizes_of(name: str, state_dicts: Sequence[weights.Weights]) -> dict[str, int]:
+    """`num_classes` and `in_chans` of weights for a timm model, where they are not its default.
+
+    Args:
+        name: The model's.
+        state_dicts: The weights, with and without prefixes of their names.
+    """
     timm = _timm()
     config = timm.get_pretrained_cfg(_tagged(timm, name, None))
-    arguments = {}
+    sizes = {}
     for argument, layer, axis, default in (
         ("num_classes", config.classifier, 0, config.num_classes),
         ("in_chans", config.first_conv, 1, config.input_size[0]),
     ):
-        layer = layer[0] if isinstance(layer, (tuple, list)) and layer else layer
+        if isinstance(layer, (tuple, list)) and layer:  # distilled models have two classifiers
+            layer = layer[0]
         key = f"{layer}.weight"
-        sizes = [tensors[key].shape for tensors, _ in forms if key in tensors]
-        if sizes and len(sizes[-1]) > axis and sizes[-1][axis] != default:
-            arguments[argument] = int(sizes[-1][axis])
-    return arguments
+        shapes = [tensors[key].shape for tensors, _ in state_dicts if key in tensors]
+        if shapes and len(shapes[-1]) > axis and shapes[-1][axis] != default:
+            sizes[argument] = int(shapes[-1][axis])
+    return sizes
 
 
 def _timm() -> ModuleType:
@@ -451,18 +576,19 @@ def _timm() -> ModuleType:
         raise LoadError(message, "pip install 'featviz[timm]'") from error
 
 
-def _tagged(timm: ModuleType, name: str, weights: str | None) -> str:
+def _tagged(timm: ModuleType, name: str, weights_name: str | None) -> str:
+    """The full name of a timm model, with the tag of its weights where one is named."""
     arch, _, tag = name.partition(".")
     if "/" in name or not timm.is_model(arch):
         raise unknown_name("timm", name, timm.list_models())
-    if weights not in (None, "none", "default"):
-        if tag and weights != tag:
-            raise UsageError(f"--weights {weights} and timm:{name} differ", "leave one out")
-        tag = str(weights)
+    if weights_name not in (None, "none", "default"):
+        if tag and weights_name != tag:
+            raise UsageError(f"--weights {weights_name} and timm:{name} differ", "leave one out")
+        tag = str(weights_name)
     tags = _tags(timm, arch)
     if tag and tag not in tags:
-        words = f"{tag!r} is neither a file nor weights that timm has for {arch}"
-        raise UsageError(words, f"one of default, none, {', '.join(tags) or 'or a file'}")
+        message = f"{tag!r} is neither a file nor weights that timm has for {arch}"
+        raise UsageError(message, f"one of default, none, {', '.join(tags) or 'or a file'}")
     return f"{arch}.{tag}" if tag else arch
 
 
@@ -476,53 +602,70 @@ def _tags(timm: ModuleType, arch: str) -> list[str]:
 
 def load_factory(options: ModelOptions) -> Loaded:
     """Call the factory; give the model the weights of a file, if one is named."""
+    spec = options.spec
     path = None if options.weights in (None, "none") else Path(str(options.weights))
     if path is not None and not path.is_file():
         raise UsageError(f"no weights file {options.weights!r}", "a factory takes a file, or none")
-    hparams: dict[str, Any] = {}
-    if options.hparams:
-        content: Any = weights.read(path, options.trust) if path is not None else None
-        found = content.get(_HPARAMS) if isinstance(content, Mapping) else None
-        if not isinstance(found, Mapping) or not found:
-            words = f"--model-arg @hparams: {path and path.name} has no dict of {_HPARAMS}"
-            raise LoadError(words, "--weights names a Lightning checkpoint; or NAME=VALUE for each")
-        hparams, name = (
-            {str(key): value for key, value in found.items()},
-            content.get("hparams_name"),
-        )
-        if isinstance(name, str) and name not in ("", "kwargs"):  # one argument has all of them
-            hparams = {name: hparams}
-    spec = options.spec
+    hparams = _hyper_parameters(path, options.trust) if options.hparams else {}
     with _random(options.seed):
         module = target(spec)
         if not isinstance(module, nn.Module):
-            if not callable(module):
-                kind = type(module).__name__
-                raise LoadError(f"{spec} is a {kind}, not a factory", "name a function or a class")
-            try:
-                if hparams:  # those that it takes, as Lightning itself chooses them
-                    taken = inspect.signature(module).parameters
-                    if not any(p.kind is p.VAR_KEYWORD for p in taken.values()):
-                        hparams = {name: value for name, value in hparams.items() if name in taken}
-                module = module(**{**hparams, **options.model_args})
-            except Exception as error:
-                words = f"{spec} raised {type(error).__name__}: {error}"
-                raise LoadError(words, "-v shows the traceback") from error
-    if not isinstance(module, nn.Module):
-        kind = type(module).__name__
-        raise LoadError(f"{spec} gave a {kind}, not an nn.Module", "return the model")
-    record: dict[str, Any] = {"seed": options.seed}
+            module, hparams = _call(module, hparams, options)
     name = source_of(spec).name(spec)
     if options.weights is None and any(True for _ in module.parameters()):
         log.warning("weights as %s makes them; --weights FILE loads yours", name)
+    record: dict[str, Any] = {"kind": "factory", "name": name}
     if path is not None:
-        tensors = weights.read_weights(path, options)
-        record = weights.put_weights(module, tensors, path, options)
+        state_dict = weights.read_weights(path, options)
+        record |= weights.put_weights(module, state_dict, path, options)
+    else:
+        record["seed"] = options.seed
     if hparams:
         record[_HPARAMS] = {name: quoted(repr(value)) for name, value in hparams.items()}
-    if (digest := code_digest(spec)) is not None:
-        record["code_sha256"] = digest
+    code_sha256 = code_digest(spec)
+    if code_sha256 is not None:
+        record["code_sha256"] = code_sha256
     parameters = weights.digest(module)
-    if parameters is not None or path is None:  # else the file's sha256 tells it from others
+    # where there are none, the sha256 of a file tells its weights from others
+    if parameters is not None or path is None:
         record["parameters"] = parameters
-    return Loaded(module, {"kind": "factory", "name": name, **record})
+    return Loaded(module, record)
+
+
+def _hyper_parameters(path: Path | None, trust: bool) -> dict[str, Any]:
+    """The arguments of its class that a Lightning checkpoint keeps."""
+    content: Any = weights.read(path, trust) if path is not None else None
+    hparams = content.get(_HPARAMS) if isinstance(content, Mapping) else None
+    if not isinstance(hparams, Mapping) or not hparams:
+        message = f"--model-arg @hparams: {path and path.name} has no dict of {_HPARAMS}"
+        raise LoadError(message, "--weights names a Lightning checkpoint; or NAME=VALUE for each")
+    hparams = {str(name): value for name, value in hparams.items()}
+    name = content.get("hparams_name")
+    # the class takes all of them as one argument, unless they are named as its keywords are
+    if isinstance(name, str) and name not in ("", "kwargs"):
+        return {name: hparams}
+    return hparams
+
+
+def _call(
+    factory: Any, hparams: dict[str, Any], options: ModelOptions
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The model that a factory makes, and the hyper-parameters that it took."""
+    spec = options.spec
+    if not callable(factory):
+        message = f"{spec} is a {type(factory).__name__}, not a factory"
+        raise LoadError(message, "name a function or a class")
+    try:
+        if hparams:
+            # as Lightning itself chooses them
+            parameters = inspect.signature(factory).parameters
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+                hparams = {name: hparams[name] for name in hparams if name in parameters}
+        module = factory(**{**hparams, **options.model_args})
+    except Exception as error:
+        message = f"{spec} raised {type(error).__name__}: {error}"
+        raise LoadError(message, "-v shows the traceback") from error
+    if not isinstance(module, nn.Module):
+        message = f"{spec} gave a {type(module).__name__}, not an nn.Module"
+        raise LoadError(message, "return the model")
+    return module, hparams
