@@ -314,17 +314,17 @@ def _load_recognised(
     """Load the weights of a file into the architecture of torchvision whose tensors they are."""
     from featviz.models import identify
 
-    match = identify.identify_forms(weights.stripped_forms(state_dict))
+    match = identify.identify_variants(weights.stripped_variants(state_dict))
     name = match.name
     if name is None and match.nearest and options.partial:
-        name = match.nearest[0][0]
+        name = match.nearest[0].name
     if name is None:
-        raise _not_recognised(path, content, match.words if match.nearest else None)
+        raise _not_recognised(path, content, match.description if match.nearest else None)
     module, entry = build_torchvision(
         name, None, options.seed, {**match.arguments, **options.model_args}
     )
-    tensors, steps = match.form
-    log.info("%s: %s", path.name, "; ".join((*steps, match.words)))
+    tensors, steps = match.state_dict
+    log.info("%s: %s", path.name, "; ".join((*steps, match.description)))
     loaded = weights.put_into(module, tensors, f"{path.name} does not fit {name}", options.partial)
     record = {"kind": "file", **weights.record(path), "arch": name, **match.arguments}
     return Loaded(module, {**record, "taken": [*steps, loaded]}, entry)
@@ -368,7 +368,7 @@ def load_torchvision(options: ModelOptions) -> Loaded:
     path = Path(weights_name)
     if path.is_file():
         state_dict = weights.read_weights(path, options)
-        sizes = _sizes_of(name, weights.stripped_forms(state_dict)) if is_timm else {}
+        sizes = _sizes_of(name, weights.stripped_variants(state_dict)) if is_timm else {}
         module, entry = build(name, None, options.seed, {**sizes, **options.model_args})
         record = weights.put_weights(module, state_dict, path, options)
         return Loaded(module, {**source, **sizes, **record}, entry)

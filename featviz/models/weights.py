@@ -519,7 +519,7 @@ def _without(weights: Weights, prefix: str) -> Weights:
     return Weights(kept, (*weights.steps, step))
 
 
-def stripped_forms(weights: Weights) -> list[Weights]:
+def stripped_variants(weights: Weights) -> list[Weights]:
     """The tensors as they are, then without one usual prefix after the other, and without
     wrappers."""
     forms = [weights]
@@ -548,7 +548,7 @@ def put_weights(
 ) -> dict[str, Any]:
     """Load the tensors of a file into a module; returns what run.json says of them."""
     names = module.state_dict().keys()
-    forms = stripped_forms(weights)
+    forms = stripped_variants(weights)
     best = max(forms, key=lambda form: len(names & form.tensors.keys()))
     if best.steps:
         log.info("%s: %s", path.name, "; ".join(best.steps))

@@ -18,7 +18,7 @@ from torchvision import models
 from featviz.errors import LoadError
 from featviz.models import identify
 from featviz.models.load import load_model
-from featviz.models.weights import Weights, stripped_forms, unwrap
+from featviz.models.weights import Weights, stripped_variants, unwrap
 from featviz.options import InputOptions, ModelOptions
 from models.loading import load, uninitialised
 
@@ -94,7 +94,7 @@ def test_a_part_may_be_named_module_beside_a_compiled_one() -> None:
     """Both readings are tried: of DataParallel, and of a name of the model's own."""
     weight = torch.ones(1)
     given = {"stem._orig_mod.weight": weight, "block.module.weight": weight}
-    forms = [{*tensors} for tensors, _ in stripped_forms(Weights(given))]
+    forms = [{*tensors} for tensors, _ in stripped_variants(Weights(given))]
     assert {"stem.weight", "block.module.weight"} in forms
     assert {"stem.weight", "block.weight"} in forms
 
@@ -162,9 +162,10 @@ def test_auxiliary_heads_are_read_from_the_file(
     assert loaded.source["num_classes"] == 7
     assert {k: v for k, v in loaded.source.items() if k.startswith("aux")} == told
     assert set(loaded.module.state_dict()) == set(torch.load(path))
-    said = identify.identify_forms(stripped_forms(unwrap(torch.load(path))[0])).words
-    assert said.startswith(f"it is {name} with 7 classes")
-    assert ("with its auxiliary head" in said) is told.get("aux_loss", False)
+    variants = stripped_variants(unwrap(torch.load(path)).weights)
+    description = identify.identify_variants(variants).description
+    assert description.startswith(f"it is {name} with 7 classes")
+    assert ("with its auxiliary head" in description) is told.get("aux_loss", False)
 
 
 def test_no_neighbour_is_named_below_a_third(tmp_path: Path) -> None:

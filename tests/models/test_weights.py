@@ -20,7 +20,7 @@ from torchvision import models
 from featviz.errors import LoadError
 from featviz.models.identify import INDEX, identify
 from featviz.models.load import adopt, load_model
-from featviz.models.weights import Weights, put_weights, stripped_forms, unwrap
+from featviz.models.weights import Weights, put_weights, stripped_variants, unwrap
 from featviz.options import InputOptions, ModelOptions
 from models.loading import nothing_fetched, on_meta, uninitialised
 
@@ -61,7 +61,7 @@ WRAPPINGS: dict[str, Callable[[State], Any]] = {
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
 def test_weights_are_found_however_they_are_wrapped(wrapping: str, small: nn.Module) -> None:
     """One of the forms of the tensors has just the model's own names (traps 22 to 24)."""
-    forms = stripped_forms(unwrap(WRAPPINGS[wrapping](dict(small.state_dict())))[0])
+    forms = stripped_variants(unwrap(WRAPPINGS[wrapping](dict(small.state_dict())))[0])
     names = {name for name in small.state_dict() if "num_batches" not in name}
     assert any({n for n in tensors if "num_batches" not in n} == names for tensors, _ in forms)
 
@@ -241,10 +241,10 @@ def test_every_torchvision_builder_is_found_from_its_state_dict(name: str) -> No
     options = {} if name.startswith("raft") else {"num_classes": 7}
     with uninitialised(), on_meta(name):
         module = models.get_model(name, **nothing_fetched(name), **options)
-    known = identify(Weights(dict(module.state_dict())))
+    match = identify(Weights(dict(module.state_dict())))
     plain = name.removeprefix("quantized_")
-    assert known.name in (plain, TWINS.get(plain)) or name in known.names, known.words
-    assert known.arguments.get("num_classes") == options.get("num_classes")
+    assert match.name in (plain, TWINS.get(plain)) or name in match.names, match.description
+    assert match.arguments.get("num_classes") == options.get("num_classes")
 
 
 @pytest.mark.slow
