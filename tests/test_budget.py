@@ -80,7 +80,7 @@ def calls(images: int, folder: Path) -> Counter[str]:
     """How often each function is called, and each class made, by a run of the digits network."""
     target = folder / f"calls-{images}.json"
     command = ["run", DIGITS_MODEL, *sorted(DIGITS.glob("*.png"))[:images], "-q"]
-    options = ["--layers", "Conv2d,ReLU", "--out", folder / f"run-{images}"]
+    options = ["--jobs", "1", "--layers", "Conv2d,ReLU", "--out", folder / f"run-{images}"]
     words = [str(word) for word in (target, *command, *options)]
     subprocess.run([sys.executable, "-c", COUNT_CALLS, *words], check=True)
     return Counter(json.loads(target.read_text()))

@@ -201,7 +201,9 @@ def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
     """The images in a folder, but for those in `outside`, and for links that lead out of the folder
     (it may be a stranger's). A link that leads nowhere fails later."""
     base = real(folder)
-    left_out = real(outside or folder)
+    left_out = None if outside is None else real(outside)
+    if left_out is not None and base.is_relative_to(left_out):
+        left_out = None  # the run directory holds its own inputs, which is refused later
     named: list[Named] = []
     links: list[Path] = []
     for path in sorted(folder.rglob("*")):
@@ -209,7 +211,7 @@ def _in_folder(folder: Path, outside: Path | None) -> list[Named]:
         is_hidden = any(part.startswith(".") for part in file.parts)
         if file.suffix.lower() not in SUFFIXES or is_hidden:
             continue
-        if left_out != base and (base / file).is_relative_to(left_out):
+        if left_out is not None and (base / file).is_relative_to(left_out):
             continue
         exists = os.path.exists(path)  # noqa: PTH110 - takes any name
         if exists and not os.path.isfile(path):  # noqa: PTH113

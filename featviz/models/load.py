@@ -111,9 +111,7 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
 def _on_device(module: nn.Module, path: Path, device: torch.device) -> nn.Module:
     """The module out of its wrappers, on its device; LoadError where it has no values."""
     tensors = dict([*module.named_parameters(), *module.named_buffers()])
-    for name, tensor in tensors.items():
-        if not is_lazy(tensor) and tensor.is_meta:
-            raise _without_values(name)
+    refuse_meta(module)
     with weights.one_line(path):
         module = weights.unwrapped(module)
     dtypes = {tensor.dtype for tensor in tensors.values()}
@@ -159,20 +157,19 @@ def adopt(module: nn.Module, inputs: InputOptions) -> LoadedModel:
         raise UsageError("forward_args as text is for a MODEL string", "forward_args={'t': 10}")
     module = weights.unwrapped(module)
     _refuse_lazy(module)
-    tensors = dict([*module.named_parameters(), *module.named_buffers()])
-    # kernels can be drawn of a module of which some tensors have values
-    if tensors and all(tensor.is_meta for tensor in tensors.values()):
-        raise _without_values(next(iter(tensors)))
-    tensor = next(iter(tensors.values()), torch.empty(0))
+    tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
     source = {"kind": "module", "type": type(module).__name__, "parameters": weights.digest(module)}
     preprocess = choose_preprocess(module, None, inputs)
     scores, names = _classes(module)
     return LoadedModel(module, preprocess, tensor.device, source, names, scores)
 
 
-def _without_values(name: str) -> LoadError:
-    message = f"the model's {name} is on the device meta, where tensors have no values"
-    return LoadError(message, "model.to_empty(device='cpu') where it is built, and weights")
+def refuse_meta(module: nn.Module) -> None:
+    """Refuse a module whose tensors have no values: its layers can be listed, but nothing drawn."""
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if not is_lazy(tensor) and tensor.is_meta:
+            message = f"the model's {name} is on the device meta, where tensors have no values"
+            raise LoadError(message, "model.to_empty(device='cpu') where it is built, and weights")
 
 
 def _refuse_lazy(model: nn.Module) -> None:

@@ -28,7 +28,7 @@ from featviz.images.arrays import Wanted
 from featviz.layout.tracing.guess import parse_override
 from featviz.layout.tracing.hints import HintBook
 from featviz.models.arguments import UserTransform
-from featviz.models.load import LoadedModel, load_model
+from featviz.models.load import LoadedModel, load_model, refuse_meta
 from featviz.models.preprocess import Preprocess, Window
 from featviz.models.presets import first_features
 from featviz.models.requirements import require_matplotlib
@@ -154,7 +154,12 @@ def prepare(
 
 def fitted(loaded: LoadedModel, samples: Sequence[Sample]) -> LoadedModel:
     """The model as it takes what was found: vectors, where its first layer is linear and the first
-    file holds as many numbers. Warns where neither the model nor the user says how images go in."""
+    file holds as many numbers. Warns where neither the model nor the user says how images go in.
+
+    Raises:
+        LoadError: a module of a program's has tensors without values.
+    """
+    refuse_meta(loaded.module)
     preprocess = loaded.preprocess
     features = first_features(loaded.module) if preprocess.transform is None else None
     if features is not None and _holds_vector(samples[0], features):

@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torchvision import models
 
+import featviz
 from featviz.errors import LoadError, UsageError
 from featviz.models import sources
-from featviz.models.load import adopt, pick_device
-from featviz.options import InputOptions
+from featviz.models.load import pick_device
 from models.loading import OLD, SMALL, WHOLE, load, same_weights, skeleton
 
 pytestmark = pytest.mark.usefixtures("imports_undone")
@@ -56,10 +56,14 @@ def test_a_device_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_module_without_values_is_refused() -> None:
-    """On the device meta: a module of a program's ends as one of the command line."""
+    """On the device meta a module of a program's ends as one of the command line; its layers can be
+    listed, and their operations counted."""
     words = "weight is on the device meta, where tensors have no values"
+    module = torch.nn.Conv2d(3, 2, 1, device="meta")
     with pytest.raises(LoadError, match=words):
-        adopt(torch.nn.Conv2d(3, 2, 1, device="meta"), InputOptions())
+        featviz.run(module, torch.rand(3, 8, 8), preset="none")
+    table = featviz.layers(module, size=8, preset="none").document
+    assert [row["macs"] for row in table["layers"]] == [3 * 2 * 8 * 8]
 
 
 @pytest.fixture
