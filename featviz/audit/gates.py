@@ -172,7 +172,7 @@ def parse_gate(text: str) -> Gate:
     if match is None:
         raise UsageError(
             f"--fail-on {text!r} is no gate",
-            "for example dead>5%, nonfinite>0, 'layer3.*:constant>2'",
+            "for example 'dead>5%', 'nonfinite>0' or 'layer3.*:constant>2'",
         )
     finding = match["finding"]
     limit = float(match["number"])
@@ -181,6 +181,7 @@ def parse_gate(text: str) -> Gate:
         raise UsageError(
             f"--fail-on {text!r}: there is no finding {finding!r}",
             f"did you mean {close[0]}?" if close else f"one of {', '.join(FINDINGS)}",
+            replace=(text, text.replace(finding, close[0], 1)) if close else None,
         )
     if match["percent"] and limit > 100:
         raise UsageError(f"--fail-on {text!r} can never fail", "a share is at most 100%")

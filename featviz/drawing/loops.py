@@ -28,19 +28,26 @@ _CANCELLATION = 4.0
 are lost in E[d²] - E[d]²: shift by the mean."""
 _TINY = 1e-30
 """Variances below lose digits to float32's smallest squares."""
-_LAST, _INFINITE = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
-"""All bits of a float32 but its sign; those of an infinite one (NaN has more)."""
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+"""All bits of a float32 but its sign. A positive float has the order of its bits as an integer; a
+negative one has the opposite order, so its magnitude is inverted."""
+_INFINITE = np.int32(0x7F800000)
+"""The magnitude of an infinite float32; NaN has a greater one."""
 _REORDER = {"reassoc", "nsz", "contract"}
 """Sums may be taken in another order, so that several values are added at once. NaN counts."""
-_SUB, _UP = 1, 2
+_SUB = 1
+"""The PNG filter that takes the pixel on the left away."""
+_UP = 2
+"""The PNG filter that takes the pixel above away."""
 _PLAIN: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 
 numba: Any = require_numba()
 config: Any = numba.config
 njit: Any = numba.njit
-_FILES = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("loops", "deflate")]
+_SOURCES = [Path(__file__), Path(__file__).with_name("deflate.py")]
 _CACHE = Path(os.environ.get("NUMBA_CACHE_DIR") or user_cache_dir("featviz", appauthor=False))
-_FOLDER = str(_CACHE / f"{crc32(b''.join(_FILES)):08x}")
+_CHECKSUM = crc32(b"".join(path.read_bytes() for path in _SOURCES))
+_FOLDER = str(_CACHE / f"{_CHECKSUM:08x}")
 """Where compiled loops are kept: in the user's cache folder, or where NUMBA_CACHE_DIR says. numba's
 own choice is in the package, and pip would leave it; that of a `.numba_config.yaml` in the current
 folder may be a stranger's. The name has a checksum, since numba compiles a file anew when it has
@@ -55,13 +62,14 @@ any order: their last digits would depend on whether numba's cache was used."""
 def compiled(signature: str | None, function: Any, **options: Any) -> Any:
     """Compile a function for this signature, or for its arguments at its first call, and keep it in
     numba's cache, if that can be written."""
-    given = () if signature is None else (signature,)
+    signatures = [] if signature is None else [signature]
     with _ONE_FOLDER:
-        before, config.CACHE_DIR = config.CACHE_DIR, _FOLDER
+        before = config.CACHE_DIR
+        config.CACHE_DIR = _FOLDER
         try:
-            return njit(*given, **_PLAIN, **options, cache=True)(function)
+            return njit(*signatures, **_PLAIN, **options, cache=True)(function)
         except (RuntimeError, OSError):  # numba finds no folder, or cannot write there
-            return njit(*given, **_PLAIN, **options)(function)
+            return njit(*signatures, **_PLAIN, **options)(function)
         finally:
             config.CACHE_DIR = before
 
@@ -73,50 +81,76 @@ def compiled(signature: str | None, function: Any, **options: Any) -> Any:
 )
 @no_type_check
 def statistics(rows, bits, stats, ends, lower, upper, outside):
-    """Fill `stats` [N, 6] with the columns of `records.STAT_COLUMNS` of rows [N, W], and `outside`
-    [N], unless it is empty, with how many values are at `lower` or below, or at `upper` or above;
-    `bits` and `ends` are the memory of `rows` and `stats` as integers. A deviation of -1 stands
-    for a row whose first four numbers need float64 or have to leave out values."""
+    """Fill `stats` with the columns of `records.STAT_COLUMNS`.
+
+    Args:
+        rows: float32 [N, W].
+        bits, ends: the memory of `rows` and of `stats` as integers.
+        stats: [N, 6]. A deviation of -1 stands for a row whose first four numbers need float64 or
+            have to leave out values.
+        lower, upper: limits for `outside`.
+        outside: [N], how many values are at `lower` or below, or at `upper` or above; empty where
+            that is not asked for.
+    """
     width = rows.shape[1]
     for n in range(rows.shape[0]):
-        low, high = np.int32(_LAST), np.int32(~_LAST)
-        zeros, nonfinite = np.int32(0), np.int32(0)
-        row, keys = rows[n], bits[n]
+        row = rows[n]
+        keys = bits[n]
+        low = np.int32(_MAGNITUDE)
+        high = np.int32(~_MAGNITUDE)
+        zeros = np.int32(0)
+        nonfinite = np.int32(0)
         for i in range(keys.size):
-            size = keys[i] & _LAST
-            key = keys[i] ^ ((keys[i] >> np.int32(31)) & _LAST)  # ordered as the floats
-            low, high = key if key < low else low, key if key > high else high
-            zeros += np.int32(size == 0)
-            nonfinite += np.int32(size >= _INFINITE)
-        low, high = low ^ ((low >> np.int32(31)) & _LAST), high ^ ((high >> np.int32(31)) & _LAST)
-        ends[n, 0] = low if low & _LAST else np.int32(0)  # -0 is 0
-        ends[n, 1] = high if high & _LAST else np.int32(0)
-        least, most, shift, mean, variance = stats[n, 0], stats[n, 1], rows[n, 0], 0.0, 0.0
+            magnitude = keys[i] & _MAGNITUDE
+            key = keys[i] ^ ((keys[i] >> np.int32(31)) & _MAGNITUDE)  # ordered as the floats
+            low = key if key < low else low
+            high = key if key > high else high
+            zeros += np.int32(magnitude == 0)
+            nonfinite += np.int32(magnitude >= _INFINITE)
+        low = low ^ ((low >> np.int32(31)) & _MAGNITUDE)
+        high = high ^ ((high >> np.int32(31)) & _MAGNITUDE)
+        ends[n, 0] = low if low & _MAGNITUDE else np.int32(0)  # -0 is 0
+        ends[n, 1] = high if high & _MAGNITUDE else np.int32(0)
+        lowest = stats[n, 0]
+        highest = stats[n, 1]
+        # Mean and variance of the distances from a shift, which lose fewer digits than those of the
+        # values. The first shift is the first value; where it lies too far off, the second one is
+        # the mean that was found.
+        shift = rows[n, 0]
+        mean = 0.0
+        variance = 0.0
         for _ in range(2):
-            shift, total, squares = np.float32(shift + mean), 0.0, 0.0
+            shift = np.float32(shift + mean)
+            total = 0.0
+            squares = 0.0
             for start in range(0, width, _BLOCK):
-                some, square = np.float32(0), np.float32(0)
                 block = row[start : start + _BLOCK]
+                block_total = np.float32(0)
+                block_squares = np.float32(0)
                 for i in range(block.size):
                     distance = block[i] - shift
-                    some += distance
-                    square += distance * distance
-                total, squares = total + some, squares + square
+                    block_total += distance
+                    block_squares += distance * distance
+                total = total + block_total
+                squares = squares + block_squares
             mean = total / width
             variance = squares / width - mean * mean
             if nonfinite > 0 or not mean * mean > _CANCELLATION * variance:
                 break
-        stats[n, 2], stats[n, 3] = shift + mean, math.sqrt(variance if variance > 0 else 0.0)
-        stats[n, 4], stats[n, 5] = zeros / width, nonfinite
-        if nonfinite == 0 and least == most:
-            stats[n, 2], stats[n, 3] = least, 0
+        stats[n, 2] = shift + mean
+        stats[n, 3] = math.sqrt(variance if variance > 0 else 0.0)
+        stats[n, 4] = zeros / width
+        stats[n, 5] = nonfinite
+        if nonfinite == 0 and lowest == highest:
+            stats[n, 2] = lowest
+            stats[n, 3] = 0
         elif nonfinite > 0 or not (_TINY < variance < math.inf):
             stats[n, 3] = -1
         if outside.size > 0:
-            reached = np.int32(0)
+            count = np.int32(0)
             for i in range(row.size):
-                reached += np.int32((row[i] <= lower) | (row[i] >= upper))
-            outside[n] = reached
+                count += np.int32((row[i] <= lower) | (row[i] >= upper))
+            outside[n] = count
 
 
 @partial(compiled, "void(float32[:,::1],float32[::1],float32[::1],float32,float32,uint8[:,::1])")
@@ -125,13 +159,14 @@ def quantise(rows, low, factor, half, top, levels):
     """Fill `levels` [N, W] with (value - low[n]) · factor[n] + half, clipped to 0..top unless that
     is negative, and cut to a whole number."""
     for n in range(rows.shape[0]):
-        below, times = low[n], factor[n]
+        start = low[n]
+        times = factor[n]
         if top < 0:
             for i in range(rows.shape[1]):
-                levels[n, i] = np.int32((rows[n, i] - below) * times + half)
+                levels[n, i] = np.int32((rows[n, i] - start) * times + half)
         else:
             for i in range(rows.shape[1]):
-                level = (rows[n, i] - below) * times + half
+                level = (rows[n, i] - start) * times + half
                 level = level if level > np.float32(0) else np.float32(0)  # also for NaN
                 levels[n, i] = np.int32(level if level < top else top)
 
@@ -139,16 +174,31 @@ def quantise(rows, low, factor, half, top, levels):
 @partial(compiled, "void(uint8[:,:,::1],int64,int64,int64,int64,int64,uint8[:,::1])")
 @no_type_check
 def lay_tiles(tiles, columns, down, across, depth, padding, piece):
-    """Lay tiles [N, h, depth · w] into a piece of a picture; see `grid.strips`."""
+    """Lay tiles into a piece of a picture, enlarged by whole factors.
+
+    Each row of a tile is written once, enlarged, into a line of the piece; when the line has the
+    rows of all its tiles, it is copied below itself for the factor `down`.
+
+    Args:
+        tiles: uint8 [N, h, depth · w].
+        columns: tiles beside each other.
+        down, across: the factors.
+        depth: colours of a pixel.
+        padding: pixels to the left of each tile and below it.
+        piece: uint8 [rows, depth · width], which is the padding's colour before.
+    """
     count, height, width = tiles.shape
-    pixels, wide = width // depth, width * across
+    pixels = width // depth
+    large_width = width * across
     for start in range(0, count, columns):
         top = start // columns * (height * down + padding)
         end = start + columns if start + columns < count else count
         for y in range(height):
-            line, left = piece[top + y * down], padding * depth
+            line = piece[top + y * down]
+            x0 = padding * depth
             for n in range(start, end):
-                source, target = tiles[n, y], line[left : left + wide]
+                source = tiles[n, y]
+                target = line[x0 : x0 + large_width]
                 if across == 1:
                     for x in range(source.size):
                         target[x] = source[x]
@@ -167,14 +217,14 @@ def lay_tiles(tiles, columns, down, across, depth, padding, piece):
                         target[5 * x] = target[5 * x + 1] = target[5 * x + 2] = source[x]
                         target[5 * x + 3] = target[5 * x + 4] = source[x]
                 else:
-                    for again in range(across):
+                    for repeat in range(across):
                         for colour in range(depth):
-                            at = again * depth + colour
+                            at = repeat * depth + colour
                             for x in range(pixels):
                                 target[at + x * across * depth] = source[x * depth + colour]
-                left += wide + padding * depth
-            for again in range(1, down):
-                copy = piece[top + y * down + again]
+                x0 += large_width + padding * depth
+            for repeat in range(1, down):
+                copy = piece[top + y * down + repeat]
                 for x in range(copy.size):
                     copy[x] = line[x]
 
@@ -182,16 +232,29 @@ def lay_tiles(tiles, columns, down, across, depth, padding, piece):
 @partial(compiled, "void(uint8[:,::1],uint8[::1],int64,uint8[:,::1])")
 @no_type_check
 def filter_rows(piece, above, depth, filtered):
-    """Filter rows [R, W] for PNG into [R, 1 + W]; the last one takes the place of that `above`."""
+    """Filter rows for PNG: each byte less the one above it, or less that of the pixel on its left,
+    whichever makes the smaller sum of differences, taken as numbers from -128 to 127. Small numbers
+    occur often, and deflate codes what occurs often in few bits.
+
+    Args:
+        piece: uint8 [R, W].
+        above: the row above the piece, [W]; at the end its last row.
+        depth: bytes of a pixel.
+        filtered: [R, 1 + W]: the number of the filter, then the filtered row.
+    """
     for r in range(piece.shape[0]):
-        row, left, right = piece[r], piece[r, :-depth], piece[r, depth:]
-        out, behind = filtered[r, 1:], filtered[r, 1 + depth :]
-        by_up, by_sub = np.int32(0), np.int32(0)
+        row = piece[r]
+        pixel = piece[r, depth:]
+        neighbour = piece[r, :-depth]
+        out = filtered[r, 1:]
+        out_pixel = filtered[r, 1 + depth :]
+        by_up = np.int32(0)
+        by_sub = np.int32(0)
         for i in range(row.size):
             by_up += abs(np.int32(np.int8(row[i] - above[i])))
         if by_up > 0:
-            for i in range(right.size):
-                by_sub += abs(np.int32(np.int8(right[i] - left[i])))
+            for i in range(pixel.size):
+                by_sub += abs(np.int32(np.int8(pixel[i] - neighbour[i])))
         if by_up == 0 or by_up < by_sub:
             filtered[r, 0] = _UP
             for i in range(row.size):
@@ -200,8 +263,8 @@ def filter_rows(piece, above, depth, filtered):
             filtered[r, 0] = _SUB
             for i in range(depth):
                 out[i] = row[i]
-            for i in range(right.size):
-                behind[i] = right[i] - left[i]
+            for i in range(pixel.size):
+                out_pixel[i] = pixel[i] - neighbour[i]
         for i in range(row.size):
             above[i] = row[i]
 
@@ -220,23 +283,37 @@ def blend(levels, over, ground, share, mixed):
 @partial(compiled, None)
 @no_type_check
 def add_maps(stats, saturated, positions, sums):
-    """Add the statistics of maps [B, C, 6] of so many positions to `Tally.sums`, one map after the
-    other; `saturated` [B, C] is empty where nothing saturates."""
+    """Add the statistics of maps to `Tally.sums`, one map after the other.
+
+    Means and sums of squared deviations are joined as Chan, Golub and LeVeque do ("Updating
+    formulae and a pairwise algorithm for computing sample variances", 1979).
+
+    Args:
+        stats: [B, C, 6].
+        saturated: [B, C], how many values saturate; empty where nothing does.
+        positions: values of each map.
+        sums: [C, columns]: finite values, min, max, mean, squared deviations, zeros, non-finite
+            values, saturated values.
+    """
     for b in range(stats.shape[0]):
         for c in range(stats.shape[1]):
-            bad = np.float64(stats[b, c, 5])
-            count, more = sums[c, 0], positions - bad
-            if more > 0:
-                mean, std = np.float64(stats[b, c, 2]), np.float64(stats[b, c, 3])
-                delta, share = mean - sums[c, 3], more / (count + more)
-                sums[c, 0] = count + more
-                low, high = np.float64(stats[b, c, 0]), np.float64(stats[b, c, 1])
+            nonfinite = np.float64(stats[b, c, 5])
+            finite = positions - nonfinite
+            count = sums[c, 0]
+            if finite > 0:
+                mean = np.float64(stats[b, c, 2])
+                std = np.float64(stats[b, c, 3])
+                low = np.float64(stats[b, c, 0])
+                high = np.float64(stats[b, c, 1])
+                delta = mean - sums[c, 3]
+                share = finite / (count + finite)
+                sums[c, 0] = count + finite
                 sums[c, 1] = low if low < sums[c, 1] else sums[c, 1]
                 sums[c, 2] = high if high > sums[c, 2] else sums[c, 2]
                 sums[c, 3] += delta * share
-                sums[c, 4] += more * std * std + delta * delta * count * share
+                sums[c, 4] += finite * std * std + delta * delta * count * share
             sums[c, 5] += math.floor(np.float64(stats[b, c, 4]) * positions + 0.5)
-            sums[c, 6] += bad
+            sums[c, 6] += nonfinite
             if saturated.size > 0:
                 sums[c, 7] += saturated[b, c]
 
@@ -244,14 +321,25 @@ def add_maps(stats, saturated, positions, sums):
 @partial(compiled, None)
 @no_type_check
 def add_images(stats, images, values, numbers):
-    """Insert images [B], by the maxima of their maps [B, C, 6], into those of a `Tally`: before
-    smaller values, and before later images of the same value."""
+    """Insert images, by the maxima of their maps, into the rankings of a `Tally`: before smaller
+    values, and before later images of the same value.
+
+    Args:
+        stats: [B, C, 6].
+        images: [B], the numbers of the images.
+        values: [C, ranks], maxima, the greatest first.
+        numbers: [C, ranks], the images that they are of.
+    """
     for b in range(stats.shape[0]):
         for c in range(stats.shape[1]):
             image = images[b]
             value = np.float64(stats[b, c, 1]) if stats[b, c, 5] == 0 else math.inf
-            for at in range(values.shape[1]):  # what is put in a place moves on what was there
-                other, number = values[c, at], numbers[c, at]
-                if value > other or (value == other and image < number):
-                    values[c, at], numbers[c, at] = value, image
-                    value, image = other, number
+            for rank in range(values.shape[1]):
+                ranked_value = values[c, rank]
+                ranked_image = numbers[c, rank]
+                if value > ranked_value or (value == ranked_value and image < ranked_image):
+                    # what was there moves on to the next rank
+                    values[c, rank] = value
+                    numbers[c, rank] = image
+                    value = ranked_value
+                    image = ranked_image

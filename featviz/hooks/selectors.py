@@ -115,6 +115,11 @@ def nearest(layers: Iterable[Layer], selectors: Iterable[Selector]) -> list[str]
     for selector in selectors:
         pattern = selector.text.lstrip("!").removeprefix(_REGULAR_EXPRESSION)
         name = re.split(r"[@#]", pattern)[0].strip().lower()
+        # the model may stand inside another one: `layer4` is `backbone.layer4`
+        inner = [by_lower[lower] for lower in by_lower if name and lower.endswith(f".{name}")]
+        if inner:
+            close.update(dict.fromkeys((f"'*{inner[0][-len(name) :]}'", inner[0])))
+            continue
         matches = difflib.get_close_matches(name, by_lower, n=2, cutoff=0.7)
         close.update(dict.fromkeys(by_lower[match] for match in matches))
     return list(close)

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -36,7 +36,8 @@ from featviz.text import TextTable, by, counted, listed
 
 log = logging.getLogger(__name__)
 
-FLOPS_PER_MAC = 2  # one multiplication and one addition; the addition of a bias is left out
+FLOPS_PER_MAC = 2
+"""One multiplication and one addition; the addition of a bias is left out."""
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -46,8 +47,6 @@ def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
 
 _CPU_ATTENTION = {ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
 """An operator for which torch before 2.15 has no formula."""
-
-_COUNTED = ("calls", "macs", "own_macs", "flops", "activation_bytes")
 
 
 @dataclass(frozen=True)
@@ -104,35 +103,29 @@ class Listing:
     @property
     def table(self) -> TextTable:
         """For people."""
-        figures, total, rows = ("output shape", "parameters", "MACs", "calls"), self.totals, []
-        for row in self.rows:
-            name = row.name
-            if self.tree and name:
-                *above, last = name.replace("/fn:", ".fn:").split(".")
-                name = "  " * (len(above) + 1) + last
-            name += f" (also {', '.join(row.aliases)})" if row.aliases else ""
-            macs = "" if row.macs is None else _scaled(row.macs)
-            counts = macs, "" if row.calls is None else str(row.calls)
-            shape = by(row.output_shape or ())
-            chosen = "*" if row.selected else ""
-            rows.append((chosen, name, row.type, shape, f"{row.parameters:,}", *counts))
-        size, trainable = _scaled(total.parameter_bytes, "B"), f"{total.trainable:,} trainable"
-        footer = [
+        numbers = ("output shape", "parameters", "MACs", "calls")
+        rows = [_cells(row, self.tree) for row in self.rows]
+        return TextTable(("", "name", "type", *numbers), numbers, rows, footer=self._footer())
+
+    def _footer(self) -> list[str]:
+        total = self.totals
+        size = _scaled(total.parameter_bytes, "B")
+        lines = [
             "",
             f"input        {by(self.input_shape)}",
-            f"parameters   {total.parameters:,} ({trainable}), {size}",
+            f"parameters   {total.parameters:,} ({total.trainable:,} trainable), {size}",
         ]
         if total.macs is not None and total.flops is not None:
-            footer.append(f"MACs         {_scaled(total.macs)} = {_scaled(total.flops)} FLOPs")
-            footer.append(f"activations  {_scaled(total.activation_bytes or 0, 'B')}")
+            lines.append(f"MACs         {_scaled(total.macs)} = {_scaled(total.flops)} FLOPs")
+            lines.append(f"activations  {_scaled(total.activation_bytes or 0, 'B')}")
         if self.not_counted:
-            named = [f"{name} {calls}" for name, calls in self.not_counted.items()]
-            footer.append(f"not counted  {listed(named, 6)}")
+            operators = [f"{name} {calls}" for name, calls in self.not_counted.items()]
+            lines.append(f"not counted  {listed(operators, 6)}")
         functions = sum(row.type.startswith("fn:") for row in self.rows)
         called = f", {counted(functions, 'function')}" if functions else ""
-        taken = sum(row.selected for row in self.rows)
-        footer.append(f"{total.modules} modules{called}; * {taken} taken by the selectors")
-        return TextTable(("", "name", "type", *figures), figures, rows, (), footer)
+        selected = sum(row.selected for row in self.rows)
+        lines.append(f"{total.modules} modules{called}; * {selected} taken by the selectors")
+        return lines
 
     def __repr__(self) -> str:
         total = self.totals
@@ -154,6 +147,25 @@ class Listing:
         }
 
 
+def _cells(row: LayerRow, tree: bool) -> list[str]:
+    """A row of the table; with `tree` its name is indented below its parents."""
+    name = row.name
+    if tree and name:
+        *parents, last = name.replace("/fn:", ".fn:").split(".")
+        name = "  " * (len(parents) + 1) + last
+    if row.aliases:
+        name += f" (also {', '.join(row.aliases)})"
+    return [
+        "*" if row.selected else "",
+        name,
+        row.type,
+        by(row.output_shape or ()),
+        f"{row.parameters:,}",
+        "" if row.macs is None else _scaled(row.macs),
+        "" if row.calls is None else str(row.calls),
+    ]
+
+
 def list_model(
     options: ModelOptions | LoadedModel,
     inputs: InputOptions,
@@ -161,47 +173,102 @@ def list_model(
     functions: bool = False,
     tree: bool = False,
 ) -> Listing:
-    """List a model's modules (and functions that they call) as one forward pass on zeros shows
-    them; a model that cannot be run on zeros is listed without shapes."""
+    """List a model's modules as one forward pass on zeros shows them; a model that cannot be run on
+    zeros is listed without shapes.
+
+    Args:
+        selectors: which rows are marked; None for one layer of each stage.
+        functions: list the functions that modules call, too; so do selectors of functions.
+        tree: indent names in the table.
+    """
     model = load_model(options, inputs)
     blank = model.preprocess.blank()
-    functions |= selectors is not None and bool(of_functions(parse(selectors)))
-    called: dict[Layer, tuple[list[int] | None, int]] = {}
+    if selectors is not None and of_functions(parse(selectors)):
+        functions = True
+    meter: Meter | None = None
+    function_rows: list[LayerRow] = []
+    selected: set[Layer] = set()
     try:
-        meter: Meter | None = measure(model, blank)
+        meter = measure(model, blank)
         if functions:
-            calls = choose.functions(model, blank)
-            seen = probe(model, blank, list(calls))
-            first = {layer: shapes[0] for (_, layer, _), shapes in reversed(seen.items())}
-            called = {layer: (first.get(layer), n) for layer, n in calls.items()}
+            function_rows = _function_rows(model, blank)
     except ForwardError as error:
         log.warning("no shapes: %s (%s)", error.message, error.hint)
         meter = None
-    taken: set[Layer] = set()
     if selectors is not None or meter is not None:
-        taken = set(choose_layers(model, selectors, blank))
-    modules, rows = modules_by_name(model.module), []
-    for at in list_layers(model.module):
-        place, parameters = (at.index, at.name, at.type, at.aliases), _initialised(modules[at.name])
-        trainable = sum(p.numel() for p in parameters if p.requires_grad)
-        counts = (sum(p.numel() for p in parameters), trainable, at in taken)
-        usage = {} if meter is None else meter.usage.get(at.index, dict.fromkeys(_COUNTED, 0))
-        rows.append(LayerRow(*place, *counts, **usage))
-    for at, (shape, n) in called.items():
-        place = (at.index, at.name, at.type, at.aliases)
-        rows.append(LayerRow(*place, 0, 0, at in taken, output_shape=shape, calls=n))
+        selected = set(choose_layers(model, selectors, blank))
+    modules = modules_by_name(model.module)
+    rows = []
+    for layer in list_layers(model.module):
+        usage = None
+        if meter is not None:
+            usage = meter.usage.get(layer.index, Usage())
+        rows.append(_module_row(layer, modules[layer.name], layer in selected, usage))
+    names = {layer.name for layer in selected if layer.is_function}
+    rows += [replace(row, selected=row.name in names) for row in function_rows]
     rows.sort(key=lambda row: row.index)  # functions behind their module
     if meter is not None and model.preprocess.size_guessed:
-        words = "the input's size is a guess, %s: shapes and MACs follow it; --size says it"
-        log.warning(words, by(blank[0].shape))
-    of_model = ("parameters", "trainable", "macs", "flops", "activation_bytes")  # in its row
+        message = "the input's size is a guess, %s: shapes and MACs follow it; --size says it"
+        log.warning(message, by(blank[0].shape))
+    whole_model = rows[0]
     totals = Totals(
         modules=sum(1 for _ in model.module.modules()),
+        parameters=whole_model.parameters,
+        trainable=whole_model.trainable,
         parameter_bytes=sum(p.numel() * p.element_size() for p in _initialised(model.module)),
-        **{name: getattr(rows[0], name) for name in of_model},
+        macs=whole_model.macs,
+        flops=whole_model.flops,
+        activation_bytes=whole_model.activation_bytes,
     )
     not_counted = {} if meter is None else dict(meter.uncounted.most_common())
     return Listing(tuple(rows), totals, list(blank[0].shape), not_counted, tree)
+
+
+def _module_row(layer: Layer, module: nn.Module, selected: bool, usage: Usage | None) -> LayerRow:
+    parameters = _initialised(module)
+    row = LayerRow(
+        index=layer.index,
+        name=layer.name,
+        type=layer.type,
+        aliases=layer.aliases,
+        parameters=sum(p.numel() for p in parameters),
+        trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        selected=selected,
+    )
+    if usage is None:
+        return row
+    return replace(
+        row,
+        input_shape=usage.input_shape,
+        output_shape=usage.output_shape,
+        calls=usage.calls,
+        macs=usage.macs,
+        own_macs=usage.own_macs,
+        flops=FLOPS_PER_MAC * usage.macs,
+        activation_bytes=usage.activation_bytes,
+    )
+
+
+def _function_rows(model: LoadedModel, blank: Sequence[Tensor]) -> list[LayerRow]:
+    """A row for each function that a module calls, with the shape of its first output."""
+    calls = choose.functions(model, blank)
+    first_shapes: dict[Layer, list[int] | None] = {}
+    for (_, layer, _), shapes in probe(model, blank, list(calls)).items():
+        first_shapes.setdefault(layer, shapes[0])
+    return [
+        LayerRow(
+            index=layer.index,
+            name=layer.name,
+            type=layer.type,
+            aliases=layer.aliases,
+            parameters=0,
+            trainable=0,
+            selected=False,
+            output_shape=first_shapes.get(layer),
+            calls=count,
+        )
+        for layer, count in calls.items()
+    ]
 
 
 def measure(model: LoadedModel, blank: Sequence[Tensor]) -> Meter:
@@ -238,6 +305,32 @@ def _scaled(value: int, unit: str = "") -> str:
 # What a forward pass costs
 
 
+@dataclass
+class Usage:
+    """What the calls of a module took, those of modules inside it included."""
+
+    input_shape: list[int] | None = None
+    """Of the first tensor of the first call."""
+    output_shape: list[int] | None = None
+    calls: int = 0
+    macs: int = 0
+    own_macs: int = 0
+    activation_bytes: int = 0
+
+
+@dataclass
+class _Frame:
+    """A module that is running, with the counts when it was entered."""
+
+    module: nn.Module
+    input_shape: list[int] | None
+    macs: int
+    memory: int
+    macs_inside: int = 0
+    """Of modules that it called."""
+    is_leaf: bool = True
+
+
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Reads the counts at every module's entry and exit; and counts operators from outside torch
     that have no formula, as `torchvision::deform_conv2d`."""
@@ -245,49 +338,63 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.uncounted: Counter[str] = Counter()
-        self.usage: dict[int, dict[str, Any]] = {}
+        self.usage: dict[int, Usage] = {}
+        """By the index of the layer."""
         self.memory = 0
+        """Bytes of all outputs of leaf calls so far."""
         self.flops = FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION)
-        self._running: list[dict[str, Any]] = []
-        """For each module that is running: the counts when it was entered, the multiply-accumulates
-        in the usage of modules inside it, whether it is a leaf, the shape of its input."""
+        self._running: list[_Frame] = []
+        """The innermost module last."""
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A forward pre-hook."""
         # what a module inside gives counts as its own output, not as its parent's
         if self._running:
-            self._running[-1]["leaf"] = False
-        frame = {"module": module, "macs": self.flops.get_total_flops() // FLOPS_PER_MAC}
-        frame |= {"memory": self.memory, "inside": 0, "leaf": True}
-        self._running.append({**frame, "input_shape": _shape_of_first(tensors([args, kwargs]))})
+            self._running[-1].is_leaf = False
+        input_shape = _shape_of_first(tensors([args, kwargs]))
+        self._running.append(_Frame(module, input_shape, self._macs(), self.memory))
 
     def leave(self, now: Callable[[], Layer], module: nn.Module, args: Any, output: Any) -> None:
         """A forward hook; `now` tells the layer to which the call belongs."""
-        frame, given = self._running.pop(), tensors(output)
-        while frame["module"] is not module:  # raised, and was caught: its own work is its caller's
-            self._running[-1]["inside"] += frame["inside"]
+        frame = self._running.pop()
+        # no hook leaves a module that raised; where that was caught, its work is its caller's
+        while frame.module is not module:
+            self._running[-1].macs_inside += frame.macs_inside
             frame = self._running.pop()
-        if frame["leaf"]:
-            parts = (p for t in given for p in (t.unbind() if t.is_nested else [t]))
-            self.memory += sum(part.numel() * part.element_size() for part in parts)
-        macs = self.flops.get_total_flops() // FLOPS_PER_MAC - frame["macs"]
+        outputs = tensors(output)
+        if frame.is_leaf:
+            self.memory += sum(map(_bytes, outputs))
+        macs = self._macs() - frame.macs
         if self._running:
-            self._running[-1]["inside"] += macs
-        first = {"input_shape": frame["input_shape"], "output_shape": _shape_of_first(given)}
-        usage = self.usage.setdefault(now().index, {**first, **dict.fromkeys(_COUNTED, 0)})
-        own = macs - frame["inside"]
-        counts = (1, macs, own, FLOPS_PER_MAC * macs, self.memory - frame["memory"])
-        for name, count in zip(_COUNTED, counts, strict=True):
-            usage[name] += count
+            self._running[-1].macs_inside += macs
+        usage = self.usage.get(now().index)
+        if usage is None:
+            usage = Usage(frame.input_shape, _shape_of_first(outputs))
+            self.usage[now().index] = usage
+        usage.calls += 1
+        usage.macs += macs
+        usage.own_macs += macs - frame.macs_inside
+        usage.activation_bytes += self.memory - frame.memory
+
+    def _macs(self) -> int:
+        return int(self.flops.get_total_flops()) // FLOPS_PER_MAC
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        known = func._overloadpacket in self.flops.flop_registry
-        if func.namespace not in ("aten", "prim") and not known:
+        has_formula = func._overloadpacket in self.flops.flop_registry
+        if func.namespace not in ("aten", "prim") and not has_formula:
             self.uncounted[f"{func.namespace}::{func._overloadpacket.__name__}"] += 1
         return func(*args, **(kwargs or {}))
 
 
-def _shape_of_first(given: Sequence[Tensor]) -> list[int] | None:
-    return list(given[0].shape) if given and not given[0].is_nested else None
+def _bytes(tensor: Tensor) -> int:
+    if tensor.is_nested:
+        return sum(map(_bytes, tensor.unbind()))
+    return tensor.numel() * tensor.element_size()
+
+
+def _shape_of_first(outputs: Sequence[Tensor]) -> list[int] | None:
+    if not outputs or outputs[0].is_nested:
+        return None
+    return list(outputs[0].shape)

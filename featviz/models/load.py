@@ -3,10 +3,13 @@ architecture that they belong to), names of torchvision and timm, and the user's
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import logging
 import pickle
+import re
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -425,7 +428,7 @@ def build_torchvision(
             module: nn.Module = models.get_model(name, **loading, **arguments)
     except (TypeError, ValueError) as error:
         message = f"torchvision's {name} refused its arguments: {error}"
-        raise LoadError(message, "see --model-arg") from error
+        raise LoadError(message, _arguments_hint(error) or "see --model-arg") from error
     except (OSError, EOFError, pickle.UnpicklingError, RuntimeError) as error:
         if entry is None:
             raise
@@ -507,7 +510,7 @@ def _build_timm(
         raise LoadError(message, hint) from error
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
         message = f"timm could not build {tagged_name}: {first_line(error)}"
-        raise LoadError(message, "see --model-arg") from error
+        raise LoadError(message, _arguments_hint(error) or "see --model-arg") from error
     return module, _timm_chain(timm.data.resolve_model_data_config(module), arguments)
 
 
@@ -597,6 +600,27 @@ def _tags(timm: ModuleType, arch: str) -> list[str]:
 # Factories, `pkg.mod:factory` and `file.py:factory` --------------------------------------------
 
 
+def _arguments_hint(error: Exception) -> str | None:
+    """The arguments of the class or function that did not take one of --model-arg; None for another
+    error. It need not be MODEL itself: builders pass their arguments on."""
+    refused = re.match(
+        r"(?:\w+\.)*?(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'",
+        str(error),
+    )
+    if refused is None or error.__traceback__ is None:
+        return None
+    name, wrong = refused.groups()
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    for value in (*frame.f_locals.values(), *frame.f_globals.values()):
+        if callable(value) and getattr(value, "__name__", None) == name:
+            parameters = inspect.signature(value).parameters.values()
+            names = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+            close = difflib.get_close_matches(wrong, names, 1)
+            question = f"did you mean {close[0]}? " if close else ""
+            return f"{question}{name} takes {', '.join(names) or 'no arguments'}"
+    return None
+
+
 def load_factory(options: ModelOptions) -> Loaded:
     """Call the factory; give the model the weights of a file, if one is named."""
     spec = options.spec
@@ -661,7 +685,8 @@ def _call(
         module = factory(**{**hparams, **options.model_args})
     except Exception as error:
         message = f"{spec} raised {type(error).__name__}: {error}"
-        raise LoadError(message, "-v shows the traceback") from error
+        hint = _arguments_hint(error) or "-v shows the traceback"
+        raise LoadError(message, hint) from error
     if not isinstance(module, nn.Module):
         message = f"{spec} gave a {type(module).__name__}, not an nn.Module"
         raise LoadError(message, "return the model")

@@ -217,6 +217,10 @@ def unknown_name(library: str, name: str, names: Sequence[str]) -> UsageError:
         such += f", or FILE.py:{name} for a class of your own"
     near = difflib.get_close_matches(name.lower(), sorted(names, reverse=True), 3)
     close = [f"{prefix}{other}" for other in near]
+    module, _, attribute = name.rpartition(".")
+    file_of_module = Path(f"{module.replace('.', '/')}.py")
+    if file and file_of_module.is_file():  # net.Net, as one would write it in Python
+        close = [f"{file_of_module}:{attribute}"]
     return UsageError(
         f"no {library} model{file} named {name!r}",
         f"did you mean {', '.join(close)}?" if close else such,

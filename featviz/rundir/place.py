@@ -81,17 +81,18 @@ def check_free(root: Path, record_name: str, overwrite: bool) -> list[str] | Non
     if record is None:
         _check_empty(root, record_name)
         return None
-    noun = record_name.removesuffix(".json")
     contents = look(root)
     if not overwrite and (contents.complete_images or record_name != RUN):
-        hint = "--overwrite replaces it, --out names another folder"
+        hint = "--out names another folder, --overwrite replaces it"
+        add = ("--overwrite",)
         if record_name == RUN and not record.kind:
             images = counted(contents.complete_images, "image")
             raise StoreError(
                 f"--out {root} holds a run, {images} complete",
                 f"`run --resume` goes on with it, {hint}",
+                add=add,
             )
-        raise StoreError(f"--out {root} holds another {noun}", hint)
+        raise StoreError(f"--out {root} holds an earlier result ({record_name})", hint, add=add)
     if contents.others:
         nearest = sorted(contents.others, key=lambda path: (path.count("/"), path))
         names = listed([quoted(path, 80) for path in nearest], 3)
@@ -203,7 +204,8 @@ def check_file(out: Path, kind: FileKind, option: str = "--out", overwrite: bool
     if not overwrite and out.exists() and not is_of_kind(out, kind):
         raise StoreError(
             f"{option} {out} is there and is no {kind.description}",
-            f"--overwrite replaces it; or name another file with {option}",
+            f"name another file with {option}, or replace it with --overwrite",
+            add=("--overwrite",),
         )
 
 

@@ -27,6 +27,12 @@ from torch import nn
 class Net(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Conv2d(3, 4, 3))
+class Wrapped(nn.Module):
+    def __init__(self, width=4, depth=1):
+        super().__init__()
+        self.backbone = nn.ModuleDict({"stem": nn.Conv2d(3, width, 3)})
+    def forward(self, x):
+        return self.backbone["stem"](x)
 """
 
 RUN = "run model.pth cat.jpg"
@@ -83,6 +89,21 @@ MODELS = [
     ("run modle.pth cat.jpg", "no model file 'modle.pth'", "featviz run model.pth cat.jpg"),
     ("run org/net cat.jpg", "no model file 'org/net'", "hf download org/net"),
     ("run net.py cat.jpg", "'net.py' is code", "makes the model: net.py:NAME"),
+    (
+        "run weights.pth cat.jpg --arch net.Net --out 'my maps'",
+        "no torchvision model or file named 'net.Net'",
+        "net.py:Net? featviz run weights.pth cat.jpg --arch net.py:Net --out 'my maps'",
+    ),
+    (
+        "run net.py:Wrapped cat.jpg --model-arg widht=3",
+        "unexpected keyword argument 'widht'",
+        "did you mean width? Wrapped takes width, depth",
+    ),
+    (
+        "run resnet18 cat.jpg --weights none --model-arg num_class=3",
+        "unexpected keyword argument 'num_class'",
+        "did you mean num_classes? ResNet takes",
+    ),
     ("run nett.py:Net cat.jpg", "no file 'nett.py'", "featviz run net.py:Net cat.jpg"),
     ("run code cat.jpg", "no folder of a Hugging Face model", "FILE --arch MODEL"),
     ("run empty.pth cat.jpg", "empty.pth is no checkpoint: it is empty", "that torch.save wrote"),
@@ -107,12 +128,22 @@ IMAGES = [
 LAYERS = [
     (f"{RUN} --layers b4", "no layer matches --layers 'b4'", "types here: Conv2d 2, ReLU 2"),
     (f"{RUN} --layers conv2d", "no layer matches", "did you mean Conv2d? types here: Conv2d 2"),
+    (
+        "run net.py:Wrapped cat.jpg --layers stem",
+        "no layer matches --layers 'stem'",
+        "did you mean '*stem' or backbone.stem?",
+    ),
     (f"{RUN} --layers re:b[", "is no regular expression", "for example re:^layer[34]"),
     (f"{RUN} --ablate b4:1", "no layer matches 'b4'", "types here: Conv2d 2, ReLU 2"),
     (f"{RUN} --capture grad --target layer:b4", "called 'b4'", "featviz layers MODEL lists them"),
 ]
 
 VALUES = [
+    (
+        "audit model.pth cat.jpg --fail-on 'ded>5%' --eps 0.1",
+        "there is no finding 'ded'",
+        "dead? featviz audit model.pth cat.jpg --fail-on 'dead>5%' --eps 0.1",
+    ),
     (f"{RUN} --cmap virdis", "--cmap 'virdis' is no colormap", "did you mean viridis"),
     (f"{RUN} --format pgn", "format=pgn: expected one of png", "did you mean png?"),
     (f"{RUN} --config bad.toml", "has 'layer', which featviz run lacks; did you mean layers?", "a"),
@@ -177,6 +208,23 @@ def test_a_mistake_gets_its_message_and_its_hint(
     assert not hint or (said[1].startswith("hint: ") and hint in said[1]), done.err
     assert len(said) <= 2 and "Traceback" not in done.err
     assert set(tree(here)) == before
+
+
+def test_an_earlier_run_is_named_behind_a_misspelt_layer_with_the_whole_command(
+    here: Path, featviz: Run, tmp_path: Path
+) -> None:
+    """Who mends one error gets no second one for what was typed before; --overwrite is typed for
+    them, with all options and quotes."""
+    out = tmp_path / "my maps"
+    line = ["run", "model.pth", "cat.jpg", "--out", str(out), "-q", "--layers"]
+    assert featviz(*line, "b1").code == 0
+    misspelt = featviz(*line, "b4")
+    assert misspelt.code == 2 and "no layer matches --layers 'b4'" in misspelt.err
+    earlier = featviz(*line, "b[12]")
+    assert earlier.code == 1 and "holds a run, 1 image complete" in earlier.err
+    command = shlex.join(["featviz", *line, "b[12]", "--overwrite"])
+    assert earlier.err.splitlines()[-1].endswith(f"--overwrite replaces it: {command}")
+    assert featviz(*shlex.split(command)[1:]).code == 0
 
 
 @pytest.mark.slow

@@ -106,10 +106,10 @@ def test_macs_and_parameters_are_torchvisions(name: str) -> None:
         model = models.get_model(name, weights=None).eval()
     loaded = LoadedModel(model, adopt(model, InputOptions()).preprocess, device, {})
     found = layers.measure(loaded, [torch.zeros(1, 3, crop, crop, device=device)])
-    assert found.usage[0]["macs"] / 1e9 == pytest.approx(entry.meta["_ops"], rel=0.01)
+    assert found.usage[0].macs / 1e9 == pytest.approx(entry.meta["_ops"], rel=0.01)
     assert sum(p.numel() for p in model.parameters()) == entry.meta["num_params"]
-    assert sum(usage["own_macs"] for usage in found.usage.values()) == found.usage[0]["macs"]
-    assert 2 * found.usage[0]["macs"] == found.flops.get_total_flops()
+    assert sum(usage.own_macs for usage in found.usage.values()) == found.usage[0].macs
+    assert 2 * found.usage[0].macs == found.flops.get_total_flops()
 
 
 def test_attention_is_counted_since_its_fast_path_is_off(featviz: Run, nets: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -52,7 +53,8 @@ def test_a_photograph_is_not_replaced(
     words += SMALL if words[0] in ("audit", "look") else []
     done = featviz(*words)
     assert done.code == 1 and "mine.png is there and is no " in done.err, done.err
-    assert "hint: --overwrite replaces it; or name another file with --" in done.err
+    assert "hint: name another file with --" in done.err
+    assert f"or replace it with --overwrite: featviz {shlex.join(words)} --overwrite" in done.err
     assert mine.read_bytes() == before and sorted(place.iterdir()) == there
     assert featviz(*words, "--overwrite").code == 0
     assert mine.read_bytes() != before
