@@ -217,6 +217,6 @@ def looks_like_image(word: str) -> bool:
 
     path = Path(word)
     if path.suffix.lower() in SUFFIXES:
-        return not (path.is_file() and sources.sniff(path) in sources.KINDS)
+        return not (path.is_file() and sources.sniff(path) in sources.FILE_FORMATS)
     is_model = any((path / name).exists() for name in ("config.json", "adapter_config.json"))
     return path.is_dir() and not is_model

@@ -278,7 +278,7 @@ def _call(
         _check_out(values, result)
     from featviz.images.find import check_arguments
     from featviz.models.requirements import check_current_folder, require_torch
-    from featviz.models.sources import check_words
+    from featviz.models.sources import check_source
 
     check_current_folder()
     ctx = click.get_current_context()
@@ -294,7 +294,7 @@ def _call(
     # what can be known without torch, cheapest first
     values["source"] = read_from(ModelOptions, dict(values), spec=model)
     values["images"] = images
-    check_words(values["source"])
+    check_source(values["source"])
     check_arguments(images)
     if check is not None:
         check(values)

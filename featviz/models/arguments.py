@@ -279,7 +279,7 @@ class UserTransform:
     @classmethod
     def named(cls, text: str) -> UserTransform:
         """The function that `--transform` names."""
-        if sources.FORM.fullmatch(text) is None:
+        if sources.CODE_REFERENCE.fullmatch(text) is None:
             raise UsageError(f"--transform {text!r} names no function", "file.py:fn or pkg.mod:fn")
         function = sources.target(text)
         if not callable(function):

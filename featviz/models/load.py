@@ -299,12 +299,12 @@ def _configured_arch(path: Path, file_format: str) -> str | None:
 def _load_weights_into(arch: str, path: Path, options: ModelOptions) -> Loaded:
     """Load the model that a MODEL string names, with the weights of a file."""
     source = source_of(arch, "--arch")
-    if source.kind == "file":
+    if source.name == "file":
         message = f"--arch {arch!r} is a file of its own"
         raise UsageError(message, "give a name or a factory")
     loaded = load_source(structs.replace(options, spec=arch, arch=None, weights=str(path)))
-    if source.kind in ("huggingface", "factory"):
-        arch = source.name(arch)
+    if source.name in ("huggingface", "factory"):
+        arch = source.model_name(arch)
     return loaded._replace(record={**loaded.record, "kind": "file", "arch": arch})
 
 
@@ -632,7 +632,7 @@ def load_factory(options: ModelOptions) -> Loaded:
         module = target(spec)
         if not isinstance(module, nn.Module):
             module, hparams = _call(module, hparams, options)
-    name = source_of(spec).name(spec)
+    name = source_of(spec).model_name(spec)
     if options.weights is None and any(True for _ in module.parameters()):
         log.warning("weights as %s makes them; --weights FILE loads yours", name)
     record: dict[str, Any] = {"kind": "factory", "name": name}

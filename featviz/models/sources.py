@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-FORM = re.compile(r"(?P<where>.+\.py|[A-Za-z_][\w.]*):(?P<attribute>[A-Za-z_][\w.]*)")
+CODE_REFERENCE = re.compile(r"(?P<module>.+\.py|[A-Za-z_][\w.]*):(?P<attribute>[A-Za-z_][\w.]*)")
 """`pkg.mod:name` or `file.py:name`."""
 
 SUFFIXES = (".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".pkl", ".npz", ".pt2")
@@ -44,9 +44,9 @@ _LOOKS = {
     b"{": "a JSON file",
     **{bytes((8, version, 18)): "an ONNX model" for version in (3, 4, 7, 8)},
 }
-"""What a file looks like that begins so."""
+"""What a file looks like, by the bytes that it begins with."""
 
-_MOST_UNPACKED = 20
+_MAX_RATIO = 20
 """A zip that unpacks to more times its size is a bomb; torch.save does not compress at all."""
 
 _EXPORTED_NAMES = ("/archive_format", "serialized_exported_program.json")
@@ -59,8 +59,8 @@ SAFETENSORS = "safetensors"
 SHARDS = "shards"
 TORCHSCRIPT = "torchscript"
 EXPORTED = "pt2"
-KINDS = (ZIP, PICKLE, ARRAYS, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED)
-
+FILE_FORMATS = (ZIP, PICKLE, ARRAYS, SAFETENSORS, SHARDS, TORCHSCRIPT, EXPORTED)
+"""What `sniff` calls the files that hold a model or its weights."""
 
 Fixed = tuple[int | None, tuple[int, int] | None]
 """Channels, and height and width in pixels, of the one input that a model takes; None for any."""
@@ -81,69 +81,83 @@ class Loaded(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """One kind of thing that a MODEL string can name."""
+    """Where models come from, and how a MODEL string names them."""
 
-    kind: str
+    name: str
+    """What run.json calls it; also the end of the name of the function that loads (`load_NAME`)."""
     file: str
-    """The module of `featviz.models` that has `load_KIND`."""
-    form: str
+    """The module of `featviz.models` that has this function."""
+    spelling: str
+    """Of a MODEL string, for help."""
     weights: str
     """What `--weights` takes; empty where the model has its own."""
     prefix: str = ""
+    """What a MODEL string may begin with to say that it names this source."""
     recognises: Callable[[str], bool] = lambda spec: False
-    """Whether a MODEL string without a source's prefix is of this kind."""
+    """Whether a MODEL string without a source's prefix names this source."""
 
-    def name(self, spec: str) -> str:
+    def model_name(self, spec: str) -> str:
         """The name in run.json of what a MODEL string names, without folders."""
         is_path = spec.startswith("hf:") or ".py:" in spec or Path(spec).exists()
         name = spec.removeprefix(self.prefix)
         return Path(name).name if is_path else name
 
 
-_ENTRY = "default, an entry such as IMAGENET1K_V1, a file, or none (random)"
-_TAG = "default, a tag such as a1_in1k, a file, or none (random)"
+def _is_plain_name(spec: str) -> bool:
+    """Whether a MODEL string is neither a path nor a reference to code."""
+    path = Path(spec)
+    has_mark = "/" in spec or ":" in spec
+    return not (has_mark or path.suffix.lower() in SUFFIXES or path.exists())
+
 
 SOURCES = (
     ModelSource(
-        "torchvision",
-        "load",
-        "a torchvision name",
-        _ENTRY,
-        "torchvision:",
-        lambda spec: (
-            not (
-                set(spec) & {"/", ":"}
-                or Path(spec).suffix.lower() in SUFFIXES
-                or Path(spec).exists()
-            )
-        ),
-    ),
-    ModelSource("timm", "load", "timm:NAME", _TAG, "timm:"),
-    ModelSource(
-        "huggingface",
-        "huggingface",
-        "a Hugging Face folder (hf:DIR)",
-        "a file in place of its own",
-        "hf:",
-        lambda spec: Path(spec).is_dir(),
+        name="torchvision",
+        file="load",
+        spelling="a torchvision name",
+        weights="default, an entry such as IMAGENET1K_V1, a file, or none (random)",
+        prefix="torchvision:",
+        recognises=_is_plain_name,
     ),
     ModelSource(
-        "file", "load", f"a file ({' '.join(SUFFIXES)})", "", "", lambda spec: Path(spec).is_file()
+        name="timm",
+        file="load",
+        spelling="timm:NAME",
+        weights="default, a tag such as a1_in1k, a file, or none (random)",
+        prefix="timm:",
     ),
     ModelSource(
-        "factory",
-        "load",
-        "a factory (pkg.mod:factory, file.py:factory)",
-        "a file, or none (as the factory makes them)",
-        recognises=lambda spec: FORM.fullmatch(spec) is not None,
+        name="huggingface",
+        file="huggingface",
+        spelling="a Hugging Face folder (hf:DIR)",
+        weights="a file in place of its own",
+        prefix="hf:",
+        recognises=lambda spec: Path(spec).is_dir(),
+    ),
+    ModelSource(
+        name="file",
+        file="load",
+        spelling=f"a file ({' '.join(SUFFIXES)})",
+        weights="",
+        recognises=lambda spec: Path(spec).is_file(),
+    ),
+    ModelSource(
+        name="factory",
+        file="load",
+        spelling="a factory (pkg.mod:factory, file.py:factory)",
+        weights="a file, or none (as the factory makes them)",
+        recognises=lambda spec: CODE_REFERENCE.fullmatch(spec) is not None,
     ),
 )
-"""In the order of help, in which they are asked: files before factories."""
+"""In the order of help, in which they are tried: files before factories, since a file's name may
+have a colon."""
 
-MODEL_HELP = "MODEL is one of: " + ", ".join(source.form for source in SOURCES) + "."
+MODEL_HELP = "MODEL is one of: " + ", ".join(source.spelling for source in SOURCES) + "."
 
 WEIGHTS_HELP = "With " + "; with ".join(
-    f"{source.form.partition(' (')[0]}: {source.weights}" for source in SOURCES if source.weights
+    f"{source.spelling.partition(' (')[0]}: {source.weights}"
+    for source in SOURCES
+    if source.weights
 )
 
 
@@ -158,10 +172,12 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
     for source in SOURCES:
         if source.recognises(spec):
             return source
+    message = f"no model file {spec!r}"
     near = misspelt(Path(spec))
-    words = f"no model file {spec!r}"
-    hint = f"did you mean {quoted(str(near))}?" if near else download_hint(spec)
-    raise UsageError(words, hint, replace=(spec, str(near)) if near else None)
+    if near is None:
+        raise UsageError(message, download_hint(spec))
+    hint = f"did you mean {quoted(str(near))}?"
+    raise UsageError(message, hint, replace=(spec, str(near)))
 
 
 def download_hint(spec: str) -> str:
@@ -170,99 +186,120 @@ def download_hint(spec: str) -> str:
     if is_id is None or Path(spec).suffix.lower() in SUFFIXES:
         return "check the path"
     name = spec.rpartition("/")[2]
-    first = f"hf download {spec} --local-dir {name}, and MODEL is hf:{name}"
-    return f"check the path; a model id of Hugging Face is downloaded first: {first}"
+    commands = f"hf download {spec} --local-dir {name}, and MODEL is hf:{name}"
+    return f"check the path; a model id of Hugging Face is downloaded first: {commands}"
 
 
 def load_source(options: ModelOptions) -> Loaded:
     """Load from where the MODEL string says."""
-    source = check_words(options)
+    source = check_source(options)
     module: Any = import_module(f"featviz.models.{source.file}")
-    return getattr(module, f"load_{source.kind}")(options)  # type: ignore[no-any-return]
+    return getattr(module, f"load_{source.name}")(options)  # type: ignore[no-any-return]
 
 
-def check_words(options: ModelOptions) -> ModelSource:
-    """The source of a model. Refuses options that do not go with it, and a MODEL or `arch` that is
-    not there, without torch: names of torchvision's are those of our list, or of functions in the
-    files of the one that is installed, which may be newer."""
+def check_source(options: ModelOptions) -> ModelSource:
+    """The source of a model, found without torch.
+
+    Raises:
+        UsageError: Where options do not go with it, or what MODEL or `arch` names is not there.
+    """
     source = source_of(options.spec)
-    if options.arch and source.kind != "file":
-        words = f"--arch is for files of weights, and {options.spec!r} is none"
-        raise UsageError(words, f"--weights FILE with MODEL {options.arch} gives weights")
+    if options.arch and source.name != "file":
+        message = f"--arch is for files of weights, and {options.spec!r} is none"
+        raise UsageError(message, f"--weights FILE with MODEL {options.arch} gives weights")
     if options.weights and not source.weights:
-        words = f"--weights does not go with a model file ({Path(options.spec).name})"
-        raise UsageError(words, "the file has the weights itself")
-    if options.hparams and source.kind not in ("file", "factory"):
-        words = f"--model-arg @hparams is for a class of your own, and {options.spec!r} is none"
-        raise UsageError(words, "--arch net.py:CLASS names it")
-    listed = (Path(__file__).parent / "names.txt").read_text("utf-8").split()
-    for spec in filter(None, (options.spec, options.arch)):
-        other = source_of(spec, "MODEL" if spec == options.spec else "--arch")
-        name = spec.removeprefix(other.prefix)
-        found = find_spec("torchvision") if other.kind == "torchvision" else None
-        if name in listed or found is None or found.origin is None:
-            continue
-        files = (Path(found.origin).parent / "models").rglob("*.py")
-        named = re.compile(rf"def {re.escape(name)}\(|[\"']{re.escape(name)}[\"']")
-        if not any(named.search(file.read_text("utf-8")) for file in files):
-            raise unknown_name("torchvision", name, listed)
+        message = f"--weights does not go with a model file ({Path(options.spec).name})"
+        raise UsageError(message, "the file has the weights itself")
+    if options.hparams and source.name not in ("file", "factory"):
+        message = f"--model-arg @hparams is for a class of your own, and {options.spec!r} is none"
+        raise UsageError(message, "--arch net.py:CLASS names it")
+    _check_name(options.spec, source)
+    if options.arch:
+        _check_name(options.arch, source_of(options.arch, "--arch"))
     return source
 
 
+def _check_name(spec: str, source: ModelSource) -> None:
+    """Refuse a name that torchvision lacks, before torch is imported, which takes seconds."""
+    package = find_spec("torchvision") if source.name == "torchvision" else None
+    if package is None or package.origin is None:
+        return
+    name = spec.removeprefix(source.prefix)
+    names = (Path(__file__).parent / "names.txt").read_text("utf-8").split()
+    if name in names:
+        return
+    # the installed torchvision may be newer than our list: then one of its files has the builder
+    builder = re.compile(rf"def {re.escape(name)}\(|[\"']{re.escape(name)}[\"']")
+    for file in (Path(package.origin).parent / "models").rglob("*.py"):
+        if builder.search(file.read_text("utf-8")):
+            return
+    raise unknown_name("torchvision", name, names)
+
+
 def unknown_name(library: str, name: str, names: Sequence[str]) -> UsageError:
-    """The error for a model that torchvision or timm has not, with the nearest that it has."""
-    prefix, file = ("timm:", "") if library == "timm" else ("", " or file")
-    such = f"a name such as {prefix}resnet18"
-    if file and name.isidentifier():
-        such += f", or FILE.py:{name} for a class of your own"
-    near = difflib.get_close_matches(name.lower(), sorted(names, reverse=True), 3)
-    close = [f"{prefix}{other}" for other in near]
+    """The error for a model that a library lacks, with the nearest that it has.
+
+    Args:
+        library: `torchvision` or `timm`.
+        name: The name that is not there.
+        names: All names of the library.
+    """
+    is_timm = library == "timm"
+    prefix = "timm:" if is_timm else ""
+    message = f"no {library} model{'' if is_timm else ' or file'} named {name!r}"
+    names = difflib.get_close_matches(name.lower(), names, 3)
+    near = [f"{prefix}{close_name}" for close_name in names]
     module, _, attribute = name.rpartition(".")
-    file_of_module = Path(f"{module.replace('.', '/')}.py")
-    if file and file_of_module.is_file():  # net.Net, as one would write it in Python
-        close = [f"{file_of_module}:{attribute}"]
-    return UsageError(
-        f"no {library} model{file} named {name!r}",
-        f"did you mean {', '.join(close)}?" if close else such,
-        replace=(f"{prefix}{name}", close[0]) if close else None,
-    )
+    file = Path(f"{module.replace('.', '/')}.py")
+    if not is_timm and file.is_file():  # `net.Net`, as one would write it in Python
+        near = [f"{file}:{attribute}"]
+    if near:
+        hint = f"did you mean {', '.join(near)}?"
+        return UsageError(message, hint, replace=(f"{prefix}{name}", near[0]))
+    hint = f"a name such as {prefix}resnet18"
+    if not is_timm and name.isidentifier():
+        hint += f", or FILE.py:{name} for a class of your own"
+    return UsageError(message, hint)
 
 
 def sniff(path: Path) -> str:
-    """One of KINDS, or a description of what the file looks like."""
+    """One of FILE_FORMATS, or a description of what the file looks like."""
     if not path.is_file():
         return "no regular file"
     with path.open("rb") as file:
         head = file.read(512)
+    if not head:
+        return "empty"
     if head.startswith(b"PK\x03\x04"):
         return _sniff_zip(path)
+    # before pickles, as a header of 640 bytes begins as one does
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
-        return SAFETENSORS  # a header of 640 bytes begins as a pickle does
-    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return SAFETENSORS
+    if re.match(rb"\x80[\x02-\x05]", head):  # the protocol
         return PICKLE
-    if path.name.endswith(".index.json") and head:
+    if path.name.endswith(".index.json"):
         return SHARDS
     for mark, description in _LOOKS.items():
         if head.lstrip().startswith(mark):
             return description
     if head[257:262] == b"ustar":
         return "a tar archive (of torch before 0.1.10: load it there, and save it anew)"
-    if head and path.suffix.lower() in (".pkl", ".pickle"):
-        return PICKLE  # of protocols 0 and 1, which begin as anything may
-    if not head:
-        return "empty"
+    # protocols 0 and 1 begin with anything
+    if path.suffix.lower() in (".pkl", ".pickle"):
+        return PICKLE
     is_text = re.search(rb"[\x00-\x08\x0e-\x1f]", head) is None
     return "a text file" if is_text else "no format that featviz knows"
 
 
 def _sniff_zip(path: Path) -> str:
+    """What `sniff` says of a zip archive, by the names in it."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             unpacked = sum(member.file_size for member in archive.filelist)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error):
         return "a zip archive that is truncated or damaged"
-    if unpacked > _MOST_UNPACKED * path.stat().st_size:
+    if unpacked > _MAX_RATIO * path.stat().st_size:
         return f"a zip archive that would unpack to {unpacked:,} bytes"
     if any(name.endswith("/constants.pkl") or name.startswith("constants.pkl") for name in names):
         return TORCHSCRIPT
@@ -280,58 +317,66 @@ def _sniff_zip(path: Path) -> str:
 
 def target(spec: str) -> Any:
     """What `pkg.mod:name` or `file.py:name` names, imported."""
-    match = FORM.fullmatch(spec)
+    match = CODE_REFERENCE.fullmatch(spec)
     assert match is not None
-    found: Any = _imported(match["where"], spec)
-    there = [n for n, v in vars(found).items() if not n.startswith("_") and callable(v)]
-    for part in match["attribute"].split("."):
-        if not hasattr(found, part):
-            names = ", ".join(map(quoted, there)) or "nothing"
+    value: Any = _imported(match["module"], spec)
+    public = [n for n, v in vars(value).items() if not n.startswith("_") and callable(v)]
+    for attribute in match["attribute"].split("."):
+        if not hasattr(value, attribute):
+            names = ", ".join(map(quoted, public)) or "nothing"
             raise UsageError(f"{spec!r}: there is no {match['attribute']!r}", f"there is {names}")
-        found = getattr(found, part)
-    return found
+        value = getattr(value, attribute)
+    return value
 
 
 def code_digest(spec: str) -> str | None:
     """sha256 of the file of what `target` has imported; None for a module without one."""
-    where = spec.rpartition(":")[0]
-    name = where if where.endswith(".py") else getattr(sys.modules.get(where), "__file__", None)
-    if name is None or not Path(name).is_file():
+    module = spec.rpartition(":")[0]
+    file = module if module.endswith(".py") else getattr(sys.modules.get(module), "__file__", None)
+    if file is None or not Path(file).is_file():
         return None
-    return hashlib.sha256(Path(name).read_bytes()).hexdigest()
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
-def _imported(where: str, spec: str) -> ModuleType:
-    path = Path(where) if where.endswith(".py") else None
-    if path and not path.is_file():
-        near = misspelt(path)
-        meant = f"{near}{spec.removeprefix(where)}" if near and near.suffix == ".py" else None
-        words = f"no file {where!r} for {spec!r}"
-        hint = f"did you mean {quoted(meant)}?" if meant else "check the path"
-        raise UsageError(words, hint, replace=(spec, meant) if meant else None)
+def _imported(module: str, spec: str) -> ModuleType:
+    """A module by its name or by its file, of which `spec` names something."""
+    is_file = module.endswith(".py")
+    if is_file and not Path(module).is_file():
+        message = f"no file {module!r} for {spec!r}"
+        near = misspelt(Path(module))
+        if near is None or near.suffix != ".py":
+            raise UsageError(message, "check the path")
+        corrected = f"{near}{spec.removeprefix(module)}"
+        hint = f"did you mean {quoted(corrected)}?"
+        raise UsageError(message, hint, replace=(spec, corrected))
     try:
-        if path:
-            return _from_file(path)
+        if is_file:
+            return _from_file(Path(module))
         with importable():
-            return import_module(where)
+            return import_module(module)
     except (Exception, SystemExit) as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name
-        if missing and where.split(".")[0] == missing.split(".")[0]:
-            words = f"no module {where!r} for {spec!r}"
-            raise UsageError(words, "run where it can be imported, or name the .py file") from error
-        words = f"importing {where} failed: {type(error).__name__}: {error}"
-        raise LoadError(words, "-v shows the traceback") from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        # what the module itself imports may be missing, too
+        if missing and module.split(".")[0] == missing.split(".")[0]:
+            message = f"no module {module!r} for {spec!r}"
+            hint = "run where it can be imported, or name the .py file"
+            raise UsageError(message, hint) from error
+        message = f"importing {module} failed: {type(error).__name__}: {error}"
+        raise LoadError(message, "-v shows the traceback") from error
 
 
 @contextmanager
 def importable(*folders: Path) -> Iterator[None]:
-    """Let modules of the user's be imported, later, too, unless this fails: from the current folder
-    first, as with `python -m`, and from `folders` where nothing installed has the name."""
+    """Let modules of the user's be imported: from the current folder first, as with `python -m`,
+    and from `folders` where nothing installed has the name. They stay on `sys.path`, since a model
+    may import in its forward, unless what is done in the context fails."""
     before = list(sys.path)
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    sys.path.extend(name for name in (str(real(f)) for f in folders) if name not in sys.path)
+    current = str(Path.cwd())
+    if current not in sys.path:
+        sys.path.insert(0, current)
+    for folder in folders:
+        if str(real(folder)) not in sys.path:
+            sys.path.append(str(real(folder)))
     try:
         yield
     except BaseException:
@@ -341,8 +386,8 @@ def importable(*folders: Path) -> Iterator[None]:
 
 def _from_file(path: Path) -> ModuleType:
     """Run a file as a module of its own; two files of one name are two modules."""
-    place = hashlib.sha256(os.fsencode(real(path))).hexdigest()[:12]
-    name = f"featviz_user_{path.stem}_{place}"
+    path_sha256 = hashlib.sha256(os.fsencode(real(path))).hexdigest()
+    name = f"featviz_user_{path.stem}_{path_sha256[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

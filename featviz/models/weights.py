@@ -65,7 +65,7 @@ def read(path: Path, trust: bool = False, modules: bool = True) -> Any:
     """Read what a file holds.
 
     Args:
-        path: A file of any of `sources.KINDS`.
+        path: A file of any of `sources.FILE_FORMATS`.
         trust: Let the file run what it holds; its modules are imported from beside it, too.
         modules: Make whole modules. Otherwise they are dicts of their tensors.
 
@@ -89,7 +89,7 @@ def read(path: Path, trust: bool = False, modules: bool = True) -> Any:
             from safetensors.torch import load_file
 
             return load_file(path)
-        if kind not in sources.KINDS:
+        if kind not in sources.FILE_FORMATS:
             message = f"{path.name} is no checkpoint: it is {kind}"
             raise LoadError(message, "a file that torch.save wrote")
         with open_regular(path) as file:

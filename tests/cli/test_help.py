@@ -66,7 +66,7 @@ def test_a_command_is_a_sentence_and_lists_every_form_of_model(name: str, featvi
     words, command = " ".join(text.split()), COMMANDS[name]
     assert command is not None and "{MODEL}" not in words
     if "model" in {param.name for param in command.params}:
-        assert not [source.form for source in SOURCES if source.form not in words]
+        assert not [source.spelling for source in SOURCES if source.spelling not in words]
 
 
 def _differ_by_one_letter(name: str, other: str) -> bool:
