@@ -34,16 +34,18 @@ from featviz.text import listed, quoted
 IMAGE = "image"
 """The VALUE that stands for the image itself."""
 
-_FORMS = (
+_NAMED_VALUE = re.compile(r"([^\W\d]\w*)(?:\.([^=]+))?=(.+)", re.DOTALL)
+"""NAME=VALUE, or NAME.KEY=VALUE for a key of a dict."""
+_VALUES = (
     "a number, true, false, none, zeros:1,77, ones:1,77:int64, randn:1,128, a file .npy, .npz or "
     ".pt, or image"
 )
-_MADE = re.compile(r"(zeros|ones|randn(?!.*:[ib])):(\d+(?:,\d+)*)(?::(float32|int64|bool))?")
-_WORDS = {"true": True, "false": False, "none": None, IMAGE: IMAGE}
+_NEW_TENSOR = re.compile(r"(zeros|ones|randn(?!.*:[ib])):(\d+(?:,\d+)*)(?::(float32|int64|bool))?")
+_CONSTANTS = {"true": True, "false": False, "none": None, IMAGE: IMAGE}
 _DIGITS = 16
-"""Digits of a sha256 that stand in words for people."""
-_MOST_BYTES = 2**30
-_MOST_VALUES = 2**28
+"""Digits of a sha256 in descriptions for people."""
+_MAX_BYTES = 2**30
+_MAX_VALUES = 2**28
 _READERS: dict[str, Callable[[bytes], np.ndarray]] = {
     ".npy": npy.read_npy,
     ".npz": npy.read_npz,
@@ -63,77 +65,111 @@ class Argument(NamedTuple):
 
 
 def parse(texts: Sequence[str], seed: int = 0, option: str = "forward_args") -> list[Argument]:
-    """Read the values of `--forward-arg`, or of `--input`; the seed is that of random numbers."""
+    """Read the values of `--forward-arg`, or of `--input`.
+
+    Args:
+        texts: NAME=VALUE or NAME.KEY=VALUE, each.
+        seed: Of random numbers.
+        option: The option that has the texts, for messages.
+
+    Raises:
+        UsageError: Where a text is neither, its value cannot be read, or a name stands twice.
+    """
     arguments: list[Argument] = []
     random = torch.Generator().manual_seed(seed)
     for text in texts:
-        left, equals, given = text.partition("=")
-        name, dot, key = left.partition(".")
-        if not equals or not name.isidentifier() or (dot and not key) or not given:
-            words = f"{option} {quoted(text)} is not NAME=VALUE"
-            raise UsageError(words, f"VALUE is {_FORMS}; NAME.KEY=VALUE a dict's")
-        value, words = _value(f"{option} {left}", given, random)
-        for other in arguments:
-            if other.name == name and (not key or other.key in (None, key)):
-                raise UsageError(f"{option} {left} is given twice", "give it once, or its keys")
-        arguments.append(Argument(name, key or None, value, f"{left}={words}"))
+        match = _NAMED_VALUE.fullmatch(text)
+        if match is None:
+            message = f"{option} {quoted(text)} is not NAME=VALUE"
+            raise UsageError(message, f"VALUE is {_VALUES}; NAME.KEY=VALUE a dict's")
+        name, key, value_text = match.groups()
+        label = f"{name}.{key}" if key else name
+        value, description = _value(f"{option} {label}", value_text, random)
+        for earlier in arguments:
+            if earlier.name == name and (key is None or earlier.key in (None, key)):
+                raise UsageError(f"{option} {label} is given twice", "give it once, or its keys")
+        arguments.append(Argument(name, key, value, f"{label}={description}"))
     return arguments
 
 
-def _value(what: str, text: str, random: torch.Generator) -> tuple[Any, str]:
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()], text
-    if (made := _MADE.fullmatch(text)) is not None:
-        shape = [int(size) for size in made[2].split(",")]
-        if (values := math.prod(shape)) > _MOST_VALUES:
-            words = f"{what}={quoted(text)} has {values:,} values"
-            raise UsageError(words, f"at most {_MOST_VALUES:,}")
-        if made[1] == "randn":
-            seed = random.initial_seed()
-            return torch.randn(shape, generator=random), f"{text} (seed {seed})"
-        return getattr(torch, made[1])(shape, dtype=getattr(torch, made[3] or "float32")), text
+def _value(label: str, text: str, random: torch.Generator) -> tuple[Any, str]:
+    """A value that a text stands for, and its description; `label` is its name in messages."""
+    if text.lower() in _CONSTANTS:
+        return _CONSTANTS[text.lower()], text
+    new_tensor = _NEW_TENSOR.fullmatch(text)
+    if new_tensor is not None:
+        return _make_tensor(label, new_tensor, random)
     if text.endswith(tuple(_READERS)):
-        path = Path(text)
-        where = f"{what}: {quoted(path.name)}"
-        try:
-            data = read_bytes(path, _MOST_BYTES)
-            array = _READERS[path.suffix](data)
-            tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
-        except FileNotFoundError:
-            raise UsageError(f"{where} is no file", "check the path") from None
-        except FileError as error:
-            raise UsageError(f"{where} {error.message}", error.hint) from error
-        except (ValueError, TypeError) as error:
-            raise UsageError(f"{where} cannot be read: {error}", "np.save of an array") from error
-        return tensor, f"{path.name} (sha256 {hashlib.sha256(data).hexdigest()[:_DIGITS]})"
+        return _read_file(label, Path(text))
     try:
         number = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         number = None
     if type(number) not in (int, float):
-        raise UsageError(f"{what}={quoted(text)} is no value", f"give {_FORMS}")
+        raise UsageError(f"{label}={quoted(text)} is no value", f"give {_VALUES}")
     return number, text
 
 
-def from_values(given: Mapping[str, Any]) -> list[Argument]:
-    """Arguments that a program has at hand: tensors, arrays, numbers, whatever forward takes; a
-    dict's values by their keys; `"image"` for the image itself. Their words have a digest."""
-    found = []
-    for name, values in given.items():
-        by_key = isinstance(values, Mapping) and values
-        for key, value in values.items() if by_key else [(None, values)]:
-            value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-            words = quoted(repr(value))
-            if isinstance(value, str) and value == IMAGE:
-                value = words = IMAGE
-            elif isinstance(value, Tensor):
-                words = f"[{','.join(map(str, value.shape))}]"
-            label = f"{name}.{key}" if key else name
-            plain = isinstance(value, (int, float, str, type(None))) and words == repr(value)
-            plain = plain or value is IMAGE
-            shown = "" if plain else f" (sha256 {digest(value)[:_DIGITS]})"
-            found.append(Argument(name, key, value, f"{label}={words}{shown}"))
-    return found
+def _make_tensor(label: str, match: re.Match[str], random: torch.Generator) -> tuple[Tensor, str]:
+    """The tensor of a text such as `ones:1,77:int64`, and its description."""
+    text = match[0]
+    function, sizes, dtype = match.groups()
+    shape = [int(size) for size in sizes.split(",")]
+    count = math.prod(shape)
+    if count > _MAX_VALUES:
+        message = f"{label}={quoted(text)} has {count:,} values"
+        raise UsageError(message, f"at most {_MAX_VALUES:,}")
+    if function == "randn":
+        return torch.randn(shape, generator=random), f"{text} (seed {random.initial_seed()})"
+    return getattr(torch, function)(shape, dtype=getattr(torch, dtype or "float32")), text
+
+
+def _read_file(label: str, path: Path) -> tuple[Tensor, str]:
+    """The tensor of a file, and its description."""
+    subject = f"{label}: {quoted(path.name)}"
+    try:
+        data = read_bytes(path, _MAX_BYTES)
+        array = _READERS[path.suffix](data)
+        tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
+    except FileNotFoundError:
+        raise UsageError(f"{subject} is no file", "check the path") from None
+    except FileError as error:
+        raise UsageError(f"{subject} {error.message}", error.hint) from error
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{subject} cannot be read: {error}", "np.save of an array") from error
+    return tensor, f"{path.name} (sha256 {hashlib.sha256(data).hexdigest()[:_DIGITS]})"
+
+
+def from_values(values: Mapping[str, Any]) -> list[Argument]:
+    """Arguments of forward that a program has at hand.
+
+    Args:
+        values: By name: tensors, arrays, numbers, whatever forward takes; dicts of these by their
+            keys; `"image"` for the image itself.
+    """
+    arguments = []
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            arguments += [_argument(name, key, item) for key, item in value.items()]
+        else:
+            arguments.append(_argument(name, None, value))
+    return arguments
+
+
+def _argument(name: str, key: str | None, value: Any) -> Argument:
+    """An argument with its description: a short value as it is, any other with its digest."""
+    label = f"{name}.{key}" if key else name
+    if isinstance(value, str) and value == IMAGE:
+        return Argument(name, key, IMAGE, f"{label}={IMAGE}")
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    text = quoted(repr(value))
+    if isinstance(value, Tensor):
+        text = f"[{','.join(map(str, value.shape))}]"
+    is_plain = isinstance(value, (int, float, str, type(None))) and text == repr(value)
+    if not is_plain:
+        text += f" (sha256 {digest(value)[:_DIGITS]})"
+    return Argument(name, key, value, f"{label}={text}")
 
 
 def digest(value: Any) -> str:
@@ -145,115 +181,145 @@ def digest(value: Any) -> str:
         return sha256.hexdigest()
     pickled = io.BytesIO()
     pickler = pickle.Pickler(pickled)
-    pickler.fast = True  # whether equal parts are the same object makes no difference
+    pickler.fast = True  # whether equal values are the same object makes no difference
     pickler.dispatch_table = {
         **copyreg.dispatch_table,
         Tensor: lambda tensor: (str, (f"{tensor.dtype} {list(tensor.shape)} {digest(tensor)}",)),
     }
     try:
-        pickler.dump(_told(value))
+        pickler.dump(_picklable(value))
         sha256.update(pickled.getvalue())
     except Exception:  # it cannot be pickled, or holds itself
         sha256.update(ADDRESS.sub("0x", repr(value)).encode("utf-8", "backslashreplace"))
     return sha256.hexdigest()
 
 
-def _told(value: Any) -> Any:
+def _picklable(value: Any) -> Any:
     """What can be called, as plain values that say what it does; a class counts by its name."""
     if isinstance(value, functools.partial):
-        return _told(value.func), value.args, value.keywords
+        return _picklable(value.func), value.args, value.keywords
     if isinstance(value, MethodType):
-        return _told(value.__func__), getattr(value.__self__, "__dict__", None)
+        return _picklable(value.__func__), getattr(value.__self__, "__dict__", None)
     if isinstance(value, FunctionType):
-        held = [_told(cell.cell_contents) for cell in value.__closure__ or ()]
-        return _told(value.__code__), value.__defaults__, value.__kwdefaults__, held
+        bound = [_picklable(cell.cell_contents) for cell in value.__closure__ or ()]
+        return _picklable(value.__code__), value.__defaults__, value.__kwdefaults__, bound
     if isinstance(value, CodeType):
-        consts = [sorted(map(repr, c)) if isinstance(c, frozenset) else c for c in value.co_consts]
-        return value.co_code, value.co_names, [*map(_told, consts)]
+        constants = []
+        for constant in value.co_consts:
+            # the order of a set differs from process to process
+            is_set = isinstance(constant, frozenset)
+            constants.append(sorted(map(repr, constant)) if is_set else _picklable(constant))
+        return value.co_code, value.co_names, constants
     call = inspect.getattr_static(type(value), "__call__", None)
-    return (_told(call), vars(value)) if isinstance(call, FunctionType) else value
+    return (_picklable(call), vars(value)) if isinstance(call, FunctionType) else value
 
 
 def feed(
     module: nn.Module,
     preprocess: Preprocess,
     transform: UserTransform | None,
-    given: Sequence[Argument],
+    forward_args: Sequence[Argument],
     device: torch.device,
 ) -> tuple[Preprocess, list[RemovableHandle]]:
-    """Let every call of a module get these arguments beside its images, and the outputs of a
-    transform that is new to it by their names: by hooks, which are returned, too."""
-    own: Any = preprocess.transform
-    taken, hooks = getattr(own, "names", ()), list[RemovableHandle]()
-    if given:
-        known = _parameters(module, [argument.name for argument in given], "forward_args")
-        placed = []
-        for argument in given:
-            if argument.name in taken or (taken and argument.value is IMAGE):
-                giver = "--transform" if own.blank is None else "--input"
-                message = f"forward_args {argument.name}: {giver} gives {listed(list(taken), 12)}"
-                raise UsageError(message, "one of the two")
-            if isinstance(argument.value, Tensor):
-                argument = argument._replace(value=argument.value.to(device))
-            placed.append(argument)
-        hooks.append(module.register_forward_pre_hook(_adding(placed, known), with_kwargs=True))
+    """Let every call of a module get further arguments, by hooks.
+
+    Args:
+        module: The module that gets the hooks.
+        preprocess: How images become its input; with the user's transform, if there is one.
+        transform: The transform, where it is new to the module: what it returns goes to the
+            arguments of its names.
+        forward_args: Arguments beside images.
+        device: Where their tensors go.
+
+    Returns:
+        The preprocessing with descriptions of the arguments, and the hooks, to be removed.
+
+    Raises:
+        UsageError: Where forward takes no such argument, or the transform returns it.
+    """
+    outputs: tuple[str, ...] = getattr(preprocess.transform, "names", ())
+    hooks: list[RemovableHandle] = []
+    if forward_args:
+        hook = _adding(module, forward_args, device)
+        _refuse_twice(forward_args, preprocess.transform, outputs)
+        hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        descriptions = tuple(argument.description for argument in forward_args)
+        preprocess = replace(preprocess, further=descriptions)
     if transform is not None and transform.blank is not None:
         _parameters(module, transform.names, "input")
-    if transform is not None and taken:
+    if transform is not None and outputs:
 
         def by_name(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            return (), {**kwargs, **dict(zip(taken, args, strict=True))}
+            return (), {**kwargs, **dict(zip(outputs, args, strict=True))}
 
-        named = module.register_forward_pre_hook(by_name, prepend=True, with_kwargs=True)
-        hooks.append(named)
-    further = tuple(argument.description for argument in given) or preprocess.further
-    return replace(preprocess, further=further, dtype=input_dtype(module)), hooks
+        hooks.append(module.register_forward_pre_hook(by_name, prepend=True, with_kwargs=True))
+    return replace(preprocess, dtype=input_dtype(module)), hooks
 
 
 def _adding(
-    given: Sequence[Argument], known: Sequence[str]
+    module: nn.Module, forward_args: Sequence[Argument], device: torch.device
 ) -> Callable[..., tuple[Any, dict[str, Any]]]:
-    """A hook that adds arguments to a call of forward, whose names are `known`."""
-    names = {argument.name for argument in given}
-    free = [name for name in known if name not in names]
-    placed = any(argument.value is IMAGE for argument in given)
+    """A hook that adds arguments to a call of a module's forward."""
+    names = [argument.name for argument in forward_args]
+    parameters = _parameters(module, names, "forward_args")
+    free = [name for name in parameters if name not in names]
+    takes_image = any(argument.value is IMAGE for argument in forward_args)
+    on_device = []
+    for argument in forward_args:
+        if isinstance(argument.value, Tensor):
+            argument = argument._replace(value=argument.value.to(device))
+        on_device.append(argument)
 
     def add(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        further: dict[str, Any] = {}
-        for name, key, value, _ in given:
-            # for this call alone, as the model may change it
-            fitted = args[0] if value is IMAGE else value
-            if isinstance(value, list | dict):
-                fitted = value.copy()
-            elif isinstance(value, Tensor):
-                count = len(args[0]) if args and value.ndim and len(value) == 1 else 1
-                fitted = value.repeat_interleave(count, 0) if count > 1 else value.clone()
+        added: dict[str, Any] = {}
+        for name, key, value, _ in on_device:
+            copied = args[0] if value is IMAGE else _copied(value, args)
             if key is None:
-                further[name] = fitted
+                added[name] = copied
             else:
-                further.setdefault(name, {})[key] = fitted
-        if placed:
-            return (), {**kwargs, **further}
-        if free[: len(args)] == known[: len(args)]:
-            return args, {**kwargs, **further}
-        return (), {**kwargs, **dict(zip(free, args, strict=False)), **further}
+                added.setdefault(name, {})[key] = copied
+        if takes_image:
+            return (), {**kwargs, **added}
+        if free[: len(args)] == parameters[: len(args)]:
+            return args, {**kwargs, **added}
+        # an argument that has its value comes before an image
+        return (), {**kwargs, **dict(zip(free, args, strict=False)), **added}
 
     return add
 
 
+def _copied(value: Any, args: Sequence[Any]) -> Any:
+    """A value for one call alone, since the model may change it; a tensor with a batch of one
+    grows to the batch of the call's first argument."""
+    if isinstance(value, list | dict):
+        return value.copy()
+    if not isinstance(value, Tensor):
+        return value
+    if args and value.ndim and len(value) == 1 and len(args[0]) > 1:
+        return value.repeat_interleave(len(args[0]), 0)
+    return value.clone()
+
+
+def _refuse_twice(forward_args: Sequence[Argument], transform: Any, outputs: Sequence[str]) -> None:
+    """Refuse an argument of forward that is among the outputs of a transform."""
+    for argument in forward_args:
+        if argument.name in outputs or (outputs and argument.value is IMAGE):
+            option = "--transform" if transform.blank is None else "--input"
+            message = f"forward_args {argument.name}: {option} gives {listed(list(outputs), 12)}"
+            raise UsageError(message, "one of the two")
+
+
 def _parameters(module: nn.Module, names: Sequence[str], option: str) -> list[str]:
-    """The names that a module's forward knows; UsageError where it takes none of one of `names`."""
-    parameters = inspect.signature(module.forward).parameters
-    known = [
-        name for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    for name in names if not open_ended else ():
-        if name not in known:
-            takes = listed(list(map(quoted, known)), 12) or "nothing"
-            words = f"forward of {type(module).__name__} takes {takes}"
-            raise UsageError(f"{option} {name}: {words}", "one of these")
-    return known
+    """The names that a module's forward takes; UsageError where it takes none of one of `names`."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    accepted = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for name in names:
+        if name not in accepted and not takes_any:
+            takes = listed(list(map(quoted, accepted)), 12) or "nothing"
+            message = f"forward of {type(module).__name__} takes {takes}"
+            raise UsageError(f"{option} {name}: {message}", "one of these")
+    return accepted
 
 
 @dataclass(frozen=True)
@@ -262,11 +328,12 @@ class UserTransform:
     or RGB or from an array; or one that hands on what is no image."""
 
     text: str
-    words: str
+    """What the user calls it, for messages."""
+    description: str
     """For the manifest."""
     function: Callable[[Any], Any] = field(repr=False)
     names: tuple[str, ...] = ()
-    """Where the function gives a dict: the arguments of forward, the image first."""
+    """Where the function returns a dict: the arguments of forward, the image first."""
     blank: Tensor | None = None
     """Where the input is no image: zeros [N] or [1, N], shown as the input's pixels are."""
 
@@ -283,30 +350,38 @@ class UserTransform:
             raise UsageError(f"--transform {text!r} names no function", "file.py:fn or pkg.mod:fn")
         function = sources.target(text)
         if not callable(function):
-            kind = type(function).__name__
-            raise UsageError(f"--transform {text!r} is a {kind}", "name a function")
-        found = sources.code_digest(text)
-        told = f" (sha256 {found[:_DIGITS]})" if found else ""
-        return cls(text, f"transform {text.rpartition('/')[2]}{told}", function)
+            message = f"--transform {text!r} is a {type(function).__name__}"
+            raise UsageError(message, "name a function")
+        description = f"transform {text.rpartition('/')[2]}"
+        sha256 = sources.code_digest(text)
+        if sha256 is not None:
+            description += f" (sha256 {sha256[:_DIGITS]})"
+        return cls(text, description, function)
 
     @classmethod
     def input(cls, texts: Sequence[str], seed: int = 0) -> UserTransform:
         """The tensors of `--input` in place of an image; floats [N] become [1, N]."""
-        tensors, given = list[Tensor](), parse(texts, seed, "input")
-        for _, key, value, words in given:
-            if not isinstance(value, Tensor) or key or not value.numel():
-                raise UsageError(f"input {words} is no tensor", "--forward-arg passes others")
+        tensors: list[Tensor] = []
+        arguments = parse(texts, seed, "input")
+        for argument in arguments:
+            value = argument.value
+            if not isinstance(value, Tensor) or argument.key or not value.numel():
+                message = f"input {argument.description} is no tensor"
+                raise UsageError(message, "--forward-arg passes others")
             is_vector = value.is_floating_point() and value.ndim == 1 < len(value)
             tensors.append(value[None] if is_vector else value)
-        descriptions = " and ".join(argument.description for argument in given)
-        words = f"{descriptions} in place of an image"
-        names = tuple(argument.name for argument in given)
-        blank = torch.zeros(1, tensors[0].numel())
-        return cls("", words, lambda _: [tensor.clone() for tensor in tensors], names, blank)
+        descriptions = " and ".join(argument.description for argument in arguments)
+        return cls(
+            text="",
+            description=f"{descriptions} in place of an image",
+            function=lambda _: [tensor.clone() for tensor in tensors],
+            names=tuple(argument.name for argument in arguments),
+            blank=torch.zeros(1, tensors[0].numel()),
+        )
 
     @classmethod
     def vector(cls, count: int) -> UserTransform:
-        """A vector of numbers from a file."""
+        """A vector of so many numbers from a file."""
 
         def numbers(values: Any) -> list[Tensor]:
             if not isinstance(values, np.ndarray) or values.size != count:
@@ -316,26 +391,35 @@ class UserTransform:
         return cls("", f"vector of {count} numbers", numbers, blank=torch.zeros(count))
 
     def preprocess(self, channels: int) -> Preprocess:
-        """The preprocessing that the function does, whatever the model's own would be."""
-        found = Preprocess(Chain(channels=channels), self)
+        """The preprocessing that the function does, whatever the model's own would be.
+
+        Args:
+            channels: Of the images that the function gets: 1 or 3 of a picture, any of an array.
+
+        Raises:
+            LoadError: Where the function does not take an empty image.
+        """
+        preprocess = Preprocess(Chain(channels=channels), self)
         if self.blank is not None:
-            return found
-        black = found.empty()
+            return preprocess
+        image = preprocess.empty()
         try:
-            outputs = self.outputs(black.values if isinstance(black, Raster) else black)
+            outputs = self.outputs(image.values if isinstance(image, Raster) else image)
         except ImageError as error:
-            words = f"--transform: {error.message}, for an empty image"
-            raise LoadError(words, error.hint) from error
-        return replace(found, transform=replace(self, names=tuple(filter(None, outputs))))
+            message = f"--transform: {error.message}, for an empty image"
+            raise LoadError(message, error.hint) from error
+        names = tuple(filter(None, outputs))
+        return replace(preprocess, transform=replace(self, names=names))
 
     def __str__(self) -> str:
-        return self.words
+        return self.description
 
     def __call__(self, image: Any) -> list[Tensor]:
         """The model's arguments, the image first: [1, C, H, W]."""
         if self.blank is not None:
             return self.function(image)  # type: ignore[no-any-return]
-        outputs, names = self.outputs(image), self.names or ("",)
+        outputs = self.outputs(image)
+        names = self.names or ("",)
         if set(outputs) != set(names):
             raise ImageError(f"{self.text} gave another kind of output than for an empty image")
         return [outputs[name] for name in names]
@@ -343,25 +427,33 @@ class UserTransform:
     def outputs(self, image: Image.Image | np.ndarray) -> dict[str, Tensor]:
         """The output of the function by names, the image first; a tensor has the empty name."""
         try:
-            given = self.function(image)
+            output = self.function(image)
         except Exception as error:  # the user's own code
-            words = f"{type(error).__name__}: {quoted(str(error))}"
-            raise ImageError(f"{self.text} raised {words}", "-v shows the traceback") from error
-        kind = f"a {type(given).__name__}"
-        if isinstance(given, Tensor):
-            if given.ndim in (3, 4) and given.numel():
-                return {"": given[None] if given.ndim == 3 else given}
-            kind = f"a tensor {list(given.shape)}"
-        elif isinstance(given, Mapping):
-            tensors = all(isinstance(value, Tensor) for value in given.values())
-            dimensions = {name: given[name].ndim for name in given} if tensors else {}
-            images = [name for name, count in dimensions.items() if count in (4, 5)]
-            images = images or [name for name, count in dimensions.items() if count == 2]
+            message = f"{self.text} raised {type(error).__name__}: {quoted(str(error))}"
+            raise ImageError(message, "-v shows the traceback") from error
+        if isinstance(output, Tensor):
+            if output.ndim in (3, 4) and output.numel():
+                return {"": output[None] if output.ndim == 3 else output}
+            description = f"a tensor {list(output.shape)}"
+        elif isinstance(output, Mapping):
+            images = _images(output)
             if images:
-                first = [*images, *(name for name in given if name not in images)]
-                return {str(name): given[name] for name in first}
-            kind = f"a dict of {quoted(', '.join(map(str, given))) or 'nothing'}"
+                tensors = {str(name): output[name] for name in images}
+                return tensors | {str(name): tensor for name, tensor in output.items()}
+            description = f"a dict of {quoted(', '.join(map(str, output))) or 'nothing'}"
+        else:
+            description = f"a {type(output).__name__}"
         raise ImageError(
-            f"{self.text} gave {kind}, expected a tensor [C, H, W] or [1, C, H, W], or a dict of "
-            "tensors by the names of forward's arguments, one of them [1, C, H, W] or [1, F]"
+            f"{self.text} gave {description}, expected a tensor [C, H, W] or [1, C, H, W], or a "
+            "dict of tensors by the names of forward's arguments, one of them [1, C, H, W] or "
+            "[1, F]"
         )
+
+
+def _images(tensors: Mapping[Any, Any]) -> list[Any]:
+    """The names of images and clips among the outputs of a transform, or else of vectors; none
+    where not all of them are tensors."""
+    if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        return []
+    images = [name for name, tensor in tensors.items() if tensor.ndim in (4, 5)]
+    return images or [name for name, tensor in tensors.items() if tensor.ndim == 2]

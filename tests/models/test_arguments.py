@@ -202,8 +202,8 @@ def test_lists_and_dicts_reach_forward_as_they_are(given: Any, picture: Path) ->
 )
 def test_words_and_numbers(text: str, expected: object) -> None:
     """As Python has them, whatever their case."""
-    ((_, _, value, _),) = arguments.parse([text])
-    assert value == expected and type(value) is type(expected)
+    (argument,) = arguments.parse([text])
+    assert argument.value == expected and type(argument.value) is type(expected)
 
 
 TRANSFORMS = """
