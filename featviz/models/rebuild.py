@@ -76,7 +76,12 @@ _RENAMED = {
     "ultralytics.nn.tasks.YOLOv10DetectionModel": "ultralytics.nn.tasks.DetectionModel",
 }
 
-_SETTERS = ("torch.nn.modules.", "timm.layers.ml_decoder", "ultralytics.nn.modules.block")
+_SETTERS = (
+    "torch.nn.modules.",
+    "torch._dynamo.mutation_guard",  # which torch.compile puts in front of that of nn.Module
+    "timm.layers.ml_decoder",
+    "ultralytics.nn.modules.block",
+)
 """Where `__setstate__` was read: it fills in what older files lack."""
 
 _OWN_FORWARDS = (

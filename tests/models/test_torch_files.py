@@ -19,6 +19,7 @@ import hostile_pickles
 import numpy as np
 import pytest
 import torch
+from conftest import DIGITS_MODEL
 from hostile_harness import Sandbox
 from hostile_pickles import around
 from torch import nn
@@ -343,3 +344,11 @@ def test_a_module_that_is_not_found_is_named(beside: Path) -> None:
         load(beside / "net.pth", trust=True)
     assert "PYTHONPATH" in str(caught.value.hint)
     assert sys.path == before
+
+
+def test_a_process_that_has_compiled_reads_models_too() -> None:
+    """torch.compile puts a `__setstate__` of its own in front of that of nn.Module."""
+    from torch._dynamo.mutation_guard import install_generation_tagging_init
+
+    install_generation_tagging_init()
+    assert type(weights.read(DIGITS_MODEL, trust=False)) is nn.Sequential
