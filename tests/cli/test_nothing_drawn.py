@@ -38,7 +38,8 @@ def test_a_run_that_drew_nothing_has_failed(
 ) -> None:
     """Exit code 1 and the reasons in the error, also of images that are kept; with one picture they
     are warnings, as ever."""
-    run = ("run", net, picture, "--layers", layers, "--out", out, "--input-channels", 1)
+    options = ("--weights", "none", "--input-channels", 1)
+    run = ("run", net, picture, "--layers", layers, "--out", out, *options)
     outcome = featviz(*run)
     assert outcome.code == featviz(*run, "--resume").code == code, outcome.err
     if reasons is None:
