@@ -205,7 +205,8 @@ def look(
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ClassMaps:
-    """The class activation maps of images; `image` and `tensor` are those of the first map."""
+    """The class activation maps of images; `image` and `tensor` are those of the first map, or of
+    the maximum of a detector's levels."""
 
     images: tuple[ImageCam, ...]
 
@@ -223,12 +224,17 @@ class ClassMaps:
     @property
     def image(self) -> Image.Image:
         """The picture of the first map."""
-        return self.maps[0].image
+        return self._first.image
 
     @property
     def tensor(self) -> Tensor:
         """The values of the first map, float32 [H, W]."""
-        return self.maps[0].tensor
+        return self._first.tensor
+
+    @property
+    def _first(self) -> LayerCam:
+        image = next(image for image in self.images if image.maps)
+        return image.maximum or image.maps[0]
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from featviz.errors import LayoutError, UsageError
-from featviz.gradients import interventions, targets
+from featviz.gradients import families, interventions, targets
+from featviz.gradients.families import NothingFoundError, Reading
 from featviz.gradients.interventions import Intervention
-from featviz.gradients.targets import Target, output_at
+from featviz.gradients.targets import Target, TargetValue, output_at
 from featviz.hooks import selectors
 from featviz.hooks.capture import Recorder, Sink, forward, recording, tensors
 from featviz.hooks.eval_mode import in_eval_mode, kept_attributes, kept_rng
@@ -79,7 +80,12 @@ def plan(
         changes_values=bool(kinds - {"grad"}),
     )
     if plan.backward or changes:
-        with in_eval_mode(model.module, plan.backward), watched(model, plan, []) as hooks:
+        outcome = Outcome()
+        with (
+            suppress(NothingFoundError),  # zeros hold no object
+            in_eval_mode(model.module, plan.backward),
+            watched(model, plan, []) as hooks,
+        ):
             outcome, _ = hooks.show(blank, book, lambda site, tensor: None)
         for message in outcome.idle:
             log.warning("%s", message)
@@ -127,8 +133,7 @@ class BackwardPass(NamedTuple):
     """A pass forward, and back from the target."""
 
     output: Any
-    target: float
-    target_title: str
+    target: TargetValue
 
 
 @dataclass
@@ -140,6 +145,8 @@ class Watched:
     layers: Sequence[Layer]
     """The layers that are captured."""
     recorder: Recorder = field(init=False)
+    reading: Reading | None = None
+    """The last output, where the model is of a family of its own."""
     _book: HintBook | None = None
     """Of the input under way; None where nothing is changed."""
     _noise: torch.Generator = field(default_factory=torch.Generator)
@@ -203,8 +210,19 @@ class Watched:
             self._target_outputs = []
             self.recorder.begin(None)
         outcome = Outcome(top_classes(output, model.categories, model.scores))
+        if back is None:
+            self.reading = families.read(model, output, inputs[0])
+        if self.reading is not None:
+            outcome = replace(
+                outcome, detections=self.reading.detections, regions=self.reading.regions
+            )
         if back is not None:
-            outcome = replace(outcome, target=back.target, target_title=back.target_title)
+            outcome = replace(
+                outcome,
+                target=float(back.target.number.detach()),
+                target_title=back.target.title,
+                focus=back.target.focus,
+            )
         if plan.changes or relu_calls is not None:
             outcome = replace(outcome, idle=tuple(_idle(plan, self._ran, relu_calls)))
         if plan.changes_values:
@@ -239,13 +257,16 @@ class Watched:
         for arg in inputs:  # indices and masks can have no gradient
             arg.requires_grad_(arg.is_floating_point() or arg.is_complex())
         output = forward(model.module, [arg.clone() for arg in inputs], self.recorder)
-        of_target = output if target.layer is None else self._target_output(book)
-        value = target.value(of_target, model.categories, model.scores)
+        self.reading = families.read(model, output, args[0])
+        value = None if self.reading is None else self.reading.value(target)
+        if value is None:
+            of_target = output if target.layer is None else self._target_output(book)
+            value = target.value(of_target, model.categories, model.scores)
         if not value.number.requires_grad:
             hint = "the model is quantized, or detaches it, or computes it under torch.no_grad"
             raise target.error(": no gradient flows back from it", hint)
         self.recorder.back(value.number, [arg for arg in inputs if arg.requires_grad])
-        return BackwardPass(output, float(value.number.detach()), value.title)
+        return BackwardPass(output, value)
 
     def _target_output(self, book: HintBook) -> Any:
         """What the target's layer returned last, or the target's channel of it."""

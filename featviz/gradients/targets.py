@@ -2,9 +2,13 @@
 needs no torch.
 
     [output[KEY]...:]KIND     top1, class:281, class:tabby, mean, sum, norm, output[out]:mean
+    box, box:3, box:dog       of a detector: the most confident box, one by its number or class
+    pixel:120,80              of a segmentation or of depth: one pixel of the input
+    keypoint:3                of heat maps: the peak of one
     layer:NAME[:CHANNEL]      the mean of a layer's output, or of one channel of it
 
-A kind of target is one entry of `TARGETS`.
+A kind of target is one entry of `TARGETS`. Which number `box`, `pixel` and `keypoint` are, and
+`class` of anything but a classifier, is up to the model's family: `gradients.families`.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ from featviz.text import is_number, listed, quoted
 if TYPE_CHECKING:
     from torch import Tensor
 
-_EXAMPLES = "for example class:281, mean, 'output[out]:mean' or layer:layer4.1:17"
+    from featviz.records import Detection, Integers
+
+_EXAMPLES = "for example class:281, box, mean, 'output[out]:mean' or layer:layer4.1:17"
 _LAYER = re.compile(r"layer:(?P<name>[^:]+)(?::(?P<channel>\d{1,18}))?", re.ASCII)
 _OUTPUT = re.compile(r"output(?P<keys>(?:\[[^\]]+\])+)(?::(?P<kind>.+))?")
 _LISTED = 8
@@ -41,6 +47,8 @@ class TargetValue(NamedTuple):
     title: str
     """For people: a class by its name, where it has one, else `class 281`; other targets as they
     were asked for."""
+    focus: Detection | Integers | None = None
+    """The box, or the mask [h, w] of the region, that it is of."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +59,20 @@ class Target:
     kind: str
     """A key of `TARGETS`."""
     argument: str = ""
-    """Of `class`: its index or name."""
+    """Of `class` and `box`: an index or a name; of `pixel`: `X,Y`; of `keypoint`: an index."""
     keys: tuple[str, ...] = ()
     """The keys that lead to a tensor inside the output."""
     layer: str | None = None
     """A layer whose output is meant, in place of the model's."""
     channel: int | None = None
     """Of that layer's output; None for all of it."""
+    is_default: bool = False
+    """Whether the user named none, and the model's family has a default of its own."""
+
+    @property
+    def is_general(self) -> bool:
+        """Whether a model of any family may have it."""
+        return TARGETS[self.kind].value is not _of_family
 
     def value(
         self, output: Any, categories: Sequence[str] = (), scores: str | None = ""
@@ -77,7 +92,7 @@ class Target:
         if kind.of_classes and not self.keys:
             if scores is None:
                 message = f": the model is no classifier; it gives {outline(output)}"
-                raise self.error(message, _EXAMPLES)
+                raise self.error(message, _examples(output))
             output = output_at(output, scores)
         return kind.value(self, self._tensor(output), categories)
 
@@ -96,7 +111,7 @@ class Target:
             if self.layer is not None:
                 raise self.error(f": the layer gives {outline(output)}")
             message = f": the output is no tensor there; the model gives {outline(output)}"
-            raise self.error(message, _EXAMPLES)
+            raise self.error(message, _examples(output))
         if not tensor.is_floating_point():
             raise self.error(f": it holds {tensor.dtype}, and has no gradient")
         is_sparse = str(tensor.layout).startswith("torch.sparse")
@@ -115,34 +130,46 @@ def _reduction(target: Target, tensor: Tensor, categories: Sequence[str]) -> Tar
     return TargetValue(getattr(tensor, target.kind)(), target.text)
 
 
+def _of_family(target: Target, tensor: Tensor, categories: Sequence[str]) -> TargetValue:
+    """The refusal of a target that the model's family has not."""
+    raise target.error(f" is none of this model, which gives {list(tensor.shape)}", "norm")
+
+
 def _class_score(target: Target, tensor: Tensor, categories: Sequence[str]) -> TargetValue:
     if tensor.ndim != 2 or tensor.shape[0] != 1 or tensor.shape[1] == 0:
         message = f" needs scores of classes [1, K], not {list(tensor.shape)}"
-        raise target.error(message, _EXAMPLES)
+        raise target.error(message, f"targets here: {_prefix(target)}norm")
     scores = tensor[0]
     # names of another head are not used
     names = categories if len(categories) == len(scores) else ()
     if target.kind == "top1":
         index = int(scores.argmax())
     else:
-        index = _class_index(target, len(scores), names)
+        index = class_index(target, len(scores), names, ["top1", "class:0"])
     title = names[index] if names else f"class {index}"
     return TargetValue(scores[index], target.text if target.keys else title)
 
 
-def _class_index(target: Target, count: int, names: Sequence[str]) -> int:
-    """The index of a class that is asked for by its index or its name, in any case."""
+def class_index(target: Target, count: int, names: Sequence[str], examples: Sequence[str]) -> int:
+    """The index of a class that is asked for by its index or its name, in any case.
+
+    Args:
+        count: of classes.
+        names: of the classes, as far as they are known.
+        examples: targets that there are, for the hint.
+    """
     name = target.argument.lower()
+    targets_here = f"targets here: {', '.join(examples)}"
     if name.isdecimal():
         if is_number(name) and int(name) < count:
             return int(name)
-        raise target.error(f": there are {count} classes, 0 to {count - 1}")
+        raise target.error(f": there are {count} classes, 0 to {count - 1}", targets_here)
     lower_names = [class_name.lower() for class_name in names]
     if name in lower_names:
         return lower_names.index(name)
     close = difflib.get_close_matches(name, lower_names, 3)
     if not names:
-        hint = "these weights have no names; give its number"
+        hint = f"these weights have no names; give its number; {targets_here}"
     elif close:
         hint = f"did you mean {', '.join(close)}?"
     else:
@@ -158,13 +185,16 @@ class TargetKind:
     """Takes the target, the tensor and the names of the classes; raises UsageError."""
     of_classes: bool = False
     """Whether it is of the tensor that holds scores of classes, if the target names no other."""
-    takes_argument: bool = False
-    """Whether `:ARGUMENT` stands behind its name."""
+    argument: str = ""
+    """The pattern of `:ARGUMENT` behind its name; empty where it takes none."""
 
 
 TARGETS = {
     "top1": TargetKind(_class_score, of_classes=True),
-    "class": TargetKind(_class_score, of_classes=True, takes_argument=True),
+    "class": TargetKind(_class_score, of_classes=True, argument=":.+"),
+    "box": TargetKind(_of_family, argument="(:.+)?"),
+    "pixel": TargetKind(_of_family, argument=r":\d{1,6},\d{1,6}"),
+    "keypoint": TargetKind(_of_family, argument=r"(:\d{1,6})?"),
     "mean": TargetKind(_reduction),
     "sum": TargetKind(_reduction),
     "norm": TargetKind(_reduction),
@@ -172,9 +202,10 @@ TARGETS = {
 
 
 def parse(text: str | None) -> Target:
-    """Read a target; None is the likeliest class. UsageError for anything else."""
+    """Read a target; None is the default of the model's family, the likeliest class of a
+    classifier. UsageError for anything else."""
     if text is None:
-        return Target("top1", kind="top1")
+        return Target("top1", kind="top1", is_default=True)
     layer = _LAYER.fullmatch(text)
     if layer is not None:
         channel = int(layer["channel"]) if layer["channel"] else None
@@ -182,9 +213,9 @@ def parse(text: str | None) -> Target:
     output = _OUTPUT.fullmatch(text)
     keys = () if output is None else tuple(re.findall(r"\[([^\]]+)\]", output["keys"]))
     kind_text = text if output is None else output["kind"] or "mean"
-    name, colon, argument = kind_text.partition(":")
+    name, _, argument = kind_text.partition(":")
     kind = TARGETS.get(name)
-    if kind is None or not bool(colon) == bool(argument) == kind.takes_argument:
+    if kind is None or not re.fullmatch(kind.argument, kind_text.removeprefix(name), re.ASCII):
         hint = _EXAMPLES
         if text.startswith("layer:"):
             hint = "layer:NAME or layer:NAME:CHANNEL"
@@ -207,6 +238,19 @@ def output_at(output: Any, key: str) -> Any:
         index = int(key)
         return output[index] if -len(output) <= index < len(output) else None
     return None if isinstance(output, Tensor) else getattr(output, key, None)
+
+
+def _prefix(target: Target) -> str:
+    """What stands before the kind of a target inside the output."""
+    return "output" + "".join(f"[{key}]" for key in target.keys) + ":" if target.keys else ""
+
+
+def _examples(output: Any) -> str:
+    """Targets that an output of no family has."""
+    first = outline(output).partition(" ")[0]
+    if not first.startswith("output"):
+        return _EXAMPLES
+    return "targets here: norm" if first == "output" else f"targets here: '{first}:norm'"
 
 
 def outline(output: Any) -> str:

@@ -77,21 +77,24 @@ def kept_attributes(model: nn.Module) -> Iterator[None]:
     A recurrent state (`self.h = ...`) would make what is drawn of one image depend on the one
     before, and a cache would stay behind. Changes inside of what they refer to (`self.seen.append`)
     are not undone: to copy everything would cost more than the pass. Lazy modules stay as their
-    first input has made them.
+    first input has made them. Hooks that a model places on itself go, too: transformers keeps in an
+    attribute that it has placed them, and would place them again.
     """
     before = [
-        (module, dict(vars(module)), dict(module._buffers))
+        (module, dict(vars(module)), dict(module._buffers), set(module._forward_hooks))
         for module in model.modules()
         if not isinstance(module, LazyModuleMixin)
     ]
     try:
         yield
     finally:
-        for module, attributes, buffers in before:
+        for module, attributes, buffers, hooks in before:
             vars(module).clear()
             vars(module).update(attributes)
             module._buffers.clear()
             module._buffers.update(buffers)
+            for hook in set(module._forward_hooks) - hooks:
+                del module._forward_hooks[hook]
 
 
 @contextmanager

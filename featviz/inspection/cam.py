@@ -7,26 +7,31 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from msgspec import structs
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional
 
 from featviz import layout
 from featviz.drawing import colormap, normalize
 from featviz.drawing.drawer import class_map, draw_maps
+from featviz.drawing.normalize import Scale
+from featviz.drawing.outlines import with_boxes, with_outline
 from featviz.drawing.page import write_figure
 from featviz.drawing.picture import lay_over, to_image
 from featviz.drawing.sheet import Tile
 from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError, UsageError
 from featviz.gradients import passes, targets
+from featviz.gradients.families import NothingFoundError, Regions
 from featviz.gradients.targets import PAIRED
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
@@ -35,17 +40,21 @@ from featviz.layout import Maps
 from featviz.layout.layouts import LAYOUTS
 from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
+from featviz.models.preprocess import Window
 from featviz.models.requirements import require_matplotlib
 from featviz.options import DrawOptions, ModelOptions, PassOptions, RunOptions
 from featviz.options.commands import CamOptions
 from featviz.records import (
     KINDS,
     REDUCTIONS,
+    SIGNED,
     SUFFIXES,
     Bytes,
     CaptureSite,
     ClassScore,
+    Detection,
     Floats,
+    Integers,
     Layer,
     Outcome,
     Sample,
@@ -69,10 +78,14 @@ class LayerCam:
     """The map over what the model saw, uint8 [H, W, 3] in the size of the input."""
     limits: tuple[float, float]
     """The values that are drawn darkest and brightest."""
+    title: str = ""
+    """In place of the layer's name, where it is of several layers."""
 
     @property
     def name(self) -> str:
         """`layer4`, `relu call 1`."""
+        if self.title:
+            return self.title
         call = f"call {self.site.call}" if self.site.call else ""
         return " ".join(filter(None, (self.site.layer.label, call, self.site.key)))
 
@@ -104,6 +117,8 @@ class ImageCam:
     """Where the target is a class: its probability, 0..1."""
     outcome: Outcome = field(default_factory=Outcome)
     maps: tuple[LayerCam, ...] = ()
+    maximum: LayerCam | None = None
+    """Of the levels of a detector's head, in the size of the input."""
     skipped: tuple[Skip, ...] = ()
     path: Path | None = None
     shown: Bytes | None = field(default=None, repr=False, compare=False)
@@ -202,7 +217,7 @@ def cam(
                 "name a folder with --out, or one of the images",
             )
     if options.layers is None:
-        prepared = replace(prepared, layers=[last_map(prepared)])
+        prepared = replace(prepared, layers=default_layers(prepared))
     require_matplotlib()
     cmap = colormap.resolved(options.cmap, over=True, reduce=options.method)
     read = partial(read_input, preprocess=prepared.model.preprocess, inputs=options.inputs)
@@ -251,6 +266,9 @@ def _written(result: ImageCam, path: Path, cmap: str) -> ImageCam:
         Tile(printable(f"{at.name} ({at.site.layer.type})"), at.picture, at.limits)
         for at in result.maps
     ]
+    if result.maximum is not None:
+        maximum = result.maximum
+        tiles.insert(0, Tile(maximum.name, maximum.picture, maximum.limits))
     title = f"{result.title} at {', '.join(at.name for at in result.maps)}"
     text = {"Software": "featviz cam", "Title": title}
     with write_file(path) as file:
@@ -258,55 +276,98 @@ def _written(result: ImageCam, path: Path, cmap: str) -> ImageCam:
     return replace(result, path=path)
 
 
-def last_map(prepared: Prepared) -> Layer:
-    """The last layer whose output has places of the image on which the target depends.
+def default_layers(prepared: Prepared) -> list[Layer]:
+    """The layers that explain a target, which is found by a pass on zeros.
 
-    It is found by shapes and gradients of a pass on zeros, whose plan captures outputs and
-    gradients. Behind the last attention of a vision transformer that reads its class token, the
-    target depends on no other token, so its last layer is one before that attention. Poolings and
-    the like add nothing to the layer before them; a layer inside an attention, or one that runs
-    several times, is taken only where there is no other.
+    Of a detector they are those whose maps enter its head, as its family names them. Of a
+    segmentation it is the last map before the scores of classes, which would show themselves, and
+    of a model of no library (a U-Net) also the last map of the lowest resolution. Of other models
+    it is the last map.
     """
     model = prepared.model
-    book = HintBook(model.module, prepared.blank[0].shape, prepared.options.draw.tensor_layout)
-    ran: list[Layer] = []
-    """Those whose outputs are maps with several places; as often as they ran."""
-    reached: set[Layer] = set()
-    """Those whose gradient is not zero at every place."""
+    layers = list_layers(model.module)
+    seen = _MapsSeen(
+        HintBook(model.module, prepared.blank[0].shape, prepared.options.draw.tensor_layout)
+    )
+    useful = [
+        layer for layer in layers if layer.index and not ADDS_NOTHING.intersection(layer.classes)
+    ]
+    with (
+        in_eval_mode(model.module, gradients=True),
+        passes.watched(model, prepared.plan, useful) as hooks,
+        suppress(NothingFoundError),
+    ):  # zeros hold no object
+        hooks.show(prepared.blank, seen.book, seen.take)
+    reading = hooks.reading
+    if reading is None or prepared.plan.target.layer is not None:
+        return [seen.last()]
+    names = reading.family.layers(model.module)
+    if names:
+        return [layer for layer in layers if layer.name in names]
+    if not isinstance(reading.answer, Regions):
+        return [seen.last()]
+    # layers that give scores of classes stand at the end, and are none of the maps before them
+    while (
+        len(seen.sizes) > 1
+        and seen.ran
+        and seen.channels[seen.ran[-1]] == len(reading.answer.scores)
+    ):
+        seen.ran.pop()
+    last = seen.last()
+    if not reading.family.has_bottleneck:
+        return [last]
+    smallest = min(seen.sizes[layer] for layer in seen.ran)
+    lowest = [layer for layer in seen.ran if seen.sizes[layer] == smallest]
+    return list(dict.fromkeys([lowest[-1], last]))
 
-    def take(site: CaptureSite, tensor: Tensor) -> None:
-        hints = book.of_tensor(site, tensor)
+
+@dataclass
+class _MapsSeen:
+    """The layers that give maps with several places, in the order in which they ran."""
+
+    book: HintBook
+    ran: list[Layer] = field(default_factory=list)
+    """As often as they ran."""
+    reached: set[Layer] = field(default_factory=set)
+    """Those whose gradient is not zero at every place."""
+    sizes: dict[Layer, tuple[int, int]] = field(default_factory=dict)
+    """Height and width of their maps."""
+    channels: dict[Layer, int] = field(default_factory=dict)
+
+    def take(self, site: CaptureSite, tensor: Tensor) -> None:
+        """The sink of the hooks, for outputs and their gradients."""
+        hints = self.book.of_tensor(site, tensor)
         size = layout.map_size(list(tensor.shape), hints)
         if size is None or not LAYOUTS[size[0]].aligned or size[1:] == (1, 1):
             return
         if not KINDS[site.kind].backward:
-            ran.append(site.layer)
+            self.ran.append(site.layer)
+            self.sizes[site.layer] = size[1:]
+            self.channels[site.layer] = len(layout.to_maps(tensor, hints)[""].data)
         elif layout.to_maps(tensor, hints)[""].data.any():
-            reached.add(site.layer)
+            self.reached.add(site.layer)
 
-    layers = [
-        layer
-        for layer in list_layers(model.module)
-        if layer.index and not ADDS_NOTHING.intersection(layer.classes)
-    ]
-    with (
-        in_eval_mode(model.module, gradients=True),
-        passes.watched(model, prepared.plan, layers) as hooks,
-    ):
-        hooks.show(prepared.blank, book, take)
-    # From the best kind of layer to the worst, and of each first those that the target depends on.
-    outside_attention = [layer for layer in ran if not book.of_layer(layer).in_attention]
-    once = [layer for layer in outside_attention if ran.count(layer) == 1]
-    choices = (once, outside_attention, ran)
-    depended_on = [[layer for layer in choice if layer in reached] for choice in choices]
-    for candidates in (*depended_on, *choices):
-        if candidates:
-            return candidates[-1]
-    raise UsageError(
-        "no layer gives maps of the image, which a class activation map lies on",
-        "--layers names one, and --tensor-layout says how to read it; "
-        "`featviz layers MODEL` lists them, with shapes",
-    )
+    def last(self) -> Layer:
+        """The last layer whose output has places of the image on which the target depends.
+
+        Behind the last attention of a vision transformer that reads its class token, the target
+        depends on no other token, so its last layer is one before that attention. Poolings and the
+        like add nothing to the layer before them; a layer inside an attention, or one that runs
+        several times, is taken only where there is no other.
+        """
+        # From the best kind of layer to the worst, and of each first those that are depended on.
+        outside = [layer for layer in self.ran if not self.book.of_layer(layer).in_attention]
+        once = [layer for layer in outside if self.ran.count(layer) == 1]
+        choices = (once, outside, self.ran)
+        depended_on = [[layer for layer in choice if layer in self.reached] for choice in choices]
+        for candidates in (*depended_on, *choices):
+            if candidates:
+                return candidates[-1]
+        raise UsageError(
+            "no layer gives maps of the image, which a class activation map lies on",
+            "--layers names one, and --tensor-layout says how to read it; "
+            "`featviz layers MODEL` lists them, with shapes",
+        )
 
 
 def _explain(
@@ -319,30 +380,19 @@ def _explain(
     scale = normalize.parse_scale("auto", reduce=method)
     # A class activation map is one channel, of which `max` makes the one large tile, without marks.
     draw = structs.replace(prepared.options.draw, cmap=cmap, reduce="max")
-    maps: list[LayerCam] = []
+    evidence: list[_Evidence] = []
     hints = prepared.hints(image.args)
-    background = image.background()
     shown = to_pixels(image.preprocess.shown(image.args)[0])
 
     def take(site: CaptureSite, tensor: Tensor, gradient: Tensor) -> None:
         """The sink of the hooks; LayoutError where there are no places, or no gradient."""
         at_site = hints.of_tensor(site, tensor)
         output = layout.to_maps(tensor, at_site)[""]
-        evidence = class_map(method, output, layout.to_maps(gradient, at_site)[""])
-        picture = draw_maps(Maps(output.layout, evidence), draw, scale)
-        pixels = to_image(lay_over(picture, background, draw, image.window)).convert("RGB")
-        steps = evidence[0].cpu().numpy()
-        maps.append(
-            LayerCam(
-                site=site,
-                values=steps[0] if len(steps) == 1 else steps,
-                picture=np.asarray(pixels),
-                limits=picture.limits.shared or (0.0, 0.0),
-            )
-        )
+        values = class_map(method, output, layout.to_maps(gradient, at_site)[""])
+        evidence.append(_Evidence(site, Maps(output.layout, values)))
 
     outcome, recorder = show(image.args, hints, take)
-    if not maps:
+    if not evidence:
         reasons = [f"layer {quoted(s.layer)} ({s.type}) {s.reason}" for s in recorder.skipped]
         reasons += [f"layer {quoted(layer.label)} did not run" for layer in recorder.never_ran]
         hint = "--layers names another one"
@@ -352,16 +402,90 @@ def _explain(
             f"there is no class activation map: {listed(reasons, 3, '; ')}",
             f"{hint}; `featviz layers MODEL` lists all",
         )
+    evidence.reverse()  # gradients come from the last layer to the first
+    maximum = None
+    if (
+        prepared.options.layers is None
+        and len(evidence) > 1
+        and isinstance(outcome.focus, Detection)
+    ):
+        scale = _common_scale(evidence, signed=method in SIGNED)
+        maximum = _drawn(_maximum(evidence, image.args[0].shape), image, draw, scale, outcome)
+        maximum = replace(maximum, title=f"maximum of {len(evidence)} levels")
     return ImageCam(
         image=images[0].sample.name,
         method=method,
         target=outcome.target_title,
         target_probability=target_probability(prepared.options.passes.target, outcome),
         outcome=outcome,
-        maps=tuple(reversed(maps)),
+        maps=tuple(_drawn(one, image, draw, scale, outcome) for one in evidence),
+        maximum=maximum,
         skipped=tuple(recorder.skipped),
-        shown=shown,
+        shown=_marked(shown, outcome.focus),
     )
+
+
+class _Evidence(NamedTuple):
+    """The class activation map of a layer before it is drawn."""
+
+    site: CaptureSite
+    maps: Maps
+    """One channel, [1, S, H, W]."""
+
+
+def _drawn(
+    evidence: _Evidence, image: ModelInput, draw: DrawOptions, scale: Scale, outcome: Outcome
+) -> LayerCam:
+    """A map over what the model saw, with the box or the edge of the region that it explains."""
+    picture = draw_maps(evidence.maps, draw, scale)
+    over = lay_over(picture, image.background(), draw, image.window)
+    steps = evidence.maps.data[0].cpu().numpy()
+    limits = picture.limits.shared or (0.0, 0.0)
+    if scale.numbers:
+        limits = (scale.numbers[0], scale.numbers[1])
+    pixels = np.asarray(to_image(over).convert("RGB"))
+    if len(steps) == 1:
+        pixels = _marked(pixels, outcome.focus, image.window)
+    return LayerCam(
+        site=evidence.site,
+        values=steps[0] if len(steps) == 1 else steps,
+        picture=pixels,
+        limits=limits,
+    )
+
+
+def _marked(
+    pixels: Bytes, focus: Detection | Integers | None, window: Window | None = None
+) -> Bytes:
+    """A picture of the input, or of its window, with a box or the edge of a region."""
+    if focus is None:
+        return pixels
+    pixels = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
+    if not isinstance(focus, Detection):
+        return with_outline(pixels, focus)
+    top, left = (0, 0) if window is None else window[:2]
+    x0, y0, x1, y1 = focus.box
+    return with_boxes(pixels, [(x0 - left, y0 - top, x1 - left, y1 - top)], [focus.text])
+
+
+def _common_scale(evidence: Sequence[_Evidence], signed: bool) -> Scale:
+    """One scale for the levels of a head, of which a box is found at one: the others are dark."""
+    low = min(float(one.maps.data.min()) for one in evidence)
+    high = max(float(one.maps.data.max()) for one in evidence)
+    if signed:
+        high = max(-low, high)
+        low = -high
+    return Scale("range", (low, high)) if high > low else Scale("map")
+
+
+def _maximum(evidence: Sequence[_Evidence], input_shape: Sequence[int]) -> _Evidence:
+    """The largest value of all levels at each pixel of the input."""
+    size = list(input_shape[-2:])
+    layers = [
+        functional.interpolate(one.maps.data.float(), size, mode="bilinear") for one in evidence
+    ]
+    data = torch.stack(layers).amax(dim=0)
+    return _Evidence(evidence[-1].site, Maps(evidence[-1].maps.layout, data))
 
 
 def target_probability(target: str | None, outcome: Outcome) -> float | None:

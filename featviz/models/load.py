@@ -236,12 +236,16 @@ def _classes(module: nn.Module) -> tuple[str | None, tuple[str, ...]]:
     else:
         # num_classes is 0 where timm leaves out the classifier
         return None if getattr(module, "num_classes", None) == 0 else "", ()
-    if scores is None or not isinstance(labels, Mapping):
+    if not isinstance(labels, Mapping):
         return scores, ()
     numbers = range(len(labels))
     if set(labels) != set(numbers):
         return scores, ()
-    return scores, tuple(printable(str(labels[number])) for number in numbers)
+    names = tuple(printable(str(labels[number])) for number in numbers)
+    # what libraries make up, where nobody has named the classes
+    if names in (tuple(map(str, numbers)), tuple(f"LABEL_{number}" for number in numbers)):
+        return scores, ()
+    return scores, names
 
 
 # Files ----------------------------------------------------------------------------------------

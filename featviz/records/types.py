@@ -4,6 +4,7 @@ layout, images, and what became of them."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -272,6 +273,52 @@ class ClassScore:
         return f"{self.title} {percent(self.probability)}"
 
 
+@dataclass(frozen=True)
+class Detection:
+    """A box of a detector."""
+
+    box: tuple[float, float, float, float]
+    """Left, top, right and bottom in pixels of the model's input."""
+    index: int
+    """Of the class."""
+    name: str | None
+    score: float
+    """0..1."""
+
+    @property
+    def title(self) -> str:
+        """The class for people: `dog`, or `class 16`."""
+        return self.name or f"class {self.index}"
+
+    @property
+    def text(self) -> str:
+        """For people: `dog 87 %`."""
+        return f"{self.title} {percent(self.score)}"
+
+
+@dataclass(frozen=True)
+class RegionMap:
+    """The regions of a segmentation."""
+
+    winners: Integers = field(repr=False, compare=False)
+    """The class of each pixel, [h, w] in the output's own size; -1 for none."""
+    names: tuple[str, ...]
+
+    @property
+    def largest(self) -> list[int]:
+        """The classes that win pixels, the largest region first."""
+        counts = Counter(self.winners[self.winners >= 0].tolist())
+        return [index for index, _ in counts.most_common()]
+
+    def title(self, index: int) -> str:
+        """A class for people: `dog`, or `class 12`."""
+        return self.names[index] if index < len(self.names) else f"class {index}"
+
+    def share(self, index: int) -> float:
+        """The share of the pixels that a class wins, 0..1."""
+        return float((self.winners == index).mean())
+
+
 def finite(value: float | None) -> float | None:
     """The value for JSON, which has neither NaN nor infinity."""
     return value if value is not None and math.isfinite(value) else None
@@ -292,6 +339,11 @@ class Outcome:
     """The value that was differentiated; None where there was no backward pass."""
     target_title: str = ""
     """What was differentiated, for people."""
+    focus: Detection | Integers | None = field(default=None, repr=False, compare=False)
+    """Of which part of the image the target is: a box, or a mask [h, w]; None for all of it."""
+    detections: tuple[Detection, ...] = ()
+    """The boxes of a detector, the most confident one first."""
+    regions: RegionMap | None = None
     idle: tuple[str, ...] = ()
 
     @property

@@ -187,13 +187,15 @@ def test_overwrite_and_the_image_itself(featviz: Run, tmp_path: Path) -> None:
 
 
 def test_an_output_that_is_no_classification(featviz: Run, tmp_path: Path) -> None:
-    """The message names what can be asked for; named, the last map is found."""
+    """A map of features is explained by its norm; asked for a class, the message names targets."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
     torch.save(net, tmp_path / "net.pth")
     Image.new("RGB", (16, 16), "red").save(tmp_path / "red.png")
     words = ("cam", "net.pth", "red.png", "--size", "16", "--trust")
     done = featviz(*words)
+    assert done.code == 0 and "red.png; Grad-CAM for norm at 2" in done.err
+    done = featviz(*words, "--target", "class:1")
     assert done.code == 2 and "needs scores of classes [1, K]" in done.err
     done = featviz(*words, "--target", "sum")
     assert done.code == 0 and "red.png; Grad-CAM for sum at 2" in done.err

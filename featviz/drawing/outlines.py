@@ -1,0 +1,92 @@
+"""Boxes of detectors and the edges of regions, drawn on pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from featviz.drawing.sheet import BLACK, WHITE, Color, line_height, pixel_font, text_width
+from featviz.records import Bytes, Integers
+from featviz.text import printable
+
+_POINTS = 11
+_LINES_A_SIDE = 200
+"""A line is one pixel for so many pixels of the picture's longer side."""
+
+
+def with_boxes(
+    pixels: Bytes,
+    boxes: Sequence[Sequence[float]],
+    labels: Sequence[str],
+    color: Color = WHITE,
+) -> Bytes:
+    """A picture with boxes on it; a box that lies outside in part has its edge inside.
+
+    Args:
+        pixels: uint8 [H, W, 3].
+        boxes: left, top, right and bottom in pixels.
+        labels: what is written at the upper left corner of each, if the picture has room for it.
+    """
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    draw = ImageDraw.Draw(image)
+    thick = max(1, round(max(image.size) / _LINES_A_SIDE))
+    # from the last to the first, so that the most confident box lies on top
+    for box, label in reversed(list(zip(boxes, labels, strict=True))):
+        left, right = (min(max(round(x), 0), image.width - 1) for x in (box[0], box[2]))
+        top, bottom = (min(max(round(y), 0), image.height - 1) for y in (box[1], box[3]))
+        draw.rectangle((left, top, right, bottom), outline=BLACK, width=thick + 2)
+        # the light line lies inside the dark one, and is seen on any ground
+        if right - left > 2 and bottom - top > 2:
+            draw.rectangle((left + 1, top + 1, right - 1, bottom - 1), outline=color, width=thick)
+        _label(draw, printable(label), (left, top), image.size, color)
+    return np.asarray(image)
+
+
+def _label(
+    draw: ImageDraw.ImageDraw,
+    text: str,
+    corner: tuple[int, int],
+    size: tuple[int, int],
+    color: Color,
+) -> None:
+    """Write a text above a corner, or below where there is no room; a wide one not at all."""
+    width = text_width(text, _POINTS) + 4
+    height = line_height(_POINTS)
+    if not text or width > size[0] or 2 * height > size[1]:
+        return
+    left = min(corner[0], size[0] - width)
+    top = corner[1] - height if corner[1] >= height else corner[1]
+    draw.rectangle((left, top, left + width, top + height), fill=color)
+    draw.text((left + 2, top), text, fill=BLACK, font=pixel_font(_POINTS))
+
+
+def with_outline(pixels: Bytes, mask: Integers, color: Color = WHITE) -> Bytes:
+    """A picture with the edge of a region on it.
+
+    Args:
+        pixels: uint8 [H, W, 3].
+        mask: which pixels belong to the region, [h, w] of any size.
+    """
+    height, width = pixels.shape[:2]
+    region = Image.fromarray(mask.astype(bool)).resize((width, height), Image.Resampling.NEAREST)
+    inside = np.asarray(region)
+    thick = max(1, round(max(height, width) / _LINES_A_SIDE))
+    dark = _edge(inside, thick + 1)
+    light = _edge(inside, thick)
+    drawn = pixels.copy()
+    drawn[dark] = BLACK
+    drawn[light] = color
+    return drawn
+
+
+def _edge(inside: Integers, thick: int) -> Integers:
+    """The pixels of a region that have one outside it nearby; the picture's border is no edge."""
+    padded = np.pad(inside, thick, mode="edge")
+    height, width = inside.shape
+    eroded = inside.copy()
+    for shift in range(2 * thick + 1):
+        eroded &= padded[shift : shift + height, thick : thick + width]
+        eroded &= padded[thick : thick + height, shift : shift + width]
+    return inside & ~eroded
