@@ -24,7 +24,7 @@ from featviz.rundir.folder import Folder, reported
 from featviz.rundir.image import Manifest
 from featviz.rundir.ownership import holds_run
 from featviz.rundir.place import RUN, check_free, replacing
-from featviz.rundir.schema import GROWING, differences, fingerprint
+from featviz.rundir.schema import differences, fingerprint, settings_of
 from featviz.rundir.write import ImageFolder, RunDirectory
 from featviz.text import counted, listed, quoted, safe_way
 
@@ -163,7 +163,10 @@ def open_run(
             names = {safe_way(name) for name in document.names}
             surplus = [quoted(path) for path in run.complete if path not in names]
             if surplus:
-                log.warning("%s: stays, though no longer among the inputs", listed(surplus, 3))
+                verb = "is" if len(surplus) == 1 else "are"
+                log.warning(
+                    "%s %s kept, though no longer among the inputs", listed(surplus, 3), verb
+                )
         # hidden folders that no process is writing into, also of images that are no inputs any more
         earlier_names, _ = run.before()
         removed = {*earlier_names}.difference(document.names)
@@ -179,9 +182,9 @@ def _check_same(options: RunOptions, document: RunDocument, record: Mapping[str,
             f"{options.folder} holds a run, and this model's tensors do not tell their values",
             "--overwrite, or another --out",
         )
-    lasting = {key: value for key, value in record.items() if key not in GROWING}
     # as JSON has it: lists for tuples, text for paths
-    different = differences(lasting, json.loads(json.dumps(document.record, default=str)))
+    new = json.loads(json.dumps(document.record, default=str))
+    different = differences(settings_of(record), new)
     if different:
         option = "--resume:" if options.resume else "--out"
         hint = "give the same model and options, or another --out"

@@ -1,8 +1,8 @@
-"""What the records of a run directory hold: a row of a manifest, and what all of them have.
+"""What the records of a run directory hold: a row of a manifest, and what all records have.
 
-Whoever reads one has it from somebody else. msgspec checks types, ranges and lengths while it
-decodes, in a third of the time of json and dataclasses, and says in its own words where something
-does not fit; what one field says of another is checked here.
+A record may come from anybody. msgspec checks types, ranges and lengths while it decodes, in a
+third of the time of json and dataclasses, and its own message names the first field that does not
+fit. Where fields must agree with one another, that is checked here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from os.path import commonprefix
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -42,11 +42,12 @@ Pixels = Annotated[int, Meta(ge=1, le=_LARGEST)]
 Two = Meta(min_length=2, max_length=2)
 Channel = Annotated[int, Meta(ge=0, lt=MOST_MAPS)]
 _Channels = Annotated[list[Channel], Meta(min_length=1)]
-_SHOWN, _BEFORE = 60, 20
-"""Characters of a value that a message shows, and those of them that stand before the first that
-differs, where it is far behind."""
-_ENDS = {"file": SUFFIXES, "tensor": (".npy",), "figure": (".png",)}
-"""How the names in these fields of a row of `captures` end."""
+_SHOWN = 60
+"""Characters of a value that a message shows."""
+_SHOWN_BEFORE = 20
+"""Of them, those before the first that differs, where it is far from the beginning."""
+_SUFFIXES = {"file": SUFFIXES, "tensor": (".npy",), "figure": (".png",)}
+"""The fields of a row of `captures` that name a file, and how these names end."""
 
 
 class GridFields(TypedDict):
@@ -132,13 +133,23 @@ class Capture:
     def plan(self) -> GridPlan:
         """The geometry of its picture."""
         grid = self.grid
-        tiles = 1 if self.reduce is not None else len(self.channels or ()) or self.maps
-        tiles *= self.side
+        channels = self.maps if self.channels is None else len(self.channels)
+        if self.reduce is not None:
+            channels = 1
+        tiles = channels * self.side
         scale = grid["scale"]
-        down, across = (scale, scale) if isinstance(scale, int) else scale
-        (height, width), columns = grid["tile"], grid["nrow"]
-        size, rows = (height // down, width // across), -(-tiles // columns)
-        return GridPlan(tiles, columns, rows, size, (down, across), grid["padding"])
+        if isinstance(scale, int):
+            scale = [scale, scale]
+        down, across = scale
+        height, width = grid["tile"]
+        return GridPlan(
+            tiles,
+            columns=grid["nrow"],
+            rows=-(-tiles // grid["nrow"]),  # rounded up
+            map_size=(height // down, width // across),
+            scale=(down, across),
+            padding=grid["padding"],
+        )
 
     @property
     def size(self) -> tuple[int, int]:
@@ -149,37 +160,54 @@ class Capture:
     @property
     def files(self) -> list[str]:
         """The picture, and the tensor and figure where there are some."""
-        return [name for column in _ENDS if (name := getattr(self, column)) is not None]
+        names = [getattr(self, column) for column in _SUFFIXES]
+        return [name for name in names if name is not None]
 
 
-OPTIONAL = {one.name for one in fields(Capture) if one.default is None}
+OPTIONAL = {field.name for field in fields(Capture) if field.default is None}
 """Fields that a row has only where they have a value."""
 
 
-def convert(content: Any, kind: Any) -> Any:
-    """The content of a document, if it is one of this kind; else a ValueError in msgspec's words,
-    which name the first misfit."""
+def convert(content: Any, record_type: Any) -> Any:
+    """The content of a document as a record.
+
+    Args:
+        content: what a JSON reader returned: objects, lists, text and numbers.
+        record_type: a dataclass, or a generic type such as `list[str]`.
+
+    Raises:
+        ValueError: it does not fit; the message, which is msgspec's, names the first misfit.
+    """
     try:
-        return msgspec.convert(content, kind)
+        return msgspec.convert(content, record_type)
     except msgspec.ValidationError as error:
         raise ValueError(quoted(str(error))) from None
 
 
-def check_version(content: Any, known: int = SCHEMA_VERSION) -> None:
-    """Refuse a document of another version than this featviz reads, or of none."""
+def check_version(content: Any, expected: int = SCHEMA_VERSION) -> None:
+    """Refuse a document of another version than this featviz reads, or of none.
+
+    Raises:
+        ValueError: its message goes on from the document's name.
+    """
     version = content.get("schema_version") if isinstance(content, dict) else None
     if type(version) is not int:
         raise ValueError(f"cannot be read: its schema_version is {quoted(repr(version))}")
-    if version != known:
-        raise ValueError(f"has schema version {version}, this featviz reads {known}")
+    if version != expected:
+        raise ValueError(f"has schema version {version}, this featviz reads {expected}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a run.json or manifest, of whatever kind it is."""
+    """The content of a run.json or manifest, whichever command wrote it.
+
+    Raises:
+        StoreError: it is missing, a link, too large, no JSON, or of another version.
+    """
     where = quoted(str(path))
+    folder = quoted(str(path.parent))
     if path.parent.is_file():
-        name = quoted(str(path.parent))
-        raise StoreError(f"{name} is a file, not a run directory", "give a folder of `featviz run`")
+        message = f"{folder} is a file, not a run directory"
+        raise StoreError(message, "give a folder of `featviz run`")
     if path.is_symlink():
         raise StoreError(f"{where} is a link, and links in run directories are not read")
     try:
@@ -189,42 +217,59 @@ def read_json(path: Path) -> dict[str, Any]:
         hint = "give a folder that `featviz run` wrote"
         if any(path.parent.glob(f"*/{MANIFEST_FILE}")):
             hint = "the same `featviz run` with --resume writes it anew from the images' manifests"
-        words = f"{quoted(str(path.parent))} is no run directory: it has no {path.name}"
-        raise StoreError(words, hint) from None
+        message = f"{folder} is no run directory: it has no {path.name}"
+        raise StoreError(message, hint) from None
     except FileError as error:
-        said = error.message.removeprefix(f"{where} cannot be read: ")
-        raise StoreError(f"{where} cannot be read: {said}", error.hint) from error
+        # a FileError of the file itself begins in the same way
+        reason = error.message.removeprefix(f"{where} cannot be read: ")
+        raise StoreError(f"{where} cannot be read: {reason}", error.hint) from error
     except ValueError as error:
         raise StoreError(f"{where} {error}") from None
     return content
 
 
 def fingerprint(record: Mapping[str, Any]) -> str:
-    """sha256 of what a run.json says of the model and the options: what has the same was drawn in
-    the same way."""
-    settings = {key: value for key, value in record.items() if key not in GROWING}
-    text = json.dumps(settings, sort_keys=True, default=str)
+    """SHA-256 of a run's settings, in hexadecimal: images of equal ones were drawn alike."""
+    text = json.dumps(settings_of(record), sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
 
+def settings_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run.json says of the model and the options, without what grows during the run."""
+    return {key: value for key, value in record.items() if key not in GROWING}
+
+
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """In words, what of two run.json is not the same; options come first."""
-    found: list[str] = []
+    """What two run.json do not have in common, a description each; those of options come first.
+
+    Args:
+        old, new: two values of the same entry; first the whole content of both.
+        where: the entry's keys, joined by dots.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
+        descriptions: list[str] = []
         for key in dict.fromkeys((*old, *new)):
-            found += differences(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))
-    elif old != new and where.startswith("options."):
-        there, here = (_as_typed(where.removeprefix("options."), value) for value in (old, new))
-        found = [f"there {there}, here {here}"]
-    elif old != new:
-        texts = [json.dumps(value, ensure_ascii=False) for value in (old, new)]
-        begin = max(0, len(commonprefix(texts)) - _BEFORE)  # noqa: RUF071 - characters are meant
-        cut = "…" * bool(begin)
-        there, here = (
-            quoted(text if len(text) <= _SHOWN else cut + text[begin:], _SHOWN) for text in texts
-        )
-        found = [f"its {printable(where)} is {there}, this one's {here}"]
-    return sorted(found, key=lambda words: not words.startswith("there "))
+            entry = f"{where}.{key}".lstrip(".")
+            descriptions += differences(old.get(key), new.get(key), entry)
+        return sorted(descriptions, key=lambda text: not text.startswith("there "))
+    if old == new:
+        return []
+    if where.startswith("options."):
+        option = where.removeprefix("options.")
+        return [f"there {_as_typed(option, old)}, here {_as_typed(option, new)}"]
+    old_text = json.dumps(old, ensure_ascii=False)
+    new_text = json.dumps(new, ensure_ascii=False)
+    shared = len(commonprefix([old_text, new_text]))  # noqa: RUF071 - characters are meant
+    begin = max(0, shared - _SHOWN_BEFORE)
+    old_part = _shown_from(old_text, begin)
+    return [f"its {printable(where)} is {old_part}, this one's {_shown_from(new_text, begin)}"]
+
+
+def _shown_from(text: str, begin: int) -> str:
+    """A text for a message; of a long one what stands from `begin` on."""
+    if len(text) > _SHOWN and begin > 0:
+        text = "…" + text[begin:]
+    return quoted(text, _SHOWN)
 
 
 def _as_typed(name: str, value: Any) -> str:
@@ -233,51 +278,90 @@ def _as_typed(name: str, value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return quoted(flag(name) if value else f"--no-{name}")
-    parts = value if isinstance(value, list) else [value]
-    if name in ("ablate", "edit", "tensor_layout"):
-        return quoted(" ".join(f"{flag(name)} {part}" for part in parts))
+    values = value if isinstance(value, list) else [value]
+    if name in ("ablate", "edit", "tensor_layout"):  # one option a value
+        return quoted(" ".join(f"{flag(name)} {item}" for item in values))
     separator = "x" if name in ("size", "crop") else ","
-    return quoted(f"{flag(name)} {separator.join(map(str, parts))}")
+    return quoted(f"{flag(name)} {separator.join(map(str, values))}")
+
+
+class _Misfit(NamedTuple):
+    """A field of a row of `captures` that cannot be right."""
+
+    field: str
+    value: Any
+    expected: str
+    """Of the value, as a message says it: `each channel once`."""
 
 
 def check_rows(rows: Sequence[Capture]) -> None:
-    """Refuse rows of `captures` of which one field contradicts another."""
-    seen: dict[CaptureKey, int] = {}
-    for n, row in enumerate(rows):
-        for where, value, expected in _of_row(row):
-            shown = quoted(json.dumps(value, ensure_ascii=False), _SHOWN)
-            raise ValueError(f"captures[{n}].{where} is {shown}, expected {expected}")
-        if (first := seen.setdefault(row.place, n)) != n:
-            raise ValueError(f"captures[{n}] is the same tensor as captures[{first}]")
+    """Refuse rows of `captures` of which one field contradicts another.
+
+    Raises:
+        ValueError: the message names the first such field, its value and what was expected.
+    """
+    row_numbers: dict[CaptureKey, int] = {}
+    for number, row in enumerate(rows):
+        for misfit in _misfits(row):
+            value = quoted(json.dumps(misfit.value, ensure_ascii=False), _SHOWN)
+            field = f"captures[{number}].{misfit.field}"
+            raise ValueError(f"{field} is {value}, expected {misfit.expected}")
+        first = row_numbers.setdefault(row.place, number)
+        if first != number:
+            raise ValueError(f"captures[{number}] is the same tensor as captures[{first}]")
 
 
-def _of_row(row: Capture) -> Iterator[tuple[str, Any, str]]:
-    """The field, its value, and what was expected."""
-    for column, ends in _ENDS.items():
-        name = getattr(row, column)
-        if name is not None and not files.is_inside(name):
-            yield column, name, "a file inside the image's folder"
-        elif name is not None and not name.endswith(ends):
-            yield column, name, f"a name that ends in {' or '.join(ends)}"
-    channels, steps, (drawn, held) = row.channels, row.steps, row.slices or (1, 1)
-    if channels is not None and max(channels) >= row.maps:
-        yield "channels", max(channels), f"less than maps ({row.maps})"
-    elif channels is not None and len(set(channels)) < len(channels):
-        yield "channels", channels, "each channel once"
-    if drawn > held:
-        yield "slices", row.slices, "no more drawn than there are"
-    if steps is not None and (len(steps) != drawn or sorted(set(steps)) != steps):
-        yield "steps", steps, f"each of the {drawn} drawn slices once, in order"
-    elif steps is not None and steps[-1] >= held:
-        yield "steps", steps[-1], f"less than slices ({held})"
-    leaders = set(row.drawn) if row.collapsed else set()
-    for leader, group in (row.collapsed or {}).items():
-        if not (leader.isascii() and leader.isdecimal() and int(leader[:9]) in leaders):
-            yield "collapsed", leader, "drawn channels as names"
-        elif max(group) >= row.maps:
-            yield "collapsed", max(group), f"less than maps ({row.maps})"
+def _misfits(row: Capture) -> Iterator[_Misfit]:
+    """What of a row contradicts another field of it, or the file system."""
+    yield from _misfits_of_names(row)
+    yield from _misfits_of_channels(row)
+    yield from _misfits_of_slices(row)
     plan = row.plan
     if 0 in plan.map_size:
-        yield "grid.scale", row.grid["scale"], f"no more than the tile {row.grid['tile']}"
+        yield _Misfit("grid.scale", row.grid["scale"], f"no more than the tile {row.grid['tile']}")
     if max(row.size) > _LARGEST:
-        yield "grid", by(row.size), f"a picture of at most {_LARGEST} pixels a side"
+        yield _Misfit("grid", by(row.size), f"a picture of at most {_LARGEST} pixels a side")
+
+
+def _misfits_of_names(row: Capture) -> Iterator[_Misfit]:
+    # a manifest from elsewhere must not lead a reader out of the folder, or to another kind of file
+    for column, suffixes in _SUFFIXES.items():
+        name = getattr(row, column)
+        if name is None:
+            continue
+        if not files.is_inside(name):
+            yield _Misfit(column, name, "a file inside the image's folder")
+        elif not name.endswith(suffixes):
+            yield _Misfit(column, name, f"a name that ends in {' or '.join(suffixes)}")
+
+
+def _misfits_of_channels(row: Capture) -> Iterator[_Misfit]:
+    channels = row.channels
+    if channels is not None:
+        if max(channels) >= row.maps:
+            yield _Misfit("channels", max(channels), f"less than maps ({row.maps})")
+        elif len(set(channels)) < len(channels):
+            yield _Misfit("channels", channels, "each channel once")
+    if row.collapsed is None:
+        return
+    drawn = set(row.drawn)
+    for name, group in row.collapsed.items():
+        # nine digits hold every channel; int() of thousands of them would take long, or raise
+        is_channel = name.isascii() and name.isdecimal() and int(name[:9]) in drawn
+        if not is_channel:
+            yield _Misfit("collapsed", name, "drawn channels as names")
+        elif max(group) >= row.maps:
+            yield _Misfit("collapsed", max(group), f"less than maps ({row.maps})")
+
+
+def _misfits_of_slices(row: Capture) -> Iterator[_Misfit]:
+    drawn, total = row.slices or (1, 1)
+    if drawn > total:
+        yield _Misfit("slices", row.slices, "no more drawn than there are")
+    steps = row.steps
+    if steps is None:
+        return
+    if len(steps) != drawn or sorted(set(steps)) != steps:
+        yield _Misfit("steps", steps, f"each of the {drawn} drawn slices once, in order")
+    elif steps[-1] >= total:
+        yield _Misfit("steps", steps[-1], f"less than slices ({total})")

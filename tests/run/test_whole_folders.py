@@ -85,7 +85,7 @@ def test_images_whose_inputs_are_gone_are_named(draw: Run, photos: Path, whole: 
     (photos / "03.png").unlink()
     done = draw(whole, "--resume")
     assert done.code == 0
-    assert "01.png, 03.png: stays, though no longer among the inputs" in done.err
+    assert "01.png, 03.png are kept, though no longer among the inputs" in done.err
     assert len(complete(whole)) == 5
     for name in ("01.png", "03.png"):
         shutil.rmtree(whole / name)

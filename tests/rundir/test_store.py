@@ -204,7 +204,7 @@ def test_manifest_comes_back_with_its_floats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "where"),
+    ("fields", "field"),
     [
         ({"channels": [2]}, "channels"),
         ({"channels": [1, 1]}, "channels"),
@@ -214,9 +214,10 @@ def test_manifest_comes_back_with_its_floats(tmp_path: Path) -> None:
         ({"file": "../output.png"}, "file"),
     ],
 )
-def test_fields_of_a_row_that_contradict_each_other(fields: dict[str, Any], where: str) -> None:
+def test_fields_of_a_row_that_contradict_each_other(fields: dict[str, Any], field: str) -> None:
     """Of two maps there is no third one, of three slices no fourth."""
-    assert next(schema._of_row(replace(CAPTURE, **fields)))[0] == where
+    with pytest.raises(ValueError, match=rf"captures\[0\]\.{field} is .*, expected "):
+        schema.check_rows([replace(CAPTURE, **fields)])
 
 
 @pytest.mark.parametrize("file", ["stats.npz", "001_relu/output.png", "input.png"])
