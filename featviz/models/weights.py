@@ -33,6 +33,7 @@ from featviz.text import listed, quoted
 log = logging.getLogger(__name__)
 
 _SHOWN = 4
+"""How many of the tensors that do not fit are named."""
 
 _SAVE_IMAGE = "torch.save(tensor, 'image.pt') of a plain tensor [C, H, W]"
 
@@ -76,24 +77,24 @@ def read(path: Path, trust: bool = False, modules: bool = True) -> Any:
         LoadError: Where it is no checkpoint, is truncated, or holds a pickle that needs more.
     """
     with one_line(path):
-        kind = sources.sniff(path)
-        if kind == sources.TORCHSCRIPT:
+        file_format = sources.sniff(path)
+        if file_format == sources.TORCHSCRIPT:
             hint = "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pth') and --arch MODEL"
             message = f"{path.name} is TorchScript, which takes no hooks on its layers"
             raise LoadError(message, hint)
-        if kind == sources.EXPORTED:
+        if file_format == sources.EXPORTED:
             return read_program(path, trust)[0]
-        if kind == sources.SHARDS:
+        if file_format == sources.SHARDS:
             return _read_shards(path, trust)
-        if kind == sources.SAFETENSORS:
+        if file_format == sources.SAFETENSORS:
             from safetensors.torch import load_file
 
             return load_file(path)
-        if kind not in sources.FILE_FORMATS:
-            message = f"{path.name} is no checkpoint: it is {kind}"
+        if file_format not in sources.FILE_FORMATS:
+            message = f"{path.name} is no checkpoint: it is {file_format}"
             raise LoadError(message, "a file that torch.save wrote")
         with open_regular(path) as file:
-            if kind == sources.ARRAYS:
+            if file_format == sources.ARRAYS:
                 return npy.read_arrays(file.read())
             if trust:
                 return _read_trusted(file, path)
@@ -206,29 +207,39 @@ def _read_shards(path: Path, trust: bool) -> dict[str, Any]:
 # torch.export programs, .pt2, as modules whose layers take hooks ---------------------------------
 
 Shape = tuple[int | None, ...]
+"""The sizes of a tensor; None for any."""
 
-_NEEDED = re.compile(rb'\\"type\\": \\"([\w.]+)\.\w+\\"|torch\.ops\.(torchvision)\.')
-"""Classes of outputs, and operators, whose package must be imported first."""
+_NEEDED = re.compile(rb'(?<=\\"type\\": \\")[\w.]+(?=\.\w+\\")|(?<=torch\.ops\.)torchvision(?=\.)')
+"""Modules that have classes of a program's outputs, or operators."""
 
 
 def read_program(
     path: Path, trust: bool = False, device: torch.device | None = None
 ) -> tuple[nn.Module, Fixed]:
-    """Read a .pt2 file with `torch.export.load`, which can run whatever code it holds: the program
-    as a tree of modules by the original's names, and the channels and the size of its input."""
+    """Read a .pt2 file with `torch.export.load`, which can run whatever code it holds.
+
+    Args:
+        path: The file.
+        trust: Whether the user lets it run that code.
+        device: Where the program is to run. It names devices itself, so it is rewritten unless
+            this is a CPU; None leaves it as it was exported.
+
+    Returns:
+        The program as a tree of modules by the original's names, and the channels and the size of
+        its input.
+
+    Raises:
+        LoadError: Where the file is not trusted, cannot be loaded, or takes anything but one image.
+    """
     if not trust:
-        words = "is an exported program, and torch reads it by running what it holds"
-        words = f"{quoted(path.name)} {words}; nothing was executed"
-        raise LoadError(words, "if you trust the file, --trust", add=("--trust",))
-    heard = logging.root.manager.disable
+        reason = "is an exported program, and torch reads it by running what it holds"
+        message = f"{quoted(path.name)} {reason}; nothing was executed"
+        raise LoadError(message, "if you trust the file, --trust", add=("--trust",))
+    disabled_level = logging.root.manager.disable
     logging.disable(logging.ERROR)  # torch logs tracebacks, and raises
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = [name for name in archive.namelist() if name.endswith("models/model.json")]
-            texts = [archive.read(name) for name in names]
         with importable(path.parent), path.open("rb") as file:
-            for one, other in [found for text in texts for found in _NEEDED.findall(text)]:
-                import_module((one or other).decode())
+            _import_needed(path)
             program = torch.export.load(file)
         if device is not None and device.type != "cpu":
             from torch.export.passes import move_to_device_pass
@@ -239,60 +250,77 @@ def read_program(
         cause: BaseException = error
         while cause.__cause__ is not None:  # torch says last what it was doing
             cause = cause.__cause__
-        words = f"{quoted(path.name)} cannot be loaded: {quoted(first_line(cause))}"
+        message = f"{quoted(path.name)} cannot be loaded: {quoted(first_line(cause))}"
         hint = "is the file whole, as torch.export.save wrote it, and from this torch or older?"
-        raise LoadError(words, hint) from error
+        raise LoadError(message, hint) from error
     finally:
-        logging.disable(heard)
-    shape = _input_shape(path, program)
+        logging.disable(disabled_level)
+    expected = _input_shape(path, program)
 
     def refuse_others(module: nn.Module, args: Sequence[Any]) -> None:
-        got = tuple(args[0].shape)
-        if any(want not in (None, size) for want, size in zip(shape, got, strict=False)):
-            raise ValueError(f"it was exported for inputs {_words(shape)}, not {_words(got)}")
+        shape = tuple(args[0].shape)
+        if any(n not in (None, size) for n, size in zip(expected, shape, strict=False)):
+            message = f"it was exported for inputs {_shape_text(expected)}"
+            raise ValueError(f"{message}, not {_shape_text(shape)}")
 
     module.register_forward_pre_hook(refuse_others)
-    _, channels, *size = shape
-    return module, (channels, None if None in size else tuple(size))  # type: ignore[return-value]
+    _, channels, height, width = expected
+    size = None if height is None or width is None else (height, width)
+    return module, (channels, size)
+
+
+def _import_needed(path: Path) -> None:
+    """Import what a program names: torch finds no operator or class of outputs before that."""
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name.endswith("models/model.json")]
+        for name in names:
+            for module in _NEEDED.findall(archive.read(name)):
+                import_module(module.decode())
 
 
 def _input_shape(path: Path, program: Any) -> Shape:
+    """The shape [1, C, H, W] of a program's input; LoadError where this is not just one image."""
     names = program.graph_signature.user_inputs
-    values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
-    value = values.get(names[0]) if len(names) == 1 else None
-    shape = tuple(size if isinstance(size, int) else None for size in getattr(value, "shape", ()))
-    one = torch.utils._pytree.tree_structure(((0,), {}))
-    plain = program.module_call_graph[0].signature.in_spec == one
-    dtype = getattr(value, "dtype", None)
-    if not plain or len(shape) != 4 or shape[0] not in (1, None) or dtype != torch.float32:
-        given = ", ".join(map(str, names)) or "no input"
-        raise LoadError(
-            f"{path.name} takes {f'{dtype} {_words(shape)}' if plain else given}, not one image",
-            "export it for one positional argument, an image torch.float32 [1, C, H, W]",
-        )
-    return shape
+    one_positional = torch.utils._pytree.tree_structure(((0,), {}))
+    if program.module_call_graph[0].signature.in_spec != one_positional:
+        inputs = ", ".join(map(str, names)) or "no input"
+    else:
+        values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+        value = values.get(names[0])
+        dtype = getattr(value, "dtype", None)
+        sizes = getattr(value, "shape", ())
+        # a free size is a symbol
+        shape = tuple(size if isinstance(size, int) else None for size in sizes)
+        if len(shape) == 4 and shape[0] in (1, None) and dtype == torch.float32:
+            return shape
+        inputs = f"{dtype} {_shape_text(shape)}"
+    raise LoadError(
+        f"{path.name} takes {inputs}, not one image",
+        "export it for one positional argument, an image torch.float32 [1, C, H, W]",
+    )
 
 
-def _words(shape: Sequence[int | None]) -> str:
+def _shape_text(shape: Sequence[int | None]) -> str:
     return f"[{', '.join('any' if size is None else str(size) for size in shape)}]"
 
 
 # Digests -----------------------------------------------------------------------------------------
 
 ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
+"""An address in memory in an object's `repr`, which differs from process to process."""
 
 
 def digest(module: nn.Module) -> str | None:
     """sha256 of a module: names, classes and settings (`extra_repr`) of what it consists of,
     parameters and buffers, not code; None where a tensor does not tell its values."""
     sha256 = hashlib.sha256()
-    for name, part in module.named_modules():
+    for name, submodule in module.named_modules():
         try:
-            settings = ADDRESS.sub("0x", str(part.extra_repr()))
+            settings = ADDRESS.sub("0x", str(submodule.extra_repr()))
         except Exception:  # the user's own code
             settings = ""
-        words = f"{name}: {type(part).__qualname__}({settings})\n"
-        sha256.update(words.encode("utf-8", "backslashreplace"))
+        text = f"{name}: {type(submodule).__qualname__}({settings})\n"
+        sha256.update(text.encode("utf-8", "backslashreplace"))
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         sha256.update(f"{name}: {tensor.dtype}\n".encode())
         if is_lazy(tensor) or tensor.is_meta:
@@ -321,14 +349,26 @@ def add_values(tensor: Tensor, sha256: Any) -> None:
 
 # From what a training script saved to tensors by name ---------------------------------------------
 _PLAIN = (
-    *("state_dict", "model_state_dict", "model", "net", "network", "module", "weights"),
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "net",
+    "network",
+    "module",
+    "weights",
     "params",
 )
 _AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "ema", "params_ema")
 """Keys under which checkpoints keep weights; the second are exponential moving averages."""
 
 _PREFIXES = (
-    *("module.", "_orig_mod.", "model.", "net.", "network.", "encoder.", "backbone."),
+    "module.",
+    "_orig_mod.",
+    "model.",
+    "net.",
+    "network.",
+    "encoder.",
+    "backbone.",
     "timm_model.",
 )
 """What wrappers and training scripts put before names."""
@@ -345,9 +385,11 @@ _WRAPPERS = (
 _PROFILED = re.compile(r"(.*\.)?total_(ops|params)")
 """Buffers that profilers (thop) leave in modules."""
 
-_DEEPEST = 4
+_MAX_DEPTH = 4
+"""Of usual keys inside each other."""
 
-_MOST_MODULES = 100_000
+_MAX_MODULES = 100_000
+"""Of a model that is read without its class: shared ones, in shared ones, may be without end."""
 
 
 class Weights(NamedTuple):
@@ -370,8 +412,8 @@ def read_weights(path: Path, options: ModelOptions) -> Weights:
     """The tensors of a file by name, of whatever class its module may be."""
     with one_line(path):
         content = read(path, options.trust, modules=False)
-        found = unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
-    return found.weights
+        unwrapped = unwrap(content, options.key, options.strip_prefix, options.ema, path.name)
+    return unwrapped.weights
 
 
 def unwrap(
@@ -401,21 +443,29 @@ def unwrap(
         steps.append(f"took {key!r}")
     else:
         inner = _dig(content, ema, steps)
-    tensors = _tensors(inner)
-    profiled = [n for n in tensors if _PROFILED.fullmatch(n)]
-    if profiled and len(profiled) < len(tensors):
-        tensors = {n: tensor for n, tensor in tensors.items() if n not in profiled}
-        steps.append(f"left out {len(profiled)} counters of a profiler")
-    if isinstance(inner, UnbuiltModule) and not tensors:
-        raise inner.refusal
+    tensors = _without_counters(_tensors(inner), steps)
     if not tensors:
+        if isinstance(inner, UnbuiltModule):
+            raise inner.refusal
         missing = "averaged weights (--ema)" if ema and not key else "weights"
         under = f" under {key!r}" if key else ""
         hint = "leave out --ema for the plain ones" if ema else "--key says where they are"
         raise LoadError(f"{name} holds no {missing}{under}: {_describe(content)}", hint)
     weights = Weights(tensors, tuple(steps))
+    if prefix:
+        weights = _without(weights, prefix)
     module = inner if isinstance(inner, (nn.Module, UnbuiltModule)) else None
-    return Unwrapped(_without(weights, prefix) if prefix else weights, module)
+    return Unwrapped(weights, module)
+
+
+def _without_counters(tensors: dict[str, Tensor], steps: list[str]) -> dict[str, Tensor]:
+    """The tensors without those of a profiler, unless there are no others; adds to the steps."""
+    model_tensors = {n: tensor for n, tensor in tensors.items() if not _PROFILED.fullmatch(n)}
+    count = len(tensors) - len(model_tensors)
+    if not count or not model_tensors:
+        return tensors
+    steps.append(f"left out {count} counters of a profiler")
+    return model_tensors
 
 
 def _at(content: Any, key: str) -> Any:
@@ -423,18 +473,18 @@ def _at(content: Any, key: str) -> Any:
     if isinstance(content, Mapping) and key in content:
         return content[key]
     inner = content
-    for part in key.split("."):
-        if isinstance(inner, (list, tuple)) and part.isdecimal() and int(part) < len(inner):
-            inner = inner[int(part)]
-        elif isinstance(inner, Mapping) and part in inner:
-            inner = inner[part]
+    for name in key.split("."):
+        if isinstance(inner, (list, tuple)) and name.isdecimal() and int(name) < len(inner):
+            inner = inner[int(name)]
+        elif isinstance(inner, Mapping) and name in inner:
+            inner = inner[name]
         else:
-            message = f"--key {key!r}: there is no {part!r}"
+            message = f"--key {key!r}: there is no {name!r}"
             raise LoadError(message, f"there is {_describe(inner)}")
     return inner
 
 
-def _dig(content: Any, ema: bool | None, steps: list[str], depth: int = _DEEPEST) -> Any:
+def _dig(content: Any, ema: bool | None, steps: list[str], depth: int = _MAX_DEPTH) -> Any:
     """What lies under the first usual key with more tensors than lie beside it."""
     if not isinstance(content, Mapping) or not depth:
         return content
@@ -482,14 +532,15 @@ def _named_tensors(module: UnbuiltModule) -> dict[str, Tensor]:
     reached = [("", module)]
     for prefix, parent in reached:
         hidden = parent.get("_non_persistent_buffers_set") or ()
-        for group in ("_parameters", "_buffers"):
-            for name, value in dict(parent.get(group) or {}).items():
-                if isinstance(value, Tensor) and name not in hidden:
-                    tensors[f"{prefix}{name}"] = value.data
+        values = dict(parent.get("_parameters") or {})
+        values |= parent.get("_buffers") or {}
+        for name, value in values.items():
+            if isinstance(value, Tensor) and name not in hidden:
+                tensors[f"{prefix}{name}"] = value.data
         for name, child in dict(parent.get("_modules") or {}).items():
             if isinstance(child, UnbuiltModule):
                 reached.append((f"{prefix}{name}.", child))
-        if len(reached) > _MOST_MODULES:  # shared ones, in shared ones
+        if len(reached) > _MAX_MODULES:
             raise RefusedError("holds a model of too many modules")
     return tensors
 
@@ -522,17 +573,19 @@ def _without(weights: Weights, prefix: str) -> Weights:
 def stripped_variants(weights: Weights) -> list[Weights]:
     """The tensors as they are, then without one usual prefix after the other, and without
     wrappers."""
-    forms = [weights]
-    while prefix := _common_prefix(forms[-1]):
-        forms.append(_without(forms[-1], prefix))
+    variants = [weights]
+    prefix = _common_prefix(weights)
+    while prefix is not None:
+        variants.append(_without(variants[-1], prefix))
+        prefix = _common_prefix(variants[-1])
     for wrapper in _WRAPPERS:
-        for tensors, steps in [*forms]:
+        for tensors, steps in [*variants]:
             wrappers = {text for name in tensors for text in wrapper.findall(name)}
             renamed = {wrapper.sub("", name): tensor for name, tensor in tensors.items()}
             if wrappers and len(renamed) == len(tensors):  # else two names became one
                 step = f"took {', '.join(map(repr, sorted(wrappers)))} out of names"
-                forms.append(Weights(renamed, (*steps, step)))
-    return forms
+                variants.append(Weights(renamed, (*steps, step)))
+    return variants
 
 
 def _common_prefix(weights: Weights) -> str | None:
@@ -548,8 +601,7 @@ def put_weights(
 ) -> dict[str, Any]:
     """Load the tensors of a file into a module; returns what run.json says of them."""
     names = module.state_dict().keys()
-    forms = stripped_variants(weights)
-    best = max(forms, key=lambda form: len(names & form.tensors.keys()))
+    best = max(stripped_variants(weights), key=lambda w: len(names & w.tensors.keys()))
     if best.steps:
         log.info("%s: %s", path.name, "; ".join(best.steps))
     message = f"{path.name} does not fit {options.spec}"
@@ -575,37 +627,60 @@ def put_into(
         LoadError: Where some do not fit, or none.
     """
     state = module.state_dict()
-    expected = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    # BatchNorm's step counter: old checkpoints lack it, and nothing depends on it here
-    names = [n for n in expected if n in tensors or not n.endswith("num_batches_tracked")]
-    chosen: OrderedDict[str, Tensor] = OrderedDict()
-    differing = []
-    for name in names:
-        if name in tensors and expected[name].shape == tensors[name].shape:
-            chosen[name] = tensors[name]
-        elif name in tensors:
-            shapes = f"{list(tensors[name].shape)}, not {list(expected[name].shape)}"
-            differing.append(f"{quoted(name)} is {shapes}")
-    faults = {
-        "missing ": [quoted(name) for name in names if name not in tensors],
-        "unexpected ": [quoted(name) for name in tensors if name not in expected],
-        "": differing,
-    }
-    misfits = "; ".join(fault + listed(items, _SHOWN) for fault, items in faults.items() if items)
-    if misfits and not (partial and chosen):
+    fit = _fit(state, tensors)
+    counts = f"{len(fit.tensors)} of {fit.total}"
+    if fit.misfits and not (partial and fit.tensors):
         raise LoadError(
-            f"{message}: {len(chosen)} of {len(names)} tensors; {misfits}",
+            f"{message}: {counts} tensors; {fit.misfits}",
             "another --arch, --model-arg (for example num_classes=10), or --partial for what fits",
         )
     # MNASNet loads no unknown version
-    vars(chosen)["_metadata"] = getattr(state, "_metadata", {})
+    vars(fit.tensors)["_metadata"] = getattr(state, "_metadata", {})
     try:
-        module.load_state_dict(chosen, strict=False)
+        module.load_state_dict(fit.tensors, strict=False)
     except (RuntimeError, KeyError) as error:  # of sparse and quantised tensors and modules
         reason = quoted(str(error).strip().splitlines()[-1].strip())
         hint = "save the weights as plain dense tensors"
         raise LoadError(f"{message}: {reason}", hint) from error
-    loaded = f"loaded {len(chosen)} of {len(names)}"
-    if misfits:
-        log.warning("%s tensors (--partial): %s", loaded, misfits)
-    return loaded
+    if fit.misfits:
+        log.warning("loaded %s tensors (--partial): %s", counts, fit.misfits)
+    return f"loaded {counts}"
+
+
+class _Fit(NamedTuple):
+    """How tensors fit a module."""
+
+    tensors: OrderedDict[str, Tensor]
+    """Those that fit, by names of its state dict."""
+    total: int
+    """How many tensors the module has."""
+    misfits: str
+    """What is missing, unexpected or of another shape, for people; empty where all fit."""
+
+
+def _fit(state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Fit:
+    """Compare tensors with a module's state dict, by names and shapes."""
+    expected = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    fitting: OrderedDict[str, Tensor] = OrderedDict()
+    missing = []
+    differing = []
+    for name, value in expected.items():
+        if name not in tensors:
+            # old checkpoints lack BatchNorm's step counter, and nothing depends on it here
+            if not name.endswith("num_batches_tracked"):
+                missing.append(quoted(name))
+        elif tensors[name].shape != value.shape:
+            shapes = f"{list(tensors[name].shape)}, not {list(value.shape)}"
+            differing.append(f"{quoted(name)} is {shapes}")
+        else:
+            fitting[name] = tensors[name]
+    unexpected = [quoted(name) for name in tensors if name not in expected]
+    misfits = []
+    if missing:
+        misfits.append(f"missing {listed(missing, _SHOWN)}")
+    if unexpected:
+        misfits.append(f"unexpected {listed(unexpected, _SHOWN)}")
+    if differing:
+        misfits.append(listed(differing, _SHOWN))
+    total = len(fitting) + len(missing) + len(differing)
+    return _Fit(fitting, total, "; ".join(misfits))
