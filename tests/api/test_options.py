@@ -52,8 +52,15 @@ BAD = [
 ]
 WRONG_TYPES = [
     *((name, 5) for name in ("cmap", "ablate", "out")),
-    *(("labels", "x"), ("trust", "x"), ("normalize", None), ("marks", 1)),
-    *(("size", True), ("crop", (0, 5)), ("mean", [None] * 3), ("edit", [3]), ("padding", 2.5)),
+    ("labels", "x"),
+    ("trust", "x"),
+    ("normalize", None),
+    ("marks", 1),
+    ("size", True),
+    ("crop", (0, 5)),
+    ("mean", [None] * 3),
+    ("edit", [3]),
+    ("padding", 2.5),
 ]
 
 

@@ -88,10 +88,15 @@ class TestLightning:
         loader = torch.utils.data.DataLoader(data, batch_size=5, shuffle=True)
         quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
         trainer = lightning.Trainer(
-            max_steps=steps, accelerator="cpu", devices=1, callbacks=callbacks,
-            enable_checkpointing=False, default_root_dir=folder,
-            **quiet, **options,
-        )  # fmt: skip
+            max_steps=steps,
+            accelerator="cpu",
+            devices=1,
+            callbacks=callbacks,
+            enable_checkpointing=False,
+            default_root_dir=folder,
+            **quiet,
+            **options,
+        )
         module = Digits()
         torch.manual_seed(7)
         trainer.fit(module, loader, ckpt_path=ckpt)
@@ -169,10 +174,17 @@ class TestTransformers:
         pixels, labels = digits()
         rows = [{"pixel_values": x, "labels": y} for x, y in zip(pixels, labels, strict=True)]
         arguments = transformers.TrainingArguments(
-            output_dir=str(folder / "run"), max_steps=4, per_device_train_batch_size=5,
-            learning_rate=1e-2, report_to=[], use_cpu=True, disable_tqdm=True, seed=7,
-            logging_strategy="no", **{"save_strategy": "no", **options},
-        )  # fmt: skip
+            output_dir=str(folder / "run"),
+            max_steps=4,
+            per_device_train_batch_size=5,
+            learning_rate=1e-2,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            seed=7,
+            logging_strategy="no",
+            **{"save_strategy": "no", **options},
+        )
         model = Classifier()
         transformers.Trainer(model, arguments, train_dataset=rows, callbacks=callbacks).train()
         return model

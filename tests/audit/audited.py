@@ -58,8 +58,10 @@ def residual() -> Any:
     block = Net(way, **convs, **norms, relu=nn.ReLU(inplace=True))
     return Net(
         lambda self, x: F.gelu(self.late(self.block(self.stem(x)))),
-        stem=nn.Conv2d(3, 4, 1), block=block, late=nn.Conv2d(4, 2, 1),
-    )  # fmt: skip
+        stem=nn.Conv2d(3, 4, 1),
+        block=block,
+        late=nn.Conv2d(4, 2, 1),
+    )
 
 
 def filled(conv: nn.Conv2d, weights: Tensor, biases: list[float]) -> nn.Conv2d:

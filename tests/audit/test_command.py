@@ -31,9 +31,8 @@ def test_command_prints_a_table_and_writes_the_files(
     done = featviz("audit", *planted_call("shared"), noise, "--out", out)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
-    assert lines[0].split() == [
-        "layer", "type", "channels", "APoZ", "dead", "constant", "saturated", "nonfinite",
-    ]  # fmt: skip
+    columns = "layer type channels APoZ dead constant saturated nonfinite"
+    assert lines[0].split() == columns.split()
     assert lines[1].split()[:3] == ["act", "ReLU6", "8"] and lines[1].split()[4:] == list("1111")
     assert lines[3].split()[0] == "total" and lines[3].split()[3:] == list("2322")
     assert "6 images seen; another set of images may give other findings" in done.err
@@ -66,9 +65,13 @@ def test_suspects_are_drawn_with_the_images_that_excite_them_most(
     assert done.code == 0, done.err
     (drawn,) = json.loads((out / "audit.json").read_text())["drawn"]
     assert drawn == {
-        "layer": "1", "shown": "1", "channels": [1], "suspects": 1, "file": "suspects/1.png",
+        "layer": "1",
+        "shown": "1",
+        "channels": [1],
+        "suspects": 1,
+        "file": "suspects/1.png",
         "rows": [44, 113],
-    }  # fmt: skip
+    }
     pixels = np.asarray(Image.open(out / drawn["file"]))
     reds = [v for v in (40, 80, 120, 160) if (pixels == (v, 0, 0)).all(-1).sum() > 2000]
     assert reds == [40, 80, 120, 160]

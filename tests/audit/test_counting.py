@@ -111,8 +111,11 @@ def test_a_channel_with_nan_is_judged_for_nothing_else() -> None:
     """All else about it may look dead, constant and saturated."""
     seen = evidence([0, 0], [0, 0], ceiling=[0, 0], saturated=[1, 1], nonfinite=[1, 0])
     assert findings.judge(seen, Thresholds()) == {
-        "dead": [1], "constant": [], "saturated": [1], "nonfinite": [0],
-    }  # fmt: skip
+        "dead": [1],
+        "constant": [],
+        "saturated": [1],
+        "nonfinite": [0],
+    }
 
 
 def test_thresholds_of_dead_and_constant() -> None:

@@ -101,8 +101,9 @@ def test_channels_that_others_depend_on_are_not_pruned(noise: Path, tmp_path: Pa
     mixed = Net(way, a=nn.Conv2d(3, 4, 1), norm=norm, b=b, relu=nn.ReLU())
     content = document(mixed, noise, tmp_path)
     assert {label: own["dead"] for label, own in found(content).items()} == {
-        "relu": [1], "relu.call1": [2],
-    }  # fmt: skip
+        "relu": [1],
+        "relu.call1": [2],
+    }
     assert content["prune"] == {}
     assert content["not_prunable"] == {
         "relu": "norm mixes channels or tensors",

@@ -29,8 +29,18 @@ OPTIONS = {
 WIDTH, SCREEN = 80, 40
 
 FRAGMENTS = (
-    *("Its ", "Which ", "What ", "Where ", "Without ", "Under ", "For ", "Those ", "these,"),
-    *("says so itself", "The same ", "so many"),
+    "Its ",
+    "Which ",
+    "What ",
+    "Where ",
+    "Without ",
+    "Under ",
+    "For ",
+    "Those ",
+    "these,",
+    "says so itself",
+    "The same ",
+    "so many",
 )
 """Beginnings and phrases that need the option above, or that leave out who does what."""
 

@@ -86,8 +86,10 @@ def test_run_and_what_reads_it(featviz: Run, net: str, photos: Path, tmp_path: P
     check_tame(featviz("report", runs[1], "--json"))
     check_tame(featviz("sheet", runs[1], "--layer", EVIL), named=False)
     check_tame(featviz("sheet", runs[0], "--layer", f"no{EVIL}"))
-    check_tame(featviz("sheet", runs[0], "--layer", EVIL, "--json", "--out", tmp_path / "s.png"),
-               named=False)  # fmt: skip
+    check_tame(
+        featviz("sheet", runs[0], "--layer", EVIL, "--json", "--out", tmp_path / "s.png"),
+        named=False,
+    )
     check_tame(featviz("merge", runs[1], "--out", tmp_path / "merged", "--json"))
 
 

@@ -211,14 +211,20 @@ def test_tokens_behind_a_grid_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("nchw", {}), ("nchw", {"cmap": "viridis"}), ("nhwc", {"normalize": "layer"}),
-        ("tokens", {"normalize": "range:-5,5"}), ("ncl", {"scale": 3, "padding": 0, "nrow": 2}),
-        ("heads", {"normalize": "symmetric", "cmap": "coolwarm"}), ("vector", {}),
-        ("nchw", {"scale": 1, "padding": 5, "pad_value": 1.0}), ("sequence", {}),
-        ("nchw", {"max_maps": 3, "pick": "top"}), ("ncthw", {"max_slices": 2}),
+        ("nchw", {}),
+        ("nchw", {"cmap": "viridis"}),
+        ("nhwc", {"normalize": "layer"}),
+        ("tokens", {"normalize": "range:-5,5"}),
+        ("ncl", {"scale": 3, "padding": 0, "nrow": 2}),
+        ("heads", {"normalize": "symmetric", "cmap": "coolwarm"}),
+        ("vector", {}),
+        ("nchw", {"scale": 1, "padding": 5, "pad_value": 1.0}),
+        ("sequence", {}),
+        ("nchw", {"max_maps": 3, "pick": "top"}),
+        ("ncthw", {"max_slices": 2}),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_pictures_give_values_back_within_half_a_level(name: str, options: dict[str, Any]) -> None:
     """Of the drawn channels and slices, in the order of the maps."""
     shape, hints = SHAPES[name]

@@ -101,9 +101,17 @@ def test_overlay_of_frames_shows_each_its_own(tmp_path: Path) -> None:
         frame.save(tmp_path / "clip" / f"{place}.png")
     model = nn.Sequential(nn.Conv3d(3, 2, 1), nn.AvgPool3d((4, 2, 2)))
     fv.run(
-        model, tmp_path / "clip", "0,1", tmp_path / "out",
-        overlay=0.0, frames=8, size=(16, 16), scale=1, nrow=8, **RAW,
-    )  # fmt: skip
+        model,
+        tmp_path / "clip",
+        "0,1",
+        tmp_path / "out",
+        overlay=0.0,
+        frames=8,
+        size=(16, 16),
+        scale=1,
+        nrow=8,
+        **RAW,
+    )
     for layer, shown in (("0", list(range(8))), ("1", [2, 6])):
         row = captured(tmp_path / "out", "clip", layer)
         picture = Image.open(tmp_path / "out" / "clip" / row["file"])

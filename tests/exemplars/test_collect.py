@@ -28,8 +28,10 @@ def residual() -> nn.Module:
     )
     return Net(
         lambda self, x: self.last(operator.iadd(self.body(x), self.short(x))),
-        body=body, short=nn.Conv2d(3, 4, 1, stride=2), last=nn.ReLU(inplace=True),
-    )  # fmt: skip
+        body=body,
+        short=nn.Conv2d(3, 4, 1, stride=2),
+        last=nn.ReLU(inplace=True),
+    )
 
 
 def between(way: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:

@@ -79,10 +79,8 @@ def test_a_crop_is_the_receptive_field(featviz: Run, tmp_path: Path) -> None:
     model[0].weight.data.fill_(1)
     torch.save(model, tmp_path / "m.pth")
     out = tmp_path / "out"
-    done = featviz(
-        "exemplars", tmp_path / "m.pth", tmp_path / "photos", "--layers", "0", "--top", 1,
-        "--out", out, *PLAIN,
-    )  # fmt: skip
+    inputs = (tmp_path / "m.pth", tmp_path / "photos")
+    done = featviz("exemplars", *inputs, "--layers", "0", "--top", 1, "--out", out, *PLAIN)
     assert done.code == 0, done.err
     assert "2×2" in done.out and "computed" in done.out
     with Image.open(out / "001_0" / "output" / "c00000.png") as picture:

@@ -67,8 +67,10 @@ def test_each_place_has_its_own_calls() -> None:
     got = grab(model, "SiLU", IMAGE)
     want = {f"{name}.act": [F.silu(t) for t in ts] for name, ts in convolutions(model).items()}
     assert {name: len(calls) for name, calls in got.items()} == {
-        "stem.act": 1, "m.0.act": 1, "m.1.act": 2,
-    }  # fmt: skip
+        "stem.act": 1,
+        "m.0.act": 1,
+        "m.1.act": 2,
+    }
     for name, calls in want.items():
         for call, value in zip(got[name], calls, strict=True):
             assert torch.equal(call, value)
@@ -128,8 +130,11 @@ def test_a_caller_that_is_reached_by_a_method() -> None:
     model.body.act = Conv.default_act  # type: ignore[assignment]
     got = grab(model, "SiLU", IMAGE)
     assert {name: len(calls) for name, calls in got.items()} == {
-        "body.stem.act": 1, "body.m.0.act": 1, "body.m.1.act": 2, "body.act": 1,
-    }  # fmt: skip
+        "body.stem.act": 1,
+        "body.m.0.act": 1,
+        "body.m.1.act": 2,
+        "body.act": 1,
+    }
 
 
 def test_a_shared_block_shares_what_is_inside() -> None:
@@ -138,8 +143,11 @@ def test_a_shared_block_shares_what_is_inside() -> None:
     model = nn.Sequential(unit, nn.Identity(), nn.Sequential(unit))
     got = grab(model, "Conv2d,fn:add", IMAGE)
     assert {name: len(calls) for name, calls in got.items()} == {
-        "0.conv": 1, "0/fn:add": 1, "2.0.conv": 1, "2.0/fn:add": 1,
-    }  # fmt: skip
+        "0.conv": 1,
+        "0/fn:add": 1,
+        "2.0.conv": 1,
+        "2.0/fn:add": 1,
+    }
     assert [layer.name for layer in list_functions(model, [IMAGE])] == ["0/fn:add", "2.0/fn:add"]
     with torch.no_grad():
         assert torch.equal(got["2.0.conv"][0], unit.conv(unit(IMAGE)))

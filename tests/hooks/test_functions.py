@@ -58,9 +58,13 @@ class TestWhoCalls:
                 return F.conv2d(x, self.weight).abs()
 
         model = nn.Sequential(
-            nn.Conv2d(3, 3, 1), nn.ReLU(), nn.MaxPool2d(2), Same(3, 3, 1), Other(3, 3, 1),
+            nn.Conv2d(3, 3, 1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            Same(3, 3, 1),
+            Other(3, 3, 1),
             nn.MultiheadAttention(4, 2),
-        )[:-1]  # fmt: skip
+        )[:-1]
         with in_eval_mode(model):
             found = list_functions(model, [torch.zeros(1, 3, 4, 4)])
         assert {layer.name: calls for layer, calls in found.items()} == {

@@ -21,12 +21,12 @@ from typing import Any
 MARKER = "featviz_hostile"
 """Stands in every payload: code that holds it came out of an input."""
 
-_NEVER = {
-    *("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "os.kill"),
-    *("os.startfile", "pty.spawn", "subprocess.Popen", "webbrowser.open", "urllib.Request"),
-    *("socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname"),
-    "socket.sendto",
-}
+_NEVER_TEXT = """
+    os.system os.exec os.posix_spawn os.spawn os.fork os.forkpty os.kill os.startfile pty.spawn
+    subprocess.Popen webbrowser.open urllib.Request socket.connect socket.bind
+    socket.getaddrinfo socket.gethostbyname socket.sendto
+"""
+_NEVER = set(_NEVER_TEXT.split())
 """Events of processes and of the network."""
 _SIGHTS = {"antigravity", "this"}
 """Modules that do something when they are imported, and that nobody needs."""

@@ -99,15 +99,34 @@ def zipped(*members: tuple[str, bytes], packed: bool = True) -> bytes:
 
 
 ODD_MEMBERS = [
-    *("run.json/b.png", "RUN.JSON/b.png", "manifest.json/b.png", "stats.npz", "manifest.json"),
-    *("run.json", "audit.json/x.png", "../../up.png", "/etc/x.png", "..", ".hidden.png"),
-    *(".a.png.0123456789abcdef.part/x.png", "a/" * 60 + "x.png", "con/x.png", "a\nb.png"),
-    *("d" * 250 + "/" + "e" * 250 + ".png", "<script>.png"),
+    "run.json/b.png",
+    "RUN.JSON/b.png",
+    "manifest.json/b.png",
+    "stats.npz",
+    "manifest.json",
+    "run.json",
+    "audit.json/x.png",
+    "../../up.png",
+    "/etc/x.png",
+    "..",
+    ".hidden.png",
+    ".a.png.0123456789abcdef.part/x.png",
+    "a/" * 60 + "x.png",
+    "con/x.png",
+    "a\nb.png",
+    "d" * 250 + "/" + "e" * 250 + ".png",
+    "<script>.png",
 ]
 """Names of members which take no place of ours."""
 WORSE_MEMBERS = [
-    *("a.png/001_0/output.png", "a.png/stats.npz", "..\\..\\evil.png", f"a{TITLE}.png"),
-    *("a" * 5000 + ".png", "b/" * 500 + "b.png", "a\u202egnp.png", "a\udcff.png"),
+    "a.png/001_0/output.png",
+    "a.png/stats.npz",
+    "..\\..\\evil.png",
+    f"a{TITLE}.png",
+    "a" * 5000 + ".png",
+    "b/" * 500 + "b.png",
+    "a\u202egnp.png",
+    "a\udcff.png",
 ]
 """Names of members beside one that is called a.png: of its files, too long, of no UTF-8."""
 

@@ -243,13 +243,21 @@ def _parameter(attributes: Any, hooks: Any) -> Opcodes:
 
 
 NAMES = (
-    *("torch.hub:load", "torch.serialization:load", "torch.nn.modules.module:Module.compile"),
-    *("torchvision.models.resnet:resnet18", "torch.fx.graph_module:reduce_graph_module"),
-    *("torch.nn.utils.weight_norm:WeightNorm", "torch.nn.parameter:UninitializedParameter"),
-    *("torch.nn.cpp:ModuleWrapper", "torch.jit._script:ScriptModule"),
-    *("torchvision.models.feature_extraction:DualGraphModule", "torch.nn.functional:relu6"),
-    *("torch.nn..modules:Linear", "torch.nn.\x1b[31m:Linear"),
-    *("torch.nn.modules/../../../evil:Net", "torch.nn.modules.activation:ＲeLU"),
+    "torch.hub:load",
+    "torch.serialization:load",
+    "torch.nn.modules.module:Module.compile",
+    "torchvision.models.resnet:resnet18",
+    "torch.fx.graph_module:reduce_graph_module",
+    "torch.nn.utils.weight_norm:WeightNorm",
+    "torch.nn.parameter:UninitializedParameter",
+    "torch.nn.cpp:ModuleWrapper",
+    "torch.jit._script:ScriptModule",
+    "torchvision.models.feature_extraction:DualGraphModule",
+    "torch.nn.functional:relu6",
+    "torch.nn..modules:Linear",
+    "torch.nn.\x1b[31m:Linear",
+    "torch.nn.modules/../../../evil:Net",
+    "torch.nn.modules.activation:ＲeLU",
 )
 """Names near those that are listed; none may be imported or called."""
 
@@ -287,11 +295,11 @@ HOOKS = {
     "_backward_hooks": relu(),
     "_load_state_dict_post_hooks": named("builtins:set"),
 }
-METHODS = (
-    *("forward", "_call_impl", "state_dict", "register_forward_hook", "__class__", "__call__"),
-    *("__dict__", "__setattr__", "_apply", "to", "named_modules", "extra_repr", "children"),
-    "_compiled_call_impl",
-)
+_METHODS_TEXT = """
+    forward _call_impl state_dict register_forward_hook __class__ __call__ __dict__ __setattr__
+    _apply to named_modules extra_repr children _compiled_call_impl
+"""
+METHODS = tuple(_METHODS_TEXT.split())
 STATES: dict[str, Make] = {
     **{
         f"{name} is replaced by a class": lambda b, name=name: relu(**{name: named(LINEAR)})
@@ -324,15 +332,15 @@ STATES: dict[str, Make] = {
 }
 """States of modules and tensors that mean no good."""
 
-CALLABLE = (
-    *("builtins:exec", "builtins:type", "builtins:map", "types:FunctionType", "types:CodeType"),
-    *("operator:attrgetter", "functools:reduce", "importlib:import_module", "runpy:run_path"),
-    *("ctypes:CDLL", "pickle:loads", "marshal:loads", "torch:load", "numpy:load", "pydoc:locate"),
-    *("subprocess:Popen", "shutil:rmtree", "torch.jit:load", "torch._utils:_rebuild_qtensor"),
-    *("torch._utils:_rebuild_nested_tensor", "torch._utils:_rebuild_sparse_tensor"),
-    *("torch._utils:_rebuild_wrapper_subclass", "torch.nn.parameter:Parameter"),
-    "torch.nn.parameter:UninitializedParameter",
-)
+_CALLABLE_TEXT = """
+    builtins:exec builtins:type builtins:map types:FunctionType types:CodeType
+    operator:attrgetter functools:reduce importlib:import_module runpy:run_path ctypes:CDLL
+    pickle:loads marshal:loads torch:load numpy:load pydoc:locate subprocess:Popen shutil:rmtree
+    torch.jit:load torch._utils:_rebuild_qtensor torch._utils:_rebuild_nested_tensor
+    torch._utils:_rebuild_sparse_tensor torch._utils:_rebuild_wrapper_subclass
+    torch.nn.parameter:Parameter torch.nn.parameter:UninitializedParameter
+"""
+CALLABLE = tuple(_CALLABLE_TEXT.split())
 """What would do something, or make something that is no plain tensor."""
 
 FLOATS = named("torch:FloatStorage")
@@ -590,8 +598,12 @@ DISGUISES: dict[str, Callable[[Sandbox], bytes]] = {
 """Ways to name a function so that a checker overlooks it."""
 
 _ARMED = (
-    *("os.system", "getattr of an import", "a partial of mkdir", "a class beside the file"),
-    *("eval under its name of Python 2", "a tensor subclass made by mkdir"),
+    "os.system",
+    "getattr of an import",
+    "a partial of mkdir",
+    "a class beside the file",
+    "eval under its name of Python 2",
+    "a tensor subclass made by mkdir",
 )
 ARMED = {
     **{name: lambda b, make=CALLS[name]: around(make(b)) for name in _ARMED},

@@ -169,8 +169,12 @@ FIELDS: list[tuple[str, Any, str]] = [
     *(
         (FILE, path, INSIDE)
         for path in (
-            *("../../../secret/id_secret.png", "..\\..\\..\\secret\\id_secret.png"),
-            *("../b.png/001_0/output.png", "001_0/a\0.png", "https://evil.example/x.png", ""),
+            "../../../secret/id_secret.png",
+            "..\\..\\..\\secret\\id_secret.png",
+            "../b.png/001_0/output.png",
+            "001_0/a\0.png",
+            "https://evil.example/x.png",
+            "",
         )
     ),
     (FILE, "x" * 4000 + ".png", "cannot be read: File name too long"),
@@ -180,7 +184,8 @@ FIELDS: list[tuple[str, Any, str]] = [
         (where, FORGED, "")
         for where in (
             *(f"captures.0.{name}" for name in ("normalize", "layout", "key", "layer", "type")),
-            *("image.sha256", "input.preprocessing"),
+            "image.sha256",
+            "input.preprocessing",
         )
     ),
     ("captures.0.kind", FORGED, "Expected `str` matching regex"),

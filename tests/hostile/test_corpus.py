@@ -20,8 +20,12 @@ from hostile_harness import Attack, Sandbox, attempt
 pytestmark = pytest.mark.slow  # a process that has used every command takes its time to begin
 
 KINDS = (
-    *(hostile_pickles, broken_checkpoints, hostile_rundirs, hostile_images),
-    *(hostile_configs, hostile_writing),
+    hostile_pickles,
+    broken_checkpoints,
+    hostile_rundirs,
+    hostile_images,
+    hostile_configs,
+    hostile_writing,
 )
 CORPUS = [attack for kind in KINDS for attack in kind.all_attacks()]
 

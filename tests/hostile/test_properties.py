@@ -24,8 +24,27 @@ from safetensors.torch import save
 from torch import nn
 
 VALUES: list[Any] = [
-    *(None, True, 0, -1, 65_536, 2**63, 10**400, 0.5, 1e308, "", "a" * 10_000, MARKUP, TITLE),
-    *("../../../secret/id_secret", "a\nerror: b", "\ud800", "\0", [], {}, [None], [0] * 1000),
+    None,
+    True,
+    0,
+    -1,
+    65_536,
+    2**63,
+    10**400,
+    0.5,
+    1e308,
+    "",
+    "a" * 10_000,
+    MARKUP,
+    TITLE,
+    "../../../secret/id_secret",
+    "a\nerror: b",
+    "\ud800",
+    "\0",
+    [],
+    {},
+    [None],
+    [0] * 1000,
 ]
 """What may stand in JSON in place of something else."""
 

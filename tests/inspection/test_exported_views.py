@@ -89,8 +89,13 @@ def test_audit_of_a_program_is_the_eager_models(
         found[kind].pop("model")
     assert found["program"] == found["eager"]
     assert [layer["label"] for layer in found["program"]["layers"]] == [
-        "relu", "silu", "fn:relu", "fn:hardswish", "clip", "fn:relu.call1",
-    ]  # fmt: skip
+        "relu",
+        "silu",
+        "fn:relu",
+        "fn:hardswish",
+        "clip",
+        "fn:relu.call1",
+    ]
 
 
 @pytest.mark.slow

@@ -118,12 +118,14 @@ def test_kernels_belong_to_output_channels(module: Any) -> None:
 
 def test_max_maps_keeps_whole_channels(drawn: Any) -> None:
     """--pick spread: channels 0, 2 and 5 of six with all their slices; manifest and text say so."""
-    found = drawn("colour", "--layers", "second", "--max-maps", 3, "--pick", "spread",
-                  "--all-slices", "--scale", 1)  # fmt: skip
-    row, weight = found.rows["second"], weights("colour")["second"]
-    assert row["channels"] == [0, 2, 5] and row["maps"] == 6
-    assert close(found.tiles("second"), levels(weight)[[0, 2, 5]].reshape(30, 3, 3))
-    text = found.image("second").info
+    options = "--layers second --max-maps 3 --pick spread --all-slices --scale 1"
+    pictures = drawn("colour", *options.split())
+    row = pictures.rows["second"]
+    assert row["channels"] == [0, 2, 5]
+    assert row["maps"] == 6
+    shown = levels(weights("colour")["second"])[[0, 2, 5]]
+    assert close(pictures.tiles("second"), shown.reshape(30, 3, 3))
+    text = pictures.image("second").info
     assert text["Channels"] == "0,2,5" and text["Maps"] == "3 of 6 (--max-maps)"
     assert text["Layer"] == "second (Conv2d)" and text["Range"].startswith("symmetric: -")
 

@@ -275,7 +275,19 @@ def test_nothing_is_written_where_nothing_can_be_drawn(
 def test_ranges_are_told_in_few_letters(low: Any, high: Any, note: str) -> None:
     """Two digits; powers of ten below 0.01."""
     layer = ShownLayer(
-        *("x", "Conv2d", 0, 1, "", (1, 1, 2, 2), "nchw", 1, 0, 0, None, (118,), ((low, high),)),
+        layer="x",
+        type="Conv2d",
+        index=0,
+        calls=1,
+        key="",
+        shape=(1, 1, 2, 2),
+        layout="nchw",
+        maps=1,
+        constant=0,
+        nonfinite=0,
+        slice=None,
+        channels=(118,),
+        ranges=((low, high),),
         strip=False,
         tiles=[np.zeros((2, 2, 3), np.uint8)],
     )

@@ -47,10 +47,9 @@ class TestTensorLayout:
 
     def run(self, *told: str, layers: str = "blocks.*.same", make: str = "plain") -> Outcome:
         options = [part for text in told for part in ("--tensor-layout", text)]
-        return self.call(
-            "run", f"{self.factory}:{make}", self.image, "--layers", layers, *TOLD, *options,
-            "--out", self.out, "--overwrite",
-        )  # fmt: skip
+        model = f"{self.factory}:{make}"
+        out = ("--out", self.out, "--overwrite")
+        return self.call("run", model, self.image, "--layers", layers, *TOLD, *options, *out)
 
     def captures(self) -> dict[tuple[str, int, str], dict[str, Any]]:
         return rows(self.out / "ramps.png")

@@ -97,9 +97,13 @@ def write_audit(root: Path, **changed: Any) -> Path:
     (root / "suspects").mkdir(parents=True)
     Image.effect_noise((300, 42 + 2 * 112), 90).save(root / "suspects" / "relu.png")
     drawn = {
-        "layer": "relu", "shown": "conv1", "channels": [4, 1], "suspects": 3,
-        "file": "suspects/relu.png", "rows": [42, 112],
-    }  # fmt: skip
+        "layer": "relu",
+        "shown": "conv1",
+        "channels": [4, 1],
+        "suspects": 3,
+        "file": "suspects/relu.png",
+        "rows": [42, 112],
+    }
     row = {"type": "ReLU", "channels": 6, "call": 0}
     found = {"dead": [1, 4], "constant": [5]}
     layers = [
@@ -107,12 +111,19 @@ def write_audit(root: Path, **changed: Any) -> Path:
         {**row, "layer": EVIL, "label": EVIL, "findings": {"dead": []}, "apoz": None},
     ]
     content = {
-        "schema_version": 1, "featviz": "0", "torch": "2.15.0", "device": "cpu",
-        "model": {"file": "net.pth", "sha256": "f" * 64}, "preprocessing": "RGB, as it is",
-        "options": {"eps": 0.5, "layers": None}, "images": {"total": 9, "seen": 9},
-        "layers": layers, "total": {}, "drawn": [{**drawn, **changed}],
+        "schema_version": 1,
+        "featviz": "0",
+        "torch": "2.15.0",
+        "device": "cpu",
+        "model": {"file": "net.pth", "sha256": "f" * 64},
+        "preprocessing": "RGB, as it is",
+        "options": {"eps": 0.5, "layers": None},
+        "images": {"total": 9, "seen": 9},
+        "layers": layers,
+        "total": {},
+        "drawn": [{**drawn, **changed}],
         "files": ["suspects/relu.png"],
-    }  # fmt: skip
+    }
     (root / "audit.json").write_text(json.dumps(content))
     return root
 
@@ -131,15 +142,32 @@ def write_exemplars(
     Image.new("RGB", (70, 40)).save(folder / "c00000.png")
     channels = [CHANNEL, {"channel": 1, "file": None, "exemplars": []}]
     own = {
-        "layer": layer, "type": "Conv2d", "index": 1, "call": 0, "key": "", "class_name": None,
-        "shape": [1, 2, 4, 4], "layout": "nchw", "sheet": "001_conv1/output.png",
-        "receptive_field": {"how": "computed", "size": [3, 5]}, "channels": channels,
-    }  # fmt: skip
+        "layer": layer,
+        "type": "Conv2d",
+        "index": 1,
+        "call": 0,
+        "key": "",
+        "class_name": None,
+        "shape": [1, 2, 4, 4],
+        "layout": "nchw",
+        "sheet": "001_conv1/output.png",
+        "receptive_field": {"how": "computed", "size": [3, 5]},
+        "channels": channels,
+    }
     content = {
-        "schema_version": 1, "featviz": "1", "torch": "2", "torchvision": "0", "device": "cpu",
-        "model": {}, "preprocessing": "", "options": {"by": "max", "top": 9},
-        "images": {"total": 4, "seen": 4, "failures": []}, "skipped": [], "never_ran": [],
-        "layers": [own | changed], **(record or {}),
-    }  # fmt: skip
+        "schema_version": 1,
+        "featviz": "1",
+        "torch": "2",
+        "torchvision": "0",
+        "device": "cpu",
+        "model": {},
+        "preprocessing": "",
+        "options": {"by": "max", "top": 9},
+        "images": {"total": 4, "seen": 4, "failures": []},
+        "skipped": [],
+        "never_ran": [],
+        "layers": [own | changed],
+        **(record or {}),
+    }
     (root / "exemplars.json").write_text(json.dumps(content))
     return root

@@ -181,12 +181,16 @@ def test_a_run_whose_every_string_is_markup_runs_no_script(browser: Any, evil: P
         for control in browser.find_elements("css selector", "[data-state=sort]"):
             browser.execute_script(
                 "for (const o of arguments[0].options) { arguments[0].value = o.value;"
-                "arguments[0].dispatchEvent(new Event('change')); }", control)  # fmt: skip
+                "arguments[0].dispatchEvent(new Event('change')); }",
+                control,
+            )
         for frame in browser.find_elements("css selector", "[data-grid]"):
             browser.execute_script("arguments[0].focus();", frame)
             browser.execute_script(
                 "for (const key of ['ArrowRight', 'Enter', 'Escape']) arguments[0].dispatchEvent("
-                "new KeyboardEvent('keydown', {key, bubbles: true}))", frame)  # fmt: skip
+                "new KeyboardEvent('keydown', {key, bubbles: true}))",
+                frame,
+            )
         made = browser.execute_script(
             "return [document.title, document.querySelectorAll("
             "'[onerror], [onload], img[src=x], script:not([src]):not([src=\"\"])').length]"

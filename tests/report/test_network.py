@@ -78,14 +78,19 @@ def test_layers_of_one_resolution_are_a_stage(tmp_path: Path) -> None:
     """In call order; single numbers belong to the maps between which they stand, or end it all."""
     large, small, one = {"tile": (8, 10)}, {"tile": (4, 4)}, {"tile": (2, 2)}
     drawn = [
-        Drawn("b", index=9, **large), Drawn("a", index=1, **large), Drawn("c", index=2, **small),
-        Drawn("squeeze", index=3, **one), Drawn("d", index=4, **small),
+        Drawn("b", index=9, **large),
+        Drawn("a", index=1, **large),
+        Drawn("c", index=2, **small),
+        Drawn("squeeze", index=3, **one),
+        Drawn("d", index=4, **small),
         Drawn("pool", index=5, **one),
-    ]  # fmt: skip
+    ]
     root = write_run(tmp_path / "out", {"a.png": drawn})
     assert titles(root) == [
-        ("4×5", ["b", "a"]), ("2×2", ["c", "squeeze", "d"]), ("Vectors", ["pool"])
-    ]  # fmt: skip
+        ("4×5", ["b", "a"]),
+        ("2×2", ["c", "squeeze", "d"]),
+        ("Vectors", ["pool"]),
+    ]
 
 
 def test_layers_are_in_the_models_order(tmp_path: Path) -> None:
@@ -126,10 +131,24 @@ def test_a_constant_gradient_and_a_single_number_are_no_finding() -> None:
     def found(kind: str, tile: tuple[int, int], times: int) -> set[str]:
         grid = {"nrow": 3, "padding": 2, "tile": list(tile), "scale": 1}
         fields = {
-            "layer": "x", "type": "X", "index": 0, "call": 0, "key": "", "shape": [1, 6, *tile],
-            "layout": "nchw", "maps": 6, "file": "x.png", "normalize": "map", "range": None,
-            "min": 0.0, "max": 1.0, "mean": 0.0, "std": 0.0, "zero_fraction": 0.0, "nonfinite": 0,
-        }  # fmt: skip
+            "layer": "x",
+            "type": "X",
+            "index": 0,
+            "call": 0,
+            "key": "",
+            "shape": [1, 6, *tile],
+            "layout": "nchw",
+            "maps": 6,
+            "file": "x.png",
+            "normalize": "map",
+            "range": None,
+            "min": 0.0,
+            "max": 1.0,
+            "mean": 0.0,
+            "std": 0.0,
+            "zero_fraction": 0.0,
+            "nonfinite": 0,
+        }
         totals = ChannelTotals()
         for _ in range(times):
             totals.add(Capture(kind=kind, grid=grid, **fields), VALUES)  # type: ignore[arg-type]
@@ -184,8 +203,10 @@ def test_a_vector_is_bars_with_the_names_of_classes(tmp_path: Path) -> None:
     page = with_prediction(tmp_path / "fits", [4.5, 4.0])
     bars = page.split('class="bars values"')[1].split("</table>")[0]
     assert re.findall(r'<a href="layer-000.html#c(\d)">([^<]*)<', bars)[:3] == [
-        ("9", "tabby"), ("8", "dog"), ("7", "7")
-    ]  # fmt: skip
+        ("9", "tabby"),
+        ("8", "dog"),
+        ("7", "7"),
+    ]
     lengths = [float(text) for text in re.findall(r'width="([\d.]+)" height="8"/>', bars)]
     assert lengths == pytest.approx([100 * n / 9 for n in range(9, -1, -1)], abs=0.01)
     other = with_prediction(tmp_path / "other", [1.0, 2.0])

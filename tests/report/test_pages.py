@@ -143,7 +143,8 @@ def test_compared_runs_stand_side_by_side(root: Path, tmp_path: Path) -> None:
     ("normalize", "cmap", "entries"),
     [
         (
-            *("map", "grey"),
+            "map",
+            "grey",
             {
                 "crossed out: zero everywhere": "#000000",
                 "one line across: constant": "#808080",

@@ -75,13 +75,19 @@ def test_models_of_ultralytics(name: str, names: str) -> None:
 
 
 SMALL_VIT = {
-    "image_size": 64, "patch_size": 16, "hidden_size": 32, "num_hidden_layers": 3,
+    "image_size": 64,
+    "patch_size": 16,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
     "num_attention_heads": 2,
-}  # fmt: skip
+}
 SWIN = {
-    "image_size": 128, "embed_dim": 16, "depths": [2, 2, 2, 1], "num_heads": [1, 1, 2, 2],
+    "image_size": 128,
+    "embed_dim": 16,
+    "depths": [2, 2, 2, 1],
+    "num_heads": [1, 1, 2, 2],
     "window_size": 4,
-}  # fmt: skip
+}
 SEGFORMER = {"hidden_sizes": [8, 16, 24, 32], "decoder_hidden_size": 16}
 
 
@@ -89,15 +95,33 @@ SEGFORMER = {"hidden_sizes": [8, 16, 24, 32], "decoder_hidden_size": 16}
 @pytest.mark.parametrize(
     ("config", "kind", "told", "size", "prefix", "names"),
     [
-        ("Segformer", "ForSemanticSegmentation", SEGFORMER, (128, 160), "segformer.stages.",
-         "0 0.patch_embeddings.proj 1 2 3 decode_head"),
-        ("ViT", "ForImageClassification", SMALL_VIT, (64, 64), "vit.",
-         "embeddings.patch_embeddings.projection layers.0 layers.1 layers.2"),
-        ("Swin", "ForImageClassification", SWIN, (128, 128), "swin.",
-         "embeddings.patch_embeddings.projection encoder.layers.0.blocks.1 "
-         "encoder.layers.1.blocks.1 encoder.layers.2.blocks.1 encoder.layers.3"),
+        (
+            "Segformer",
+            "ForSemanticSegmentation",
+            SEGFORMER,
+            (128, 160),
+            "segformer.stages.",
+            "0 0.patch_embeddings.proj 1 2 3 decode_head",
+        ),
+        (
+            "ViT",
+            "ForImageClassification",
+            SMALL_VIT,
+            (64, 64),
+            "vit.",
+            "embeddings.patch_embeddings.projection layers.0 layers.1 layers.2",
+        ),
+        (
+            "Swin",
+            "ForImageClassification",
+            SWIN,
+            (128, 128),
+            "swin.",
+            "embeddings.patch_embeddings.projection encoder.layers.0.blocks.1 "
+            "encoder.layers.1.blocks.1 encoder.layers.2.blocks.1 encoder.layers.3",
+        ),
     ],
-)  # fmt: skip
+)
 def test_models_of_transformers(
     config: str, kind: str, told: Any, size: tuple[int, int], prefix: str, names: str
 ) -> None:

@@ -23,7 +23,7 @@ def test_killed_or_started_twice_nothing_is_lost() -> None:
     afterwards ends with the bytes of a run that nobody has disturbed, with nothing left beside."""
     kills, starts, seed = FULL
     done = subprocess.run(
-        [*(sys.executable, SCRIPT, "--kills", kills), *("--double-starts", starts, "--seed", seed)],
+        [sys.executable, SCRIPT, "--kills", kills, "--double-starts", starts, "--seed", seed],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"},
