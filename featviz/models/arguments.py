@@ -76,6 +76,7 @@ def parse(texts: Sequence[str], seed: int = 0, option: str = "forward_args") -> 
         UsageError: Where a text is neither, its value cannot be read, or a name stands twice.
     """
     arguments: list[Argument] = []
+    # one for all texts: two of `randn` differ
     random = torch.Generator().manual_seed(seed)
     for text in texts:
         match = _NAMED_VALUE.fullmatch(text)
@@ -130,6 +131,7 @@ def _read_file(label: str, path: Path) -> tuple[Tensor, str]:
     try:
         data = read_bytes(path, _MAX_BYTES)
         array = _READERS[path.suffix](data)
+        # torch takes no byte order but this machine's
         tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
     except FileNotFoundError:
         raise UsageError(f"{subject} is no file", "check the path") from None
@@ -182,6 +184,7 @@ def digest(value: Any) -> str:
     pickled = io.BytesIO()
     pickler = pickle.Pickler(pickled)
     pickler.fast = True  # whether equal values are the same object makes no difference
+    # torch would pickle the storage, of which a tensor may be a view
     pickler.dispatch_table = {
         **copyreg.dispatch_table,
         Tensor: lambda tensor: (str, (f"{tensor.dtype} {list(tensor.shape)} {digest(tensor)}",)),
@@ -210,6 +213,7 @@ def _picklable(value: Any) -> Any:
             is_set = isinstance(constant, frozenset)
             constants.append(sorted(map(repr, constant)) if is_set else _picklable(constant))
         return value.co_code, value.co_names, constants
+    # an object of a class with __call__, such as a transform of torchvision
     call = inspect.getattr_static(type(value), "__call__", None)
     return (_picklable(call), vars(value)) if isinstance(call, FunctionType) else value
 
@@ -252,6 +256,7 @@ def feed(
         def by_name(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             return (), {**kwargs, **dict(zip(outputs, args, strict=True))}
 
+        # before the hook that adds arguments, which gives free names to those that have none
         hooks.append(module.register_forward_pre_hook(by_name, prepend=True, with_kwargs=True))
     return replace(preprocess, dtype=input_dtype(module)), hooks
 

@@ -149,6 +149,7 @@ def identify_variants(state_dicts: Iterable[Weights]) -> Match:
     for match in matches:
         if match.names:
             return match
+    # of equals the first, whose names were changed least
     return max(matches, key=lambda match: match.nearest[0].share if match.nearest else 0.0)
 
 
@@ -205,6 +206,7 @@ def _arguments(shapes: Mapping[str, Sequence[int]], entry: Mapping[str, Any]) ->
     arguments = {}
     for key, (axis, factor, offset) in entry["head"].items():
         if key in shapes:
+            # all tensors of a head say the same
             arguments["num_classes"] = int((shapes[key][axis] - offset) // factor)
             break
     for prefix, argument in _AUXILIARY.items():

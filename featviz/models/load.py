@@ -113,11 +113,10 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
 
 def _on_device(module: nn.Module, path: Path, device: torch.device) -> nn.Module:
     """The module out of its wrappers, on its device; LoadError where it has no values."""
-    tensors = dict([*module.named_parameters(), *module.named_buffers()])
     refuse_meta(module)
     with weights.one_line(path):
         module = weights.unwrapped(module)
-    dtypes = {tensor.dtype for tensor in tensors.values()}
+    dtypes = {tensor.dtype for tensor in [*module.parameters(), *module.buffers()]}
     # many operations have no half precision on a CPU
     if device.type == "cpu" and dtypes & {torch.float16, torch.bfloat16}:
         log.info("half precision is cast to float32 on the CPU")
@@ -236,16 +235,21 @@ def _classes(module: nn.Module) -> tuple[str | None, tuple[str, ...]]:
     else:
         # num_classes is 0 where timm leaves out the classifier
         return None if getattr(module, "num_classes", None) == 0 else "", ()
+    return scores, _class_names(labels)
+
+
+def _class_names(labels: Any) -> tuple[str, ...]:
+    """The names of a model's classes by number; none where nobody has named them."""
     if not isinstance(labels, Mapping):
-        return scores, ()
+        return ()
     numbers = range(len(labels))
     if set(labels) != set(numbers):
-        return scores, ()
+        return ()
     names = tuple(printable(str(labels[number])) for number in numbers)
-    # what libraries make up, where nobody has named the classes
+    # what libraries make up
     if names in (tuple(map(str, numbers)), tuple(f"LABEL_{number}" for number in numbers)):
-        return scores, ()
-    return scores, names
+        return ()
+    return names
 
 
 # Files ----------------------------------------------------------------------------------------
@@ -390,7 +394,7 @@ load_timm = load_torchvision
 @contextmanager
 def _random(seed: int) -> Iterator[None]:
     """Random numbers of this seed; those of the caller are left as they are."""
-    with torch.random.fork_rng(devices=()):
+    with torch.random.fork_rng(devices=()):  # models are made on the CPU
         torch.manual_seed(seed)
         yield
 
@@ -422,7 +426,7 @@ def build_torchvision(
     entry = _weights_entry(name, entries, weights_name)
     loading: dict[str, Any] = {"weights": entry, "progress": sys.stderr.isatty()}
     parameters = inspect.signature(models.get_model_builder(name)).parameters
-    # builders of detectors would download a backbone for random weights
+    # builders of detectors and segmentations would download a backbone for random weights
     if entry is None and "weights_backbone" in parameters.keys() - arguments.keys():
         loading["weights_backbone"] = None
     try:
@@ -501,6 +505,7 @@ def _build_timm(
             log.warning(message, tagged_name, config.num_classes, num_classes)
     try:
         overlay = _hub_overlay(config) if pretrained else {}
+        # stdout is for results alone
         with _random(seed), redirect_stdout(sys.stderr):
             keywords = {**overlay, **arguments}
             module = timm.create_model(tagged_name, pretrained=pretrained, **keywords)
@@ -566,6 +571,7 @@ def _sizes_of(name: str, state_dicts: Sequence[weights.Weights]) -> dict[str, in
         if isinstance(layer, (tuple, list)) and layer:  # distilled models have two classifiers
             layer = layer[0]
         key = f"{layer}.weight"
+        # the last has the fewest prefixes, so its key is the model's own
         shapes = [tensors[key].shape for tensors, _ in state_dicts if key in tensors]
         if shapes and len(shapes[-1]) > axis and shapes[-1][axis] != default:
             sizes[argument] = int(shapes[-1][axis])
@@ -633,6 +639,7 @@ def load_factory(options: ModelOptions) -> Loaded:
         raise UsageError(f"no weights file {options.weights!r}", "a factory takes a file, or none")
     hparams = _hyper_parameters(path, options.trust) if options.hparams else {}
     with _random(options.seed):
+        # a module may also be made when its file is imported
         module = target(spec)
         if not isinstance(module, nn.Module):
             module, hparams = _call(module, hparams, options)

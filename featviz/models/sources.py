@@ -166,6 +166,7 @@ def source_of(spec: str, option: str = "MODEL") -> ModelSource:
     if spec.endswith(".py") and Path(spec).is_file():
         hint = f"name the class or function that makes the model: {quoted(spec)}:NAME"
         raise UsageError(f"{option} {spec!r} is code", hint)
+    # a prefix wins over a file of this name
     for source in SOURCES:
         if source.prefix and spec.startswith(source.prefix):
             return source
@@ -272,7 +273,8 @@ def sniff(path: Path) -> str:
         return "empty"
     if head.startswith(b"PK\x03\x04"):
         return _sniff_zip(path)
-    # before pickles, as a header of 640 bytes begins as one does
+    # The length of a header of JSON comes first. This is asked before pickles are, since a header
+    # of 640 bytes begins as a pickle does.
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
         return SAFETENSORS
     if re.match(rb"\x80[\x02-\x05]", head):  # the protocol
@@ -392,6 +394,7 @@ def _from_file(path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     before = list(sys.path)
+    # before it runs, as dataclasses and pickle look the module up; what it imports lies beside it
     sys.modules[name] = module
     sys.path.insert(0, str(real(path.parent)))
     try:

@@ -576,6 +576,7 @@ def stripped_variants(weights: Weights) -> list[Weights]:
     variants = [weights]
     prefix = _common_prefix(weights)
     while prefix is not None:
+        # wrappers stand in each other: `module._orig_mod.`
         variants.append(_without(variants[-1], prefix))
         prefix = _common_prefix(variants[-1])
     for wrapper in _WRAPPERS:
