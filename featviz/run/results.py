@@ -223,7 +223,7 @@ class ImageResult:
         """The image as the run directory has it; StoreError if it failed, or a file is broken."""
         if self.failure is not None:
             raise self.failure
-        return read_image(self.root, self.folder, hold=True)
+        return read_image(self.root, self.folder, keep_stats=True)
 
     @property
     def captures(self) -> Captures:

@@ -150,12 +150,11 @@ _MANIFESTS = msgspec.json.Decoder(Manifest)
 
 def read_manifest(data: bytes) -> Manifest:
     """A manifest that can be trusted to be one; else a ValueError that names the first misfit."""
-    try:
+    manifest: Manifest | None = None
+    with suppress(msgspec.MsgspecError, ValueError, RecursionError):
         manifest = _MANIFESTS.decode(data)
-        whole = manifest.schema_version == SCHEMA_VERSION
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        whole = False
-    if not whole:  # Python's own JSON reads names that are no UTF-8
+    if manifest is None or manifest.schema_version != SCHEMA_VERSION:
+        # Python's own JSON reads names that are no UTF-8
         try:
             content = parse_json(data.decode("utf-8"))
         except ValueError as error:
@@ -165,7 +164,8 @@ def read_manifest(data: bytes) -> Manifest:
     schema.check_rows(manifest.captures)
     listed = [row.file for row in manifest.files]
     for name in sorted(set(manifest.named) ^ set(listed)):
-        raise ValueError(f"files {'lists' if name in listed else 'lacks'} {quoted(name)}")
+        verb = "lists" if name in listed else "lacks"
+        raise ValueError(f"files {verb} {quoted(name)}")
     if len(set(listed)) < len(listed):
         raise ValueError("files lists a file twice")
     return manifest
@@ -280,54 +280,82 @@ class ReadImage:
             raise DamagedError(self, error.message) from error
 
 
-def read_image(root: Path, folder: str, hold: bool = False) -> ReadImage:
-    """An image, if all that its manifest names is there, fits, and has the bytes that were written;
-    with `hold` its statistics are kept in memory."""
+def read_image(root: Path, folder: str, keep_stats: bool = False) -> ReadImage:
+    """Read a complete image, and compare its files with the manifest: their sizes, the headers of
+    the pictures, and the shapes of the statistics. Checksums are left to `verify`.
+
+    Args:
+        root: the run directory.
+        folder: the image's folder in it, with forward slashes.
+        keep_stats: whether the statistics stay in memory.
+
+    Raises:
+        StoreError: a file is missing, cannot be read, or does not fit.
+    """
     with _blamed(folder), ReadFolder.below(root, folder) as opened:
         try:
             manifest = read_manifest(opened.read(MANIFEST_FILE, MOST_RECORD))
         except ValueError as error:
             raise StoreError(f"{quoted(folder)}/{MANIFEST_FILE}: {error}") from error
-        numbers = stats_of(opened, manifest.captures)
-        sizes, pixels = {}, {}
+        stats = stats_of(opened, manifest.captures)
+        sizes = {}
+        pixels = {}
         for row in manifest.captures:
             _, sizes[row.file] = picture_header(opened, row.file, row.size)
             if row.tensor is not None:
                 sizes[row.tensor] = opened.size(row.tensor)
             if row.figure is not None:
                 pixels[row.figure], sizes[row.figure] = picture_header(opened, row.figure)
-        shown, sizes[INPUT_FILE] = picture_header(opened, INPUT_FILE, manifest.input.shown)
-        found = {**sizes, STATS_FILE: opened.size(STATS_FILE)}
-        for file in manifest.files:
-            if found[file.file] != file.bytes:
-                where, size = quoted(f"{folder}/{file.file}"), found[file.file]
-                words = f"{where} has {size:,} bytes, by its {MANIFEST_FILE} {file.bytes:,}"
-                raise StoreError(words)
-    return ReadImage(root, folder, manifest, shown, sizes, numbers if hold else None, pixels)
+        input_size, sizes[INPUT_FILE] = picture_header(opened, INPUT_FILE, manifest.input.shown)
+        sizes_on_disk = {**sizes, STATS_FILE: opened.size(STATS_FILE)}
+    for entry in manifest.files:
+        size = sizes_on_disk[entry.file]
+        if size != entry.bytes:
+            where = quoted(f"{folder}/{entry.file}")
+            raise StoreError(f"{where} has {size:,} bytes, by its {MANIFEST_FILE} {entry.bytes:,}")
+    kept_stats = stats if keep_stats else None
+    return ReadImage(root, folder, manifest, input_size, sizes, kept_stats, pixels)
 
 
 def pictures_beside(
-    root: Path, name: str, files: Iterable[str], rows: Sequence[Capture] = (), whole: bool = True
+    root: Path,
+    name: str,
+    files: Iterable[str],
+    rows: Sequence[Capture] = (),
+    may_be_missing: bool = False,
 ) -> ReadImage:
-    """The pictures of an audit, of exemplars or of kernels, as those of an image without input: the
-    rows of those that are grids, and whether all must be there."""
-    sizes, pixels = {}, {}
+    """The pictures of an audit, of exemplars or of kernels, as those of an image without input.
+
+    Args:
+        root: the folder that holds them.
+        name: of the image.
+        files: the pictures, relative to the folder.
+        rows: of those that are grids, which must have the size of their plan.
+        may_be_missing: leave out files that are not there; else FileNotFoundError.
+    """
+    sizes = {}
+    pixels = {}
     expected = {row.file: row.size for row in rows}
     with ReadFolder(root) as folder:
         for file in files:
-            with suppress(*() if whole else (FileNotFoundError,)):
+            try:
                 pixels[file], sizes[file] = picture_header(folder, file, expected.get(file))
+            except FileNotFoundError:
+                if not may_be_missing:
+                    raise
     manifest = Manifest(1, ImageFields(name, ""), Input([], ""), [*rows], [], [], [])
     return ReadImage(root, "", manifest, (0, 0), sizes, pixels=pixels)
 
 
 def same_content(first: tuple[ReadImage, str], second: tuple[ReadImage, str]) -> bool:
     """Whether two files, each an image's, hold the same bytes."""
-    with first[0].open(first[1]) as one, second[0].open(second[1]) as two:
-        if os.fstat(one.fileno()).st_size != os.fstat(two.fileno()).st_size:
+    first_image, first_name = first
+    second_image, second_name = second
+    with first_image.open(first_name) as file, second_image.open(second_name) as other:
+        if os.fstat(file.fileno()).st_size != os.fstat(other.fileno()).st_size:
             return False
-        while piece := one.read(2**20):
-            if piece != two.read(2**20):
+        while piece := file.read(2**20):
+            if piece != other.read(2**20):
                 return False
     return True
 
@@ -338,23 +366,26 @@ def picture_header(
     """Width and height of a picture, from its header, and its bytes."""
     where = quoted(f"{folder.name}/{name}")
     format = FORMATS.get(PurePosixPath(name).suffix[1:])
-    if format is None or (kind := format.pillow) == "PNG":
+    pillow_format = "PNG" if format is None else format.pillow
+    if pillow_format == "PNG":
+        # its size stands in the first bytes, and a run holds thousands of pictures
         head, size = folder.head(name, _PNG_HEAD)
         if format is None or len(head) < _PNG_HEAD or not head.startswith(_PNG):
             raise StoreError(f"{where} cannot be read: it is no PNG")
-        shown = (int.from_bytes(head[-8:-4], "big"), int.from_bytes(head[-4:], "big"))
+        pixels = (int.from_bytes(head[-8:-4], "big"), int.from_bytes(head[-4:], "big"))
     else:
         with folder.open(name) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            size = os.fstat(file.fileno()).st_size
             try:
-                with Image.open(file, formats=[kind]) as opened:
-                    shown, size = opened.size, os.fstat(file.fileno()).st_size
+                with Image.open(file, formats=[pillow_format]) as picture:
+                    pixels = picture.size
             except BROKEN as error:
-                raise StoreError(f"{where} cannot be read: it is no {kind}") from error
-    if expected not in (None, shown):
-        words = f"{where} has {by(shown)} pixels, by its {MANIFEST_FILE} {by(expected or ())}"
-        raise StoreError(words)
-    return shown, size
+                raise StoreError(f"{where} cannot be read: it is no {pillow_format}") from error
+    if expected is not None and pixels != expected:
+        stated = by(expected)
+        raise StoreError(f"{where} has {by(pixels)} pixels, by its {MANIFEST_FILE} {stated}")
+    return pixels, size
 
 
 def format_of(name: str) -> PictureFormat:
@@ -380,24 +411,27 @@ def _blamed(folder: str) -> Iterator[None]:
 def stats_of(folder: ReadFolder, rows: Sequence[Capture]) -> dict[str, Floats]:
     """The statistics of all rows of an image's manifest, float32 [maps, 6] under
     `CaptureKey.stats_key`."""
-    most = sum(2 * row.maps * _ROW_BYTES + _MEMBER_BYTES + 16 * len(row.layer) for row in rows)
-    data = folder.read(STATS_FILE, min(most + _MEMBER_BYTES, MOST_STATS))
+    # twice what they need: names, headers and padding take some, and no row may claim gigabytes
+    limit = _MEMBER_BYTES
+    for row in rows:
+        limit += 2 * row.maps * _ROW_BYTES + _MEMBER_BYTES + 16 * len(row.layer)
+    data = folder.read(STATS_FILE, min(limit, MOST_STATS))
     where = quoted(f"{folder.name}/{STATS_FILE}")
     if len(data) < sum(row.maps for row in rows) * _ROW_BYTES:  # arrays may overlap in a zip file
         raise StoreError(f"{where} has {len(data):,} bytes, too few for the maps of its manifest")
     stats: dict[str, Floats] = {}
     try:
-        arrays = read_arrays(data, max_bytes=most + _MEMBER_BYTES)
+        arrays = read_arrays(data, max_bytes=limit)
         for row in rows:
             key = row.place.stats_key
-            if (array := arrays.get(key)) is None:
+            array = arrays.get(key)
+            if array is None:
                 raise ValueError(f"it has no {key}")
+            shape = [row.maps, len(STAT_COLUMNS)]
+            if array.dtype != np.float32 or list(array.shape) != shape:
+                has = f"{array.dtype} {list(array.shape)}"
+                raise ValueError(f"{key} is {has}, expected float32 {shape}")
             stats[key] = array
-            if array.dtype != np.float32 or array.shape != (row.maps, len(STAT_COLUMNS)):
-                raise ValueError(
-                    f"{key} is {array.dtype} {list(array.shape)}, expected float32 "
-                    f"{[row.maps, len(STAT_COLUMNS)]}"
-                )
     except BROKEN as error:
         raise StoreError(f"{where} cannot be read: {quoted(str(error))}") from error
     return stats

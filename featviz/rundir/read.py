@@ -131,7 +131,7 @@ def read_run(root: Path, hold: bool = False) -> ReadRun:
             incomplete[name] = reason
             continue
         try:
-            image = read_image(root, folder, hold)
+            image = read_image(root, folder, keep_stats=hold)
             if safe_way(image.name) != folder:
                 words = f"image.path is {quoted(image.name)}, expected {quoted(folder)!r}"
                 raise StoreError(f"{quoted(folder)}/{MANIFEST_FILE}: {words}")

@@ -263,7 +263,7 @@ def read_audit(root: Path, given: Path | None) -> tuple[Audit, ReadImage] | None
             content = None if given else folder.read_json(AUDIT_FILE, MOST_RECORD)
         record: Audit = schema.convert(content or files.read_json(path, MOST_RECORD), Audit)
         named = [row.file for row in record.drawn]
-        return record, pictures_beside(path.parent, "audit", named, whole=False)
+        return record, pictures_beside(path.parent, "audit", named, may_be_missing=True)
     except FileNotFoundError as error:
         if given is None:
             return None

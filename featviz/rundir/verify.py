@@ -1,5 +1,5 @@
-"""Runs as a whole: `verify` reads every file of every image and holds it against its manifest, and
-these against run.json; `merge` joins parts of a run that were made apart."""
+"""Complete runs: `verify` compares every file of every image with its manifest, and the manifests
+with run.json; `merge` joins parts of a run that were made apart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from featviz.errors import CompareError, StoreError, UsageError
 from featviz.files import real
@@ -23,7 +23,7 @@ from featviz.rundir.mirror import copied
 from featviz.rundir.ownership import holds_run, look
 from featviz.rundir.place import RUN, check_free, replacing
 from featviz.rundir.read import ReadRun, image_folders, read_run
-from featviz.rundir.schema import GROWING, MOST_RECORD, differences, fingerprint
+from featviz.rundir.schema import MOST_RECORD, differences, fingerprint, settings_of
 from featviz.rundir.studies import read_steps, step_folders
 from featviz.rundir.write import RunDirectory
 from featviz.text import listed, quoted
@@ -31,7 +31,7 @@ from featviz.text import listed, quoted
 Progress = Callable[[int], None]
 """Called after each image with how many there are in all."""
 _SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n}\n\Z')
-"""How a manifest ends: with the checksum of all that stands before."""
+"""The end of a manifest: the SHA-256 of all bytes before it."""
 
 
 def verify(
@@ -51,31 +51,55 @@ def verify(
         fault, but `--overwrite` would refuse them).
     """
     with ExitStack() as copies, ThreadPoolExecutor(jobs, "featviz-verify") as pool:
-        found: list[tuple[Path | Url, Path | None, ReadRun | str]] = []
-        for place in roots:
-            root = copies.enter_context(copied(place))
-            if root != place or (root / RUN_FILE).exists() or not read_steps(root):
-                found.append((place, None, _read(root, place)))
-            else:
-                steps = step_folders(root).values()
-                found += [(step, root, _read(step, step, is_step=True)) for step in steps]
-        total = sum(len(run.images) for _, _, run in found if isinstance(run, ReadRun))
+        subjects: list[_Subject] = []
+        for location in roots:
+            root = copies.enter_context(copied(location))
+            # a folder of this machine without run.json may hold a series
+            is_run = root != location or (root / RUN_FILE).exists() or not read_steps(root)
+            if is_run:
+                subjects.append(_Subject(location, None, _read(root, location)))
+                continue
+            for step in step_folders(root).values():
+                subjects.append(_Subject(step, root, _read(step, step, is_step=True)))
+        runs = [subject.run for subject in subjects]
+        total = sum(len(run.images) for run in runs if isinstance(run, ReadRun))
         verdicts = []
-        for place, series, run in found:
-            about = {"run": str(place), "series": None if series is None else str(series)}
-            verdicts.append(about | _verdict(run, pool, partial(progress, total)))
+        for subject in subjects:
+            series = None if subject.series is None else str(subject.series)
+            verdict = _verdict(subject.run, pool, partial(progress, total))
+            verdicts.append({"run": str(subject.location), "series": series, **verdict})
         return verdicts
 
 
-def _read(root: Path, place: Path | Url, is_step: bool = False) -> ReadRun | str:
+class _Subject(NamedTuple):
+    """A run that is verified."""
+
+    location: Path | Url
+    """As the user named it, or the folder of a step."""
+    series: Path | None
+    run: ReadRun | str
+    """What was read, or why it cannot be."""
+
+
+def _read(root: Path, location: Path | Url, is_step: bool = False) -> ReadRun | str:
     """A run; a fault where it has images, or is the step of a series, and no run.json."""
     try:
         return read_run(root)
     except StoreError as error:
-        whole = root.is_dir() and any(lacks is None for _, lacks in image_folders(root))
-        if not whole and not is_step:
+        has_images = root.is_dir() and any(lacks is None for _, lacks in image_folders(root))
+        if not has_images and not is_step:
             raise
-        return f"{error.message.replace(str(root), str(place))}; --resume writes it anew"
+        return f"{error.message.replace(str(root), str(location))}; --resume writes it anew"
+
+
+class _ImageCheck(NamedTuple):
+    """What the files of one image are."""
+
+    files: int
+    """How many there are, the manifest included; 0 where it cannot be read."""
+    bytes: int
+    """Of all but the manifest."""
+    faults: list[str]
 
 
 def _verdict(
@@ -85,47 +109,54 @@ def _verdict(
     counts = {"images": 0, "files": 0, "bytes": 0, "missing": 0}
     if isinstance(run, str):
         return {**counts, "unlisted": [], "faults": [{"image": None, "fault": run}]}
-    others, own = list[str](), fingerprint(run.record)
-    found = [(name, f"{quoted(name)}: {words}") for name, words in run.incomplete.items()]
-    found += run.damaged.items()
-    counts["images"] = len(found) + len(run.images)
-    for image, checked in zip(
-        run.images.values(), pool.map(_checked, run.images.values()), strict=True
-    ):
-        files, size, faults = checked
-        counts["files"] += files
-        counts["bytes"] += size
-        found += [(image.name, fault) for fault in faults]
-        if image.manifest.fingerprint not in (None, own):
-            others.append(quoted(image.name))
+    faults: list[dict[str, str | None]] = []
+    for name, reason in run.incomplete.items():
+        faults.append({"image": name, "fault": f"{quoted(name)}: {reason}"})
+    for name, reason in run.damaged.items():
+        faults.append({"image": name, "fault": reason})
+    counts["images"] = len(faults) + len(run.images)
+    counts["missing"] = max(0, int(run.record["images"]["total"]) - counts["images"])
+    checks = pool.map(_check_image, run.images.values())
+    for image, check in zip(run.images.values(), checks, strict=True):
+        counts["files"] += check.files
+        counts["bytes"] += check.bytes
+        faults += [{"image": image.name, "fault": fault} for fault in check.faults]
         advance()
-    rows: list[dict[str, str | None]] = []
-    if others:
-        names = listed(others, 3)
-        words = f"{RUN_FILE} does not tell the settings by which these were drawn: {names}"
-        rows.append({"image": None, "fault": words})
-    record = run.record["images"]
-    total, missing = int(record["total"]), record.get("missing")
-    named = len(record["complete"]) + len(run.record["failures"]) + len(missing or ())
-    if missing is not None and named != total:
-        words = f"{RUN_FILE} has images.total {total}, and names {named}"
-        rows.append({"image": None, "fault": words})
-    rows += [{"image": name, "fault": fault} for name, fault in found]
-    counts["missing"] = max(0, total - counts["images"])
+    faults = [{"image": None, "fault": fault} for fault in _faults_of_record(run)] + faults
     unlisted = look(run.root).others if holds_run(run.root) else []
-    return {**counts, "unlisted": unlisted, "faults": rows}
+    return {**counts, "unlisted": unlisted, "faults": faults}
 
 
-def _checked(image: ReadImage) -> tuple[int, int, list[str]]:
-    """How many files and bytes an image has that seems whole, and what does not fit by its
-    checksums, which the reader of a run lets go."""
+def _faults_of_record(run: ReadRun) -> Iterator[str]:
+    """Where run.json does not fit the images, or its own numbers."""
+    settings = fingerprint(run.record)
+    unlike = [
+        quoted(image.name)
+        for image in run.images.values()
+        if image.manifest.fingerprint not in (None, settings)
+    ]
+    if unlike:
+        names = listed(unlike, 3)
+        yield f"{RUN_FILE} does not tell the settings by which these were drawn: {names}"
+    images = run.record["images"]
+    missing = images.get("missing")
+    if missing is None:
+        return
+    named = len(images["complete"]) + len(run.record["failures"]) + len(missing)
+    if named != int(images["total"]):
+        yield f"{RUN_FILE} has images.total {images['total']}, and names {named}"
+
+
+def _check_image(image: ReadImage) -> _ImageCheck:
+    """Hold an image that seems complete against its checksums, which `read_run` leaves alone."""
     try:
-        found = read_image(image.root, image.folder)
-        faults = list(faults_of(found))
+        # anew: the files may have changed since the run was read
+        current = read_image(image.root, image.folder)
+        faults = list(faults_of(current))
     except StoreError as error:
-        return 0, 0, [error.message]
-    rows = found.manifest.files
-    return len(rows) + 1, sum(row.bytes for row in rows), faults
+        return _ImageCheck(files=0, bytes=0, faults=[error.message])
+    rows = current.manifest.files
+    return _ImageCheck(len(rows) + 1, bytes=sum(row.bytes for row in rows), faults=faults)
 
 
 def faults_of(image: ReadImage) -> Iterator[str]:
@@ -142,12 +173,12 @@ def faults_of(image: ReadImage) -> Iterator[str]:
     for row in image.manifest.files:
         try:
             with image.open(row.file) as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+                digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
         except (StoreError, OSError) as error:
             yield f"{where(row.file)} cannot be read: {quoted(str(error))}"
             continue
-        if found != row.sha256:
-            yield f"{where(row.file)} has SHA-256 {found[:12]}…, not {row.sha256[:12]}…"
+        if digest != row.sha256:
+            yield f"{where(row.file)} has SHA-256 {digest[:12]}…, not {row.sha256[:12]}…"
 
 
 # Parts
@@ -155,6 +186,11 @@ def faults_of(image: ReadImage) -> Iterator[str]:
 
 def merge(parts: Sequence[Path | Url], out: Path, overwrite: bool = False) -> dict[str, Any]:
     """Join parts of a run; the result is what one run over all their images writes.
+
+    Args:
+        parts: run directories, here or in object stores.
+        out: the run directory that is written.
+        overwrite: replace an earlier run in `out`.
 
     Returns:
         `out`, the `total` of images, and the names of the complete `images`, of the `failures` and
@@ -166,42 +202,55 @@ def merge(parts: Sequence[Path | Url], out: Path, overwrite: bool = False) -> di
     """
     with ExitStack() as stack:
         folders = [stack.enter_context(copied(part)) for part in parts]
-        seen: dict[Path, Path] = {}
-        for part in folders:
-            where = real(part)
-            if where in seen:
-                raise UsageError(f"{seen[where]} and {part} are one folder", "name each part once")
-            if real(out).is_relative_to(where) or where.is_relative_to(real(out)):
-                raise UsageError(f"--out {out} and the part {part} overlap", "name another --out")
-            seen[where] = part
+        _check_folders(folders, out)
         check_free(out, RUN, overwrite)
         runs = [read_run(folder) for folder in folders]
-        for run in runs:
-            for reason in run.damaged.values():  # a merged run takes the place of its parts
-                raise _not_whole(run.root, reason)
-        settings = [{k: v for k, v in r.record.items() if k not in GROWING} for r in runs]
-        for run, other in zip(runs[1:], settings[1:], strict=True):
-            for words in differences(settings[0], other):
-                raise CompareError(
-                    f"{runs[0].root} and {run.root} are not parts of one run: {words}",
-                    "run the parts with the same model, layers and options",
-                )
+        _check_one_run(runs)
         images = _images(runs)
-        record = {**settings[0], **_outcome(runs, images)}
+        record = {**settings_of(runs[0].record), **_outcome(runs, images)}
         with replacing(out, RUN, overwrite) as fresh:
             for image in images.values():
                 for fault in faults_of(read_image(image.root, image.folder)):
                     raise _not_whole(image.root, fault)
                 _copy(image, fresh)
             RunDirectory(fresh).write_run(record)
-    lost = sorted({name for run in runs for name in run.incomplete} - set(images))
+    incomplete = {name for run in runs for name in run.incomplete}
     return {
         "out": str(out),
         "total": record["images"]["total"],
         "images": record["images"]["complete"],
         "failures": [row["image"] for row in record["failures"]],
-        "incomplete": lost,
+        "incomplete": sorted(incomplete.difference(images)),
     }
+
+
+def _check_folders(folders: Sequence[Path], out: Path) -> None:
+    """Refuse a part that is named twice, and a result in a part or around it."""
+    destination = real(out)
+    earlier: dict[Path, Path] = {}
+    for part in folders:
+        folder = real(part)
+        if folder in earlier:
+            message = f"{earlier[folder]} and {part} are one folder"
+            raise UsageError(message, "name each part once")
+        if destination.is_relative_to(folder) or folder.is_relative_to(destination):
+            raise UsageError(f"--out {out} and the part {part} overlap", "name another --out")
+        earlier[folder] = part
+
+
+def _check_one_run(runs: Sequence[ReadRun]) -> None:
+    """Refuse parts with damaged images, since the result may be all that is kept of them; and
+    parts that were drawn by other settings than the first."""
+    for run in runs:
+        for reason in run.damaged.values():
+            raise _not_whole(run.root, reason)
+    first = runs[0]
+    for run in runs[1:]:
+        for difference in differences(settings_of(first.record), settings_of(run.record)):
+            raise CompareError(
+                f"{first.root} and {run.root} are not parts of one run: {difference}",
+                "run the parts with the same model, layers and options",
+            )
 
 
 def _not_whole(part: Path, fault: str) -> StoreError:
@@ -209,15 +258,17 @@ def _not_whole(part: Path, fault: str) -> StoreError:
 
 
 def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
-    """All complete images; those that are in two parts must be the same."""
+    """All complete images, by name; one that is in two parts must be the same in both."""
     images: dict[str, ReadImage] = {}
     for run in runs:
         for name, image in run.images.items():
-            earlier = images.setdefault(name, image)
-            both = (earlier, MANIFEST_FILE), (image, MANIFEST_FILE)
-            if earlier is not image and not same_content(*both):
+            first = images.setdefault(name, image)
+            if first is image:
+                continue
+            # by their checksums, the manifests stand for all files
+            if not same_content((first, MANIFEST_FILE), (image, MANIFEST_FILE)):
                 raise CompareError(
-                    f"{name} is not the same in {earlier.path} and {image.path}",
+                    f"{name} is not the same in {first.path} and {image.path}",
                     "take it out of one of them",
                 )
     return images
@@ -226,22 +277,26 @@ def _images(runs: Sequence[ReadRun]) -> dict[str, ReadImage]:
 def _outcome(runs: Sequence[ReadRun], complete: Collection[str]) -> dict[str, Any]:
     """`images` and `failures` of run.json, in the order of the images' paths: an image that failed
     in one part and is complete in another is complete."""
-    names, others = set(complete), 0
+    names = set(complete)
+    errors: dict[str, str] = {}
+    unnamed = 0  # inputs that a part counts and does not name
     for run in runs:
         images = run.record["images"]
-        own = {*images["complete"], *run.images, *run.failures, *images.get("missing", [])}
-        others += int(images["total"]) - len(own)  # a part may have had images as inputs once
-        names |= own
+        run_names = {*images["complete"], *run.images, *run.failures, *images.get("missing", [])}
+        # less than 0 where an image was an input once, and is none any more
+        unnamed += int(images["total"]) - len(run_names)
+        names |= run_names
+        for name, error in run.failures.items():
+            if name not in complete:
+                errors.setdefault(name, error)
     order = sorted(names, key=lambda name: name.split("/"))
-    errors = {name: error for run in reversed(runs) for name, error in run.failures.items()}
-    left = [name for name in order if name not in complete]
     return {
         "images": {
-            "total": len(order) + max(0, others),
+            "total": len(order) + max(0, unnamed),
             "complete": [name for name in order if name in complete],
-            "missing": [name for name in left if name not in errors],
+            "missing": [name for name in order if name not in complete and name not in errors],
         },
-        "failures": [{"image": name, "error": errors[name]} for name in left if name in errors],
+        "failures": [{"image": name, "error": errors[name]} for name in order if name in errors],
     }
 
 
