@@ -252,15 +252,17 @@ def cam(
     layers: Layers | None = None,
     **options: Any,
 ) -> ClassMaps:
-    """Show where in images the evidence for a class lies, like the command `featviz cam`.
+    """Show where in images the evidence for a class, a box or a region lies, like the command
+    `featviz cam`.
 
     Args:
         model, images: as for `featviz.run`.
-        target: `"class:281"`, `"class:tabby"`, `"output[out]:mean"`, ... None is the predicted
-            class of each image.
+        target: `"class:281"`, `"class:tabby"`, `"box:1"`, `"pixel:120,80"`, ... None is the
+            predicted class, the most confident box or the largest region of each image.
         method: `"gradcam"`, `"gradcam++"`, `"layercam"` and `"hirescam"` show what speaks for the
             target, `"xgradcam"` and `"gradxact"` also what speaks against it.
-        layers: as for `featviz.run`. None takes the last layer whose output has places of the image
+        layers: as for `featviz.run`. None takes what enters a detector's head, the last map before
+            the logits of a segmentation, else the last layer whose output has places of the image
             that the target depends on.
         options: those below; without `out` nothing is written.
 

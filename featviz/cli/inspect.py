@@ -171,10 +171,10 @@ def look(values: Values) -> int:
     out=Path(),
 )
 def cam(values: Values) -> int:
-    """Show where in an image the evidence for a class lies.
+    """Show where in an image the evidence for a class, box or region lies.
 
     A class activation map weighs a layer's output by the gradient of the
-    class's score, and lies over the image: bright places raise the score.
+    target's score, and lies over the image: bright places raise the score.
 
     {MODEL}
 
@@ -182,11 +182,15 @@ def cam(values: Values) -> int:
     Examples:
       featviz cam resnet18 cat.jpg
       featviz cam resnet18 cat.jpg --target class:tabby --method layercam
+      featviz cam yolo11n.pt street.jpg --target box:2
       featviz cam model.pth photos/ --layers layer3,layer4 --out cams
     \f
-    IMAGE is what `featviz run` takes. Without --layers the last layer is taken
-    whose output has places of the image that the target depends on. `featviz
-    run --reduce gradcam` draws the same maps into a run directory.
+    IMAGE is what `featviz run` takes. Without --target it is the predicted
+    class, the most confident box, or the largest region besides the background.
+    Without --layers it is what enters a detector's head, the last map before
+    the logits of a segmentation, or else the last layer whose output has places
+    of the image that the target depends on. `featviz run --reduce gradcam` draws
+    the same maps into a run directory.
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 some images failed.
     """

@@ -260,6 +260,16 @@ class PageRow(NamedTuple):
     """Whether its one tile is a strip of numbers, as wide as the row."""
 
 
+class PageBar(NamedTuple):
+    """One line of what the model made of the input."""
+
+    title: str
+    share: float
+    """0..1, the length of its bar."""
+    color: Bytes | None = None
+    """[3]: that of a region in the picture of the output; None for the page's own."""
+
+
 @dataclass(frozen=True)
 class Page:
     """What stands on the page of `look`."""
@@ -268,14 +278,15 @@ class Page:
     subtitle: str
     pictures: Sequence[Tile]
     """The input, and the output where it is a picture."""
-    bars: Sequence[tuple[str, float]]
-    """The likeliest classes with their shares, 0..1."""
+    bars: Sequence[PageBar]
+    """The likeliest classes, the first boxes with their scores, or the largest regions."""
     remarks: Sequence[str]
     """Lines that take the place of `bars` where there are none."""
     rows: Sequence[PageRow]
     key: str
     """What the tiles and the numbers below them are."""
     cmap: str
+    bars_title: str = "prediction"
 
 
 @dataclass(frozen=True)
@@ -390,6 +401,7 @@ def _draw_head(canvas: Canvas, page: Page, layout: _Layout, colors: Bytes) -> No
     x = max(x, _MARGIN + _NAMES)
     if page.bars:
         accent = colors[len(colors) * 2 // 5]  # seen on white
+        canvas.write(page.bars_title, x, top + 0.08, Letters(9, _SOFT))
         _draw_prediction(canvas, page.bars, x, layout.right, accent)
     else:
         for number, line in enumerate(page.remarks):
@@ -400,25 +412,25 @@ def _draw_head(canvas: Canvas, page: Page, layout: _Layout, colors: Bytes) -> No
 
 
 def _draw_prediction(
-    canvas: Canvas, bars: Sequence[tuple[str, float]], x: float, right: float, accent: Bytes
+    canvas: Canvas, bars: Sequence[PageBar], x: float, right: float, accent: Bytes
 ) -> None:
-    """Draw a bar for each class, whose full length is a share of 1."""
+    """Draw a bar for each class, box or region, whose full length is a share of 1."""
     top = _MARGIN + _TITLE
-    canvas.write("prediction", x, top + 0.08, Letters(9, _SOFT))
-    names = [printable(name) for name, _ in bars]
+    names = [printable(bar.title) for bar in bars]
     widest = max(canvas.width(name, Letters(10, bold=True)) for name in names)
     column = min(widest, (right - x) * 0.45) + 0.15
     full = right - x - column - 0.7
     step = _PICTURE / len(bars)
-    for number, (name, (_, share)) in enumerate(zip(names, bars, strict=True)):
+    for number, (name, bar) in enumerate(zip(names, bars, strict=True)):
         y = top + _CAPTION + step * (number + 0.5)
         bold = number == 0
         name_letters = Letters(10, INK if bold else _SOFT, bold)
         canvas.write(name, x, y, name_letters, max_width=column - 0.1)
         canvas.fill(Cell(x + column, y - 0.09, full, 0.18), _RULE)
-        if share * full * DPI >= 1:
-            canvas.fill(Cell(x + column, y - 0.09, full * share, 0.18), accent)
-        canvas.write(percent(share), x + column + full + 0.08, y, Letters(10, INK, bold))
+        if bar.share * full * DPI >= 1:
+            color = accent if bar.color is None else bar.color
+            canvas.fill(Cell(x + column, y - 0.09, full * bar.share, 0.18), color)
+        canvas.write(percent(bar.share), x + column + full + 0.08, y, Letters(10, INK, bold))
 
 
 def _draw_row(canvas: Canvas, row: PageRow, tiles: TileGrid) -> None:

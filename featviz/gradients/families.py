@@ -82,6 +82,8 @@ class Boxes:
     """The candidate and the class of each box, the most confident one first."""
     threshold: float | None
     """The least score of a box; None where the library applies it unseen."""
+    channels: None = None
+    """No layer that gives maps gives boxes."""
 
     def detections(self, names: Sequence[str]) -> tuple[Detection, ...]:
         """The boxes, numbered as `box:N` counts."""
@@ -304,6 +306,11 @@ class Regions:
     """With gradients: a number for each class [C], in place of its scores' sum over its region."""
 
     @property
+    def channels(self) -> int:
+        """Of the layers that give the scores."""
+        return len(self.scores)
+
+    @property
     def winners(self) -> Tensor:
         """The class of each pixel, [h, w]; -1 for none, where there is one class alone."""
         scores = self.scores.detach()
@@ -416,6 +423,14 @@ class Values:
     kinds: Sequence[str]
     """The targets that make sense, the default first."""
     input_size: tuple[int, int]
+
+    @property
+    def channels(self) -> int | None:
+        """Of the layers that give the maps of depth or of keypoints; None for an embedding, whose
+        last map shows what it is made of."""
+        if "keypoint" in self.kinds:
+            return self.tensor.shape[1]
+        return 1 if "pixel" in self.kinds else None
 
     def value(self, target: Target, names: Sequence[str]) -> TargetValue | None:
         """The number of a reduction, of the strongest peak of heat maps, or at a pixel."""

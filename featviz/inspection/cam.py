@@ -31,7 +31,7 @@ from featviz.drawing.sheet import Tile
 from featviz.drawing.values import to_pixels
 from featviz.errors import FeatvizError, UsageError
 from featviz.gradients import passes, targets
-from featviz.gradients.families import NothingFoundError, Regions
+from featviz.gradients.families import NothingFoundError
 from featviz.gradients.targets import PAIRED
 from featviz.hooks.eval_mode import in_eval_mode
 from featviz.hooks.layers import list_layers
@@ -119,6 +119,8 @@ class ImageCam:
     maps: tuple[LayerCam, ...] = ()
     maximum: LayerCam | None = None
     """Of the levels of a detector's head, in the size of the input."""
+    detections: tuple[Detection, ...] = ()
+    """The boxes of a detector in pixels of the file's image, as `box:N` numbers them."""
     skipped: tuple[Skip, ...] = ()
     path: Path | None = None
     shown: Bytes | None = field(default=None, repr=False, compare=False)
@@ -162,6 +164,7 @@ class ImageCam:
             "image": self.image,
             "file": None if self.path is None else str(self.path),
             "prediction": [asdict(guess) for guess in self.prediction],
+            "detections": [asdict(detection) for detection in self.detections],
             "method": self.method,
             "target": {
                 "of": self.target,
@@ -304,14 +307,8 @@ def default_layers(prepared: Prepared) -> list[Layer]:
     names = reading.family.layers(model.module)
     if names:
         return [layer for layer in layers if layer.name in names]
-    if not isinstance(reading.answer, Regions):
-        return [seen.last()]
-    # layers that give scores of classes stand at the end, and are none of the maps before them
-    while (
-        len(seen.sizes) > 1
-        and seen.ran
-        and seen.channels[seen.ran[-1]] == len(reading.answer.scores)
-    ):
+    # layers that give the scores stand at the end, and are none of the maps before them
+    while len(seen.ran) > 1 and seen.channels[seen.ran[-1]] == reading.answer.channels:
         seen.ran.pop()
     last = seen.last()
     if not reading.family.has_bottleneck:
@@ -420,6 +417,7 @@ def _explain(
         outcome=outcome,
         maps=tuple(_drawn(one, image, draw, scale, outcome) for one in evidence),
         maximum=maximum,
+        detections=image.in_file(outcome.detections),
         skipped=tuple(recorder.skipped),
         shown=_marked(shown, outcome.focus),
     )

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from featviz.drawing import colormap, values
 from featviz.drawing.drawer import draw, magnitude_and_phase
-from featviz.drawing.page import Page, PageRow, draw_page
+from featviz.drawing.outlines import with_boxes
+from featviz.drawing.page import Page, PageBar, PageRow, draw_page
 from featviz.drawing.picture import GridPicture, write_png
-from featviz.drawing.sheet import Tile
+from featviz.drawing.sheet import Tile, resized
 from featviz.drawing.values import to_pixels
 from featviz.errors import NOTHING_DRAWN, FeatvizError, LayoutError, UsageError
 from featviz.hooks.capture import Recorder
@@ -27,7 +28,19 @@ from featviz.layout.tracing.hints import HintBook
 from featviz.models.load import LoadedModel
 from featviz.options import DrawOptions, ModelOptions, RunOptions
 from featviz.options.commands import LookOptions
-from featviz.records import Bytes, CaptureSite, ClassScore, Floats, Layer, Sample, Skip, finite
+from featviz.records import (
+    Bytes,
+    CaptureSite,
+    ClassScore,
+    Detection,
+    Floats,
+    Layer,
+    Outcome,
+    RegionMap,
+    Sample,
+    Skip,
+    finite,
+)
 from featviz.run.prepare import ModelInput, Prepared, files_read, find_images, prepare, read_input
 from featviz.rundir.place import check_apart, check_file, picture_of, write_file
 from featviz.text import by, counted, listed, quoted, safe_name
@@ -37,6 +50,12 @@ log = logging.getLogger(__name__)
 MOST_STAGES = 10
 ALIKE = 0.9
 """Correlation from which on a map looks like another that is shown already."""
+MOST_BOXES = 20
+"""Boxes of a detector that are drawn."""
+_BARS = 5
+"""Classes, boxes or regions that are listed beside the input."""
+_BOXED_SIDE = 420
+"""Pixels of the longer side of an input with boxes."""
 _COMPARED_SIDE = 64
 """Pixels of the longer side of the maps that are compared."""
 _SMALLEST_PICTURE = 8
@@ -85,6 +104,8 @@ class LookResult:
     input_shape: tuple[int, ...]
     preprocessing: str
     prediction: tuple[ClassScore, ...]
+    detections: tuple[Detection, ...]
+    """The boxes of a detector in pixels of the file's image, as `box:N` numbers them."""
     layers: tuple[ShownLayer, ...]
     left_out: tuple[str, ...]
     """Stages that are not shown, since there are more than MOST_STAGES."""
@@ -125,6 +146,7 @@ class LookResult:
             "image": self.name,
             "input": {"shape": self.input_shape, "preprocessing": self.preprocessing},
             "prediction": [asdict(guess) for guess in self.prediction],
+            "detections": [asdict(detection) for detection in self.detections],
             "layers": layers,
             "left_out": self.left_out,
             "skipped": [asdict(skip) for skip in self.skipped],
@@ -186,6 +208,7 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
         input_shape=tuple(image.args[0].shape),
         preprocessing=image.words,
         prediction=outcome.prediction,
+        detections=image.in_file(outcome.detections),
         layers=_shown_layers(collector, recorder),
         left_out=tuple(layer.name for layer in prepared.layers if layer not in stages),
         skipped=tuple(recorder.skipped),
@@ -195,7 +218,7 @@ def _see(name: str, prepared: Prepared, options: LookOptions, out: Path) -> Look
     if result.left_out:
         count = len(result.layers)
         log.info("%d of %d stages; --layers takes others", count, count + len(result.left_out))
-    return replace(result, picture=_page(result, collector, options.cmap))
+    return replace(result, picture=_page(result, outcome, collector, options.cmap))
 
 
 def check_files(
@@ -288,13 +311,29 @@ def _shown_layers(collector: _Collector, recorder: Recorder) -> tuple[ShownLayer
     return tuple(layers)
 
 
-def _page(result: LookResult, collector: _Collector, cmap: str) -> Bytes:
+def _page(result: LookResult, outcome: Outcome, collector: _Collector, cmap: str) -> Bytes:
     """The page, uint8 [H, W, 3]."""
     pictures = [Tile("input", result.shown)]
+    bars = [PageBar(guess.title, guess.probability) for guess in result.prediction]
+    bars_title = "prediction"
     remarks = []
-    if collector.output_picture is not None:
+    if outcome.detections:
+        shown = outcome.detections[:MOST_BOXES]
+        count = len(outcome.detections)
+        title = f"boxes 0 to {len(shown) - 1} of {count}" if count > 1 else "1 box"
+        pictures = [Tile(title, _boxed(result.shown, shown))]
+        bars = [PageBar(f"{n}  {box.title}", box.score) for n, box in enumerate(shown[:_BARS])]
+        bars_title = "boxes, with their scores"
+    picture = collector.output_picture
+    if outcome.regions is not None and (picture is None or picture.title.startswith("classes")):
+        bars = _region_bars(outcome.regions)
+        bars_title = "regions, with their shares of the pixels"
+    if picture is not None:
         if not result.prediction:
-            pictures.append(collector.output_picture)
+            pictures.append(picture)
+    elif outcome.regions is not None:
+        winners = outcome.regions.winners
+        pictures.append(Tile(f"classes {by(winners.shape)}", class_colors()[winners % 256]))
     elif collector.output_shapes:
         remarks = [f"output {listed(collector.output_shapes, 3)}", ""]
     # the steps stand between commas, but for those inside brackets
@@ -304,13 +343,41 @@ def _page(result: LookResult, collector: _Collector, cmap: str) -> Bytes:
             title=result.model,
             subtitle=f"{result.name}   input {by(result.input_shape)}",
             pictures=pictures,
-            bars=[(guess.title, guess.probability) for guess in result.prediction],
+            bars=bars,
+            bars_title=bars_title,
             remarks=[*remarks, "preprocessing", *steps],
             rows=[page_row(layer) for layer in result.layers],
             key=_KEY,
             cmap=cmap,
         )
     )
+
+
+def _boxed(shown: Bytes, detections: Sequence[Detection]) -> Bytes:
+    """The input with numbered boxes, in about the size in which the page shows it, so that the
+    numbers can be read."""
+    height, width = shown.shape[:2]
+    factor = _BOXED_SIDE / max(height, width)
+    if factor > 1:
+        factor = int(factor)
+    image = resized(Image.fromarray(np.ascontiguousarray(shown)), factor)
+    boxes = [[x * factor for x in detection.box] for detection in detections]
+    return with_boxes(np.asarray(image), boxes, [str(n) for n in range(len(boxes))])
+
+
+def _region_bars(regions: RegionMap) -> list[PageBar]:
+    """A legend of the largest regions, in the colours of the picture of the output."""
+    bars = []
+    for index in regions.largest[:_BARS]:
+        color = class_colors()[index % 256] if regions.winners.min() >= 0 else None
+        bars.append(PageBar(regions.title(index), regions.share(index), color))
+    return bars
+
+
+def class_colors() -> Bytes:
+    """A colour for each class, uint8 [256, 3], which means nothing."""
+    # 97 has no divisor in common with 256: neighbours in the list of classes differ
+    return colormap.ramp("turbo")[np.arange(256) * 97 % 256]
 
 
 def _rgb(pixels: Bytes) -> Bytes:
@@ -340,10 +407,8 @@ def _output_picture(key: str, output: Tensor, input_size: Sequence[int]) -> Tile
     if not numbers.isfinite().all():
         return None
     if not is_pixels:
-        colors = colormap.ramp("turbo")
         likeliest = numbers.argmax(0).cpu().numpy()
-        # 97 has no divisor in common with 256: neighbours in the list of classes differ
-        return Tile(f"classes {by(shape)}", colors[likeliest * 97 % len(colors)])
+        return Tile(f"classes {by(shape)}", class_colors()[likeliest % 256])
     low, high = float(numbers.min()), float(numbers.max())
     if low < -0.05 or high > 1.05:
         numbers = (numbers - low) / max(high - low, 1e-30)

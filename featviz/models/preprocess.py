@@ -189,6 +189,17 @@ class Chain:
         columns = np.flatnonzero(white.any(axis=0))
         return Window(int(rows[0]), int(columns[0]), len(rows), len(columns))
 
+    def placed(self, size: tuple[int, int], input_size: HeightWidth) -> Window:
+        """Where an image of a size (width, height) lies in the input, also where it is cropped and
+        lies beyond the input's edges; a library's own function is taken to resize all of it."""
+        if self.stride:
+            return self.window(size)
+        if self.library is not None:
+            return Window(0, 0, *input_size)
+        height, width = self._resized_to(size[::-1])
+        crop = self._cropped_to((height, width))
+        return Window(-_margin(height, crop[0]), -_margin(width, crop[1]), height, width)
+
     def _resized_to(self, size: HeightWidth) -> HeightWidth:
         """The (height, width) of a resized image; the longer side is rounded down."""
         if not isinstance(self.resize, int):

@@ -67,7 +67,7 @@ class CamOptions(Struct, frozen=True):
 
     layers: Annotated[
         Selectors | None,
-        option(LAYERS, first=True, default_text="the last layer that gives maps"),
+        option(LAYERS, first=True, default_text="what explains the target"),
     ] = None
     out: Annotated[
         AnyPath | None, option(OUTPUT, first=True, flags=OUT_FLAGS, default_text=".")
@@ -76,7 +76,8 @@ class CamOptions(Struct, frozen=True):
     overwrite: Annotated[bool, OVERWRITE] = False
     nul_separated: Annotated[bool, NUL_SEPARATED] = False
     target: Annotated[
-        Target | None, option(GRADIENTS, first=True, default_text="the predicted class")
+        Target | None,
+        option(GRADIENTS, first=True, default_text="what is predicted"),
     ] = None
     method: Annotated[str, option(GRADIENTS, first=True, choices=CLASS_MAPS)] = "gradcam"
     overlay: Annotated[Share, option(DRAWING, "ALPHA")] = 0.5

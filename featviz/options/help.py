@@ -10,7 +10,8 @@ from __future__ import annotations
 from featviz.records.tables import FORMATS, KINDS, PRESETS, REDUCTIONS
 
 TARGETS = (
-    "top1, class:N, class:NAME, sum, mean, norm, output[KEY]:sum|mean|norm, layer:NAME or "
+    "top1, class:N, class:NAME, box, box:N or box:NAME of a detector, pixel:X,Y of a segmentation "
+    "or depth, keypoint:N, sum, mean, norm, output[KEY]:sum|mean|norm, layer:NAME or "
     "layer:NAME:CHANNEL."
 )
 
@@ -138,8 +139,8 @@ HELP: dict[str, dict[str, str]] = {
         "folder; or the picture of one image into this PNG file.",
         "overwrite": "Replace any file in --out.",
         "nul_separated": _NUL_SEPARATED,
-        "target": "Show evidence for this class, such as class:281 or class:tabby.\f Other targets "
-        f"are {TARGETS}",
+        "target": "Show evidence for this class, box or region, such as class:281, class:tabby or "
+        f"box:1.\f Other targets are {TARGETS}",
         "method": "Make the map by this method; xgradcam and gradxact also show what speaks "
         "against the target.",
         "overlay": _OVERLAY,

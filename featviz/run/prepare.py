@@ -35,7 +35,7 @@ from featviz.models.requirements import require_matplotlib
 from featviz.models.weights import read_tensor
 from featviz.options import DrawOptions, InputOptions, ModelOptions, RunOptions
 from featviz.options.commands import AuditOptions, ExemplarOptions
-from featviz.records import PRESETS, Bytes, Layer, Outcome, Raster, Sample
+from featviz.records import PRESETS, Bytes, Detection, Layer, Outcome, Raster, Sample
 from featviz.run.choose import choose_layers
 from featviz.rundir.place import model_files
 
@@ -78,6 +78,22 @@ class ModelInput:
             is_grey = pixels.shape[2] == 1
             backgrounds.append(np.repeat(pixels, 3, axis=2) if is_grey else pixels)
         return backgrounds
+
+    def in_file(self, detections: Sequence[Detection]) -> tuple[Detection, ...]:
+        """Boxes in pixels of the file's image, and not beyond its edges."""
+        height, width = self.args[0].shape[-2:]
+        size = self.images[0].size
+        window = Window(0, 0, height, width)
+        if self.preprocess.transform is None:
+            window = self.preprocess.chain.placed(size, (height, width))
+        placed = []
+        for detection in detections:
+            x0, y0, x1, y1 = detection.box
+            left, right = ((x - window.left) / window.width * size[0] for x in (x0, x1))
+            top, bottom = ((y - window.top) / window.height * size[1] for y in (y0, y1))
+            box = (max(left, 0), max(top, 0), min(right, size[0]), min(bottom, size[1]))
+            placed.append(replace(detection, box=box))
+        return tuple(placed)
 
 
 @dataclass(frozen=True)

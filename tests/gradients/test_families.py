@@ -404,3 +404,26 @@ def test_a_wrong_target_is_answered_with_targets_of_this_model(name: str, target
     assert mark, caught.value.hint
     for text in listed.replace("'", "").split(", "):
         assert fv.cam(model, x, text, **PLAIN).maps
+
+
+def test_boxes_are_in_pixels_of_the_file() -> None:
+    """A file of twice the size has its boxes twice as large, also in JSON."""
+    small, ((x, y), _) = squares(5)
+    image = small.resize((2 * SIDE, 2 * SIDE), Image.Resampling.NEAREST)
+    found = fv.cam(RedDetector(), image, **PLAIN).images[0]
+    box = (2 * x * CELL, 2 * y * CELL, 2 * (x + 1) * CELL, 2 * (y + 1) * CELL)
+    assert found.detections[0].box == pytest.approx(box)
+    first, second = found.as_json()["detections"]
+    assert first["box"] == pytest.approx(box)
+    assert (first["index"], first["name"]) == (1, None)
+    assert first["score"] > second["score"]
+
+
+def test_look_draws_the_boxes_and_the_regions(tmp_path: Any) -> None:
+    """The picture of the input changes where boxes are; a legend has the regions' shares."""
+    image, _ = squares(5)
+    seen = fv.look(RedDetector(), image, out=tmp_path / "boxes.png", **PLAIN)
+    assert [box.index for box in seen.detections] == [1, 1]
+    regions = fv.look(UNet(5), pixels(), out=tmp_path / "regions.png", **PLAIN)
+    assert regions.detections == ()
+    assert (tmp_path / "boxes.png").is_file() and (tmp_path / "regions.png").is_file()

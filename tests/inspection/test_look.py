@@ -132,7 +132,7 @@ def test_maps_that_look_alike_are_shown_once() -> None:
 def test_the_page_is_the_file(see: Callable[..., LookResult], tmp_path: Path) -> None:
     """The PNG on disk holds the page's pixels, which hold the input's."""
     image = noise(1, 20, 20)
-    result = see(fixed(torch.rand(1, 2, 10, 10)), image, layers="Fixed")
+    result = see(fixed(torch.rand(1, 2, 7, 7)), image, layers="Fixed")
     with Image.open(result.path) as opened:
         assert opened.mode == "RGB" and opened.info["Software"] == "featviz look"
         assert (np.asarray(opened) == result.picture).all()
