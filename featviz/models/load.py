@@ -30,6 +30,7 @@ from featviz.errors import FeatvizError, FileError, LoadError, UsageError
 from featviz.files import read_json
 from featviz.models import arguments, weights
 from featviz.models.arguments import UserTransform
+from featviz.models.classes import read_classes
 from featviz.models.preprocess import Chain, Preprocess
 from featviz.models.presets import (
     choose_preprocess,
@@ -91,6 +92,7 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
     """
     if isinstance(options, LoadedModel):
         return options
+    class_names = () if options.classes is None else read_classes(options.classes)
     device = pick_device(options.device)
     try:
         loaded = load_source(options)
@@ -108,7 +110,7 @@ def load_model(options: ModelOptions | LoadedModel, inputs: InputOptions) -> Loa
     scores, categories = _classes(module)
     if not categories and source.get("weights") != "none":  # random weights know no classes
         categories = tuple(getattr(loaded.entry, "meta", {}).get("categories", ()))
-    return LoadedModel(module, preprocess, device, source, categories, scores)
+    return LoadedModel(module, preprocess, device, source, class_names or categories, scores)
 
 
 def _on_device(module: nn.Module, path: Path, device: torch.device) -> nn.Module:

@@ -52,6 +52,8 @@ HELP: dict[str, dict[str, str]] = {
         "strip_prefix": "Cut this off the beginning of the names of weights.",
         "ema": "Take the averaged (EMA) weights of the checkpoint.",
         "partial": "Load the weights that fit, and leave the others out.",
+        "classes": "Name the model's classes by this file.\f It has a name on each line; or it is "
+        "JSON or YAML with a list, or with numbers and names.",
         "device": "Run the model on auto, cpu, cuda, cuda:N or mps.",
     },
     "InputOptions": {

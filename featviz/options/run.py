@@ -26,6 +26,7 @@ from featviz.options.values import (
     Arguments,
     AutoInt,
     Captures,
+    File,
     Folder,
     NonNegativeInt,
     Numbers,
@@ -71,6 +72,7 @@ class ModelOptions(Struct, frozen=True):
     strip_prefix: Annotated[str | None, option(MODEL, "PREFIX")] = None
     ema: Annotated[bool | None, option(MODEL, default_text="no-ema")] = None
     partial: Annotated[bool, option(MODEL)] = False
+    classes: Annotated[File | None, option(MODEL)] = None
     device: Annotated[str, option(MODEL, "DEVICE")] = "auto"
 
     def __post_init__(self) -> None:

@@ -1,0 +1,69 @@
+"""Names of classes from a file: lines of text, JSON, or YAML as Ultralytics writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from featviz.errors import FileError, UsageError
+from featviz.files import parse_json, read_text
+from featviz.text import printable, quoted
+
+_HINT = "a name on each line; or JSON or YAML with a list, or with numbers and names"
+_KEYS = ("names", "id2label")
+"""Where the YAML of Ultralytics' data sets and the config.json of transformers keep names."""
+
+
+def read_classes(path: Path) -> tuple[str, ...]:
+    """The names of a model's classes, by their numbers from 0 on.
+
+    Args:
+        path: a text with a name on each line; or a `.json`, `.yaml` or `.yml` that holds a list, or
+            a mapping from numbers to names, itself or under `names` or `id2label`.
+
+    Raises:
+        UsageError: there is no such file, or it holds no names.
+    """
+    title = f"--classes {quoted(str(path))}"
+    try:
+        names = _listed(_content(path))
+    except FileNotFoundError:
+        raise UsageError(f"{title}: there is no such file", _HINT) from None
+    except (FileError, ValueError, TypeError) as error:
+        raise UsageError(f"{title} cannot be read: {quoted(str(error))}", _HINT) from None
+    if not names:
+        raise UsageError(f"{title} holds no names", _HINT)
+    return tuple(printable(name) for name in names)
+
+
+def _content(path: Path) -> Any:
+    text = read_text(path)
+    suffix = path.suffix.lower()
+    if suffix == ".json":
+        return parse_json(text)
+    if suffix not in (".yaml", ".yml"):
+        return [line.strip() for line in text.splitlines() if line.strip()]
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise UsageError(f"{path.name} is YAML: {error}", "pip install pyyaml") from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+def _listed(content: Any) -> list[str]:
+    """The names in the order of their numbers; ValueError where a number is left out."""
+    if isinstance(content, Mapping):
+        for key in _KEYS:
+            if key in content:
+                return _listed(content[key])
+        by_number = {int(number): name for number, name in content.items()}
+        if set(by_number) != set(range(len(by_number))):
+            raise ValueError(f"the numbers are not 0 to {len(by_number) - 1}")
+        content = [by_number[number] for number in range(len(by_number))]
+    if not isinstance(content, list):
+        raise ValueError(f"it holds {type(content).__name__}, not a list of names")
+    return [str(name) for name in content]
