@@ -25,7 +25,8 @@ from featviz.rundir.schema import read_json
 from featviz.text import quoted
 
 NOT_OF_RAY = ("overwrite", "shard", "tensorboard")
-SIGNAL_PAUSE = 0.2  # seconds until a signal is heeded
+_SIGNAL_PAUSE = 0.2
+"""Seconds until a signal is heeded."""
 
 
 @keywords_of(RunOptions, ModelOptions, but=NOT_OF_RAY)
@@ -81,35 +82,52 @@ def run(
         request_of_all = ray.put(resuming)
         shards = [Shard(index, workers) for index in range(workers)]
         tasks = [draw.remote(shard, request_of_all, files, Path.cwd()) for shard in shards]
-        with stop_requests() as stop:
-            running = tasks
-            try:
-                while running and not stop.is_set():
-                    done, running = ray.wait(running, timeout=SIGNAL_PAUSE)
-                    for task in done:
-                        _result(task)
-            finally:
-                for task in running:
-                    ray.cancel(task)  # as by Ctrl-C: it ends after its current image
-                ray.wait(tasks, num_returns=workers)
+        interrupted = _wait(tasks)
     results = [result for result in map(_result, tasks) if result is not None]
+    return _joined(request.options.folder, results, interrupted)
+
+
+def _check_number(name: str, value: float, minimum: int) -> None:
+    if not value >= minimum:  # also of NaN
+        raise UsageError(f"{name}={value:g}: expected a number ≥ {minimum}")
+
+
+def _wait(tasks: list[Any]) -> bool:
+    """Wait for all workers; returns whether a signal ended them. The error of the first that fails
+    is raised when the others have ended."""
+    import ray
+
+    with stop_requests() as stop:
+        running = tasks
+        try:
+            while running and not stop.is_set():
+                done, running = ray.wait(running, timeout=_SIGNAL_PAUSE)
+                for task in done:
+                    _result(task)
+        finally:
+            for task in running:
+                ray.cancel(task)  # as by Ctrl-C: it ends after its current image
+            ray.wait(tasks, num_returns=len(tasks))
+        return stop.is_set()
+
+
+def _joined(root: Path, results: list[RunResult], interrupted: bool) -> RunResult:
+    """The result of one run over the images of all shards, in their order."""
+    images: list[ImageResult] = []
     # image n is of shard n mod workers
-    rows = zip_longest(*(result.images for result in results))
-    root = request.options.folder
-    # also those of a shard that was stopped before it began
-    missing = tuple(read_json(root / RUN_FILE)["images"]["missing"]) if results else ()
+    for row in zip_longest(*(result.images for result in results)):
+        images += [image for image in row if image is not None]
+    missing: list[str] = []
+    if results:
+        # of the record, which has also those of a shard that was stopped before it began
+        missing = read_json(root / RUN_FILE)["images"]["missing"]
     return RunResult(
         root,
-        images=tuple(image for row in rows for image in row if image is not None),
-        missing=missing,
-        interrupted=stop.is_set(),
+        images=tuple(images),
+        missing=tuple(missing),
+        interrupted=interrupted,
         pictures=sum(result.pictures for result in results),
     )
-
-
-def _check_number(name: str, value: float, least: int) -> None:
-    if not value >= least:  # also of NaN
-        raise UsageError(f"{name}={value:g}: expected a number ≥ {least}")
 
 
 def _draw(shard: Shard, request: Request[RunOptions], files: list[str], cwd: Path) -> RunResult:
@@ -127,7 +145,11 @@ def _draw(shard: Shard, request: Request[RunOptions], files: list[str], cwd: Pat
 
 
 def _result(task: Any) -> Any:
-    """The result of a worker that has ended; None where it was stopped before it began."""
+    """The result of a worker that has ended; None where it was stopped before it began.
+
+    Raises:
+        FeatvizError: the worker's own, or it has died three times.
+    """
     import ray
 
     try:
@@ -135,7 +157,9 @@ def _result(task: Any) -> Any:
     except ray.exceptions.TaskCancelledError:
         return None
     except ray.exceptions.RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, FeatvizError) else error) from None
+        if isinstance(error.cause, FeatvizError):
+            raise error.cause from None
+        raise
     except ray.exceptions.RayError as error:
         raise FeatvizError(
             f"a worker of Ray has died 3 times: {quoted(str(error).splitlines()[0])}",

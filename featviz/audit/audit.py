@@ -23,7 +23,7 @@ from featviz.options import InputOptions, ModelOptions
 from featviz.options.commands import AuditOptions, Thresholds
 from featviz.records import Layer, Sample, Verdict
 from featviz.run.prepare import blank_input
-from featviz.run.study import BatchProgress, Study, begun
+from featviz.run.study import BatchProgress, Study, StudyFile, begun
 from featviz.rundir import write
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import AUDIT, JUNIT, PRUNING, writing
@@ -63,9 +63,9 @@ def audit(
     baseline = None if options.baseline is None else _read_baseline(options.baseline)
     files = []
     if options.junit is not None:
-        files.append(("--junit", options.junit, JUNIT))
+        files.append(StudyFile("--junit", options.junit, JUNIT))
     if options.prune_out is not None:
-        files.append(("--prune-out", options.prune_out, PRUNING))
+        files.append(StudyFile("--prune-out", options.prune_out, PRUNING))
     with begun(model, arguments, options, AUDIT, files) as (folder, loaded, samples):
         plan = choose(loaded, options.layers, blank_input(loaded, samples, options.inputs)[0])
         # refuse gates that could never fail before any image is seen
@@ -180,7 +180,7 @@ def _counted(study: Study, plan: AuditPlan, options: AuditOptions) -> tuple[Cens
         "images": {
             "total": len(study.samples),
             "seen": len(study.seen),
-            "failures": [{"image": name, "error": error} for name, _, error in study.failures],
+            "failures": [{"image": row.image, "error": row.error} for row in study.failures],
         },
         "layers": rows,
         "total": findings.total_row(rows),

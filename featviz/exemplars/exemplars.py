@@ -29,7 +29,6 @@ from featviz.run.study import BatchProgress, Study, begun
 from featviz.rundir import EXEMPLARS_FILE, studies, write
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import EXEMPLARS
-from featviz.rundir.read import Failure
 from featviz.rundir.studies import ExemplarChannel, ExemplarLayer, FieldOfView, Seen
 from featviz.text import TextTable, by, counted, listed, printable, safe_name
 
@@ -167,7 +166,7 @@ def _record(
     collector: ExemplarCollector,
     rows: list[ExemplarLayer],
 ) -> studies.ExemplarRecord:
-    failures = [Failure(name, error, number) for name, number, error in study.failures]
+    failures = study.failures
     skipped = sorted(collector.skipped.items())
     return studies.ExemplarRecord(
         studies.SCHEMA_VERSION,

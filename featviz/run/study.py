@@ -1,8 +1,8 @@
-"""Images on their way through a model for `audit` and `exemplars`, whose results speak of all."""
+"""Images shown to a model for `audit` and `exemplars`, whose results are of all images together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from featviz.run.prepare import ModelInput, files_read, find_images, fitted, gro
 from featviz.run.visit import ImageJob, read_batches, visit
 from featviz.rundir.folder import Folder
 from featviz.rundir.place import FileKind, check_apart, check_file, replacing
+from featviz.rundir.read import Failure
 
 BatchProgress = Callable[[str, FeatvizError | None, int], None]
 """Called with each image's name, what went wrong with it, and how many there are in all."""
@@ -45,43 +46,77 @@ class Batch(NamedTuple):
         return cls(numbers, [torch.cat(tensors) for tensors in zip(*args, strict=True)])
 
 
+class StudyFile(NamedTuple):
+    """A file that a study writes outside of its folder."""
+
+    option: str
+    """The option that names it: `--junit`."""
+    path: Path
+    kind: FileKind
+
+
+class StudyInputs(NamedTuple):
+    """What a study begins with."""
+
+    folder: Folder
+    """To write into; it takes the place of `--out` at the end."""
+    model: LoadedModel
+    samples: list[Sample]
+
+
 @contextmanager
 def begun(
     model: ModelOptions | LoadedModel,
     arguments: Sequence[str],
     options: AuditOptions | ExemplarOptions,
-    kind: str,
-    files: Collection[tuple[str, Path, FileKind]] = (),
-) -> Iterator[tuple[Folder, LoadedModel, list[Sample]]]:
-    """A folder to write into, which takes the place of `--out` if the block succeeds; the model and
-    the images. Whatever would be written over, `files` outside of the folder (option, place, kind)
-    among it, is looked at before the model is loaded."""
+    record_name: str,
+    files: Sequence[StudyFile] = (),
+) -> Iterator[StudyInputs]:
+    """Find the images, load the model, and open a folder that takes the place of `--out` if the
+    block succeeds. What cannot be written is refused before the model is loaded.
+
+    Args:
+        arguments: files, folders, archives, URLs or globs, as on the command line.
+        record_name: the file that is the result's record.
+        files: what is written beside the folder.
+    """
     samples = find_images(arguments, options)
     inputs = files_read(model, samples)
     check_apart(options.out, "--out", inputs)
-    for option, path, what in files:
-        check_apart(path, option, inputs)
-        check_file(path, what, option, options.overwrite)
-    with replacing(options.out, kind, options.overwrite) as folder:
+    for file in files:
+        check_apart(file.path, file.option, inputs)
+        check_file(file.path, file.kind, file.option, options.overwrite)
+    with replacing(options.out, record_name, options.overwrite) as folder:
         loaded = fitted(load_model(model, options.inputs), samples)
-        yield folder, loaded, grouped(samples, loaded.preprocess, options.inputs.frames)
+        frames = options.inputs.frames
+        yield StudyInputs(folder, loaded, grouped(samples, loaded.preprocess, frames))
 
 
 @dataclass
 class Study:
-    """Images on their way through a model, for a result that speaks of all of them together."""
+    """Images shown to a model, for one result of all of them."""
 
     model: LoadedModel
     samples: Sequence[Sample]
     options: AuditOptions | ExemplarOptions
     progress: BatchProgress = lambda image, error, total: None
     seen: list[int] = field(default_factory=list)
+    """The numbers of the samples that the model has seen, from 0."""
     errors: dict[int, FeatvizError] = field(default_factory=dict)
+    """Of those that could not be shown, by their numbers."""
 
     def show(self, collector: Any) -> None:
-        """Show all images to the model, whose hooks fill a collector: `begin(batch)` says whose
-        tensors come next, and forgets what was not committed; `commit()` that the model is through
-        with them; `fault` is a bug of ours, to tell it from one of the model."""
+        """Show all images to the model, whose hooks fill a collector.
+
+        Args:
+            collector: its `begin(batch)` is called before the model runs, and forgets what was not
+                committed: a batch that failed is shown again image by image. `commit()` is called
+                after it. `fault` is an exception of the collector itself, which is no failure of
+                the model.
+
+        Raises:
+            FeatvizError: no image could be shown.
+        """
 
         def show(jobs: Sequence[ImageJob[ModelInput, None]]) -> None:
             batch = Batch.of(jobs)
@@ -118,10 +153,12 @@ class Study:
         self.progress(self.samples[number].name, error, len(self.samples))
 
     @property
-    def failures(self) -> list[tuple[str, int, str]]:
-        """Name, number and error of each image that did not go through."""
-        named = sorted(self.errors.items())
-        return [(self.samples[number].name, number, error.message) for number, error in named]
+    def failures(self) -> list[Failure]:
+        """The images that could not be shown, in their order."""
+        return [
+            Failure(self.samples[number].name, error.message, number)
+            for number, error in sorted(self.errors.items())
+        ]
 
     @property
     def about(self) -> dict[str, Any]:
@@ -142,8 +179,13 @@ def batches(
     failed: Callable[[int, FeatvizError], None],
     numbers: Iterable[int] | None = None,
 ) -> Iterator[Batch]:
-    """All images, or those of these numbers, as the model takes them, `size` of them together;
-    `failed` is called with the number and the error of each that cannot be read."""
+    """Images as the model takes them.
+
+    Args:
+        size: of a batch; only images of one input shape are together.
+        failed: called with the number and the error of each image that cannot be read.
+        numbers: of the samples, from 0; None takes all.
+    """
 
     def read(sample: Sample) -> ModelInput:
         return read_input(sample, model.preprocess, inputs)
