@@ -53,7 +53,8 @@ def _no_handlers_left() -> Iterator[None]:
     """A command line run in this process sends messages to the stderr of its own test only."""
     yield
     logger = logging.getLogger("featviz")
-    logger.handlers, logger.propagate = [], True
+    logger.handlers = []
+    logger.propagate = True
     logger.setLevel(logging.NOTSET)
 
 
@@ -189,7 +190,8 @@ def at_image(
 def messages(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """What featviz logs, also after a command line has set the logger up for itself."""
     logger = logging.getLogger("featviz")
-    before, logger.propagate = logger.propagate, True
+    before = logger.propagate
+    logger.propagate = True
     yield caplog
     logger.propagate = before
 

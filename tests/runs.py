@@ -74,7 +74,8 @@ def complete(out: Path) -> list[str]:
 
 def wait_for(count: int, out: Path) -> None:
     """Wait until so many images are complete."""
-    deadline, found = time.monotonic() + 60, 0
+    deadline = time.monotonic() + 60
+    found = 0
     while found < count:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -119,7 +120,8 @@ def snapshot(folder: Path) -> dict[str, object]:
 def refused(done: Outcome, code: int, *words: str) -> None:
     """One line of error that holds these words, and no traceback."""
     lines = [line for line in done.err.splitlines() if line.startswith("error: ")]
-    assert done.code == code and len(lines) == 1, done
+    assert done.code == code, done
+    assert len(lines) == 1, done
     assert "Traceback" not in done.err
     for word in words:
         assert word in done.err, (word, done.err)

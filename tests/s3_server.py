@@ -31,8 +31,10 @@ class Server:
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Any:
         """WSGI; one request at a time, so that what moto looks at and then does is one step. As in
         S3, an object that has not come in whole, since its sender was killed, is not there."""
-        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
-        size, body = int(environ.get("CONTENT_LENGTH") or 0), b""
+        method = environ["REQUEST_METHOD"]
+        path = environ["PATH_INFO"]
+        size = int(environ.get("CONTENT_LENGTH") or 0)
+        body = b""
         if size:
             with suppress(ConnectionError):
                 body = environ["wsgi.input"].read(size)

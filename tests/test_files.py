@@ -138,7 +138,8 @@ def test_control_characters_are_escaped() -> None:
 
 def test_arrays_together_have_a_bound() -> None:
     """What an npz file unpacks to counts as a whole, however small each of its arrays is."""
-    one, packed = np.zeros(2000, np.uint8), [io.BytesIO(), io.BytesIO()]
+    one = np.zeros(2000, np.uint8)
+    packed = [io.BytesIO(), io.BytesIO()]
     np.savez_compressed(packed[0], one)
     np.savez_compressed(packed[1], one, one)
     assert npy.read_npz(packed[0].getvalue()).nbytes == 2000

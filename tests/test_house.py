@@ -106,7 +106,8 @@ def test_the_sources_are_seen() -> None:
 
 
 def _goes_down(name: str, other: str) -> bool:
-    floor, below = FLOOR[wing(name)], FLOOR[wing(other)]
+    floor = FLOOR[wing(name)]
+    below = FLOOR[wing(other)]
     return below > floor or floor == GROUND == below or wing(other) == wing(name)
 
 

@@ -48,7 +48,8 @@ def tiles(folder: Path, row: dict[str, Any]) -> np.ndarray:
 def levels(maps: Tensor) -> np.ndarray:
     """Grey levels of maps [C, ...]: each channel between its own minimum and maximum."""
     flat = maps.detach().double().flatten(1)
-    low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
+    low = flat.amin(1, keepdim=True)
+    high = flat.amax(1, keepdim=True)
     assert bool((high > low).all()), "a constant channel has no levels to compare"
     scaled = ((flat - low) / (high - low) * 255 + 0.5).floor().reshape(maps.shape)
     return scaled.to(torch.uint8).numpy()

@@ -26,7 +26,9 @@ def use_all(folder: Path) -> list[str]:
     picture: Image.Image = maps.image
     kept: torch.Tensor | None = maps.tensor
     means: np.ndarray = maps.stats["mean"]
-    assert picture.width and kept is not None and len(means) == len(maps.channels) == 4
+    assert picture.width
+    assert kept is not None
+    assert len(means) == len(maps.channels) == 4
     written = fv.run(model, photo, "Conv2d,ReLU", folder / "maps", size=16)
     fed = fv.run(model, photo, transform=lambda image: torch.zeros(3, 8, 8))
 
@@ -37,22 +39,29 @@ def use_all(folder: Path) -> list[str]:
 
     page = fv.look(model, photo, [nn.Conv2d], folder / "look.png", size=16, maps=2)
     seen: Image.Image = page.image
-    assert seen.size == page.image.size and page.layers[0].layer == "0"
+    assert seen.size == page.image.size
+    assert page.layers[0].layer == "0"
 
     listed = fv.layers(model, "Conv2d", functions=True, size=16)
     kernels = fv.kernels(model, scale=2)
     cams = fv.cam(model, photo, "mean", "layercam", "Conv2d", size=16)
     values: torch.Tensor = cams.tensor
-    assert values.ndim == 2 and cams.image.size == (19, 16)
+    assert values.ndim == 2
+    assert cams.image.size == (19, 16)
     audit = fv.audit(model, [photo, tensor], fail_on="nonfinite>0", size=16)
     best = fv.exemplars(model, [photo, tensor], nn.Conv2d, top=2, pick="mean", size=16)
     difference = fv.diff(written, folder / "maps", tolerance=1e-3)
     report = fv.report(written, single_file=True, out=folder / "maps.html")
-    assert listed.rows[1].selected and listed.totals.macs and audit.exit_code == 0
-    assert difference.equal and report.page.is_file() and best.picture(next(iter(best.files))).width
+    assert listed.rows[1].selected
+    assert listed.totals.macs
+    assert audit.exit_code == 0
+    assert difference.equal
+    assert report.page.is_file()
+    assert best.picture(next(iter(best.files))).width
     with fv.Watcher(model, [photo, tensor], nn.Conv2d, 1, folder / "series", size=16) as watcher:
         step: Path | None = watcher.step()
-    assert step is not None and fv.report(folder / "series").page.is_file()
+    assert step is not None
+    assert fv.report(folder / "series").page.is_file()
     runs = [result, written, fed, page, difference]
     everything = [watcher, *runs, cams, listed, kernels, audit, best]
     return [repr(one) for one in everything]

@@ -43,7 +43,8 @@ def test_an_image_in_memory_is_drawn_as_its_file(
         one = (tmp_path / "memory" / own.folder / name).read_bytes()
         assert one == (tmp_path / "file" / file.folder / name).read_bytes()
     manifest = json.loads((tmp_path / "memory" / own.folder / "manifest.json").read_text())
-    assert manifest["image"]["path"] == "image-0.png" and len(manifest["image"]["sha256"]) == 64
+    assert manifest["image"]["path"] == "image-0.png"
+    assert len(manifest["image"]["sha256"]) == 64
     assert "featviz-" not in (tmp_path / "memory" / "run.json").read_text()
 
 
@@ -87,7 +88,8 @@ def test_the_exif_of_an_opened_photograph_is_kept(tmp_path: Path) -> None:
     with Image.open(tmp_path / "photo.jpg") as photo:
         (path,) = arrays.to_files([photo], tmp_path)
     with Image.open(path) as found:
-        assert found.size == (8, 4) and found.getexif()[274] == 6
+        assert found.size == (8, 4)
+        assert found.getexif()[274] == 6
 
 
 def test_grey_and_bool_tensors() -> None:
@@ -96,7 +98,8 @@ def test_grey_and_bool_tensors() -> None:
     expected = (values * 255).round().to(torch.uint8).numpy()
     for tensor in (values, values[None], values[None, None]):
         (found,) = arrays.to_images(tensor)
-        assert found.mode == "L" and np.array_equal(np.asarray(found), expected)
+        assert found.mode == "L"
+        assert np.array_equal(np.asarray(found), expected)
     (found,) = arrays.to_images(values > 0.5)
     assert np.array_equal(np.asarray(found), (values > 0.5).numpy() * np.uint8(255))
     (found,) = arrays.to_images(values.half())
@@ -121,4 +124,5 @@ def test_what_is_no_image(image: Any, message: str, tiny: nn.Module, tmp_path: P
     """One line says what it is and what an image would be."""
     with pytest.raises(FeatvizError, match=message) as caught:
         fv.run(tiny, image, "Conv2d", tmp_path / "out")
-    assert caught.value.hint and not (tmp_path / "out").exists()
+    assert caught.value.hint
+    assert not (tmp_path / "out").exists()

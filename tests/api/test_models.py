@@ -35,7 +35,8 @@ def test_layers_are_text_classes_or_lists(
     assert list(maps) == names
 
 
-NO_LAYERS, NO_MODEL = "neither text nor a class of modules", "neither a MODEL string nor a module"
+NO_LAYERS = "neither text nor a class of modules"
+NO_MODEL = "neither a MODEL string nor a module"
 SCRIPT = "TorchScript, which takes no hooks.*export that with torch.export"
 
 

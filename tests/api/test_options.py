@@ -101,7 +101,8 @@ def test_python_and_the_command_line_use_the_same_words(
     )
     out = tmp_path / "out"
     done = featviz("run", "squeezenet1_1", picture, f"{flag}={value}", "--out", out)
-    assert done.code == 2 and words in done.err.splitlines()[0]
+    assert done.code == 2
+    assert words in done.err.splitlines()[0]
     with pytest.raises(UsageError, match=re.escape(words)):
         fv.run("squeezenet1_1", picture, out=out, **{"weights": "none", name: value})
     assert not out.exists()

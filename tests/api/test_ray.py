@@ -67,14 +67,16 @@ def test_workers_draw_what_one_process_draws(photos: Path, tmp_path: Path) -> No
     """The same bytes, failures and order, though one of two workers dies over an image."""
     import featviz.ray
 
-    net, out = write_net(tmp_path, "first_time()"), tmp_path / "far"
+    net = write_net(tmp_path, "first_time()")
+    out = tmp_path / "far"
     far = featviz.ray.run(net, str(photos), "Conv2d", out, workers=2, **SMALL)
     assert (tmp_path / "died").exists()
     near = fv.run(net, str(photos), "Conv2d", tmp_path / "near", **SMALL)
     assert tree(out) == tree(tmp_path / "near")
     assert len(complete(out)) == 6
     told = [[(image.name, image.error) for image in run.images] for run in (near, far)]
-    assert told[0] == told[1] and len(told[0]) == 8
+    assert told[0] == told[1]
+    assert len(told[0]) == 8
     assert far.captures[0].stats["mean"].tolist() == near.captures[0].stats["mean"].tolist()
     with pytest.raises(StoreError, match="holds a run, 6 images complete"):
         featviz.ray.run(net, str(photos), "Conv2d", out, **SMALL)
@@ -86,7 +88,8 @@ def test_a_module_and_images_in_memory_go_to_the_workers(tmp_path: Path) -> None
     """A module of this process; a transform of the caller's is used."""
     import featviz.ray
 
-    model, images = nn.Sequential(nn.Conv2d(3, 4, 3)), [torch.zeros(3, 8, 8)]
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    images = [torch.zeros(3, 8, 8)]
     told = {"transform": lambda image: torch.full((3, 8, 8), float(image.size[0]))}
     featviz.ray.run(model, images, "Conv2d", tmp_path / "far", workers=1, **told)
     fv.run(model, images, "Conv2d", tmp_path / "near", **told)
@@ -112,13 +115,16 @@ def test_a_signal_ends_all_workers(photos: Path, tmp_path: Path) -> None:
     """After their current image, with the code of an interruption; resuming gives the whole."""
     import featviz.ray
 
-    net, out = write_net(tmp_path, "False", pause=0.3), tmp_path / "out"
+    net = write_net(tmp_path, "False", pause=0.3)
+    out = tmp_path / "out"
     ending = Thread(target=lambda: wait_for(1, out) or os.kill(os.getpid(), signal.SIGTERM))
     ending.start()
     run = featviz.ray.run(net, str(photos), "Conv2d", out, **SMALL)
     ending.join()
-    assert run.exit_code == 130 and 1 <= len(complete(out)) < 6
-    assert run_json(out)["images"]["missing"] == sorted(run.missing) and run.missing
+    assert run.exit_code == 130
+    assert 1 <= len(complete(out)) < 6
+    assert run_json(out)["images"]["missing"] == sorted(run.missing)
+    assert run.missing
     fv.run(net, str(photos), "Conv2d", out, resume=True, **SMALL)
     fv.run(net, str(photos), "Conv2d", tmp_path / "near", **SMALL)
     assert tree(out) == tree(tmp_path / "near")

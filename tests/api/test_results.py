@@ -34,7 +34,9 @@ def test_without_out_nothing_is_left(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     monkeypatch.chdir(tmp_path / "here")
     maps = fv.run(tiny, pixels, "Conv2d", **AS_IT_IS).captures[0]
-    assert maps.image.size and maps.of.temporary is not None and maps.of.temporary.path.is_dir()
+    assert maps.image.size
+    assert maps.of.temporary is not None
+    assert maps.of.temporary.path.is_dir()
     del maps
     gc.collect()
     assert not list((tmp_path / "here").iterdir()) + list((tmp_path / "temporary").iterdir())
@@ -46,10 +48,13 @@ def test_in_memory_and_on_disk_are_the_same(
     """Pictures, tensors and statistics; with `out` the files are the run directory's."""
     one = fv.run(tiny, pixels, "Conv2d,ReLU", tensors=True, **AS_IT_IS)
     two = fv.run(tiny, pixels, "Conv2d,ReLU", tmp_path / "out", tensors=True, **AS_IT_IS)
-    assert one.out is None and two.out == tmp_path / "out" and two.images[0].name == "image-0.png"
+    assert one.out is None
+    assert two.out == tmp_path / "out"
+    assert two.images[0].name == "image-0.png"
     for memory, disk in zip(one.captures, two.captures, strict=True):
         assert np.array_equal(np.asarray(memory.image), np.asarray(Image.open(disk.file)))
-        assert memory.tensor is not None and disk.tensor is not None
+        assert memory.tensor is not None
+        assert disk.tensor is not None
         assert torch.equal(memory.tensor, disk.tensor)
         assert np.array_equal(memory.stats, disk.stats)
     assert np.array_equal(np.asarray(one.images[0].input), pixels)
@@ -62,7 +67,8 @@ def test_tensors_and_statistics_are_the_models_own(tiny: nn.Module, pixels: np.n
     (maps,) = fv.run(tiny, image, "Conv2d", tensors=True, **AS_IT_IS).captures
     assert maps.tensor is not None
     torch.testing.assert_close(maps.tensor, expected)
-    assert maps.stats.dtype.names == STAT_COLUMNS and maps.stats.shape == (4,)
+    assert maps.stats.dtype.names == STAT_COLUMNS
+    assert maps.stats.shape == (4,)
     flat = expected.detach().flatten(2)[0]
     for name, values in {"min": flat.amin(1), "max": flat.amax(1), "mean": flat.mean(1)}.items():
         np.testing.assert_allclose(maps.stats[name], values.numpy(), rtol=1e-4, atol=1e-5)
@@ -76,12 +82,15 @@ def test_an_image_that_fails_says_so(tiny: nn.Module, picture: Path, tmp_path: P
     """The others are there; it has no captures, and its input cannot be read."""
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
     result = fv.run(tiny, [picture, tmp_path / "broken.png"], "Conv2d", **AS_IT_IS)
-    assert [image.name for image in result.failures] == ["broken.png"] and result.exit_code == 3
+    assert [image.name for image in result.failures] == ["broken.png"]
+    assert result.exit_code == 3
     assert result.captures[0].of.name == picture.name
     (failed,) = result.failures
-    assert failed.captures == () and "broken.png" in str(failed.error)
+    assert failed.captures == ()
+    assert "broken.png" in str(failed.error)
     alone = fv.run(tiny, tmp_path / "broken.png", "Conv2d", **AS_IT_IS)
-    assert alone.captures == () and alone.exit_code == 1
+    assert alone.captures == ()
+    assert alone.exit_code == 1
     with pytest.raises(StoreError, match=r"broken\.png failed: .*broken\.png"):
         alone.captures[0]
     with pytest.raises(StoreError, match=r"broken\.png failed"):
@@ -99,7 +108,8 @@ def test_the_gallery_shows_input_and_captures(tiny: nn.Module, pixels: np.ndarra
     """As pictures in the page, none larger than it may be."""
     result = fv.run(tiny, [pixels, pixels], "Conv2d,ReLU", scale=40, **AS_IT_IS)
     pictures = _pictures(result._repr_html_())
-    assert len(pictures) == 6 and max(max(one.size) for one in pictures) == notebook.SMALL
+    assert len(pictures) == 6
+    assert max(max(one.size) for one in pictures) == notebook.SMALL
     assert np.array_equal(np.asarray(pictures[0]), pixels)
     (alone,) = _pictures(result.captures[0]._repr_html_())
     assert max(alone.size) == notebook.LARGE
@@ -112,10 +122,12 @@ def test_the_gallery_is_bounded(
     """In pictures and in bytes, and it says that it leaves some out."""
     result = fv.run(tiny, [pixels] * 15, "Conv2d", **AS_IT_IS)
     html = result._repr_html_()
-    assert len(_pictures(html)) == notebook.MOST_PICTURES == 24 and "more pictures" in html
+    assert len(_pictures(html)) == notebook.MOST_PICTURES == 24
+    assert "more pictures" in html
     monkeypatch.setattr(notebook, "MOST_BYTES", 2000)
     small = result._repr_html_()
-    assert len(small) < 8000 and "more pictures" in small
+    assert len(small) < 8000
+    assert "more pictures" in small
 
 
 def test_names_are_no_markup(tiny: nn.Module, pixels: np.ndarray, tmp_path: Path) -> None:
@@ -133,7 +145,8 @@ def test_names_are_no_markup(tiny: nn.Module, pixels: np.ndarray, tmp_path: Path
     ]
     for one in shown:
         html = one._repr_html_()
-        assert "<img src=x" not in html and "onerror=alert(1)&gt;" in html
+        assert "<img src=x" not in html
+        assert "onerror=alert(1)&gt;" in html
 
 
 def test_what_needs_a_run_directory_asks_for_one(tiny: nn.Module, picture: Path) -> None:
@@ -165,7 +178,8 @@ def test_transform_and_forward_args_are_objects(pixels: np.ndarray) -> None:
     further = {"t": torch.tensor([3.0]), "more": {"shift": 0.5}}
     options: dict[str, Any] = {"transform": transform, "forward_args": further, "tensors": True}
     (maps,) = fv.run(net, pixels, "conv", **options).captures
-    assert maps.tensor is not None and torch.equal(maps.tensor, torch.full((1, 3, 4, 5), 6.5))
+    assert maps.tensor is not None
+    assert torch.equal(maps.tensor, torch.full((1, 3, 4, 5), 6.5))
     assert seen[-1] == ("RGB", (24, 20))
     del options["tensors"]
     assert fv.layers(net, **options).rows[1].output_shape == [1, 3, 4, 5]

@@ -55,11 +55,13 @@ def test_look_is_the_page_of_the_command(
     tiny.train()
     again = fv.look(tiny, Image.open(picture), **options)
     assert all(module.training for module in tiny.modules())
-    assert sorted(tmp_path.rglob("*")) == files and again.out is None
+    assert sorted(tmp_path.rglob("*")) == files
+    assert again.out is None
     assert again.layers == page.layers
     assert np.array_equal(np.asarray(again.input), np.asarray(Image.open(picture)))
     shown = again._repr_html_()
-    assert shown.count("<img ") == 1 and "LookResult of image-0.png: 2 layers" in shown
+    assert shown.count("<img ") == 1
+    assert "LookResult of image-0.png: 2 layers" in shown
 
 
 def test_kernels_are_those_of_the_command(
@@ -93,13 +95,16 @@ def test_an_audit_is_that_of_the_command(
     found = fv.audit(tiny, photos, fail_on="dead>5%", **AS_IT_IS)
     document = json.loads(json.dumps(found.document))
     assert {**told, "model": None} == {**document, "model": None}
-    assert found.exit_code == 4 and repr(found).startswith("<audit of 2 images: ")
+    assert found.exit_code == 4
+    assert repr(found).startswith("<audit of 2 images: ")
     assert repr(found).endswith("; gates: 1 of 1 broken>")
     printed = featviz("audit", tiny_file, photos, *FLAGS, "--out", tmp_path / "b").out.split()
     table, *broken = str(found).rpartition("\n")
-    assert table.split() == printed and "gate dead>5% failed: " in broken[-1]
+    assert table.split() == printed
+    assert "gate dead>5% failed: " in broken[-1]
     html = found._repr_html_()
-    assert "gate dead&gt;5% failed" in html and html.count("<img") == len(found.files) > 0
+    assert "gate dead&gt;5% failed" in html
+    assert html.count("<img") == len(found.files) > 0
     assert "gate" not in repr(fv.audit(tiny_file, photos, **AS_IT_IS))
 
 
@@ -130,11 +135,14 @@ def test_diff_takes_runs_and_folders(tiny: nn.Module, photos: Path, tmp_path: Pa
     with torch.no_grad():
         tiny[0].weight[2] += 1
     after = fv.run(tiny, photos, "Conv2d,ReLU", **AS_IT_IS)
-    assert fv.diff(before, tmp_path / "kept").equal and fv.diff(str(kept.out), before).equal
+    assert fv.diff(before, tmp_path / "kept").equal
+    assert fv.diff(str(kept.out), before).equal
     changed = fv.diff(before, after)
-    assert not changed.equal and changed.first is not None
+    assert not changed.equal
+    assert changed.first is not None
     assert (changed.first.label, changed.first.most_changed) == ("0", [2])
-    assert ">Conv2d<" in changed._repr_html_() and "first at 0 (Conv2d)" in repr(changed)
+    assert ">Conv2d<" in changed._repr_html_()
+    assert "first at 0 (Conv2d)" in repr(changed)
     with pytest.raises(UsageError, match=r"tolerance=2: expected a number from 0 to 1"):
         fv.diff(before, after, tolerance=2)
     with pytest.raises(UsageError, match="'int' is no run"):
@@ -144,7 +152,8 @@ def test_diff_takes_runs_and_folders(tiny: nn.Module, photos: Path, tmp_path: Pa
 def test_report_of_a_run(ran: Path, tiny: nn.Module, picture: Path, tmp_path: Path) -> None:
     """In its directory, or in one file; a temporary run would leave a page without pictures."""
     written = fv.report(ran)
-    assert written.page == ran / "report" / "index.html" and written.page.is_file()
+    assert written.page == ran / "report" / "index.html"
+    assert written.page.is_file()
     passing = fv.run(tiny, picture, "Conv2d", **AS_IT_IS)
     for options in ({}, {"out": tmp_path / "folder"}, {"single_file": True}):
         with pytest.raises(UsageError, match="the pictures of a run without out"):

@@ -134,13 +134,13 @@ def test_complex_numbers_are_drawn_as_magnitude_and_phase(picture: Path, tmp_pat
             maps.stats["mean"], expected.mean((0, 2, 3)), rtol=1e-4, atol=1e-5
         )
     assert (size.key, phase.key) == ("abs", "angle")
-    assert (
-        phase.file.name == "output.angle.png"
-        and phase.row.overlay is None
-        and size.row.overlay == 0.5
-    )
-    assert phase.range == pytest.approx((-np.pi, np.pi)) and phase.row.normalize == "range"
-    assert phase.row.cmap == "twilight" and size.row.cmap is None
+    assert phase.file.name == "output.angle.png"
+    assert phase.row.overlay is None
+    assert size.row.overlay == 0.5
+    assert phase.range == pytest.approx((-np.pi, np.pi))
+    assert phase.row.normalize == "range"
+    assert phase.row.cmap == "twilight"
+    assert size.row.cmap is None
     pixels = np.asarray(phase.image.convert("RGB"))
     box = phase.row.plan.box(1)
     factor = phase.row.plan.scale[0]
@@ -178,7 +178,8 @@ def test_audit_counts_or_skips_tensors_of_every_kind(kind: str, picture: Path) -
     found = fv.audit(_beside(make), picture, "conv,odd", **AS_IT_IS).document
     skipped = {row["layer"]: row["reason"] for row in found["skipped"]}
     if kind in DRAWN:
-        assert "odd" in [row["label"] for row in found["layers"]] and not skipped
+        assert "odd" in [row["label"] for row in found["layers"]]
+        assert not skipped
     else:
         assert skipped["odd"] in (reason, "gives a nested tensor, not a tensor")
 
@@ -201,7 +202,8 @@ def test_outputs_of_every_kind_are_compared_or_not(
     an intervention nothing is compared, and the layer is drawn both times."""
     model = _ends(kind)
     (image,) = drawn(model, picture, tmp_path / "plain", tensors="npy")
-    assert image.outcome.largest_change is None and len(image.captures) == 1
+    assert image.outcome.largest_change is None
+    assert len(image.captures) == 1
     maps = torch.from_numpy(
         np.load(tmp_path / "plain" / image.folder / str(image.captures[0].row.tensor))
     )
@@ -214,7 +216,8 @@ def test_outputs_of_every_kind_are_compared_or_not(
     ablated[:, 0] = 0
     first, second = (_plain(DRAWN[kind][0](t)).astype(np.float64) for t in (maps, ablated))
     expected = pytest.approx(np.abs(first - second).max(), rel=1e-6)
-    assert image.outcome.largest_change == expected and expected.expected > 0
+    assert image.outcome.largest_change == expected
+    assert expected.expected > 0
 
 
 @pytest.mark.parametrize(
@@ -234,7 +237,8 @@ def test_targets_of_outputs_that_torch_does_not_reduce(
     model[1].way = lambda self, x: make(x).float()
     expected = fv.cam(model, picture, target, layers="0", **AS_IT_IS)
     found, wanted = (one.maps[0].tensor for one in (maps, expected))
-    assert torch.allclose(found, wanted, rtol=1e-2, atol=1e-6) and wanted.any()
+    assert torch.allclose(found, wanted, rtol=1e-2, atol=1e-6)
+    assert wanted.any()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

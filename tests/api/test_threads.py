@@ -42,12 +42,14 @@ def test_thirty_runs_on_four_threads_do_not_mix(count: int, copies: bool) -> Non
         assert layers == [str(n) for n in range(4)]
         assert values == pytest.approx([3 * number / 255] * 4, abs=1e-6)
     hooks = [one._forward_hooks or one._forward_pre_hooks for m in modules for one in m.modules()]
-    assert not any(hooks) and all(one.training for m in modules for one in m.modules())
+    assert not any(hooks)
+    assert all(one.training for m in modules for one in m.modules())
 
 
 def test_captures_in_two_threads_wait_for_each_other() -> None:
     """The second block begins when the first has ended; in one thread blocks nest."""
-    module, begin = nn.Sequential(nn.Identity()), Barrier(2)
+    module = nn.Sequential(nn.Identity())
+    begin = Barrier(2)
 
     def captured(value: float) -> list[float]:
         begin.wait()

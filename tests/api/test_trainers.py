@@ -36,7 +36,8 @@ def _events(folder: Path, tag: str) -> list[int]:
 def check_series(out: Path, steps: list[int], layers: list[str]) -> None:
     """The series is whole, and its page has a slider over these steps and pictures of all."""
     found = read_steps(out)
-    assert list(found) == steps and not any(run["faults"] for run in verify(list(found.values())))
+    assert list(found) == steps
+    assert not any(run["faults"] for run in verify(list(found.values())))
     assert all((path / "audit.json").is_file() for path in found.values())
     assert read_run(found[steps[-1]]).record["layers"] == layers
     page = build_report(out, ReportOptions()).page.read_text("utf-8")
@@ -69,7 +70,8 @@ class TestLightning:
         self, lightning: Any, folder: Path, callbacks: list[Any], steps: int = 4, **options: Any
     ) -> tuple[Any, Any]:
         """Train from a fixed seed; the trainer, and the module."""
-        ckpt, forward = options.pop("ckpt_path", None), options.pop("forward", True)
+        ckpt = options.pop("ckpt_path", None)
+        forward = options.pop("forward", True)
 
         class Digits(lightning.LightningModule):  # type: ignore[misc, name-defined]
             def __init__(self) -> None:

@@ -39,7 +39,9 @@ def test_a_series_has_a_whole_run_for_each_step(tmp_path: Path) -> None:
     assert list(steps) == [0, 2, 3]
     for step, path in steps.items():
         run = read_run(path)
-        assert len(run.images) == 2 and not run.left_out and run.record["model"]["step"] == step
+        assert len(run.images) == 2
+        assert not run.left_out
+        assert run.record["model"]["step"] == step
     assert not any(run["faults"] for run in verify(list(steps.values())))
     assert [path.name for path in (tmp_path / "s").iterdir() if path.name[0] == "."] == []
 
@@ -54,7 +56,8 @@ def test_a_step_shows_the_weights_of_that_step(tmp_path: Path) -> None:
             seen = tmp_path / "s" / "step-000004" / image.folder / maps.row.file
             assert np.array_equal(np.asarray(Image.open(seen)), np.asarray(maps.image))
     difference = fv.diff(tmp_path / "s" / "step-000000", tmp_path / "s" / "step-000004")
-    assert not difference.equal and fv.diff(tmp_path / "s" / "step-000004", plain).equal
+    assert not difference.equal
+    assert fv.diff(tmp_path / "s" / "step-000004", plain).equal
 
 
 @pytest.mark.slow
@@ -88,11 +91,13 @@ def test_a_failing_forward_pass_leaves_the_model_as_it_was(
             raise ValueError("out of order")
         return out
 
-    alone, model = (train(Net(way, inside=moody_network()), 4), Net(way, inside=moody_network()))
+    alone = train(Net(way, inside=moody_network()), 4)
+    model = Net(way, inside=moody_network())
     with fv.Watcher(model, SHOWN, "Conv2d", 2, tmp_path / "s") as watcher:
         broken.append(True)
         watched = train(model, 4, watcher.step)
-    assert same(alone, watched) and list(read_steps(tmp_path / "s")) == [0]
+    assert same(alone, watched)
+    assert list(read_steps(tmp_path / "s")) == [0]
     assert "step 2 is not drawn: no image went through" in caplog.text
     assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["step-000000"]
 
@@ -102,7 +107,8 @@ def one_of_two(out: str) -> None:
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     alone = train(DistributedDataParallel(moody_network()), 4)
-    model, paths = DistributedDataParallel(moody_network()), []
+    model = DistributedDataParallel(moody_network())
+    paths = []
     with fv.Watcher(model, SHOWN, "Conv2d", 2, Path(out) / str(rank)) as watcher:
         watched = train(model, 4, lambda: paths.append(watcher.step()))
     steps = [path and path.name for path in paths]
@@ -136,11 +142,13 @@ def test_health_is_the_audits_finding(tmp_path: Path) -> None:
         json.loads((p / "audit.json").read_text()) for p in read_steps(tmp_path / "s").values()
     ]
     found = [{row["label"]: row["findings"] for row in audit["layers"]} for audit in audits]
-    assert 1 in found[0]["0"]["dead"] and 1 in found[0]["1"]["dead"]
+    assert 1 in found[0]["0"]["dead"]
+    assert 1 in found[0]["1"]["dead"]
     assert [row["3"]["nonfinite"] for row in found] == [[], [2]]
     same_audit = fv.audit(model, SHOWN, "0,1").document
     rows = {row["label"]: row["findings"] for row in same_audit["layers"]}
-    assert rows["0"] == found[1]["0"] and rows["1"] == found[1]["1"]
+    assert rows["0"] == found[1]["0"]
+    assert rows["1"] == found[1]["1"]
 
 
 def test_functions_have_no_health(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -151,7 +159,8 @@ def test_functions_have_no_health(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     steps = read_steps(tmp_path / "s").values()
     assert [len(read_run(step).images) for step in steps] == [2, 2]
     said = "are judged of modules, and all layers are functions: fn:relu"
-    assert caplog.text.count(said) == 1 and not list((tmp_path / "s").rglob("audit.json"))
+    assert caplog.text.count(said) == 1
+    assert not list((tmp_path / "s").rglob("audit.json"))
 
 
 def test_tensorboard_has_training_steps(tmp_path: Path) -> None:
@@ -162,7 +171,8 @@ def test_tensorboard_has_training_steps(tmp_path: Path) -> None:
     watch(network(), tmp_path / "s", 4, tensorboard=tmp_path / "tb")
     read = event_accumulator.EventAccumulator(str(tmp_path / "tb")).Reload()
     tags = read.Tags()
-    assert "output/0/00-5.png" in tags["images"] and "dead_channels/1" in tags["scalars"]
+    assert "output/0/00-5.png" in tags["images"]
+    assert "dead_channels/1" in tags["scalars"]
     assert [event.step for event in read.Images("output/0/00-5.png")] == [0, 2, 4]
     assert [event.step for event in read.Scalars("dead_channels/1")] == [0, 2, 4]
     assert len(list((tmp_path / "tb").iterdir())) == 1
@@ -197,7 +207,8 @@ def test_a_taken_folder_is_refused(tmp_path: Path) -> None:
     note.write_text("mine")
     with pytest.raises(StoreError, match=r"did not write: notes\.txt"):
         watch(network(), tmp_path / "s", 2, overwrite=True)
-    assert note.read_text() == "mine" and list(read_steps(tmp_path / "s")) == [0, 2, 4]
+    assert note.read_text() == "mine"
+    assert list(read_steps(tmp_path / "s")) == [0, 2, 4]
     note.unlink()
     watch(network(), tmp_path / "s", 1, overwrite=True)
     assert list(read_steps(tmp_path / "s")) == [0, 1]
@@ -262,7 +273,8 @@ def test_numbers_of_steps_are_whole(tmp_path: Path) -> None:
         written = [watcher.step(number) for number in numbers]  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="step 3 comes behind step 50"):
             watcher.step(3)
-    assert watcher.steps == [0, 12, 45, 50] and {type(step) for step in watcher.steps} == {int}
+    assert watcher.steps == [0, 12, 45, 50]
+    assert {type(step) for step in watcher.steps} == {int}
     assert [path and path.name[-2:] for path in written] == [None, "12", None, None, "45", "50"]
 
 
@@ -276,7 +288,8 @@ def test_the_last_step_is_drawn_once(tmp_path: Path) -> None:
             model[0].bias += 1  # type: ignore[operator]
     watcher.close()
     assert watcher.steps == list(read_steps(tmp_path / "s")) == [0, 3]
-    assert watcher.step(20) is None and list(read_steps(tmp_path / "s")) == [0, 3]
+    assert watcher.step(20) is None
+    assert list(read_steps(tmp_path / "s")) == [0, 3]
     assert repr(watcher) == f"<Watcher of {tmp_path / 's'}: step 20, 2 written>"
     first, last = (
         read_run(path).images["00-5.png"] for path in read_steps(tmp_path / "s").values()

@@ -29,7 +29,8 @@ def network() -> nn.Sequential:
     """The network of configs/train_digits_cnn.py, four channels wide, from a fixed seed."""
     path = HERE / "configs" / "train_digits_cnn.py"
     spec = importlib.util.spec_from_file_location("train_digits_cnn", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     torch.manual_seed(0)

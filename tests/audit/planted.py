@@ -17,7 +17,8 @@ class Planted(nn.Module):
 
     def __init__(self, way: str = "modules") -> None:
         super().__init__()
-        self.conv1, self.bn = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)
+        self.conv1 = nn.Conv2d(3, 8, 1)
+        self.bn = nn.BatchNorm2d(8)
         self.conv2 = nn.Conv2d(8, 8, 1, groups=8)
         self.head = nn.Linear(8, 4)
         self.way = way

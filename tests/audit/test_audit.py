@@ -152,7 +152,8 @@ def test_the_model_is_given_back_as_it_was(noise: Path, tmp_path: Path) -> None:
     model.module.train()
     audit(model, [str(noise)], AuditOptions(inputs=PLAIN, out=tmp_path / "a"))
     for module in model.module.modules():
-        assert not module._forward_hooks and not module._forward_pre_hooks
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
         assert module.training
     model.module.head = nn.Linear(3, 1)
     with pytest.raises(Exception, match="head"):

@@ -33,11 +33,14 @@ def test_command_prints_a_table_and_writes_the_files(
     lines = done.out.splitlines()
     columns = "layer type channels APoZ dead constant saturated nonfinite"
     assert lines[0].split() == columns.split()
-    assert lines[1].split()[:3] == ["act", "ReLU6", "8"] and lines[1].split()[4:] == list("1111")
-    assert lines[3].split()[0] == "total" and lines[3].split()[3:] == list("2322")
+    assert lines[1].split()[:3] == ["act", "ReLU6", "8"]
+    assert lines[1].split()[4:] == list("1111")
+    assert lines[3].split()[0] == "total"
+    assert lines[3].split()[3:] == list("2322")
     assert "6 images seen; another set of images may give other findings" in done.err
     content = json.loads((out / "audit.json").read_text())
-    assert content["schema_version"] == 1 and content["model"]["name"] == "planted.py:make"
+    assert content["schema_version"] == 1
+    assert content["model"]["name"] == "planted.py:make"
     assert sorted(path.name for path in out.iterdir()) == [
         "apoz.png",
         "audit.json",
@@ -90,22 +93,26 @@ def test_a_broken_image_is_named_and_the_others_count(
     (noise / "bad.png").write_bytes(b"no image")
     out = tmp_path / "out"
     done = featviz("audit", *planted_call("shared"), noise, "--out", out)
-    assert done.code == 3 and "error: bad.png is no image" in done.err
+    assert done.code == 3
+    assert "error: bad.png is no image" in done.err
     assert "6 images seen" in done.err
     done = featviz("audit", *planted_call("shared"), noise / "bad.png", "--out", tmp_path / "none")
-    assert done.code == 1 and "no image of 1 went through" in done.err
+    assert done.code == 1
+    assert "no image of 1 went through" in done.err
     assert not (tmp_path / "none").exists()
 
 
 def test_prune_out_and_verify(featviz: Run, noise: Path, tmp_path: Path) -> None:
     """prune.json is {layer: [channels]}, and leaving them out changes nothing; with --json, stdout
     has audit.json but for its files."""
-    prune, out = tmp_path / "prune.json", tmp_path / "out"
+    prune = tmp_path / "prune.json"
+    out = tmp_path / "out"
     call = ["audit", *planted_call("in place"), noise, "--out", out]
     done = featviz(*call, "--prune-out", prune, "--prove", "--json", "--max-suspects", 2)
     assert done.code == 0
     written = json.loads((out / "audit.json").read_text())
-    drawn, _ = written.pop("drawn"), written.pop("files")
+    drawn = written.pop("drawn")
+    _ = written.pop("files")
     assert json.loads(done.out) == written
     assert sum(len(row["channels"]) for row in drawn) == 2
     assert {row["suspects"] for row in drawn} == {4}
@@ -116,9 +123,11 @@ def test_prune_out_and_verify(featviz: Run, noise: Path, tmp_path: Path) -> None
 def test_every_finding_is_documented_and_has_a_gate(featviz: Run) -> None:
     """A finding is one record: the help names it, docs/audit.md says what it means, and a gate can
     be on it."""
-    words, docs = featviz("audit", "--help").out, (ROOT / "docs/audit.md").read_text("utf-8")
+    words = featviz("audit", "--help").out
+    docs = (ROOT / "docs/audit.md").read_text("utf-8")
     for name, finding in FINDINGS.items():
-        assert name in words and f"| `{name}` | " in docs
+        assert name in words
+        assert f"| `{name}` | " in docs
         assert parse_gate(f"{name}>0").finding == name
         assert set(finding.yields_to) < set(FINDINGS) - {name}
     assert sorted(finding.severity for finding in FINDINGS.values()) == list(range(len(FINDINGS)))

@@ -96,7 +96,8 @@ def test_values_at_a_bound() -> None:
     for bounds, margin, count in (((1.0,), 0.0, 1), ((0.0, 1.0), 0.0, 2), ((0.0, 1.0), 0.0011, 4)):
         activation = Activation(bounds=bounds, margin=margin)
         at_bound = counting.measure(rows, activation).at_bound
-        assert at_bound is not None and at_bound.tolist() == [[count]]
+        assert at_bound is not None
+        assert at_bound.tolist() == [[count]]
     assert counting.measure(rows, Activation()).at_bound is None
 
 
@@ -136,7 +137,8 @@ def test_what_is_not_finite_behind_is_not_known_to_be_dead() -> None:
     tallies[conv.call].sums[:, :3] = 4, -1, 1
     tallies[relu.call].sums[:] = [[4, 0, 0, 0, 0, 4, 0, 0], [4, 0, 0, 0, 0, 4, 1, 0]]
     row = layer_row(replace(conv, dead_at=relu), tallies, Thresholds())
-    assert row["findings"]["dead"] == [0] and row["apoz"] == pytest.approx((1 + 0.8) / 2)
+    assert row["findings"]["dead"] == [0]
+    assert row["apoz"] == pytest.approx((1 + 0.8) / 2)
 
 
 def test_redundant_channels_come_in_connected_components() -> None:
@@ -202,9 +204,11 @@ def test_added_maps_are_one_channel(kind: str, batch: int) -> None:
             assert np.isnan(row[1:5]).all()
             continue
         assert row[1:3].tolist() == [finite.min(), finite.max()]
-        mean, deviation = finite.mean(), finite.std()
+        mean = finite.mean()
+        deviation = finite.std()
         near = ROUNDING * (abs(mean) + deviation) + 1e-45  # means of maps are float32
-        assert abs(row[3] - mean) <= near and abs(np.sqrt(row[4]) - deviation) <= near
+        assert abs(row[3] - mean) <= near
+        assert abs(np.sqrt(row[4]) - deviation) <= near
 
 
 @pytest.mark.parametrize("batch", [1, 7])

@@ -71,7 +71,8 @@ def test_a_gate_that_could_never_break_is_refused(text: str, message: str, hint:
     """A misspelt layer would otherwise hold for ever."""
     with pytest.raises(UsageError) as error:
         findings.check_gate(parse_gate(text), LAYERS)
-    assert message in error.value.message and hint in str(error.value.hint)
+    assert message in error.value.message
+    assert hint in str(error.value.hint)
 
 
 def replaced(index: int, **found: Sequence[int]) -> list[Any]:
@@ -139,7 +140,8 @@ def test_exit_code_4_and_the_gate_on_stderr(featviz: Run, call: list[object]) ->
 def test_baseline_and_junit(featviz: Run, call: list[object], tmp_path: Path) -> None:
     """The same model against its own audit holds; against a healthier one channels are named. The
     verdicts are in JUnit, whether gates hold or not."""
-    report, baseline = tmp_path / "ci" / "audit.xml", tmp_path / "baseline.json"
+    report = tmp_path / "ci" / "audit.xml"
+    baseline = tmp_path / "baseline.json"
     assert featviz(*call).code == 0
     content = json.loads((Path(str(call[-1])) / "audit.json").read_text())
     baseline.write_text(json.dumps(content))
@@ -155,4 +157,5 @@ def test_baseline_and_junit(featviz: Run, call: list[object], tmp_path: Path) ->
     baseline.write_text(json.dumps(content))
     done = featviz(*call)
     words = "gate baseline failed: act2: 2 constant, 0 in the baseline (new: 0, 1)"
-    assert done.code == 4 and f"error: {words}" in done.err
+    assert done.code == 4
+    assert f"error: {words}" in done.err

@@ -82,7 +82,8 @@ def test_a_layer_that_runs_twice_loses_what_is_dead_both_times(tmp_path: Path) -
     # where the output of the second call is used as it is, cutting a channel out would show
     forked = Net(lambda self, x: self.conv(self.relu(self.conv(x))), conv=conv, relu=nn.ReLU())
     content = document(forked, bright, tmp_path)
-    assert found(content)["relu"]["dead"] == [1, 2] and content["prune"] == {}
+    assert found(content)["relu"]["dead"] == [1, 2]
+    assert content["prune"] == {}
 
 
 def test_channels_that_others_depend_on_are_not_pruned(noise: Path, tmp_path: Path) -> None:
@@ -92,7 +93,8 @@ def test_channels_that_others_depend_on_are_not_pruned(noise: Path, tmp_path: Pa
         raw = self.b(x)
         return self.relu(self.norm(self.a(x))) + self.relu(raw) + raw
 
-    norm, b = nn.GroupNorm(1, 4), nn.Conv2d(3, 4, 1)
+    norm = nn.GroupNorm(1, 4)
+    b = nn.Conv2d(3, 4, 1)
     wake(norm)
     with torch.no_grad():
         norm.bias[1] = -100

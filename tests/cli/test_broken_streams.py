@@ -39,7 +39,8 @@ def test_a_pipe_that_closes_in_the_midst_is_no_success(
     err = process.communicate()[1]
     assert (process.returncode, err) == (141, "")
     images = run_json(tmp_path / "out")["images"]
-    assert images["complete"] == complete(tmp_path / "out") and images["missing"]
+    assert images["complete"] == complete(tmp_path / "out")
+    assert images["missing"]
     assert len(images["complete"]) >= 2, "the image under way is completed"
     assert featviz(*base, tmp_path / "out", "--resume").code == 0
     assert featviz(*base, tmp_path / "whole").code == 0
@@ -85,7 +86,8 @@ def test_ignored_signals_stay_ignored() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup themselves
         with pipeline.stop_requests() as stop:
             os.kill(os.getpid(), signal.SIGINT)
-            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN and not stop.is_set()
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            assert not stop.is_set()
             os.kill(os.getpid(), signal.SIGHUP)
             assert stop.is_set()
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
@@ -114,7 +116,8 @@ def test_a_signal_before_the_first_image(photos: Path, tmp_path: Path) -> None:
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         err = process.communicate("\n")[1]
-    assert process.returncode == 130 and err.strip() == "error: interrupted"
+    assert process.returncode == 130
+    assert err.strip() == "error: interrupted"
     assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == {"net.py", "photos"}
 
 

@@ -26,7 +26,8 @@ OPTIONS = {
     for param in (command.params if command else [])
     if isinstance(param, click.Option)
 }
-WIDTH, SCREEN = 80, 40
+WIDTH = 80
+SCREEN = 40
 
 FRAGMENTS = (
     "Its ",
@@ -73,8 +74,10 @@ def test_a_command_is_a_sentence_and_lists_every_form_of_model(name: str, featvi
     text = featviz(name, "--help").out
     for line in (cli.COMMANDS[name], text.split("\n\n")[1].strip()):
         assert re.fullmatch(r"[A-Z].*\.", " ".join(line.split())), line
-    words, command = " ".join(text.split()), COMMANDS[name]
-    assert command is not None and "{MODEL}" not in words
+    words = " ".join(text.split())
+    command = COMMANDS[name]
+    assert command is not None
+    assert "{MODEL}" not in words
     if "model" in {param.name for param in command.params}:
         assert not [source.spelling for source in SOURCES if source.spelling not in words]
 
@@ -113,7 +116,8 @@ def test_no_line_is_longer_than_a_terminal(
     """At most 80 columns, on any terminal that has them."""
     monkeypatch.setenv("COLUMNS", "200")
     text = featviz(*words, *([] if "--help-all" in words else ["--help"])).out
-    assert text and not [line for line in text.splitlines() if len(line) > WIDTH]
+    assert text
+    assert not [line for line in text.splitlines() if len(line) > WIDTH]
 
 
 def test_the_first_screen_of_run_holds_what_a_newcomer_needs(
@@ -128,7 +132,8 @@ def test_the_first_screen_of_run_holds_what_a_newcomer_needs(
     model = ["--size", "--arch", "--weights", "--model-arg", "--trust"]
     assert options_in(text) == [*needed, *model, "--open"]
     count = re.search(r"`featviz run --help-all` shows all (\d+) options", text)
-    assert count and int(count[1]) <= 66
+    assert count
+    assert int(count[1]) <= 66
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -138,7 +143,8 @@ def test_a_long_help_begins_on_one_screen_and_help_all_shows_every_option(
     """--help has the first options, and says how many there are; --help-all has each once, under
     the headings of GROUPS in their order, and what stands behind a form feed."""
     monkeypatch.setenv("COLUMNS", str(WIDTH))
-    brief, whole = featviz(name, "--help").out, featviz(name, "--help-all").out
+    brief = featviz(name, "--help").out
+    whole = featviz(name, "--help-all").out
     assert "First options:" in brief.splitlines()[:SCREEN]
     shown = options_in(whole)
     assert len(brief.splitlines()) <= SCREEN + 2
@@ -146,7 +152,8 @@ def test_a_long_help_begins_on_one_screen_and_help_all_shows_every_option(
     expected = [p.opts[0] for key, p in OPTIONS.items() if key.split()[0] == name]
     assert sorted(shown) == sorted([*expected, "-h"])
     headings = [line.rstrip(":") for line in whole.splitlines() if line.rstrip(":") in GROUPS]
-    assert headings == [group for group in GROUPS if group in headings] and len(headings) >= 5
+    assert headings == [group for group in GROUPS if group in headings]
+    assert len(headings) >= 5
     assert "\f" not in whole + brief
     assert name != "run" or ("More examples:" in whole and "More examples:" not in brief)
 
@@ -179,4 +186,5 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     """Help comes at once, for a command of each file, too."""
     lines = ["--help", "--help-all", *(f"{name} --help" for name in ("run", "look", "report"))]
     for line, done in zip(lines, apart(lines, tmp_path), strict=True):
-        assert (done.code, done.imported) == (0, []) and len(done.out) > 10, line
+        assert (done.code, done.imported) == (0, []), line
+        assert len(done.out) > 10, line

@@ -43,5 +43,7 @@ def test_json_is_one_document(featviz: Run) -> None:
 def test_refusals(featviz: Run, tmp_path: Path, words: list[str], code: int, message: str) -> None:
     """One line with its remedy, the exit codes of run, and nothing is written."""
     done = featviz(*LOOK, *words)
-    assert done.code == code and message in done.err and "Traceback" not in done.err
+    assert done.code == code
+    assert message in done.err
+    assert "Traceback" not in done.err
     assert not list(tmp_path.iterdir())

@@ -203,10 +203,13 @@ def test_a_mistake_gets_its_message_and_its_hint(
     before = set(tree(here))
     done = featviz(*shlex.split(line))
     said = [words for words in done.err.splitlines() if not words.startswith("warning: ")]
-    assert done.code in (1, 2) and done.out == ""
-    assert said[0].startswith("error: ") and message in said[0], done.err
+    assert done.code in (1, 2)
+    assert done.out == ""
+    assert said[0].startswith("error: "), done.err
+    assert message in said[0], done.err
     assert not hint or (said[1].startswith("hint: ") and hint in said[1]), done.err
-    assert len(said) <= 2 and "Traceback" not in done.err
+    assert len(said) <= 2
+    assert "Traceback" not in done.err
     assert set(tree(here)) == before
 
 
@@ -219,9 +222,11 @@ def test_an_earlier_run_is_named_behind_a_misspelt_layer_with_the_whole_command(
     line = ["run", "model.pth", "cat.jpg", "--out", str(out), "-q", "--layers"]
     assert featviz(*line, "b1").code == 0
     misspelt = featviz(*line, "b4")
-    assert misspelt.code == 2 and "no layer matches --layers 'b4'" in misspelt.err
+    assert misspelt.code == 2
+    assert "no layer matches --layers 'b4'" in misspelt.err
     earlier = featviz(*line, "b[12]")
-    assert earlier.code == 1 and "holds a run, 1 image complete" in earlier.err
+    assert earlier.code == 1
+    assert "holds a run, 1 image complete" in earlier.err
     command = shlex.join(["featviz", *line, "b[12]", "--overwrite"])
     assert earlier.err.splitlines()[-1].endswith(f"--overwrite replaces it: {command}")
     assert featviz(*shlex.split(command)[1:]).code == 0
@@ -233,7 +238,8 @@ def test_mistakes_do_not_wait_for_torch(here: Path) -> None:
     quick = [*COMMANDS, *OPTIONS, *PLACES][::5]
     lines = [*(line for line, *_ in quick), "run resnet81 cat.jpg", "look resnet18 nosuch.jpg"]
     for line, done in zip(lines, apart(lines, here), strict=True):
-        assert done.code == 2 and "torch" not in done.imported, line
+        assert done.code == 2, line
+        assert "torch" not in done.imported, line
 
 
 @pytest.mark.usefixtures("here")
@@ -261,7 +267,8 @@ def test_the_last_line_of_a_run_names_what_failed_and_how_to_look(
     that takes nothing is warned of, with what may be meant."""
     out = tmp_path / "my maps"
     done = featviz("run", "model.pth", "photos", "empty.png", "--layers", "b1,b4", "--out", out)
-    assert done.code == 3 and "error: empty.png is empty" in done.err
+    assert done.code == 3
+    assert "error: empty.png is empty" in done.err
     assert "'b4' matches no layer" in done.err
     assert done.err.splitlines()[-1] == (
         f"1 picture of 1 image in {out}; 1 image failed: empty.png (see run.json); "
@@ -279,12 +286,15 @@ def test_open_shows_the_report_in_the_browser(
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or works)
     out = tmp_path / "out"
     run = ("run", "model.pth", "cat.jpg", "--layers", "b1", "--out", out, "--overwrite")
-    assert featviz(*run, "--report").code == 0 and not opened
+    assert featviz(*run, "--report").code == 0
+    assert not opened
     page = out / "report" / "index.html"
     end = f"no browser could be started: open {page.as_uri()}"
     for command in (run, ("report", out)):
         done = featviz(*command, "--open")
-        assert opened == [page.as_uri()] and done.code == 0
+        assert opened == [page.as_uri()]
+        assert done.code == 0
         last = done.err.splitlines()[-1]
-        assert last.endswith("opened in the browser" if works else end) and str(page) in last
+        assert last.endswith("opened in the browser" if works else end)
+        assert str(page) in last
         opened.clear()

@@ -43,7 +43,8 @@ def test_predictions_are_told_of_one_image_or_with_v(
     for given, told in (((images,), 0), ((images, "-v"), 3), ((images / "00.png",), 1)):
         done = featviz(*words, "--json", *given)
         assert len(re.findall(r"^\d\d\.png: class", done.err, re.MULTILINE)) == told
-        assert done.code == (0 if told == 1 else 3) and done.err.count("error: ") == bool(done.code)
+        assert done.code == (0 if told == 1 else 3)
+        assert done.err.count("error: ") == bool(done.code)
         lines = [json.loads(line) for line in done.out.splitlines()]
         assert sum("prediction" in line for line in lines) == (3 if done.code else 1)
 
@@ -65,7 +66,8 @@ def test_a_dry_run_foretells_the_run(
         with Image.open(path) as image:
             pixels += image.width * image.height
     maps = sum(len(capture.get("channels") or range(capture["maps"])) for capture in captures)
-    assert told["images"] == 2 and told["layers"] == 3
+    assert told["images"] == 2
+    assert told["layers"] == 3
     written = [path for path in out.rglob("*") if path.is_file() and path.name != "run.json"]
     assert told["all_files"] == len(written)
     assert told["files"] == len(captures) == len(list(out.rglob("output*.png")))
@@ -99,10 +101,12 @@ def test_verbose_adds_the_traceback(featviz: Run, nets: str, folder: Path, out: 
     """-v shows where an error came from, after its line; also one that failed an image alone."""
     outcome = featviz("layers", f"{nets}:absent", "-v")
     assert outcome.code == 2
-    assert outcome.err.startswith("error: ") and "Traceback" in outcome.err
+    assert outcome.err.startswith("error: ")
+    assert "Traceback" in outcome.err
     outcome = featviz("run", f"{nets}:picky", folder, "--out", out, "--layers", "Conv2d", "-v")
     assert outcome.code == 3
-    assert "ValueError: no picture may be 13 wide" in outcome.err and "Traceback" in outcome.err
+    assert "ValueError: no picture may be 13 wide" in outcome.err
+    assert "Traceback" in outcome.err
 
 
 def test_a_bug_shows_its_traceback() -> None:
@@ -117,7 +121,8 @@ def test_a_bug_shows_its_traceback() -> None:
         [sys.executable, "-c", code, "layers"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert "Traceback" in done.stderr and "RuntimeError: a bug of ours" in done.stderr
+    assert "Traceback" in done.stderr
+    assert "RuntimeError: a bug of ours" in done.stderr
 
 
 @pytest.mark.parametrize(("separator", "option"), [(b"\n", []), (b"\0", ["-0"])])
@@ -140,7 +145,8 @@ def test_a_list_of_paths(
     done = featviz("run", tiny_file, "-", *option, "--json", "--out", out, "--layers", "0", "-q")
     refused(done, 3, "gone.png")
     found = [json.loads(line)["image"] for line in done.out.splitlines()]
-    assert found == ["picture.png", "gone.png", other.name] and len(complete(out)) == 2
+    assert found == ["picture.png", "gone.png", other.name]
+    assert len(complete(out)) == 2
 
 
 @pytest.mark.parametrize("more", [[], ["--tensors", "npy"]], ids=["pictures", "tensors"])

@@ -54,9 +54,11 @@ def test_a_channel_differs_as_allclose_says(
     base, new = pair
     size += max(abs(values[np.isfinite(values)]).max(initial=0) for values in pair)
     change = compare(base, new, size)
-    b, n = base.astype(np.float64), new.astype(np.float64)
+    b = base.astype(np.float64)
+    n = new.astype(np.float64)
     with np.errstate(all="ignore"):
-        larger, gap = np.maximum(abs(b), abs(n)), abs(n - b)
+        larger = np.maximum(abs(b), abs(n))
+        gap = abs(n - b)
         beyond = gap > tolerance * larger + tolerance * size
         near = np.isclose(gap, tolerance * (larger + size), rtol=1e-9)
     finite = np.isfinite(b) & np.isfinite(n)
@@ -104,7 +106,8 @@ def test_the_cosine_of_a_layer_is_that_of_all_its_values(size: float, width: int
     new[3] = 1e-6
     oracle = (base * new).sum() / np.linalg.norm(base) / np.linalg.norm(new)
     found = compare(base * size, new * size, size)
-    assert found.layer_cosine == pytest.approx(oracle) and oracle > 0.98
+    assert found.layer_cosine == pytest.approx(oracle)
+    assert oracle > 0.98
     assert width == 1 or found.cosine[3] == 0
     assert np.isnan(compare_stats(*np.ones((2, 3, 6), np.float32), 1.0).layer_cosine)
     assert compare(base * 0, new, 1.0).layer_cosine == 0
@@ -248,10 +251,12 @@ def test_pixels_are_compared_of_channels_that_both_have_drawn() -> None:
     weights = torch.tensor([[10.0, 20, 30, 1, 1], [1, 40, 50, 60, 1]])[:, None, :, None, None]
     sides = [captured(side, Hints(), max_maps=3, pick="top")[""] for side in noise * weights]
     images = [SimpleNamespace(levels=lambda row, p=p: pixels_of(p)) for _, p, _ in sides]
-    rows, stats = tuple(row for row, _, _ in sides), tuple(own for _, _, own in sides)
+    rows = tuple(row for row, _, _ in sides)
+    stats = tuple(own for _, _, own in sides)
     pair = TensorPair(rows[0].place, tuple(images), rows, stats)
     ids, before, after, slack = pair.pixels()
-    assert ids == sorted({*rows[0].channels} & {*rows[1].channels}) and 1 < len(ids) < 3
+    assert ids == sorted({*rows[0].channels} & {*rows[1].channels})
+    assert 1 < len(ids) < 3
     exact = (noise * weights)[:, 0, ids].flatten(2).numpy()
     spans = np.ptp(exact, axis=2).sum(0)
     np.testing.assert_allclose(slack, 0.501 * spans / 255, rtol=1e-5)
@@ -318,5 +323,6 @@ def test_arrays_that_do_not_fit_give_nothing(name: str) -> None:
 
 def test_channels_that_lost_their_numbers_come_first() -> None:
     """However far the values of others are apart; those out of the mask are left out."""
-    relative, unlike = np.array([0.9, 0.0, 0.5, 1.0]), np.array([0, 2, 0, 0])
+    relative = np.array([0.9, 0.0, 0.5, 1.0])
+    unlike = np.array([0, 2, 0, 0])
     assert worst_first(relative, unlike, np.array([True, True, True, False])) == [1, 0, 2]

@@ -20,7 +20,8 @@ def test_one_changed_weight_is_found_where_it_is(
     featviz: CLI, run: Run, kept: tuple[str, ...]
 ) -> None:
     """The first layer that diverges is the changed one, in the one channel of that weight."""
-    base, new = run("base", *kept), run("new", *kept, change=one_weight)
+    base = run("base", *kept)
+    new = run("new", *kept, change=one_weight)
     code, document = documented(featviz, base, new)
     assert code == 4
     first = document["first_divergence"]
@@ -41,7 +42,9 @@ def test_numbers_of_kept_tensors(featviz: CLI, run: Run) -> None:
     new = run("new", "--tensors", "npy", change=one_weight)
     _, document = documented(featviz, base, new)
     for name, index in (("2", 3), ("4", 5)):
-        absolute, relative, cosine = [], [], []
+        absolute = []
+        relative = []
+        cosine = []
         for image in ("a.png", "b.png"):
             file = f"{image}/{index:03d}_{name}/output.npy"
             b, n = (np.load(root / file)[0].astype(np.float64) for root in (base, new))
@@ -80,7 +83,8 @@ def test_threads_and_libraries_make_no_difference(
     featviz: CLI, photos: Path, tmp_path: Path
 ) -> None:
     """Two threads without oneDNN are equal to one with it by default, though not to the bit."""
-    runs, convs = [], (nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3), nn.Conv2d(64, 64, 3))
+    runs = []
+    convs = (nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3), nn.Conv2d(64, 64, 3))
     torch.save(nn.Sequential(*convs), tmp_path / "wide.pth")
     command = [str(tmp_path / "wide.pth"), str(photos / "a.png"), "-q", "--tensors", "npy"]
     command += ["--size", "32", "--layers", "Conv2d", "--out"]
@@ -99,7 +103,8 @@ def test_threads_and_libraries_make_no_difference(
 @pytest.mark.parametrize("kept", [(), ("--tensors", "npy")], ids=["pixels", "tensors"])
 def test_nan_equals_nan_and_nothing_else(featviz: CLI, run: Run, kept: tuple[str, ...]) -> None:
     """NaN on both sides is no difference; on one side it is, whatever the tolerance."""
-    plain, nan = run("plain", *kept), run("nan", *kept, change=nan_bias)
+    plain = run("plain", *kept)
+    nan = run("nan", *kept, change=nan_bias)
     again = run("again", *kept, change=nan_bias)
     assert featviz("diff", nan, again, "--tolerance", "0").code == 0
     for pair in ((plain, nan), (nan, plain)):
@@ -113,10 +118,13 @@ def test_nan_equals_nan_and_nothing_else(featviz: CLI, run: Run, kept: tuple[str
 def test_what_no_picture_shows_is_compared_by_statistics(featviz: CLI, run: Run) -> None:
     """WebP has no levels to read back."""
     webp = ("--format", "webp")
-    base, new = run("base", *webp), run("new", *webp, change=one_weight)
+    base = run("base", *webp)
+    new = run("new", *webp, change=one_weight)
     code, document = documented(featviz, base, new, "--tolerance", "0")
     changed = layer_of(document, "2")
-    assert code == 4 and changed["most_changed"] == [CHANGED] and changed["by"] == ["statistics"]
+    assert code == 4
+    assert changed["most_changed"] == [CHANGED]
+    assert changed["by"] == ["statistics"]
     assert changed["channels"]["cosine"][CHANGED] is None
 
 
@@ -140,7 +148,8 @@ def test_another_number_of_channels_is_a_difference(featviz: CLI, tmp_path: Path
     """A layer of another shape cannot be compared: all its channels differ, with the reason."""
     runs = [write_run(tmp_path / str(n), {"a.png": [Drawn("x", n)]}) for n in (6, 7)]
     code, document = documented(featviz, *runs)
-    assert code == 4 and document["first_divergence"]["layer"] == "x"
+    assert code == 4
+    assert document["first_divergence"]["layer"] == "x"
     (row,) = document["layers"]
     assert row["reason"] == "shape 1×6×4×5 in BASE, 1×7×4×5 in NEW"
     assert (row["differing"], row["total"]) == (6, 6)

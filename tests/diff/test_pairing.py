@@ -14,7 +14,8 @@ from rundirs import Drawn, summed_anew, write_run
 
 from .changed_network import CLI, documented
 
-CONV, RELU = Drawn("conv", index=1, type="Conv2d"), Drawn("relu", index=2)
+CONV = Drawn("conv", index=1, type="Conv2d")
+RELU = Drawn("relu", index=2)
 CHANGED = replace(CONV, stats=CONV.numbers + np.float32([0, 0, 1, 0, 0, 0]))
 BOTH = {"a.png": [CONV], "b.png": [CONV]}
 
@@ -31,7 +32,8 @@ def test_added_and_removed_layers_and_images(featviz: CLI, tmp_path: Path) -> No
     more = write_run(tmp_path / "more", {"a.png": [CONV, RELU], "b.png": [CONV]})
     code, document = documented(featviz, less, more)
     added = document["only_in_new"]
-    assert code == 4 and document["images"] == ["a.png"]
+    assert code == 4
+    assert document["images"] == ["a.png"]
     assert added["images"] == {"b.png": "not there"}
     assert [(row["layer"], row["reason"]) for row in added["layers"]] == [("relu", "not there")]
     assert document["only_in_base"] == {"images": {}, "layers": []}
@@ -39,7 +41,8 @@ def test_added_and_removed_layers_and_images(featviz: CLI, tmp_path: Path) -> No
     assert featviz("diff", less, more, "--ignore-added", "--junit", junit).code == 0
     assert 'failures="0"' in junit.read_text()
     done = featviz("diff", more, less, "--ignore-added")
-    assert done.code == 4 and "only in BASE: image b.png (not there)" in done.out
+    assert done.code == 4
+    assert "only in BASE: image b.png (not there)" in done.out
     edited(less / "a.png" / "manifest.json", '"never_ran": []', '"never_ran": ["relu"]')
     assert "layer relu output (never ran)" in featviz("diff", more, less).out
 
@@ -62,7 +65,8 @@ def test_other_options_are_refused(featviz: CLI, tmp_path: Path) -> None:
         ("two", {"options": {"normalize": "layer"}}, "scale mode is 'map' in BASE and 'layer' in"),
     ):
         done = featviz("diff", base, write_run(tmp_path / name, BOTH, **record))
-        assert (done.code, done.out) == (1, "") and words in done.err
+        assert (done.code, done.out) == (1, "")
+        assert words in done.err
 
 
 def other_pixels(folder: Path) -> None:
@@ -94,7 +98,9 @@ def test_another_image_or_input_is_refused(
     base, new = (write_run(tmp_path / name, BOTH) for name in ("base", "new"))
     change(new / "b.png")
     done = featviz("diff", base, new)
-    assert done.code == 1 and words in done.err and "a.png" not in done.err
+    assert done.code == 1
+    assert words in done.err
+    assert "a.png" not in done.err
 
 
 def test_runs_without_a_common_image_or_layer_are_refused(featviz: CLI, tmp_path: Path) -> None:
@@ -106,7 +112,8 @@ def test_runs_without_a_common_image_or_layer_are_refused(featviz: CLI, tmp_path
         ((one, relus), "no layer is in both runs: BASE has conv, NEW has relu"),
     ):
         done = featviz("diff", *pair)
-        assert done.code == 1 and words in done.err
+        assert done.code == 1
+        assert words in done.err
 
 
 def test_incomplete_images_are_named(featviz: CLI, tmp_path: Path) -> None:
@@ -174,4 +181,5 @@ def test_pixels_tell_what_statistics_do_not(featviz: CLI, tmp_path: Path) -> Non
     """Values that have moved leave a map's statistics as they are."""
     runs = [write_run(tmp_path / str(n), {"a.png": [Drawn("x", shade=n)]}) for n in (20, 60)]
     code, document = documented(featviz, *runs)
-    assert code == 4 and document["layers"][0]["by"] == ["statistics and pixels"]
+    assert code == 4
+    assert document["layers"][0]["by"] == ["statistics and pixels"]

@@ -47,7 +47,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_files_are_found() -> None:
     """Each has commands, and together they use these."""
     used = {words[0] for path in FILES for words in commands(path)}
-    assert used == {"run", "audit", "diff", "report", "merge"} and len(FILES) == 3
+    assert used == {"run", "audit", "diff", "report", "merge"}
+    assert len(FILES) == 3
     assert all(len(commands(path)) == 5 for path in GATED)
 
 
@@ -59,7 +60,8 @@ def test_a_branch_that_changes_nothing_passes(path: Path, featviz: Run, reposito
         done = featviz(*words)
         assert done.code == 0, (words, done.err)
     for name in ("report.html", "maps", "audit", "diff", "audit.xml", "diff.xml"):
-        assert name in path.read_text() and (repository / name).exists()
+        assert name in path.read_text()
+        assert (repository / name).exists()
     assert complete(repository / "maps") == [f"0{i}.png" for i in range(4)]
 
 

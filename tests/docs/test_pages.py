@@ -105,9 +105,8 @@ def test_the_commands_of_a_page_work(
 def check_readme(made: Path) -> None:
     """Twenty digits, the quick picture, eight grids, the report, a sheet, and an audit."""
     assert len([path for path in (made / "out-digits").iterdir() if path.is_dir()]) == 20
-    assert (made / "look-colour_cnn-spheres.png").is_file() and (
-        made / "maps/report/index.html"
-    ).is_file()
+    assert (made / "look-colour_cnn-spheres.png").is_file()
+    assert (made / "maps/report/index.html").is_file()
     assert len(list((made / "maps/spheres.jpg").glob("*/output.png"))) == 8
     assert (made / "featviz-exemplars/004_3/output.png").is_file()
     assert (made / "audit/apoz.png").is_file()
@@ -123,7 +122,8 @@ def check_exemplars(made: Path) -> None:
     """A sheet for every layer and class that the record names."""
     for out in (made / "featviz-exemplars", made / "classes"):
         rows = json.loads((out / "exemplars.json").read_text())["layers"]
-        assert rows and all((out / row["sheet"]).is_file() for row in rows)
+        assert rows
+        assert all((out / row["sheet"]).is_file() for row in rows)
 
 
 MADE = {"README": check_readme, "audit": check_audit, "exemplars": check_exemplars}
@@ -142,7 +142,8 @@ def test_the_code_for_ray_is_a_call_of_ours(monkeypatch: pytest.MonkeyPatch) -> 
     """With arguments that it takes; tests/api/test_ray.py draws with workers."""
     import featviz.ray
 
-    signature, calls = inspect.signature(featviz.ray.run), []
+    signature = inspect.signature(featviz.ray.run)
+    calls = []
     monkeypatch.setattr(featviz.ray, "run", lambda *a, **k: calls.append(signature.bind(*a, **k)))
     for code in blocks("pipelines", "python"):
         exec(code)
@@ -163,7 +164,8 @@ def test_the_readme_is_a_first_visit() -> None:
     something where no site is built."""
     generated = ("commands", "api")
     text = read("README")
-    assert text.count("\n") <= 150 and text.count("docs/pictures/") >= 6
+    assert text.count("\n") <= 150
+    assert text.count("docs/pictures/") >= 6
     pages = {f"docs/{page}.md" for page in PAGES if page not in ("README", "index", *generated)}
     assert pages <= set(re.findall(r"\]\((docs/\w[\w-]*\.md)\)", text))
 

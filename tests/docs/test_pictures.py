@@ -20,7 +20,8 @@ PICTURES = ROOT / "docs" / "pictures"
 def make_script() -> ModuleType:
     path = ROOT / "scripts" / "make_pictures.py"
     spec = importlib.util.spec_from_file_location("make_pictures", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules["make_pictures"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -32,7 +33,8 @@ SCRIPT = make_script()
 def test_pictures_are_small() -> None:
     """The first one at most 300 KB, all together at most 1.2 MB."""
     sizes = {path.stem: path.stat().st_size for path in PICTURES.iterdir()}
-    assert sizes["first"] <= 300_000 and sum(sizes.values()) <= 1_200_000
+    assert sizes["first"] <= 300_000
+    assert sum(sizes.values()) <= 1_200_000
 
 
 @pytest.mark.parametrize("name", SCRIPT.TABLE)
@@ -47,7 +49,8 @@ def test_a_picture_stands_beside_its_commands(name: str) -> None:
 def test_no_picture_is_left_over() -> None:
     """Some page shows each picture, and those that this script does not make are of the report's
     page (scripts/make_report_pictures.py)."""
-    names, shown = {path.stem for path in PICTURES.iterdir()}, "".join(map(read, PAGES))
+    names = {path.stem for path in PICTURES.iterdir()}
+    shown = "".join(map(read, PAGES))
     assert all(f"pictures/{name}.webp" in shown for name in names)
     assert all(name.startswith("report-") for name in names - set(SCRIPT.TABLE))
 

@@ -38,7 +38,8 @@ def chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     at = 8
     while at < len(data):
         (length,) = struct.unpack_from(">I", data, at)
-        kind, content = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
+        kind = data[at + 4 : at + 8]
+        content = data[at + 8 : at + 8 + length]
         assert struct.unpack_from(">I", data, at + 8 + length) == (zlib.crc32(kind + content),)
         yield kind, content
         at += 12 + length

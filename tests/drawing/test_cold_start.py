@@ -55,16 +55,19 @@ def test_bytes_do_not_depend_on_numbas_cache(tmp_path: Path) -> None:
     lost = {"NUMBA_CACHE_DIR": nowhere, "HOME": nowhere, "XDG_CACHE_HOME": nowhere}
     if hasattr(numba.config, "CACHE_LOCATOR_CLASSES"):  # nor in a folder inside the package
         lost["NUMBA_CACHE_LOCATOR_CLASSES"] = "UserProvidedCacheLocator"
-    counts, trees = [], []
+    counts = []
+    trees = []
     for variables in (kept, kept, lost):
         (tmp_path / "work").mkdir()
         words = ("run", DIGITS_MODEL, IMAGE, "--out", "out")
         counts.append(drawn(tmp_path / "work", *words, **variables))
         trees.append(files(tmp_path / "work" / "out"))
         (tmp_path / "work").rename(tmp_path / f"work {len(trees)}")
-    assert trees[0] and trees[0] == trees[1] == trees[2]
+    assert trees[0]
+    assert trees[0] == trees[1] == trees[2]
     first, second, uncached = counts
-    assert first[0] <= 12 and first[1] <= 16
+    assert first[0] <= 12
+    assert first[1] <= 16
     assert second == (0, 0)
     if "NUMBA_CACHE_LOCATOR_CLASSES" in lost:
         assert uncached == first

@@ -34,7 +34,8 @@ def pixels(picture: GridPicture) -> np.ndarray:
 def test_constant_maps_are_one_strip_of_their_values() -> None:
     """A pixel for each channel, from the layer's smallest value (black) to its largest."""
     picture = drawn(constant())
-    assert picture.constant == (1, 6, 6) and picture.limits.shared == (-1, 7)
+    assert picture.constant == (1, 6, 6)
+    assert picture.limits.shared == (-1, 7)
     assert pixels(picture).tolist() == [[127, 0, 32, 255]]
     assert np.array_equal(picture.stats, drawn(constant(), marks=False).stats)
     assert picture.values == 36
@@ -54,7 +55,8 @@ def test_constant_maps_are_one_strip_of_their_values() -> None:
 def test_what_stays_a_grid(tensor: Tensor) -> None:
     """A grid in which something can be seen, a dead layer, and a map alone."""
     picture = drawn(tensor)
-    assert picture.constant is None and not picture.strip
+    assert picture.constant is None
+    assert not picture.strip
 
 
 def test_clip_that_never_changes_is_a_strip_of_channels() -> None:

@@ -38,7 +38,8 @@ def test_correlations_are_numpys() -> None:
     assert np.abs(drawer.correlations(maps) - np.corrcoef(maps.numpy())).max() < 1e-5
     maps[4] = 2.5
     found = drawer.correlations(maps)
-    assert np.abs(found[4]).max() < 1e-3 and np.abs(found[:, 4]).max() < 1e-3
+    assert np.abs(found[4]).max() < 1e-3
+    assert np.abs(found[:, 4]).max() < 1e-3
 
 
 def test_similarity_restores_a_sequence() -> None:
@@ -56,7 +57,9 @@ def test_similarity_puts_constants_and_nonfinite_maps_last() -> None:
     maps[0], maps[2], maps[4] = -1.0, 3.0, 0.0
     maps[1, 2, 2] = NAN
     found = drawer.by_similarity(*channels_of(maps))
-    assert found[0] == 3 and set(found[:3]) == {3, 5, 6} and found[3:] == [2, 4, 0, 1]
+    assert found[0] == 3
+    assert set(found[:3]) == {3, 5, 6}
+    assert found[3:] == [2, 4, 0, 1]
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,7 +106,8 @@ def test_manifest_names_the_channel_of_each_tile(order: str, normalize: str) -> 
     plain = replace(PLAIN, normalize=normalize)
     picture = drawn(tensor, replace(plain, order=order))  # type: ignore[arg-type]
     row = describe(picture, SITE, tensor.shape, "output.png")
-    assert row.channels is not None and sorted(row.channels) == list(range(12))
+    assert row.channels is not None
+    assert sorted(row.channels) == list(range(12))
     if order == "mean":
         assert row.channels == np.argsort(-tensor.mean((0, 2, 3)).numpy(), kind="stable").tolist()
     before = tiles(drawn(tensor, plain))
@@ -123,7 +127,8 @@ def test_collapse_pick_and_order_work_together() -> None:
     assert row.collapsed == {"1": [1, 5]}
     text = caption(row)
     assert text["Maps"] == "3 of 8 (--max-maps, --collapse)"
-    assert text["Channels"] == "1,3-4" and text["Collapsed"] == "1: 1,5"
+    assert text["Channels"] == "1,3-4"
+    assert text["Collapsed"] == "1: 1,5"
     whole = describe(drawn(tensor, replace(PLAIN, collapse=0.99)), SITE, tensor.shape, "output.png")
     assert whole.channels == [0, 1, 2, 3, 4]
     assert whole.collapsed == {"0": [0, 6, 7], "1": [1, 5]}
@@ -136,14 +141,18 @@ def test_shared_tile_is_marked_in_its_corner_alone() -> None:
     tensor[0, 2], tensor[0, 3] = tensor[0, 0], tensor[0, 0]
     found = tiles(drawn(tensor, replace(PLAIN, collapse=0.99)))
     plain = tiles(drawn(tensor, PLAIN))
-    assert len(found) == 2 and np.array_equal(found[1], plain[1])
+    assert len(found) == 2
+    assert np.array_equal(found[1], plain[1])
     different = (found[0] != plain[0]).any(-1)
-    assert different.any() and not different[:-9].any() and not different[:, :-13].any()
+    assert different.any()
+    assert not different[:-9].any()
+    assert not different[:, :-13].any()
 
 
 def test_vectors_keep_their_order() -> None:
     """The numbers of a vector stand by index, and none is left out."""
     tensor = torch.tensor([[255.0, 255.0, 0.0, 90.0]])
     picture = drawn(tensor, replace(PLAIN, order="mean", collapse=0.9))
-    assert picture.channels is None and picture.groups == {}
+    assert picture.channels is None
+    assert picture.groups == {}
     assert np.asarray(to_image(picture)).tolist() == [[255, 255, 0, 90]]

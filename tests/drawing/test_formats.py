@@ -25,7 +25,8 @@ def test_every_command_takes_every_format(
     """run, --resume, report, sheet, diff and --overwrite work on pictures of each format, whose
     pixels are those of the PNG or near them."""
     base = ("run", tiny_file, picture, "--layers", "0", "--cmap", "viridis", "-q")
-    png, out = tmp_path / "png", tmp_path / "out"
+    png = tmp_path / "png"
+    out = tmp_path / "out"
     assert featviz(*base, "--out", png).code == 0
     command = (*base, "--format", format.name, "--out", out)
     assert featviz(*command).code == 0
@@ -40,7 +41,8 @@ def test_every_command_takes_every_format(
     assert found.shape == wanted.shape
     assert np.abs(found - wanted).mean() < (1e-9 if "lossless" in format.description else NEAR)
     before = file.read_bytes()
-    assert featviz(*command, "--resume").code == 0 and file.read_bytes() == before
+    assert featviz(*command, "--resume").code == 0
+    assert file.read_bytes() == before
     assert featviz("report", out, "--single-file").code == 0
     inside = f"data:{format.mime};base64,{base64.b64encode(before).decode()}"
     assert inside in (out / "report.html").read_text()
@@ -59,5 +61,7 @@ def test_a_pillow_without_a_format_is_told_before_anything_is_written(
     Image.init()
     monkeypatch.delitem(Image.SAVE, "WEBP", raising=False)
     done = featviz("run", tiny_file, picture, "--format", "webp", "--out", tmp_path / "out")
-    assert done.code == 2 and not (tmp_path / "out").exists()
-    assert "--format webp: Pillow" in done.err and "choose another format" in done.err
+    assert done.code == 2
+    assert not (tmp_path / "out").exists()
+    assert "--format webp: Pillow" in done.err
+    assert "choose another format" in done.err

@@ -33,7 +33,8 @@ def pillows(text: str) -> np.ndarray:
     image = Image.new("1", (100, 20))
     ImageDraw.Draw(image).text((0, 0), text, fill=1, font=ImageFont.load_default_imagefont())
     ink = np.asarray(image)
-    rows, columns = np.flatnonzero(ink.any(1)), np.flatnonzero(ink.any(0))
+    rows = np.flatnonzero(ink.any(1))
+    columns = np.flatnonzero(ink.any(0))
     return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
 
 
@@ -53,7 +54,8 @@ def test_label_is_pillows_text_in_white_on_black(cmap: str) -> None:
         wanted = pillows(str(channel))
         where = np.argwhere(ink).min(0)
         inside = ink[where[0] : where[0] + wanted.shape[0], where[1] : where[1] + wanted.shape[1]]
-        assert np.array_equal(inside, wanted) and inside.sum() == ink.sum()
+        assert np.array_equal(inside, wanted)
+        assert inside.sum() == ink.sum()
         assert where.min() >= 1
         rest = np.ones(tile.shape[:2], bool)
         rest[:height, :width] = False
@@ -91,7 +93,8 @@ def test_two_texts_never_cover_each_other() -> None:
     wide = noise(1, 2, 9, 30)
     wide[0, 1] = wide[0, 0]
     both = tiles(wide, replace(LABELLED, collapse=0.9))[0]
-    assert set(np.unique(both[:, :7])) == {0, 255} and set(np.unique(both[:, -13:])) == {0, 255}
+    assert set(np.unique(both[:, :7])) == {0, 255}
+    assert set(np.unique(both[:, -13:])) == {0, 255}
 
 
 @pytest.mark.parametrize("size", [(28, 28), (7, 7), (56, 40)])
@@ -107,11 +110,18 @@ def test_zero_constant_dark_and_nonfinite_maps_differ(size: tuple[int, int], cma
     levels = colormaps[cmap](np.linspace(0, 1, 254), bytes=True)[:, :3] if cmap != "grey" else None
     lowest = levels[0] if levels is not None else np.zeros(3)
     cross = (zero != lowest).any(-1)
-    assert np.array_equal(cross, cross[::-1]) and np.array_equal(cross, cross[:, ::-1])
-    assert cross[0, 0] and cross[-1, 0] and 0 < cross.mean() < 0.5
+    assert np.array_equal(cross, cross[::-1])
+    assert np.array_equal(cross, cross[:, ::-1])
+    assert cross[0, 0]
+    assert cross[-1, 0]
+    assert 0 < cross.mean() < 0.5
     stroke = (seven != seven[0, 0]).any(-1)
-    assert np.array_equal(seven, minus) and stroke[-1, 0] and stroke[0, -1] and not stroke[0, 0]
-    assert np.array_equal(stroke, stroke[::-1, ::-1]) and 0 < stroke.mean() < 0.3
+    assert np.array_equal(seven, minus)
+    assert stroke[-1, 0]
+    assert stroke[0, -1]
+    assert not stroke[0, 0]
+    assert np.array_equal(stroke, stroke[::-1, ::-1])
+    assert 0 < stroke.mean() < 0.3
     if size[0] == size[1] and cmap == "grey":
         assert np.array_equal(stroke[::-1], np.eye(size[0], dtype=bool))
     assert ((dark != lowest).any(-1)).sum() == 1
@@ -140,5 +150,6 @@ def test_nan_beside_one_value_is_not_constant() -> None:
     maps[0, 3, 4] = float("nan")
     found = tiles(maps[None], PLAIN)
     magenta = (found[0] == (255, 0, 255)).all(-1)
-    assert magenta.sum() == 1 and magenta[3, 4]
+    assert magenta.sum() == 1
+    assert magenta[3, 4]
     assert len(np.unique(found[0][~magenta], axis=0)) == 1

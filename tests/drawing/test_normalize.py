@@ -12,7 +12,8 @@ from featviz.cli.run import run
 from featviz.drawing import normalize, values
 from featviz.errors import UsageError
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
+INF = float("inf")
 
 
 def random_maps(seed: int, *shape: int) -> Tensor:
@@ -38,7 +39,8 @@ def torchvision_levels(maps: Tensor, **options: object) -> np.ndarray:
 
 def assert_same_greys(found: np.ndarray, expected: np.ndarray) -> None:
     """Within one grey level, and at least 99.9 % identical."""
-    assert found.dtype == np.uint8 and found.shape == expected.shape
+    assert found.dtype == np.uint8
+    assert found.shape == expected.shape
     difference = np.abs(found.astype(int) - expected)
     assert difference.max() <= 1
     assert (difference == 0).mean() >= 0.999
@@ -63,7 +65,8 @@ def test_map_scale_far_from_zero(offset: float) -> None:
 def test_layer_and_range_scales_are_torchvisions_value_range() -> None:
     """`layer` shares the extremes of all maps; `range` clips to the numbers given."""
     maps = random_maps(0, 30, 33, 31)
-    low, high = float(maps.min()), float(maps.max())
+    low = float(maps.min())
+    high = float(maps.max())
     shared = torchvision_levels(maps, normalize=True, value_range=(low, high))
     assert_same_greys(drawn("layer", maps), shared)
     cut = torchvision_levels(maps, normalize=True, value_range=(-2.5, 4.0))
@@ -75,7 +78,8 @@ def test_no_scale_takes_values_as_0_to_1() -> None:
     maps = random_maps(1, 30, 33, 31) / 3
     found = drawn("none", maps)
     assert_same_greys(found, torchvision_levels(maps))
-    assert (found[maps.numpy() <= 0] == 0).all() and (found[maps.numpy() >= 1] == 255).all()
+    assert (found[maps.numpy() <= 0] == 0).all()
+    assert (found[maps.numpy() >= 1] == 255).all()
 
 
 @pytest.mark.parametrize("count", [256, 254])
@@ -102,7 +106,8 @@ def test_one_large_value_does_not_whiten_the_others() -> None:
     found = drawn("symmetric-percentile:99", maps)
     wanted = ((np.clip(maps.numpy(), -limit, limit) / limit + 1) / 2 * 255).astype(np.float64)
     assert np.abs(found - wanted).max() <= 1
-    assert found[1, 1, 1] == 255 and found[2, 3, 3] == 0
+    assert found[1, 1, 1] == 255
+    assert found[2, 3, 3] == 0
     assert set(found[:, ::2].flat) <= {127, 128}
     assert set(drawn("symmetric-percentile:99", torch.zeros(2, 3, 3)).flat) <= {127, 128}
 
@@ -127,7 +132,9 @@ def test_equal_percentiles_split_dark_from_bright() -> None:
     maps = torch.zeros(1, 10, 10)
     maps[0, 0, 0], maps[0, 0, 1] = 5, -5
     found = drawn("percentile:10,90", maps)[0]
-    assert found[0, 0] == 255 and found[0, 1] == 0 and set(found[1:].flat) <= {0, 128}
+    assert found[0, 0] == 255
+    assert found[0, 1] == 0
+    assert set(found[1:].flat) <= {0, 128}
 
 
 @pytest.mark.parametrize("mode", ["map", "layer"])
@@ -153,12 +160,13 @@ def test_maps_of_tiny_ranges_are_drawn_like_others(exponent: int, mode: str) -> 
     those of the same map times a power of two, in a compiled loop and by torch's arithmetic."""
     maps = torch.linspace(0, 1, 64).reshape(1, 8, 8) * torch.tensor([1.0, 0.5]).reshape(2, 1, 1)
     tiny = maps * 2.0**exponent
-    assert float(tiny[tiny > 0].min()) >= 2.0**-128 and np.array_equal(
-        drawn(mode, tiny), drawn(mode, maps)
-    )
+    assert float(tiny[tiny > 0].min()) >= 2.0**-128
+    assert np.array_equal(drawn(mode, tiny), drawn(mode, maps))
     tiny[1, 3, 3] = NAN
     found = drawn(mode, tiny, 254, nonfinite=255)
-    assert found[0].max() == 253 and found[1, 3, 3] == 255 and found[1].max() < 254 + 2
+    assert found[0].max() == 253
+    assert found[1, 3, 3] == 255
+    assert found[1].max() < 254 + 2
 
 
 def test_one_number_maps_share_the_layers_scale() -> None:
@@ -182,7 +190,8 @@ def test_nonfinite_values_change_nothing_for_the_others(text: str) -> None:
         maps[spot] = value
     found = drawn(text, maps, 254, nonfinite=255)
     holes = ~np.isfinite(maps.numpy())
-    assert holes.sum() == 3 and (found[holes] == 255).all()
+    assert holes.sum() == 3
+    assert (found[holes] == 255).all()
     assert np.array_equal(found[~holes], clean[~holes])
 
 
@@ -194,7 +203,8 @@ def test_maps_without_a_finite_value(text: str) -> None:
     maps = random_maps(4, 3, 5, 5)
     maps[1] = NAN
     found = drawn(text, maps, 254, nonfinite=255)
-    assert (found[1] == 255).all() and (found[[0, 2]] < 254).all()
+    assert (found[1] == 255).all()
+    assert (found[[0, 2]] < 254).all()
     assert len(np.unique(found[0])) > 1
     assert (drawn(text, maps[1:2], 254, nonfinite=255) == 255).all()
 
@@ -233,10 +243,12 @@ def test_a_scale_is_one_record(mode: normalize.ScaleMode) -> None:
     maps = random_maps(6, 4, 5, 5)
     rows = values.statistics(maps)[0]
     found = values.limits(normalize.parse_scale(text), maps, rows[:, 0], rows[:, 1])
-    assert (found.shared is not None) == mode.shared and found.mode == name
+    assert (found.shared is not None) == mode.shared
+    assert found.mode == name
     with pytest.raises(UsageError) as caught:
         normalize.parse_scale("?")
     assert mode.spelling in str(caught.value.hint)
     option = next(p for p in run.params if p.name == "normalize")
     assert f"{mode.spelling}: {mode.words}" in option.help
-    assert mode.legend and all(0 <= level <= 255 and words for level, words in mode.legend)
+    assert mode.legend
+    assert all(0 <= level <= 255 and words for level, words in mode.legend)

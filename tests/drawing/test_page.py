@@ -62,7 +62,8 @@ def test_panels_name_channels_and_hide_nothing() -> None:
     assert [int(t.split()[1]) for t in panels] == list(picture.drawn)
     assert "channel 1 ×2" in panels
     holes = (panels["channel 4"].pixels == (255, 0, 255)).all(-1)
-    assert holes[1, 1] and holes.sum() == 1
+    assert holes[1, 1]
+    assert holes.sum() == 1
     (panel,) = panels_of(drawn(torch.arange(10.0)[None]))
     wanted = colormaps["viridis"](np.arange(10) / 9, bytes=True)[None, :, :3]
     assert np.abs(panel.pixels.astype(int) - wanted).max() <= 4
@@ -96,7 +97,8 @@ def test_figure_shows_input_maps_and_bars() -> None:
         assert np.count_nonzero(where[:, : pixels.shape[1] // 3]) == 0
         assert np.count_nonzero(where) > 4 * 20 * 20
     title = pixels[:40]
-    assert (title < 100).any() and (pixels[-3:] == 255).all()
+    assert (title < 100).any()
+    assert (pixels[-3:] == 255).all()
 
 
 def test_ticks_stand_at_their_values() -> None:
@@ -118,7 +120,8 @@ def test_panels_have_the_pixels_of_their_maps() -> None:
     pixels = np.asarray(Image.open(io.BytesIO(written(panels))))
     for number, panel in enumerate(panels):
         cell = page.figure_size(4).grid.cell(number)
-        left, top = round(100 * cell.left), round(100 * cell.top)
+        left = round(100 * cell.left)
+        top = round(100 * cell.top)
         found = pixels[top : top + 170, left + 35 : left + 135][5::10, 5::10]
         assert np.array_equal(found, panel.pixels)
 
@@ -148,7 +151,8 @@ def test_ticks_are_those_of_matplotlibs_colour_bar(low: float, high: float) -> N
 def test_any_name_of_an_image_can_be_a_title(title: str) -> None:
     """Bytes that are no UTF-8, line breaks, thousands of letters and those of no font."""
     pixels = np.asarray(Image.open(io.BytesIO(example(title=title))))
-    assert (pixels[:40] < 255).any() and (pixels[:2] == 255).all()
+    assert (pixels[:40] < 255).any()
+    assert (pixels[:2] == 255).all()
 
 
 @pytest.mark.slow
@@ -159,7 +163,8 @@ def test_run_writes_a_figure_beside_each_picture(
     base = ("run", tiny_file, picture, "--layers", "0,4", "-q")
     assert featviz(*base, "--out", tmp_path / "plain").code == 0
     assert featviz(*base, "--out", tmp_path / "figure", "--figure").code == 0
-    plain, found = files(tmp_path / "plain"), files(tmp_path / "figure")
+    plain = files(tmp_path / "plain")
+    found = files(tmp_path / "figure")
     extra = {name for name in found if name not in plain}
     assert extra == {f"picture.png/{folder}/output.figure.png" for folder in ("001_0", "005_4")}
     grid = "picture.png/001_0/output.png"
@@ -178,7 +183,8 @@ def test_a_fine_overlay_is_reduced_smoothly() -> None:
         board = np.repeat(((y + x) % 2 * 255).astype(np.uint8)[..., None], 3, axis=2)
         file = io.BytesIO(written([sheet.Tile("", board, (0, 1))], "", board))
         cell = page.figure_size(1).grid.cell(0)
-        left, top = round(100 * cell.left), round(100 * cell.top)
+        left = round(100 * cell.left)
+        top = round(100 * cell.top)
         inside = np.asarray(Image.open(file))[top + 20 : top + 300, left + 20 : left + 300]
         assert np.isin(inside, list(levels)).all()
 
@@ -217,8 +223,10 @@ def look(*tiles: Bytes, **fields: Any) -> Bytes:
 def box(drawn: Bytes, colour: tuple[int, int, int]) -> tuple[int, int, int, int]:
     """Top, left, height and width of the pixels of a colour, which fill their box."""
     here = (drawn == colour).all(2)
-    rows, columns = np.flatnonzero(here.any(1)), np.flatnonzero(here.any(0))
-    height, width = int(rows[-1] - rows[0] + 1), int(columns[-1] - columns[0] + 1)
+    rows = np.flatnonzero(here.any(1))
+    columns = np.flatnonzero(here.any(0))
+    height = int(rows[-1] - rows[0] + 1)
+    width = int(columns[-1] - columns[0] + 1)
     assert here.sum() == height * width
     return int(rows[0]), int(columns[0]), height, width
 
@@ -272,4 +280,5 @@ def test_names_stay_in_their_column(name: str) -> None:
     drawn = look(rows=[row], title=name, subtitle=name, key=name)
     top = box(drawn, COLOURS[0])[0]
     assert (drawn[top - 5 : top + 150, 200:210] == 255).all()
-    assert (drawn[:, :25] == 255).all() and (drawn[:, -25:] == 255).all()
+    assert (drawn[:, :25] == 255).all()
+    assert (drawn[:, -25:] == 255).all()

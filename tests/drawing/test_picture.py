@@ -130,16 +130,20 @@ def test_pictures_in_pieces_are_tiles_enlarged_marked_and_laid(
     marks = {1: grid.ZERO, 4: grid.CONSTANT, 5: grid.ZERO}
     colors = Palette(256, 201, None, None)
     monkeypatch.setattr(grid, "PIECE_BYTES", piece)
-    shapes, high, wide = grid.marks(plan.tile), plan.tile[0] + padding, plan.tile[1] + padding
+    shapes = grid.marks(plan.tile)
+    high = plan.tile[0] + padding
+    wide = plan.tile[1] + padding
     for written in (None, {number: grid.Label(mark=mark) for number, mark in marks.items()}):
         expected = np.full((plan.height, plan.width, colours), 201, np.uint8)
         for number, tile in enumerate(tiles):
             grown = np.kron(tile, np.ones((factor, factor, 1), np.uint8))
             if written and number in marks:
                 grown[shapes[marks[number] - 1]] = 128 + tile[0, 0, 0]
-            top, left = padding + number // 3 * high, padding + number % 3 * wide
+            top = padding + number // 3 * high
+            left = padding + number % 3 * wide
             expected[top : top + plan.tile[0], left : left + plan.tile[1]] = grown
-        file, held = io.BytesIO(), tiles if colours == 3 else tiles[..., 0]
+        file = io.BytesIO()
+        held = tiles if colours == 3 else tiles[..., 0]
         strips = grid.strips(plan, held, colors, written)
         write_png(file, (plan.height, plan.width), strips)
         found = np.asarray(Image.open(file)).reshape(expected.shape)
@@ -237,7 +241,8 @@ def test_manifest_row_tells_geometry_and_numbers() -> None:
     assert (row.shape, row.layout, row.maps) == ([1, 4, 2, 3], "nchw", 4)
     assert (row.layer, row.index, row.call) == ("layer1.0.conv1", 4, 1)
     assert (row.min, row.max, row.mean, row.nonfinite) == (0, 23, 11.5, 0)
-    assert row.std == pytest.approx(np.arange(24).std()) and row.channels is None
+    assert row.std == pytest.approx(np.arange(24).std())
+    assert row.channels is None
     assert row.zero_fraction == pytest.approx(1 / 24)
 
 

@@ -61,7 +61,8 @@ def test_chunks_are_in_order_and_whole() -> None:
     pixels = np.zeros((4, 4), np.uint8)
     kinds = [k for k, _ in chunks(encoded(pixels, 2, colors=bytes(768), text={"Layer": "conv"}))]
     data = [kind for kind in kinds if kind == b"IDAT"]
-    assert kinds == [b"IHDR", b"tEXt", b"PLTE", *data, b"IEND"] and data
+    assert kinds == [b"IHDR", b"tEXt", b"PLTE", *data, b"IEND"]
+    assert data
 
 
 @pytest.mark.parametrize(
@@ -90,12 +91,14 @@ def test_rows_take_the_filter_that_leaves_less(depth: int) -> None:
     ramp = np.arange(9, dtype=np.uint8).repeat(depth)[None] * np.uint8([[1], [2]])
     piece = np.concatenate([noise, ramp, np.zeros((2, 9 * depth), np.uint8)])
     for above in (np.zeros(9 * depth, np.uint8), piece[0].copy(), piece[1].copy()):
-        before, rows = above.copy(), np.empty((9, 1 + 9 * depth), np.uint8)
+        before = above.copy()
+        rows = np.empty((9, 1 + 9 * depth), np.uint8)
         loops.filter_rows(piece, above, depth, rows)
         assert np.array_equal(above, piece[-1])
         up = piece - np.vstack([before, piece[:-1]])
         sub = piece - np.pad(piece, ((0, 0), (depth, 0)))[:, :-depth]
         assert set(rows[:, 0].tolist()) == {1, 2}
         assert np.array_equal(rows[:, 1:], np.where(rows[:, :1] == 1, sub, up))
-        assert rows[2:4, 0].tolist() == [2, 2] and rows[5:, 0].tolist() == [1, 1, 1, 2]
+        assert rows[2:4, 0].tolist() == [2, 2]
+        assert rows[5:, 0].tolist() == [1, 1, 1, 2]
         assert rows[0, 0] == 2 or not np.array_equal(before, piece[0])

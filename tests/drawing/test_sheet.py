@@ -9,7 +9,8 @@ from PIL import Image
 from featviz.drawing import sheet
 from featviz.drawing.sheet import Canvas, Caption, Cell, Letters, PixelCanvas, TileGrid
 
-RED, BLUE = (250, 10, 20), (10, 20, 250)
+RED = (250, 10, 20)
+BLUE = (10, 20, 250)
 
 
 def solid(width: int, height: int, colour: tuple[int, int, int] = RED) -> Image.Image:
@@ -19,8 +20,10 @@ def solid(width: int, height: int, colour: tuple[int, int, int] = RED) -> Image.
 def box(picture: Image.Image, colour: tuple[int, int, int]) -> tuple[int, int, int, int]:
     """Left, top, width and height of the pixels of a colour, which fill their box."""
     here = (np.asarray(picture) == colour).all(2)
-    rows, columns = np.flatnonzero(here.any(1)), np.flatnonzero(here.any(0))
-    width, height = int(columns[-1] - columns[0] + 1), int(rows[-1] - rows[0] + 1)
+    rows = np.flatnonzero(here.any(1))
+    columns = np.flatnonzero(here.any(0))
+    width = int(columns[-1] - columns[0] + 1)
+    height = int(rows[-1] - rows[0] + 1)
     assert here.sum() == width * height
     return int(columns[0]), int(rows[0]), width, height
 
@@ -69,7 +72,8 @@ def test_captions_stand_below_their_tile() -> None:
         ys, xs = np.nonzero(ink)
         assert 10 <= xs.min() < 13
         tops.append(ys.min())
-    assert tops[0] >= 35 and tops[1] - tops[0] == sheet.line_height(12)
+    assert tops[0] >= 35
+    assert tops[1] - tops[0] == sheet.line_height(12)
 
 
 @pytest.mark.parametrize("max_width", [30, 60, 1000])
@@ -81,7 +85,8 @@ def test_a_long_line_keeps_its_beginning(max_width: int) -> None:
     if max_width == 1000:
         assert short == line
     else:
-        assert short.endswith("…") and line.startswith(short[:-1])
+        assert short.endswith("…")
+        assert line.startswith(short[:-1])
         assert sheet.text_width(line[: len(short)] + "…", 12) > max_width
 
 
@@ -108,7 +113,8 @@ def test_a_text_that_is_too_wide_loses_its_middle() -> None:
     width = canvas.write(text, 0.5, 0.25, Letters(10), max_width=1.5)
     assert 1.2 < width <= 1.5 < canvas.width(text, Letters(10))
     inked = (canvas.pixels < 255).any(2).any(0)
-    assert not inked[:48].any() and not inked[52 + 150 :].any()
+    assert not inked[:48].any()
+    assert not inked[52 + 150 :].any()
 
 
 def test_a_rectangle_has_a_pixel_at_least() -> None:
@@ -118,4 +124,6 @@ def test_a_rectangle_has_a_pixel_at_least() -> None:
     assert box(Image.fromarray(canvas.pixels), RED) == (10, 5, 1, 10)
     canvas.frame(Cell(0, 0, 0.3, 0.2))
     black = (canvas.pixels == 0).all(2)
-    assert black.sum() == 2 * 30 + 2 * 18 and black[0].all() and black[:, -1].all()
+    assert black.sum() == 2 * 30 + 2 * 18
+    assert black[0].all()
+    assert black[:, -1].all()

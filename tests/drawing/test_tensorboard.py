@@ -127,9 +127,11 @@ def test_grids_are_make_grids_one_tag_a_layer(net: nn.Module, pictures: Path, ra
     """Tags by layer and call, the image's position as step, torchvision's pixels but for crosses on
     maps of zeros; and no scalars, whose lines would join images."""
     events = ran(net, pictures, "conv,relu,last")
-    layers, kernels = ("conv", "relu", "relu.call1", "last"), {"kernel/conv", "kernel/last"}
+    layers = ("conv", "relu", "relu.call1", "last")
+    kernels = {"kernel/conv", "kernel/last"}
     assert events.tags("images") == {f"output/{name}" for name in layers} | kernels
-    assert not events.tags("scalars") and events.images("kernel/conv").keys() == {0}
+    assert not events.tags("scalars")
+    assert events.images("kernel/conv").keys() == {0}
     for step, name in enumerate(NAMES):
         for layer, output in outputs(net, pictures / name).items():
             shown = events.images(f"output/{layer}")
@@ -140,7 +142,9 @@ def test_grids_are_make_grids_one_tag_a_layer(net: nn.Module, pictures: Path, ra
             for channel in np.flatnonzero((output[0] == 0).flatten(1).all(1)):
                 y, x = divmod(int(channel), isqrt(output.shape[1]))
                 cross = different[2 + 16 * y :, 2 + 20 * x :][:14, :18]
-                assert cross[0, 0] and cross[0, -1] and cross.mean() < 0.3
+                assert cross[0, 0]
+                assert cross[0, -1]
+                assert cross.mean() < 0.3
                 cross[:] = False
             assert not different.any()
             value = events.histogram(f"histogram/{layer}", step)
@@ -154,7 +158,8 @@ def test_training_steps_make_lines_of_each_image(
     """A Watcher's steps: each image has its own tags, with its share of zeros and its channels that
     are nowhere above zero at each step."""
     wanted: list[dict[str, dict[str, Tensor]]] = []
-    board, options = tmp_path / "tb", {"mean": (0.0,) * 3, "std": (1.0,) * 3, "size": (16, 20)}
+    board = tmp_path / "tb"
+    options = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "size": (16, 20)}
     with fv.Watcher(
         net, pictures, "conv,relu", 1, tmp_path / "out", tensorboard=board, **options
     ) as watcher:
@@ -214,7 +219,8 @@ def test_kernels_go_to_a_board(featviz: Run, tmp_path: Path) -> None:
     words = ("kernels", tmp_path / "net.pth", "--out", tmp_path / "out")
     assert featviz(*words, "--tensorboard", tmp_path / "tb").code == 0
     events = Events(tmp_path / "tb" / "out")
-    assert events.tags("images") == {"kernel/0", "kernel/2"} and not events.tags("scalars")
+    assert events.tags("images") == {"kernel/0", "kernel/2"}
+    assert not events.tags("scalars")
     for layer, folder in (("0", "001_0"), ("2", "003_2")):
         file = Image.open(tmp_path / "out" / folder / "kernel.png").convert("RGB")
         assert np.array_equal(events.images(f"kernel/{layer}")[0], file)
@@ -236,8 +242,10 @@ def test_kernels_go_to_a_board(featviz: Run, tmp_path: Path) -> None:
 def test_histograms_are_numpys(values: Tensor) -> None:
     """numpy's counts of the finite values but for those on an edge, and sums in float64."""
     wide = values.double().numpy()
-    wide, found = wide[np.isfinite(wide)], tensorboard.histogram(values)
-    assert found is not None and found["num"] == sum(found["bucket"]) == len(wide)
+    wide = wide[np.isfinite(wide)]
+    found = tensorboard.histogram(values)
+    assert found is not None
+    assert found["num"] == sum(found["bucket"]) == len(wide)
     assert (found["min"], found["max"]) == (wide.min(), wide.max())
     assert found["sum"] == pytest.approx(wide.sum(), rel=1e-9, abs=1e-9)
     assert found["sum_squares"] == pytest.approx(np.square(wide).sum(), rel=1e-9)
@@ -255,9 +263,12 @@ def test_without_the_package_one_line_says_how_to_get_it(
     for command in (["run", tiny_file, picture], ["kernels", tiny_file]):
         out = tmp_path / "out"
         done = featviz(*command, "--out", out, "--tensorboard", tmp_path / "tb")
-        assert done.code == 2 and not out.exists() and not (tmp_path / "tb").exists()
+        assert done.code == 2
+        assert not out.exists()
+        assert not (tmp_path / "tb").exists()
         assert "--tensorboard needs the package tensorboard" in done.err
-        assert "pip install 'featviz[tensorboard]'" in done.err and len(done.err.splitlines()) == 2
+        assert "pip install 'featviz[tensorboard]'" in done.err
+        assert len(done.err.splitlines()) == 2
 
 
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:

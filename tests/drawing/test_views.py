@@ -47,7 +47,8 @@ def tiles(picture: Image.Image, size: tuple[int, int], padding: int = 2) -> list
 
 def coloured(values: np.ndarray, size: tuple[int, int], cmap: str) -> np.ndarray:
     """What a map should look like: its 254 levels, resized by Pillow, coloured by matplotlib."""
-    low, high = values.min(), values.max()
+    low = values.min()
+    high = values.max()
     levels = np.round((values - low) / (high - low) * 253).astype(np.uint8)
     grown = np.asarray(Image.fromarray(levels).resize(size[::-1], Image.Resampling.BILINEAR))
     return colormaps[cmap](grown / 253, bytes=True)[..., :3].astype(int)
@@ -56,7 +57,8 @@ def coloured(values: np.ndarray, size: tuple[int, int], cmap: str) -> np.ndarray
 @pytest.mark.parametrize(("shape", "cmap"), [((1, 5, 7, 9), "viridis"), ((1, 3, 90, 60), "magma")])
 def test_overlay_is_input_and_coloured_map(shape: tuple[int, ...], cmap: str) -> None:
     """Alpha 0 is the input and alpha 1 the map, exactly; between them it is their mixture."""
-    tensor, image = noise(*shape), photo(48, 36)
+    tensor = noise(*shape)
+    image = photo(48, 36)
     ground = np.asarray(image).astype(int)
     found = {
         alpha: tiles(
@@ -75,7 +77,8 @@ def test_overlay_is_input_and_coloured_map(shape: tuple[int, ...], cmap: str) ->
 
 def test_overlay_mixes_colours_of_all_channels_by_alpha() -> None:
     """The picture of principal components, too: alpha of it, and the rest of the input."""
-    tensor, image = noise(1, 5, 9, 12), photo(48, 36)
+    tensor = noise(1, 5, 9, 12)
+    image = photo(48, 36)
     options = {"reduce": "pca", "image": image, "scale": 1}
     whole, part = (
         np.asarray(fv.grid(tensor, overlay=alpha, **options)).astype(int) for alpha in (1.0, 0.25)
@@ -90,7 +93,8 @@ def test_nonfinite_values_stay_magenta_and_sharp() -> None:
     tensor[0, 0, 2, 3] = NAN
     found = np.asarray(fv.grid(tensor, overlay=1.0, image=photo(36, 36), scale=1))
     magenta = (found == (255, 0, 255)).all(-1)
-    assert magenta[12:18, 18:24].all() and magenta.sum() == 36
+    assert magenta[12:18, 18:24].all()
+    assert magenta.sum() == 36
 
 
 def test_overlay_of_frames_shows_each_its_own(tmp_path: Path) -> None:
@@ -122,7 +126,8 @@ def test_overlay_of_frames_shows_each_its_own(tmp_path: Path) -> None:
 
 def test_overlay_leaves_out_what_pads_the_image() -> None:
     """Of a letterboxed picture the window is drawn; the map covers all of it."""
-    ground, options = np.asarray(photo(24, 20)), DrawOptions(overlay=0.0, scale=1)
+    ground = np.asarray(photo(24, 20))
+    options = DrawOptions(overlay=0.0, scale=1)
     drawn = (noise(1, 2, 6, 5), Hints(), [ground])
     picture = drawer.draw(options, SITE, *drawn, (4, 3, 12, 9))[""]
     assert np.array_equal(picture.tiles[0:2], np.stack([ground[4:16, 3:12]] * 2))
@@ -146,7 +151,8 @@ def test_overlay_of_many_maps_is_made_piece_by_piece() -> None:
         encode(picture, file, "png", {})
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert picture.plan.pixels * 3 > 20e6 and peak < 12e6
+    assert picture.plan.pixels * 3 > 20e6
+    assert peak < 12e6
 
 
 @pytest.mark.parametrize(
@@ -167,12 +173,15 @@ def test_reduction_is_numpys(name: str, oracle: Callable[[np.ndarray], np.ndarra
     assert np.abs(found - 255 * (values - values.min()) / span).max() <= 1
     picture = drawer.draw(DrawOptions(reduce=name), SITE, tensor, Hints())[""]
     row = describe(picture, SITE, tensor.shape, "output.png")
-    assert row.reduce == name and row.maps == 7 and row.channels is None
+    assert row.reduce == name
+    assert row.maps == 7
+    assert row.channels is None
     assert row.range == pytest.approx([values.min(), values.max()], rel=1e-5)
     assert (row.min, row.max) == (tensor.min(), tensor.max())
     assert row.grid == {"nrow": 1, "padding": 0, "tile": [189, 231], "scale": 21}
     text = caption(row)
-    assert text["Reduce"] == f"{name} of all channels" and text["Maps"] == "7 of 7"
+    assert text["Reduce"] == f"{name} of all channels"
+    assert text["Maps"] == "7 of 7"
 
 
 def test_reduction_shows_where_a_channel_is_not_finite() -> None:
@@ -182,7 +191,8 @@ def test_reduction_shows_where_a_channel_is_not_finite() -> None:
     for name in ("mean", "max", "l2", "pca"):
         found = np.asarray(fv.grid(tensor, reduce=name, scale=1).convert("RGB"))
         magenta = (found == (255, 0, 255)).all(-1)
-        assert magenta[1, 2] and magenta.sum() == 1, name
+        assert magenta[1, 2], name
+        assert magenta.sum() == 1, name
 
 
 def by_svd(values: np.ndarray) -> np.ndarray:
@@ -213,7 +223,8 @@ def test_pca_of_little_variation() -> None:
     """One direction gives one colour that varies; none gives mid-grey."""
     line = noise(1, 1, 8, 8) * torch.tensor([1.0, -2.0])[None, :, None, None]
     found = np.asarray(fv.grid(line, reduce="pca", scale=1)).astype(int)
-    assert np.ptp(found[..., 0]) > 100 and set(np.unique(found[..., 1:])) <= {127, 128}
+    assert np.ptp(found[..., 0]) > 100
+    assert set(np.unique(found[..., 1:])) <= {127, 128}
     flat = np.asarray(fv.grid(torch.full((1, 4, 8, 8), 3.0), reduce="pca", scale=1))
     assert set(np.unique(flat)) <= {127, 128}
 

@@ -104,7 +104,8 @@ COMPUTED: dict[str, Callable[[], nn.Module]] = {
 }
 """Nets whose layer `last` the functions tell all of."""
 
-HEIGHT, WIDTH = 16, 13
+HEIGHT = 16
+WIDTH = 13
 Boxes = dict[tuple[int, ...], tuple[int, int, int, int] | None]
 
 
@@ -167,7 +168,8 @@ def test_what_no_function_tells_is_unknown() -> None:
 
 def test_attention_sees_the_whole_image() -> None:
     """Patches see themselves; behind attention all see everything."""
-    own, whole = (4, 8, 8, 12), (0, 0, 16, 16)
+    own = (4, 8, 8, 12)
+    whole = (0, 0, 16, 16)
     for layer, box in (("patches", own), ("before", own), ("last", whole)):
         assert box_at(seen_by(tokens(), layer, (16, 16)), 2, 1) == box
 
@@ -183,7 +185,8 @@ def test_resnet18_sees_what_is_known_of_it() -> None:
     """The size that the formula of strides and kernels gives, in an image that has room for it
     (Araujo, Norris, Sim, "Computing Receptive Fields of Convolutional Neural Networks", 2019)."""
     field = seen_by(torchvision.models.resnet18(weights=None), "layer4", (448, 448))
-    assert field is not None and field.largest == (435, 435)
+    assert field is not None
+    assert field.largest == (435, 435)
 
 
 def test_nothing_of_the_model_changes() -> None:
@@ -195,7 +198,8 @@ def test_nothing_of_the_model_changes() -> None:
     blank = [torch.zeros(1, 3, 12, 12)]
     sources = list(ExemplarCollector(model, list_layers(net), blank).sources.values())
     assert len(receptive_fields(model, sources, blank)) == len(sources) > 0
-    assert net.training and all(p.grad is None for p in net.parameters())
+    assert net.training
+    assert all(p.grad is None for p in net.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
     for name, value in net.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)

@@ -82,7 +82,8 @@ def test_a_crop_is_the_receptive_field(featviz: Run, tmp_path: Path) -> None:
     inputs = (tmp_path / "m.pth", tmp_path / "photos")
     done = featviz("exemplars", *inputs, "--layers", "0", "--top", 1, "--out", out, *PLAIN)
     assert done.code == 0, done.err
-    assert "2×2" in done.out and "computed" in done.out
+    assert "2×2" in done.out
+    assert "computed" in done.out
     with Image.open(out / "001_0" / "output" / "c00000.png") as picture:
         left, top, width, height = pictures.tile_grid(1).cell(0)
         tile = np.asarray(picture.crop((left, top, left + width, top + height)).convert("RGB"))
@@ -98,7 +99,8 @@ def test_the_place_is_marked_where_the_whole_image_is_shown() -> None:
     position = MapPosition(row=0, column=3, rows=2, columns=4)
     whole = cut(picture, PixelBox(0, 0, 64, 32), (32, 64), position)
     yellow = np.argwhere((np.asarray(whole) == (255, 212, 0)).all(-1))
-    assert yellow.min(0).tolist() == [32, 96] and yellow.max(0).tolist() == [63, 127]
+    assert yellow.min(0).tolist() == [32, 96]
+    assert yellow.max(0).tolist() == [63, 127]
     part = np.asarray(cut(picture, PixelBox(0, 0, 16, 32), (32, 32), position))
     assert not (part == (255, 212, 0)).all(-1).any()
     # one that the border of the image has halved fills half of the tile
@@ -145,7 +147,8 @@ def test_a_broken_image_fails_alone(featviz: Run, lights: Path, reds: Path, tmp_
     """Exit code 3, and exemplars of the others."""
     (reds / "broken.png").write_bytes(b"no image")
     done = featviz("exemplars", lights, reds, "--layers", "0", "--out", tmp_path / "out", *PLAIN)
-    assert done.code == 3 and "broken.png" in done.err
+    assert done.code == 3
+    assert "broken.png" in done.err
     assert (tmp_path / "out" / "001_0" / "output" / "c00000.png").is_file()
 
 
@@ -163,4 +166,5 @@ def test_batches_of_any_size_give_the_same_bytes(
         done = featviz("exemplars", *words, "--out", tmp_path / n)
         assert done.code == 0, done.err
         trees.append(tree(tmp_path / n))
-    assert trees[0] == trees[1] and len(trees[0]) > 20
+    assert trees[0] == trees[1]
+    assert len(trees[0]) > 20

@@ -81,7 +81,8 @@ def test_a_search_over_all_tensors_finds_the_same(
     by: str, net: nn.Module, noise: Path, tmp_path: Path
 ) -> None:
     """Images, values and places of every channel of every call, ties included."""
-    content, kept = found(net, noise, tmp_path / "out", top=5, pick=by), stored(net, noise)
+    content = found(net, noise, tmp_path / "out", top=5, pick=by)
+    kept = stored(net, noise)
     labels = [(row["layer"], row["call"]) for row in content["layers"]]
     assert labels == [("conv1", 0), ("relu", 0), ("conv2", 0), ("relu", 1), ("head", 0)]
     for row in content["layers"]:
@@ -135,7 +136,8 @@ def test_nan_and_infinities_excite_nothing(noise: Path, tmp_path: Path) -> None:
     content = found(net, noise, tmp_path / "out", replace(OPTIONS, layers="last"), top=2)
     holes, nothing, plain = content["layers"][0]["channels"]
     assert [e["value"] for e in holes["exemplars"]] == [-2.0, -2.0]
-    assert nothing["exemplars"] == [] and nothing["file"] is None
+    assert nothing["exemplars"] == []
+    assert nothing["file"] is None
     assert [e["value"] for e in plain["exemplars"]] == [1.0, 1.0]
     assert not (tmp_path / "out" / "001_last" / "output" / "c00001.png").exists()
 
@@ -158,7 +160,8 @@ def test_each_class_has_its_own(net: nn.Module, noise: Path, tmp_path: Path) -> 
                 ]
                 assert got == [(e["image"], e["value"], e["box"]) for e in other["exemplars"]]
     sheets = {row["sheet"] for row in content["layers"]}
-    assert len(sheets) == 10 and all((tmp_path / "out" / sheet).is_file() for sheet in sheets)
+    assert len(sheets) == 10
+    assert all((tmp_path / "out" / sheet).is_file() for sheet in sheets)
 
 
 def test_any_layout_gives_the_same_places(noise: Path, tmp_path: Path) -> None:
@@ -191,8 +194,10 @@ class Choosy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patches, self.tokens = nn.Conv2d(3, 6, 4, 4), nn.Linear(6, 2)
-        self.table, self.queries = nn.Parameter(torch.randn(1, 18, 6)), nn.Linear(6, 2)
+        self.patches = nn.Conv2d(3, 6, 4, 4)
+        self.tokens = nn.Linear(6, 2)
+        self.table = nn.Parameter(torch.randn(1, 18, 6))
+        self.queries = nn.Linear(6, 2)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         patches = self.patches(x).flatten(2).transpose(1, 2)
@@ -215,9 +220,11 @@ def test_an_image_of_a_new_shape_may_be_refused(batch: int, tmp_path: Path) -> N
     inputs = InputOptions(preset="none")
     options = ExemplarOptions(inputs=inputs, layers="Linear", batch_size=batch)
     asked = [replace(options, out=tmp_path / name) for name in ("all", "good")]
-    model, photos = adopt(Choosy().eval(), inputs), tmp_path / "photos"
+    model = adopt(Choosy().eval(), inputs)
+    photos = tmp_path / "photos"
     every = find_exemplars(model, [str(photos)], asked[0])
-    assert [one.number for one in every.images.failures] == [refused] and every.images.seen == 5
+    assert [one.number for one in every.images.failures] == [refused]
+    assert every.images.seen == 5
     (photos / f"{refused}.png").unlink()
     good = find_exemplars(model, [str(photos)], asked[1])
     shown = [

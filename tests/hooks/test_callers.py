@@ -29,7 +29,8 @@ class Conv(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.act = nn.Conv2d(3, 3, 1), Conv.default_act
+        self.conv = nn.Conv2d(3, 3, 1)
+        self.act = Conv.default_act
 
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.conv(x))
@@ -120,7 +121,8 @@ def test_a_sequential_calls_by_position() -> None:
     with torch.no_grad():
         first = row[0](IMAGE).relu()
         second = row[2](first).relu()
-        assert torch.equal(got["0.1"][0], first) and torch.equal(got["0.3"][0], second)
+        assert torch.equal(got["0.1"][0], first)
+        assert torch.equal(got["0.3"][0], second)
         assert torch.equal(got["2.1"][0], row[0](second).relu())
 
 
@@ -156,8 +158,10 @@ def test_a_shared_block_shares_what_is_inside() -> None:
 def test_a_place_that_nobody_calls_is_no_news() -> None:
     """A module that runs from one place is not named for another, such as the model itself, which
     only hands it on; one that runs from none of its places is named once."""
-    shared, spare = nn.ReLU(), nn.Tanh()
-    row, idle = nn.Sequential(shared), nn.Sequential(shared, spare)
+    shared = nn.ReLU()
+    spare = nn.Tanh()
+    row = nn.Sequential(shared)
+    idle = nn.Sequential(shared, spare)
     model = Net(lambda self, x: self.used(x), shared=shared, spare=spare, used=row, unused=idle)
 
     def silent(selectors: str) -> list[str]:
@@ -181,7 +185,8 @@ def test_the_calls_of_a_copy_are_those_of_its_original(layers: str, names: list[
         lambda self, x: copy.deepcopy(self.b)(self.a(x).relu()), a=nn.Conv2d(3, 3, 1), b=block
     )
     run = fv.run(model, IMAGE[0].clamp(0, 1), layers, preset="none")
-    assert [maps.layer for maps in run.captures] == names and not run.failures
+    assert [maps.layer for maps in run.captures] == names
+    assert not run.failures
 
 
 def test_places_of_a_model_that_was_changed_are_read_anew() -> None:

@@ -53,7 +53,8 @@ def _owner(node: str, names: set[str]) -> str | None:
 def test_captures_equal_the_feature_extractors(name: str) -> None:
     """Every captured tensor is what create_feature_extractor gives for that node."""
     torch.manual_seed(0)
-    model, tensor = models.get_model(name, weights=None).eval(), torch.randn(1, 3, 96, 96)
+    model = models.get_model(name, weights=None).eval()
+    tensor = torch.randn(1, 3, 96, 96)
     with torch.inference_mode():
         expected = expected_outputs(model, tensor)
         seen = grab(model, "*", tensor)
@@ -68,7 +69,8 @@ class Careless(nn.Module):
 
     def __init__(self, fails: bool) -> None:
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2)
+        self.conv = nn.Conv2d(3, 2, 1)
+        self.norm = nn.BatchNorm2d(2)
         self.register_buffer("count", torch.zeros(1))
         self.register_buffer("last", torch.zeros(1))
         self.fails = fails

@@ -68,7 +68,8 @@ def test_a_compiled_model_is_captured_as_it_is_written(compiled: Any, warm: bool
     """Whoever compiled it, and whether it ran before: each call's tensors, under the names of the
     module itself; afterwards the compiled code is in force again, and is not captured."""
     torch.manual_seed(0)
-    model, image = convolution(), torch.rand(1, 3, 8, 8)
+    model = convolution()
+    image = torch.rand(1, 3, 8, 8)
     conv = model.conv(image)
     watched, call = compiled(model)
     if warm:
@@ -79,7 +80,8 @@ def test_a_compiled_model_is_captured_as_it_is_written(compiled: Any, warm: bool
     prefix = "0" if compiled is inside else ""
     names = [f"{prefix}.conv".lstrip("."), f"{prefix}/fn:relu".lstrip("/")]
     assert list(maps) == names
-    assert torch.equal(maps[names[0]][0], conv) and torch.equal(maps[names[1]][0], conv.relu())
+    assert torch.equal(maps[names[0]][0], conv)
+    assert torch.equal(maps[names[1]][0], conv.relu())
     assert [len(tensors) for tensors in maps.values()] == [2, 2]
     assert len(COMPILED_RUNS) == warm
     call(image)
@@ -90,7 +92,8 @@ def test_a_compiled_model_is_captured_as_it_is_written(compiled: Any, warm: bool
 @pytest.mark.parametrize("first", [0, 1])
 def test_what_is_compiled_stays_aside_until_the_last_capture_ends(first: int) -> None:
     """Two captures that overlap may end in any order, and then compiled code is in force."""
-    model, image = convolution(), torch.rand(1, 3, 8, 8)
+    model = convolution()
+    image = torch.rand(1, 3, 8, 8)
     torch.compile(model, backend=counted)(image)
     stance = torch._dynamo.eval_frame._stance.stance
     captures = [fv.capture(model, "Conv2d") for _ in range(2)]
@@ -105,7 +108,8 @@ def test_what_is_compiled_stays_aside_until_the_last_capture_ends(first: int) ->
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_calls_that_the_backward_pass_repeats_are_captured_once(reentrant: bool) -> None:
     """A checkpointed block runs twice, and gives one tensor for each call of the caller's."""
-    block, image = convolution(), torch.rand(1, 3, 8, 8, requires_grad=True)
+    block = convolution()
+    image = torch.rand(1, 3, 8, 8, requires_grad=True)
     runs: list[bool] = []
     block.conv.register_forward_hook(lambda *_: runs.append(True))
     for calls in (1, 2):

@@ -42,11 +42,14 @@ class Adapted(nn.Conv2d):
 def test_a_train_of_the_models_own_is_asked_and_undone(training: bool) -> None:
     """In eval mode weights are merged; afterwards they are, bit by bit, what they were."""
     model = nn.Sequential(Adapted(), nn.ReLU()).train(training)
-    weight, merged = model[0].weight.clone(), model[0].merged
+    weight = model[0].weight.clone()
+    merged = model[0].merged
     with in_eval_mode(model):
-        assert model[0].merged and not model.training
+        assert model[0].merged
+        assert not model.training
     assert torch.equal(model[0].weight, weight)
-    assert model[0].merged is merged and model[0].training is training
+    assert model[0].merged is merged
+    assert model[0].training is training
     if training:
         model(IMAGE[None]).sum().backward()
         assert model[0].second.grad is not None
@@ -57,7 +60,8 @@ def test_lazy_modules_are_refused_until_they_have_seen_an_input() -> None:
     model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.ReLU())
     with pytest.raises(UsageError, match=r"the model's 0 \(LazyConv2d\) gets its size from the"):
         fv.run(model, IMAGE, "Conv2d,ReLU", size=16)
-    assert isinstance(model[0], nn.LazyConv2d) and model[0].has_uninitialized_params()
+    assert isinstance(model[0], nn.LazyConv2d)
+    assert model[0].has_uninitialized_params()
     model(IMAGE[None])
     assert len(fv.run(model, IMAGE, "Conv2d,ReLU", size=16).captures) == 2
 
@@ -92,7 +96,8 @@ def test_no_image_depends_on_the_one_before(capture: str) -> None:
         del options["target"]
     alone = fv.run(model, IMAGE, "conv,Recurrent", **options)
     after_another = fv.run(model, [1 - IMAGE, IMAGE], "conv,Recurrent", **options)
-    first, second = alone.captures, after_another.images[1].captures
+    first = alone.captures
+    second = after_another.images[1].captures
     assert [maps.mean for maps in first] == [maps.mean for maps in second]
     assert [maps.layer for maps in first] == [maps.layer for maps in second]
     assert model.state == 0.0
@@ -105,7 +110,8 @@ def test_no_image_depends_on_the_one_before(capture: str) -> None:
 def test_blocks_that_overlap_put_the_fast_path_back(fast: bool) -> None:
     """It is the whole process's; whoever ends last puts back what was there before the first."""
     mha = torch.backends.mha
-    begun, end = Event(), Event()
+    begun = Event()
+    end = Event()
 
     def other() -> None:
         with in_eval_mode(nn.ReLU()):

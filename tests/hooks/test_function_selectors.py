@@ -34,7 +34,8 @@ class TestInARun:
         out = picture.parent / "out"
         options = {"size": (12, 16), "tensors": "npy", "scale": 1, **AS_IS}
         assert fv.run(net, picture, "fn:add,Unit,Conv2d", out, **options).failures == ()
-        folder, found = out / picture.name, rows(out / picture.name)
+        folder = out / picture.name
+        found = rows(out / picture.name)
         row = found["layer1.1/fn:add", 0, ""]
         conv, into = (
             torch.from_numpy(np.load(folder / found[name, 0, ""]["tensor"]))
@@ -47,17 +48,20 @@ class TestInARun:
         assert np.allclose(stats[:, 0], (conv + into)[0].amin((1, 2)).numpy())
         assert float((conv + into).min()) < 0 <= found["layer1.1", 0, ""]["min"]
         name = Path(row["file"]).parent.name
-        assert name.startswith("005_layer1.1_fn_add-") and name == name.strip(". ")
+        assert name.startswith("005_layer1.1_fn_add-")
+        assert name == name.strip(". ")
         assert not set(name) & set('<>:"/\\|?*')
         text = Image.open(folder / row["file"]).text
         assert text["Layer"] == "layer1.1/fn:add (fn:add)"
         run = json.loads((out / "run.json").read_text())
-        assert "layer1.1/fn:add" in run["layers"] and manifest(folder)["never_ran"] == []
+        assert "layer1.1/fn:add" in run["layers"]
+        assert manifest(folder)["never_ran"] == []
 
     def test_drawing_is_not_mistaken_for_the_model(self, picture: Path) -> None:
         """What featviz itself computes while it draws a module is no function of that module."""
         like = Net(lambda self, x: torch.stack([x.flatten(1).mean(1), x.flatten(1).amin(1)], 1))
-        out, model = picture.parent / "out", nn.Sequential(nn.Conv2d(3, 3, 1), like)
+        out = picture.parent / "out"
+        model = nn.Sequential(nn.Conv2d(3, 3, 1), like)
         layers = "*,fn:stack,fn:flatten,fn:mean,fn:amin,fn:clone"
         fv.run(model, picture, layers, out, size=(12, 16), **AS_IS)
         calls = [(name, call) for name, call, _ in rows(out / picture.name) if "fn:" in name]
@@ -74,7 +78,8 @@ class TestInARun:
 
     def test_a_function_that_is_not_called_never_ran(self, picture: Path) -> None:
         """Called with the blank image, not with this one: named in never_ran."""
-        out, conv = picture.parent / "out", nn.Conv2d(3, 2, 1)
+        out = picture.parent / "out"
+        conv = nn.Conv2d(3, 2, 1)
         fussy = Net(lambda self, x: self.conv(x) if x.any() else F.gelu(self.conv(x)), conv=conv)
         fv.run(fussy, picture, "fn:gelu,Conv2d", out, size=(12, 16), **AS_IS)
         assert manifest(out / picture.name)["never_ran"] == ["fn:gelu"]
@@ -127,7 +132,8 @@ class TestSelectors:
         own call none, and it names what is there."""
         with pytest.raises(UsageError, match="no layer matches 'fn:gelu'") as caught:
             grab(net, "fn:gelu", torch.randn(1, 3, 6, 8))
-        assert "fn:relu 1" in str(caught.value.hint) and "fn:add 3" in str(caught.value.hint)
+        assert "fn:relu 1" in str(caught.value.hint)
+        assert "fn:add 3" in str(caught.value.hint)
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
         with pytest.raises(UsageError, match="no layer matches 'fn:nonsense'") as caught:
             grab(model, "fn:nonsense", torch.randn(1, 3, 6, 8))
@@ -156,4 +162,5 @@ class TestSelectors:
         got = featviz("run", f"{net_file}:Net", picture, *named, *LINE)
         assert got.code == 2
         assert got.err.startswith(f"error: no layer matches --layers {asked!r}\n")
-        assert len(got.err.splitlines()) == 2 and all(word in got.err for word in words)
+        assert len(got.err.splitlines()) == 2
+        assert all(word in got.err for word in words)

@@ -27,7 +27,8 @@ class TestAgainstForwardsByHand:
     def test_the_residual_sums_of_resnet18(self) -> None:
         """Eight sums, one a block, each before the in-place ReLU overwrites it."""
         torch.manual_seed(0)
-        model, image = models.resnet18().eval(), torch.randn(1, 3, 64, 64)
+        model = models.resnet18().eval()
+        image = torch.randn(1, 3, 64, 64)
         seen = grab(model, "fn:add", image)
         with torch.inference_mode():
             x = model.maxpool(F.relu(model.bn1(model.conv1(image))))
@@ -38,9 +39,11 @@ class TestAgainstForwardsByHand:
                     total = block.bn2(block.conv2(F.relu(block.bn1(block.conv1(x))))) + same
                     names.append(f"{stage}.{i}/fn:add")
                     (got,) = seen[names[-1]]
-                    assert torch.equal(got, total) and bool((got < 0).any())
+                    assert torch.equal(got, total)
+                    assert bool((got < 0).any())
                     x = F.relu(total)
-        assert list(seen) == names and len(names) == 8
+        assert list(seen) == names
+        assert len(names) == 8
 
 
 class TestWhoCalls:
@@ -80,7 +83,8 @@ class TestWhoCalls:
 
     def test_a_function_behind_an_inner_module_is_the_outers(self) -> None:
         """Before, between and behind calls of inner modules the outer one is running."""
-        a, b = Net(lambda self, x: x * 2), Net(lambda self, x: x * 2)
+        a = Net(lambda self, x: x * 2)
+        b = Net(lambda self, x: x * 2)
         outer = Net(lambda self, x: (self.b(self.a(x * 3) * 5) * 7).sum(), a=a, b=b)
         seen = grab(nn.Sequential(outer), "fn:mul,fn:sum", torch.ones(1, 1))
         assert {name: [t.item() for t in tensors] for name, tensors in seen.items()} == {

@@ -140,7 +140,8 @@ def test_selectors_without_a_layer_and_the_types_there_are(layers: list[Layer]) 
         "Conv2d#9",
     ]
     first, *others = select.types_present(layers).split(", ")
-    assert first == "Conv2d 2" and sorted(others) == [
+    assert first == "Conv2d 2"
+    assert sorted(others) == [
         "Linear 1",
         "OwnConv 1",
         "ReLU 1",

@@ -34,7 +34,8 @@ def written(data: bytes, name: str = "model.pth") -> Maker:
 
 
 WEIGHTS = {"weight": torch.arange(16.0)}
-WHOLE, OLD = saved_bytes(WEIGHTS), saved_bytes(WEIGHTS, _use_new_zipfile_serialization=False)
+WHOLE = saved_bytes(WEIGHTS)
+OLD = saved_bytes(WEIGHTS, _use_new_zipfile_serialization=False)
 with zipfile.ZipFile(io.BytesIO(WHOLE)) as _archive:
     MEMBERS = {name.partition("/")[2]: _archive.read(name) for name in _archive.namelist()}
 """What a good file holds."""

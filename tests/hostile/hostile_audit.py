@@ -98,7 +98,8 @@ def _violation(rules: Rules, event: str, args: tuple[Any, ...]) -> str | None:
     if event in ("compile", "exec"):
         return _running(rules, args)
     if event == "import":
-        name, file = str(args[0]), args[1]
+        name = str(args[0])
+        file = args[1]
         sight = name in _SIGHTS or MARKER in name
         return f"import {name}" if sight else _foreign_code(rules, file or "<none>")
     if event == "ctypes.dlopen":
@@ -147,7 +148,8 @@ def _foreign_code(rules: Rules, path: Any) -> str | None:
 
 
 def _running(rules: Rules, args: tuple[Any, ...]) -> str | None:
-    code, file = args[0], args[1] if len(args) > 1 else "<none>"
+    code = args[0]
+    file = args[1] if len(args) > 1 else "<none>"
     if isinstance(code, CodeType):
         if code.co_filename.startswith("<") and _holds_marker(code):
             return f"foreign code: {code.co_filename}"

@@ -63,8 +63,11 @@ class Sandbox:
 
     def __init__(self, root: Path) -> None:
         self.root = root = root.resolve()
-        self.given, self.work, self.marker = root / "given", root / "work", root / MARKER
-        self.secret, self.bystander = root / "secret/id_secret", root / "bystander/notes.txt"
+        self.given = root / "given"
+        self.work = root / "work"
+        self.marker = root / MARKER
+        self.secret = root / "secret/id_secret"
+        self.bystander = root / "bystander/notes.txt"
         for folder in (self.given, self.work, self.secret.parent, self.bystander.parent):
             folder.mkdir(parents=True)
         self.secret.write_text(SECRET)
@@ -133,9 +136,11 @@ def worker() -> tuple[subprocess.Popen[str], str]:
         "MALLOC_ARENA_MAX": "2",
         "COLUMNS": "200",
     }
-    command, pipe = [sys.executable, str(HERE / "hostile_worker.py")], subprocess.PIPE
+    command = [sys.executable, str(HERE / "hostile_worker.py")]
+    pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
-    assert process.stdout and process.stdout.readline() == "ready\n"
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
     atexit.register(folder.cleanup)
     atexit.register(process.communicate, timeout=30)
     return process, str(home)
@@ -143,7 +148,8 @@ def worker() -> tuple[subprocess.Popen[str], str]:
 
 def ask(**request: Any) -> list[Outcome]:
     process, home = worker()
-    assert process.stdin and process.stdout
+    assert process.stdin
+    assert process.stdout
     request["writable"] += [home, os.devnull]
     process.stdin.write(json.dumps(request) + "\n")
     process.stdin.flush()
@@ -221,7 +227,8 @@ def snapshot(root: Path) -> Listing:
     found = {}
     for folder, folders, files in os.walk(root):
         for path in (Path(folder, name) for name in (*folders, *files)):
-            mode, content = path.lstat().st_mode, ""
+            mode = path.lstat().st_mode
+            content = ""
             if stat.S_ISLNK(mode):
                 content = str(path.readlink())
             elif stat.S_ISREG(mode):

@@ -86,7 +86,8 @@ def tarred(*members: tuple[str, bytes], mode: str = "w", **fields: Any) -> bytes
 
 def zipped(*members: tuple[str, bytes], packed: bool = True) -> bytes:
     """A zip of these files, of which two may have one name; ISA-L packs bombs in no time."""
-    file, kind = io.BytesIO(), zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
+    file = io.BytesIO()
+    kind = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
     with (
         warnings.catch_warnings(),
         mock.patch.object(zipfile, "zlib", isal_zlib),

@@ -111,12 +111,11 @@ def surroundings(box: Sandbox, file: str) -> None:
 
 Make = Callable[[Sandbox], Any]
 
-YOLO, TORCHVISION = (
-    "ultralytics.nn.tasks:DetectionModel",
-    "ultralytics.nn.modules.block:TorchVision",
-)
+YOLO = "ultralytics.nn.tasks:DetectionModel"
+TORCHVISION = "ultralytics.nn.modules.block:TorchVision"
 QAT = "torch.ao.nn.qat.modules.linear:Linear"
-SUBCLASS, BOX_IOU = "torch._tensor:_rebuild_from_type_v2", "torchvision.ops.boxes:box_iou"
+SUBCLASS = "torch._tensor:_rebuild_from_type_v2"
+BOX_IOU = "torchvision.ops.boxes:box_iou"
 
 
 def new(cls: Opcodes, *arguments: Any) -> Opcodes:
@@ -133,7 +132,8 @@ def storage(*identity: Any) -> Opcodes:
 
 
 def ordered(**items: Any) -> Opcodes:
-    made, pairs = call(named("collections:OrderedDict")), opcodes(items)[1:]
+    made = call(named("collections:OrderedDict"))
+    pairs = opcodes(items)[1:]
     return Opcodes(made + pairs) if items else made
 
 
@@ -361,7 +361,8 @@ IDENTITIES: dict[str, Any] = {
 }
 """Persistent ids, which torch takes apart itself."""
 
-V2, V3 = "torch._utils:_rebuild_tensor_v2", "torch._utils:_rebuild_tensor_v3"
+V2 = "torch._utils:_rebuild_tensor_v2"
+V3 = "torch._utils:_rebuild_tensor_v3"
 SIXTEEN = storage("storage", FLOATS, "0", "cpu", 16)
 
 
@@ -528,7 +529,8 @@ def _swapped_names(box: Sandbox) -> bytes:
 
 
 def _two_pickles(box: Sandbox) -> bytes:
-    good, bad = ("a/data.pkl", b"\x80\x02}."), ("a/data.pkl", dumped(system_call(box)))
+    good = ("a/data.pkl", b"\x80\x02}.")
+    bad = ("a/data.pkl", dumped(system_call(box)))
     return zipped(bad, good, ("a/version", b"3\n"), packed=False)
 
 
@@ -544,7 +546,8 @@ def _hidden_tar(box: Sandbox) -> bytes:
         archive.encoding = "latin-1"
         archive.addfile(tarfile.TarInfo("\x80\x02}."))
         link = tarfile.TarInfo("storages")
-        link.type, link.linkname = tarfile.LNKTYPE, str(box.secret)
+        link.type = tarfile.LNKTYPE
+        link.linkname = str(box.secret)
         archive.addfile(link)
     return file.getvalue()
 

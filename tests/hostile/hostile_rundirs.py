@@ -73,7 +73,9 @@ def place(box: Sandbox) -> None:
 Change = Callable[[Path], object]
 """Changes the run directory at a path."""
 MANIFEST = "a.png/manifest.json"
-STATS, INPUT, PICTURE = "a.png/stats.npz", "a.png/input.png", "a.png/001_0/output.png"
+STATS = "a.png/stats.npz"
+INPUT = "a.png/input.png"
+PICTURE = "a.png/001_0/output.png"
 
 
 def edit(path: Path, where: str, value: Any) -> None:
@@ -153,7 +155,8 @@ class Evil:
 
 FORGED = f"{MARKUP}{TITLE}\nerror: b"
 """A text that would run in a page, set a terminal's title, and look like a line of featviz."""
-GRID, FILE = "captures.0.grid", "captures.0.file"
+GRID = "captures.0.grid"
+FILE = "captures.0.file"
 INSIDE = "expected a file inside the image's folder"
 FIELDS: list[tuple[str, Any, str]] = [
     (f"{GRID}.nrow", 0, "Expected `int` >= 1 - at `$.captures[0].grid.nrow`"),
@@ -211,8 +214,10 @@ JSONS: dict[str, tuple[bytes, str]] = {
     "100,000 levels": (b'{"captures": ' + b"[" * 100_000, "more than 100 levels"),
 }
 
-NO_FILE, LINKED = "it is no regular file", "is a symbolic link"
-SECRET, SECRET_PICTURE = "{root}/secret/id_secret", "{root}/secret/id_secret.png"
+NO_FILE = "it is no regular file"
+LINKED = "is a symbolic link"
+SECRET = "{root}/secret/id_secret"
+SECRET_PICTURE = "{root}/secret/id_secret.png"
 FILES: dict[str, tuple[Change, str]] = {
     "run.json is a FIFO": (other("run.json", os.mkfifo), NO_FILE),
     "run.json is a device": (link("run.json", "/dev/zero"), "is a link"),
@@ -317,7 +322,8 @@ def _some(number: int, codes: tuple[int, ...]) -> tuple[list[str], Any]:
 def all_attacks() -> Iterator[Attack]:
     tables: list[tuple[str, tuple[Change, ...], str, tuple[int, ...]]] = []
     for number, (where, value, words) in enumerate(FIELDS):  # there is one reader of manifests
-        name, make = f"rundir: manifest: {where} is {ascii(value)[:40]}", at(where, value)
+        name = f"rundir: manifest: {where} is {ascii(value)[:40]}"
+        make = at(where, value)
         lines, codes = _some(number, LEFT_OUT)
         lines, codes = (lines[:1], codes[:1]) if words else (READING[:2] + lines, "any")
         yield Attack(name, changed(make, _renamed), lines, codes, words)
@@ -346,7 +352,8 @@ def all_attacks() -> Iterator[Attack]:
     shown = {"schema_version": 1, "layers": [ROW], "images": {"seen": 1}}
     forged = changed(raw("audit.json", json.dumps(shown).encode()))
     yield Attack("audit.json: forged texts", forged, AUDITED)
-    lines, linked = ["merge {given}/run --out alone"], changed(link("a.png", "../other/a.png"))
+    lines = ["merge {given}/run --out alone"]
+    linked = changed(link("a.png", "../other/a.png"))
     words = "a.png is incomplete (it has no manifest), and left out"
     yield Attack("rundir: an image's folder is a link, merged alone", linked, lines, (3,), words)
     words = "image.path is b.png, expected 'aaa'"

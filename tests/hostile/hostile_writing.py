@@ -11,7 +11,8 @@ from hostile_harness import Attack, Sandbox
 from hostile_rundirs import DRAWING, MANIFEST, at, place
 
 DRAW = ["run", "{given}/net.pth", "{given}/photos", *DRAWING]
-ROOM, NOTES = "given/room", "{root}/bystander/notes.txt"
+ROOM = "given/room"
+NOTES = "{root}/bystander/notes.txt"
 Change = Callable[[Sandbox], object]
 
 
@@ -116,7 +117,8 @@ def _inputs() -> Iterator[Attack]:
 def _own_runs() -> Iterator[Attack]:
     over, resume = ([[*DRAW, *RUN_OUT, option]] for option in ("--overwrite", "--resume"))
     for words, notes in (("beside the images", "notes.txt"), ("in an image's", "a.png/notes.txt")):
-        make, keep = _with(_ours, _file(f"run/{notes}")), (f"{ROOM}/run/{notes}",)
+        make = _with(_ours, _file(f"run/{notes}"))
+        keep = (f"{ROOM}/run/{notes}",)
         name = f"writing: --overwrite of a run with notes {words}"
         yield Attack(name, make, over, "refused", "", (ROOM,), keep)
     changes: dict[str, tuple[Change, ...]] = {
@@ -155,7 +157,8 @@ FILES = {
 
 def _links() -> Iterator[Attack]:
     for name, line in FILES.items():
-        make, title = _with(_link(f".{name}.part")), f"writing: .{name}.part links outside"
+        make = _with(_link(f".{name}.part"))
+        title = f"writing: .{name}.part links outside"
         yield Attack(title, make, [line], "any", "", ("work", ROOM))
     run = [[*DRAW, *RUN_OUT, "--resume"]]
     for name in (".run.json.part", ".a.png.part", "a.png/.manifest.json.part"):

@@ -12,7 +12,8 @@ from hostile_audit import MARKER
 from PIL import Image
 
 RAN = f"{{root}}/{MARKER}"
-BYSTANDER, SECRET = "{root}/bystander/new", "{root}/secret/id_secret"
+BYSTANDER = "{root}/bystander/new"
+SECRET = "{root}/secret/id_secret"
 
 
 def _imports(folder: str) -> None:
@@ -41,7 +42,8 @@ def _past(place: str) -> None:
     os.close(os.open(Path(place).name, os.O_WRONLY | os.O_CREAT, dir_fd=folder))
 
 
-OUTSIDE, SPOKEN = "outside the destination", "LEAK the secret is"
+OUTSIDE = "outside the destination"
+SPOKEN = "LEAK the secret is"
 WRITES = f"VIOLATION open: {OUTSIDE}"
 FAULTS: dict[str, tuple[Callable[..., object], str, str]] = {
     "system": (lambda at: os.system(f"touch {at}"), RAN, "VIOLATION os.system"),

@@ -43,7 +43,8 @@ def test_a_link_that_takes_a_pictures_place_is_not_merged(
     box = Sandbox(tmp_path / "box")
     hostile_rundirs.place(box)
     path = box.given / "run" / hostile_rundirs.PICTURE
-    real, before = os.link, path.read_bytes()
+    real = os.link
+    before = path.read_bytes()
 
     def late(source: Path, target: Path, **options: Any) -> None:
         if Path(source) == path:
@@ -54,4 +55,5 @@ def test_a_link_that_takes_a_pictures_place_is_not_merged(
     monkeypatch.setattr(os, "link", late)
     assert featviz("merge", box.given / "run", "--out", box.work / "merged").code == 0
     merged = box.work / "merged" / hostile_rundirs.PICTURE
-    assert not merged.is_symlink() and merged.read_bytes() == before
+    assert not merged.is_symlink()
+    assert merged.read_bytes() == before

@@ -25,7 +25,8 @@ def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
     attack = Attack(name, _innocent, [["plant", name, *place.split()]])
     faults = attempt(attack, box, cpu=1)
     assert any(words in fault for fault in faults), faults
-    assert not box.marker.exists() and box.bystander.read_text() == "mine"
+    assert not box.marker.exists()
+    assert box.bystander.read_text() == "mine"
 
 
 @pytest.mark.slow

@@ -52,8 +52,10 @@ VALUES: list[Any] = [
 def in_bytes(data: bytes, chance: random.Random) -> bytes:
     """One to four pieces replaced, doubled or dropped; or the file is cut off."""
     for _ in range(chance.randint(1, 4)):
-        start, length = int(chance.random() * len(data)), chance.randint(1, 40)
-        piece, tail = data[start : start + length], data[start + length :]
+        start = int(chance.random() * len(data))
+        length = chance.randint(1, 40)
+        piece = data[start : start + length]
+        tail = data[start + length :]
         changed = chance.choice([chance.randbytes(len(piece)), piece * 2, b"", bytes(len(piece))])
         data = data[:start] + (changed + tail if chance.random() < 0.9 else b"")
     return data
@@ -66,7 +68,8 @@ def in_json(data: bytes, chance: random.Random) -> bytes:
     document = json.loads(data)
     for _ in range(chance.randint(1, 3)):
         holder, key = chance.choice([*_places(document)] or [([None], 0)])
-        kind, value = chance.choice(["put", "put", "drop", "wrap"]), chance.choice(VALUES)
+        kind = chance.choice(["put", "put", "drop", "wrap"])
+        value = chance.choice(VALUES)
         if kind == "drop":
             holder.pop(key)
         else:
@@ -129,7 +132,8 @@ def test_any_change_ends_well_or_in_one_line(file: str, tmp_path: Path) -> None:
     """Changed files of each kind; one that fails is kept."""
     (make, change, commands), box = KINDS[file], Sandbox(tmp_path / "box")
     hostile_pickles.surroundings(box, "weights.pth")
-    path, honest = box.given / file, make()
+    path = box.given / file
+    honest = make()
     for seed in range(5):
         chance = random.Random(seed)
         data = change(honest, chance)

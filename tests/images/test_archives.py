@@ -61,9 +61,11 @@ def test_an_archive_gives_what_its_folder_gives(
     archive = packed(photos, name)
     assert featviz(*base, tmp_path / "unpacked", photos).code == 0
     assert featviz(*base, tmp_path / "packed", archive).code == 0
-    unpacked, found = tree(tmp_path / "unpacked"), tree(tmp_path / "packed")
+    unpacked = tree(tmp_path / "unpacked")
+    found = tree(tmp_path / "packed")
     runs = [json.loads(files.pop("run.json")) for files in (unpacked, found)]
-    assert found == unpacked and len(complete(tmp_path / "packed")) == 5
+    assert found == unpacked
+    assert len(complete(tmp_path / "packed")) == 5
     assert sorted(runs[0]["images"].pop("complete")) == sorted(runs[1]["images"].pop("complete"))
     assert runs[0] == runs[1]
 
@@ -88,7 +90,8 @@ def test_one_image_of_an_archive(name: str, photos: Path) -> None:
         names(f"{archive}::a/x.png")
     for plain in ("x::y.png", "x.tar::y.png"):  # no archive
         shutil.copy(photos / "a" / "00.png", photos / plain)
-        assert plain in names(photos) and names(photos / plain) == [plain]
+        assert plain in names(photos)
+        assert names(photos / plain) == [plain]
         (whole,) = find.find_samples([str(photos / plain)])
         assert decode.decode(whole)[0][0].size == (18, 16)
 
@@ -112,7 +115,9 @@ def test_a_compressed_tar_is_not_unpacked_from_its_start_for_each_image(
     for sample in samples:
         decode.digest(sample)
         decode.decode(sample)
-    assert len(samples) == 25 and listed >= 1 and len(starts) == listed + 1
+    assert len(samples) == 25
+    assert listed >= 1
+    assert len(starts) == listed + 1
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
@@ -145,7 +150,8 @@ def test_a_damaged_archive_loses_nothing_silently(name: str, damage: str, photos
     try:
         samples = find.find_samples([str(path)])
     except UsageError as error:
-        assert str(path) in error.message and error.hint == "is it whole?"
+        assert str(path) in error.message
+        assert error.hint == "is it whole?"
         return
     assert len(samples) == 5
     readable = 0
@@ -174,19 +180,24 @@ def test_a_tar_with_a_spoilt_header_in_its_midst(tmp_path: Path) -> None:
 def test_an_archive_that_changes_is_read_anew(photos: Path, tmp_path: Path) -> None:
     """Nothing is kept of an archive that was replaced."""
     path = packed(photos, "p.tar")
-    inside, content = Path(f"{path}::b/c/00.png"), (photos / "a" / "02.png").read_bytes()
-    assert len(names(path)) == 5 and decode.read(inside) != content
+    inside = Path(f"{path}::b/c/00.png")
+    content = (photos / "a" / "02.png").read_bytes()
+    assert len(names(path)) == 5
+    assert decode.read(inside) != content
     (photos / "b" / "c" / "00.png").write_bytes(content)
     shutil.rmtree(photos / "a")
     packed(photos, "p.tar")
-    assert names(path) == ["b/c/00.png", "b/c/01.png"] and decode.read(inside) == content
+    assert names(path) == ["b/c/00.png", "b/c/01.png"]
+    assert decode.read(inside) == content
 
 
 def test_an_archive_is_read_by_one_thread_at_a_time(
     photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has one place at which it is read."""
-    samples, real, inside = find.find_samples([str(packed(photos, "p.tar"))]), decode._content, []
+    samples = find.find_samples([str(packed(photos, "p.tar"))])
+    real = decode._content
+    inside = []
 
     def watched(*given: Any) -> bytes:
         inside.append(given)
@@ -222,7 +233,8 @@ def test_every_format_on_the_list_is_read(tmp_path: Path) -> None:
     """What is written by Pillow in each of them comes back; EPS is none of them."""
     Image.init()
     names = [*decode.FORMATS]
-    assert "EPS" not in names and set(names) - {"AVIF"} <= Image.OPEN.keys()
+    assert "EPS" not in names
+    assert set(names) - {"AVIF"} <= Image.OPEN.keys()
     read = []
     for name in names:
         if name in Image.SAVE and name in Image.OPEN:
@@ -238,7 +250,8 @@ def test_more_pixels_than_an_image_may_have(tmp_path: Path) -> None:
     """The line says how many there may be; only the head of the file is looked at."""
     head = b"IHDR" + struct.pack(">IIBBBBB", 20000, 15000, 8, 2, 0, 0, 0)
     path = tmp_path / "survey.png"
-    size, checksum = struct.pack(">I", 13), struct.pack(">I", zlib.crc32(head))
+    size = struct.pack(">I", 13)
+    checksum = struct.pack(">I", zlib.crc32(head))
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + size + head + checksum + size + b"IDAT")
     with pytest.raises(ImageError, match=r"survey\.png has more pixels than the 178,956,970") as e:
         decode.decode(Sample("survey.png", (path,)))
@@ -281,7 +294,8 @@ def test_links_and_devices_in_a_tar_are_no_images(
     with tarfile.open(path, "a") as tar:
         for number, kind in enumerate(kinds):
             info = tarfile.TarInfo(f"{number}.png")
-            info.type, info.linkname = kind, "/etc/passwd"
+            info.type = kind
+            info.linkname = "/etc/passwd"
             tar.addfile(info)
     assert names(path) == ["good.png"]
     assert "x.tar: 2 links are left out" in messages.text

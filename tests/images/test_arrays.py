@@ -74,7 +74,9 @@ def test_unsigned_integers_are_scaled_by_their_range(
     array = numbers(5, 4, 6, dtype=dtype)
     image = read(npy(array), 5)
     np.testing.assert_allclose(image.values, array.astype("f4") / divisor, rtol=1e-6)
-    assert image.values.dtype == np.float32 and image.description == words and image.size == (6, 4)
+    assert image.values.dtype == np.float32
+    assert image.description == words
+    assert image.size == (6, 4)
 
 
 @pytest.mark.parametrize("shape", [(13, 4, 6), (4, 6, 13), (1, 13, 4, 6)])
@@ -112,8 +114,10 @@ def test_bytes_of_a_picture_are_that_picture(
     array = numbers(*shape, dtype="u1")
     file = io.BytesIO()
     Image.fromarray(array.transpose(1, 2, 0) if shape[0] == 3 else array).save(file, "PNG")
-    ours, theirs = read(npy(array), channels), read(file.getvalue(), channels)
-    assert ours.mode == theirs.mode and ours.tobytes() == theirs.tobytes()
+    ours = read(npy(array), channels)
+    theirs = read(file.getvalue(), channels)
+    assert ours.mode == theirs.mode
+    assert ours.tobytes() == theirs.tobytes()
 
 
 @pytest.mark.parametrize("compressed", [True, False])
@@ -235,7 +239,8 @@ def test_channels_that_do_not_fit(
 
 def test_volumes(read: Callable[..., Any]) -> None:
     """[D, H, W] is one channel; [C, D, H, W] has as many as the model takes."""
-    grey, four = numbers(7, 4, 6, dtype="f4"), numbers(4, 7, 5, 6, dtype="i2")
+    grey = numbers(7, 4, 6, dtype="f4")
+    four = numbers(4, 7, 5, 6, dtype="i2")
     image = read(npy(grey), 1, volume=True)
     np.testing.assert_array_equal(image.values, grey[None])
     assert image.description == "volume of 7 slices, float32 values as they are"

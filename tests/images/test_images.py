@@ -104,7 +104,8 @@ def test_sixteen_bits_keep_all_of_them(tmp_path: Path, suffix: str, dtype: str) 
     path = tmp_path / f"scan.{suffix}"
     Image.fromarray(scan if suffix == "pgm" else scan.astype(dtype)).save(path)
     image = numbers(path)
-    assert image.description == "uint16 / 65535" and image.values.dtype == np.float32
+    assert image.description == "uint16 / 65535"
+    assert image.values.dtype == np.float32
     assert np.array_equal(image.values, scan[None].astype(np.float32) / np.float32(65535))
     assert np.array_equal(numbers(path, 3).values, np.repeat(image.values, 3, 0))
 
@@ -124,7 +125,8 @@ def test_twelve_bits_in_sixteen_are_told(
     assert len(caplog.messages) == 1
     out = tmp_path / "out"
     done = featviz("run", DIGITS_MODEL, tmp_path / "scan.png", "--layers", "ReLU", "--out", out)
-    assert done.code == 0 and "nearly black" in done.err
+    assert done.code == 0
+    assert "nearly black" in done.err
     shown = np.asarray(Image.open(out / "scan.png" / "input.png"))
     assert (shown.min(), shown.max()) == (0, 255)
     manifest = json.loads((out / "scan.png" / "manifest.json").read_text())
@@ -143,9 +145,8 @@ def test_wide_numbers_are_left_as_they_are(tmp_path: Path, dtype: str, values: l
     read in one way."""
     Image.fromarray(np.array([values], dtype)).save(tmp_path / "wide.tif")
     image = numbers(tmp_path / "wide.tif")
-    assert (
-        image.values.tolist() == [[values]] and image.description == f"{dtype} values as they are"
-    )
+    assert image.values.tolist() == [[values]]
+    assert image.description == f"{dtype} values as they are"
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,8 @@ def test_a_folder_of_a_store_gives_what_the_folder_gives(
     assert featviz(*base, tmp_path / "far", store).code == 0
     assert tree(tmp_path / "far") == tree(tmp_path / "local")
     again = featviz(*base, tmp_path / "far", store, "--resume", "--json")
-    assert again.code == 0 and again.out.count('"kept": true') == 3
+    assert again.code == 0
+    assert again.out.count('"kept": true') == 3
 
 
 def test_what_a_url_stands_for(store: str) -> None:
@@ -99,7 +100,8 @@ def test_a_missing_or_broken_object_is_a_failed_image(
     """Exit code 3, and the others are complete."""
     urls = [f"{store}{name}" for name in ("00.png", "gone.png", "notes.txt")]
     done = featviz("run", tiny_file, *SMALL, *urls, "--out", tmp_path / "out")
-    assert done.code == 3 and complete(tmp_path / "out") == ["00.png"]
+    assert done.code == 3
+    assert complete(tmp_path / "out") == ["00.png"]
     errors = {row["image"]: row["error"] for row in run_json(tmp_path / "out")["failures"]}
     assert errors == {
         "gone.png": "gone.png cannot be read: there is no such file in the store",

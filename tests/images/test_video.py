@@ -65,13 +65,15 @@ def test_frames_are_evenly_spread(name: str, tmp_path: Path) -> None:
 def test_a_video_stands_upright(tmp_path: Path) -> None:
     """The matrix by which telephones turn their videos is heeded."""
     path = film(tmp_path / "a.mp4", 3)
-    data, one = bytearray(path.read_bytes()), 1 << 16
+    data = bytearray(path.read_bytes())
+    one = 1 << 16
     at = data.index(struct.pack(">9i", one, 0, 0, 0, one, 0, 0, 0, 1 << 30), data.index(b"tkhd"))
     data[at : at + 36] = struct.pack(">9i", 0, one, 0, -one, 0, 0, 0, 0, 1 << 30)  # a quarter right
     path.write_bytes(data)
     (image,) = decode.decode(Sample("a", (path,)), quiet=True)[0]
     pixels = np.asarray(image)[..., 0]
-    assert image.size == (32, 48) and pixels[:20].mean() < 10 < 30 < pixels[-20:].mean()
+    assert image.size == (32, 48)
+    assert pixels[:20].mean() < 10 < 30 < pixels[-20:].mean()
 
 
 @pytest.mark.slow
@@ -79,7 +81,8 @@ def test_a_model_of_images_takes_the_first_or_stills(
     featviz: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One warning, and the first frame; with --frames N images, kept by --resume."""
-    path, out = film(tmp_path / "a.mp4"), tmp_path / "out"
+    path = film(tmp_path / "a.mp4")
+    out = tmp_path / "out"
     net = nn.Sequential(nn.Conv2d(3, 2, 3))
     with caplog.at_level(logging.WARNING):
         result = package.run(net, path, "Conv2d", tmp_path / "one", preset="none")
@@ -92,7 +95,8 @@ def test_a_model_of_images_takes_the_first_or_stills(
     )
     given = ("run", tmp_path / "net.py:net", path, "--frames", "4", "--preset", "none", "-o", out)
     done = featviz(*given)
-    assert done.code == 0 and "the first" not in done.err, done.err
+    assert done.code == 0, done.err
+    assert "the first" not in done.err, done.err
     names = json.loads((out / "run.json").read_text())["images"]["complete"]
     assert names == [f"a.mp4/{at}" for at in range(4)]
     shown = [Image.open(out / name / "input.png") for name in names]
@@ -111,7 +115,8 @@ def test_a_video_is_a_clip(tmp_path: Path) -> None:
     result = package.run(net, files, "Conv3d", preset="none", frames=3, tensors=True)
     assert [image.name for image in result.images] == ["a.mkv", tmp_path.name]
     maps = result.images[0].captures[0].tensor
-    weight, bias = net[0].weight[0].sum(), net[0].bias[0]
+    weight = net[0].weight[0].sum()
+    bias = net[0].bias[0]
     greys = (maps[0, 0, :, :, -12:].mean((1, 2)) - bias) / weight * 255
     assert [round((float(grey.detach()) - 40) / LEVEL) for grey in greys] == [0, 14, 29]
 

@@ -67,10 +67,12 @@ def test_a_fault_that_stays_is_one_failed_image(
     server.plan["/00.png"] = fault
     files = [f"{server.url}{name}" for name in ("00.png", "01.png", "sub%20dir/02.png")]
     done = featviz("run", tiny_file, *SMALL, *files, "--out", tmp_path / "out")
-    assert done.code == 3 and words in done.err
+    assert done.code == 3
+    assert words in done.err
     assert complete(tmp_path / "out") == ["01.png", "02.png"]
     (failed,) = run_json(tmp_path / "out")["failures"]
-    assert failed["image"] == "00.png" and words in failed["error"]
+    assert failed["image"] == "00.png"
+    assert words in failed["error"]
     assert "root:" not in str(tree(tmp_path / "out"))
 
 
@@ -94,7 +96,8 @@ def test_an_endless_body_is_cut_off(server: WebServer, monkeypatch: pytest.Monke
     monkeypatch.setattr(decode, "MAX_FILE_BYTES", 2**20)
     server.plan["/00.png"] = endless
     assert "more than the 1048576 bytes" in failure(f"{server.url}00.png")
-    assert server.hung_up.wait(10) and server.seen["/00.png"] == 1
+    assert server.hung_up.wait(10)
+    assert server.seen["/00.png"] == 1
 
 
 @pytest.mark.slow
@@ -105,12 +108,14 @@ def test_credentials_are_used_and_never_shown(
     the web is followed, and the name stays."""
     server.plan["/old.png"] = redirected("/00.png")
     (sample,) = find.find_samples([f"{server.url}old.png"])
-    assert sample.name == "old.png" and decode.decode(sample)[0][0].size == (18, 16)
+    assert sample.name == "old.png"
+    assert decode.decode(sample)[0][0].size == (18, 16)
     server.plan["/00.png"] = guarded("ann", "pa55word")
     server.plan["/01.png"] = unavailable
     urls = [f"http://ann:pa55word@{server.address}/0{n}.png?token=t0ps3cret" for n in (0, 1, 7)]
     done = featviz("run", tiny_file, *SMALL, *urls, "--out", tmp_path / "out", "-v")
-    assert done.code == 3 and complete(tmp_path / "out") == ["00.png"]
+    assert done.code == 3
+    assert complete(tmp_path / "out") == ["00.png"]
     bad = featviz("run", tiny_file, f"{urls[0]}::x", f"{urls[1]}/", "--out", tmp_path / "other")
     assert bad.code == 2
     everything = f"{done.out}{done.err}{bad.out}{bad.err}{tree(tmp_path / 'out')}"
@@ -124,7 +129,8 @@ def test_an_archive_of_a_server_is_read_in_parts(
     with tarfile.open(server.root / "p.tar", "w") as tar:
         tar.add(server.root / "sub dir", "s")
     far = find.find_samples([f"{server.url}p.tar"])[0]
-    assert far.name == "s/00.png" and decode.decode(far)[0][0].size == (18, 16)
+    assert far.name == "s/00.png"
+    assert decode.decode(far)[0][0].size == (18, 16)
     whole = (server.root / "p.tar").read_bytes()
     server.plan["/q.tar"] = lambda visit: visit.send(whole)
     monkeypatch.setattr(urls, "_BLOCK", 512)
@@ -147,7 +153,8 @@ def test_urls_that_are_refused(url: str, words: str, hint: str) -> None:
     """One line with the URL and the remedy; nothing is asked for."""
     with pytest.raises(FeatvizError) as raised:
         find.find_samples([url])
-    assert words in raised.value.message and hint in str(raised.value.hint)
+    assert words in raised.value.message
+    assert hint in str(raised.value.hint)
 
 
 def test_messages_of_libraries_are_scrubbed() -> None:

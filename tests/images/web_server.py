@@ -55,11 +55,13 @@ class WebServer(ThreadingHTTPServer):
 
     def __init__(self, root: Path) -> None:
         super().__init__(("127.0.0.1", 0), Visit)
-        self.root, self.plan = root, dict[str, Answer]()
+        self.root = root
+        self.plan = dict[str, Answer]()
         self.seen: Counter[str] = Counter()
         """Requests by path."""
         self.authorizations: set[str | None] = set()
-        self.hung_up, self.over = Event(), Event()
+        self.hung_up = Event()
+        self.over = Event()
         self.address = f"127.0.0.1:{self.server_port}"
         self.url = f"http://{self.address}/"
 
@@ -75,7 +77,8 @@ def file_of(visit: Visit) -> None:
     part = re.fullmatch(r"bytes=(\d+)-(\d+)", visit.headers.get("Range", ""))
     if part is None:
         return visit.send(body)
-    first, last = int(part[1]), min(int(part[2]), len(body) - 1)
+    first = int(part[1])
+    last = min(int(part[2]), len(body) - 1)
     words = f"bytes {first}-{last}/{len(body)}"
     return visit.send(body[first : last + 1], 206, Content_Range=words)
 

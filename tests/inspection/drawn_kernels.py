@@ -68,7 +68,8 @@ class Drawn:
     """What one command drew."""
 
     def __init__(self, out: Path, done: Outcome) -> None:
-        self.out, self.done = out, done
+        self.out = out
+        self.done = done
         self.manifest = read_json(out / "manifest.json")
         self.rows = {row["layer"]: row for row in self.manifest["captures"]}
 
@@ -78,7 +79,8 @@ class Drawn:
 
     def tiles(self, layer: str) -> np.ndarray:
         """[tiles, h, w(, 3)], taken out of the picture by the manifest's geometry, enlarged."""
-        row, image = self.rows[layer], np.asarray(self.image(layer))
+        row = self.rows[layer]
+        image = np.asarray(self.image(layer))
         (height, width), padding = row["grid"]["tile"], row["grid"]["padding"]
         columns = row["grid"]["nrow"]
         count = len(row.get("channels", range(row["maps"]))) * row["slices"]
@@ -111,5 +113,6 @@ def levels(maps: torch.Tensor) -> np.ndarray:
 
 def close(found: np.ndarray, expected: np.ndarray) -> bool:
     """Within one level, and there is something to compare."""
-    assert found.shape == expected.shape and found.size
+    assert found.shape == expected.shape
+    assert found.size
     return bool((abs(found.astype(int) - expected.astype(int)) <= 1).all())

@@ -39,13 +39,17 @@ def test_colour_kernels_are_make_grids(mode: str, options: Any, drawn: Any) -> N
     limits, and by default all kernels one range with zero in its middle."""
     scale = () if mode == "symmetric" else ("--normalize", mode)
     found = drawn("colour", "--scale", 1, *options, *scale)
-    row, weight = found.rows["first"], weights("colour")["first"]
-    most, grid, image = float(weight.abs().max()), row["grid"], found.image("first")
+    row = found.rows["first"]
+    weight = weights("colour")["first"]
+    most = float(weight.abs().max())
+    grid = row["grid"]
+    image = found.image("first")
     limits = {"value_range": (-most, most)} if mode == "symmetric" else {}
     plan = {"nrow": grid["nrow"], "padding": grid["padding"]}
     pad = 0.6 if options else PAD_GREY
     expected = make_grid(weight, **plan, pad_value=pad, **SCALES[mode], **limits)
-    assert image.mode == "RGB" and row["layout"] == "rgb"
+    assert image.mode == "RGB"
+    assert row["layout"] == "rgb"
     assert close(np.asarray(image), to_bytes(expected))
     assert mode != "symmetric" or row["range"] == pytest.approx([-most, most])
     assert not options or (grid["nrow"], grid["padding"]) == (4, 1)
@@ -55,10 +59,12 @@ def test_other_kernels_are_the_mean_over_inputs(drawn: Any) -> None:
     """Ten inputs: grey, the mean; equal to make_grid of it."""
     found = drawn("colour", "--scale", 1)
     mean = weights("colour")["second"].mean(1, keepdim=True)
-    most, row = float(mean.abs().max()), found.rows["second"]
+    most = float(mean.abs().max())
+    row = found.rows["second"]
     told: dict[str, Any] = {"nrow": row["grid"]["nrow"], "pad_value": PAD_GREY}
     expected = make_grid(mean, **told, normalize=True, value_range=(-most, most))
-    assert found.image("second").mode == "L" and row["tiles"] == "mean over 10 inputs"
+    assert found.image("second").mode == "L"
+    assert row["tiles"] == "mean over 10 inputs"
     assert close(np.asarray(found.image("second")), to_bytes(expected)[..., 0])
 
 
@@ -76,8 +82,10 @@ def test_zero_is_mid_grey(drawn: Any) -> None:
     """A kernel of zeros among others: (128, 128, 128), crossed out in black."""
     tiles = drawn("zero", "--scale", 7).tiles("first")
     cross = (tiles[3] == 0).all(axis=-1)
-    assert (tiles[3][~cross] == 128).all() and 60 <= cross.sum() <= 140
-    assert np.diag(cross).all() and np.diag(cross[::-1]).all()
+    assert (tiles[3][~cross] == 128).all()
+    assert 60 <= cross.sum() <= 140
+    assert np.diag(cross).all()
+    assert np.diag(cross[::-1]).all()
     assert not (tiles[2] == 128).all()
 
 
@@ -111,7 +119,8 @@ def test_kernels_belong_to_output_channels(module: Any) -> None:
         for output in range(module.out_channels):
             kernel = torch.zeros(size)
             if output // each == group:
-                kernel, seen = found[0][output, index % per_group].reshape(size), seen + 1
+                kernel = found[0][output, index % per_group].reshape(size)
+                seen = seen + 1
             assert torch.allclose(answer[output], kernel, atol=1e-6)
     assert seen == module.weight.shape[:2].numel()
 
@@ -126,18 +135,24 @@ def test_max_maps_keeps_whole_channels(drawn: Any) -> None:
     shown = levels(weights("colour")["second"])[[0, 2, 5]]
     assert close(pictures.tiles("second"), shown.reshape(30, 3, 3))
     text = pictures.image("second").info
-    assert text["Channels"] == "0,2,5" and text["Maps"] == "3 of 6 (--max-maps)"
-    assert text["Layer"] == "second (Conv2d)" and text["Range"].startswith("symmetric: -")
+    assert text["Channels"] == "0,2,5"
+    assert text["Maps"] == "3 of 6 (--max-maps)"
+    assert text["Layer"] == "second (Conv2d)"
+    assert text["Range"].startswith("symmetric: -")
 
 
 def test_time_steps_stand_side_by_side(drawn: Any) -> None:
     """Four time steps a channel, in order, in one row; 3-D colour kernels the same. With all slices
     an output has a row: its inputs, and in each its time steps."""
-    found, kernels_of = drawn("shapes", "--scale", 1), weights("shapes")
+    found = drawn("shapes", "--scale", 1)
+    kernels_of = weights("shapes")
     row = found.rows["volume"]
-    assert row["slices"] == 4 and row["grid"]["nrow"] % 4 == 0 and row["maps"] == 6
+    assert row["slices"] == 4
+    assert row["grid"]["nrow"] % 4 == 0
+    assert row["maps"] == 6
     assert close(found.tiles("volume"), levels(kernels_of["volume"].mean(1).flatten(0, 1)))
-    assert found.image("film").mode == "RGB" and found.rows["film"]["slices"] == 2
+    assert found.image("film").mode == "RGB"
+    assert found.rows["film"]["slices"] == 2
     film = levels(kernels_of["film"]).transpose(0, 2, 3, 4, 1).reshape(8, 3, 3, 3)
     assert close(found.tiles("film"), film)
     every = drawn("shapes", "--scale", 1, "--all-slices")
@@ -149,14 +164,18 @@ def test_time_steps_stand_side_by_side(drawn: Any) -> None:
 def test_a_tile_is_the_mean_over_the_inputs_of_its_group(layer: str, drawn: Any) -> None:
     """One-dimensional kernels are strips; transposed ones, [4, 3, 3, 3] in two groups, are drawn by
     output: tiles 0-2 from inputs 0 and 1, 3-5 from 2 and 3."""
-    found, weight = drawn("shapes", "--scale", 1), weights("shapes")[layer]
-    row, means = found.rows[layer], weight.mean(1)
+    found = drawn("shapes", "--scale", 1)
+    weight = weights("shapes")[layer]
+    row = found.rows[layer]
+    means = weight.mean(1)
     if layer == "line":
         height, width = drawn("shapes").rows["line"]["grid"]["tile"]
         assert width == 7 * height > 7 * 5
     if layer == "up":
         means = torch.cat([weight[:2].mean(0), weight[2:].mean(0)])
-        assert row["transposed"] and row["maps"] == 6 and row["shape"] == [4, 3, 3, 3]
+        assert row["transposed"]
+        assert row["maps"] == 6
+        assert row["shape"] == [4, 3, 3, 3]
     expected = levels(means)[:, None] if layer == "line" else levels(means)
     assert close(found.tiles(layer), expected)
     groups = {"line": 1, "groups": 2, "up": 2}
@@ -197,7 +216,8 @@ def test_values_that_are_not_finite_are_magenta(drawn: Any) -> None:
     """One NaN in a colour kernel and one infinity in a grey one; the rest is drawn as ever."""
     found = drawn("spoilt", "--scale", 1)
     clean = drawn("colour", "--scale", 1).tiles("first")
-    first, magenta = found.tiles("first"), (255, 0, 255)
+    first = found.tiles("first")
+    magenta = (255, 0, 255)
     where = (first == magenta).all(-1)
     assert np.argwhere(where).tolist() == [[2, 0, 3]]
     assert close(first[~where], clean[~where])

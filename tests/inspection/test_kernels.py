@@ -45,7 +45,8 @@ def test_nothing_to_draw_is_a_usage_error(
 ) -> None:
     """Exit 2, one line and a hint, and no folder."""
     done = featviz("kernels", kernel_nets(net), "--out", tmp_path / "out", *arguments)
-    assert done.code == 2 and f"error: {message}" in done.err, done.err
+    assert done.code == 2, done.err
+    assert f"error: {message}" in done.err, done.err
     assert not (tmp_path / "out").exists()
 
 
@@ -57,7 +58,9 @@ def test_kernels_that_are_there_stay_without_overwrite(
     assert featviz(*call).code == 0
     before = tree(tmp_path / "out")
     again = featviz(*call, "--layers", "first")
-    assert again.code == 1 and "--overwrite" in again.err and tree(tmp_path / "out") == before
+    assert again.code == 1
+    assert "--overwrite" in again.err
+    assert tree(tmp_path / "out") == before
     assert featviz(*call, "--layers", "first", "--overwrite").code == 0
 
 
@@ -65,10 +68,12 @@ def test_run_json_says_what_ran(drawn: Any) -> None:
     """Kind, model, layers and the options that decide what is drawn; nothing of the machine."""
     found = drawn("colour", "--layers", "first", "--all-slices")
     run = read_json(found.out / "run.json")
-    assert run["kind"] == "kernels" and run["layers"] == ["first"]
+    assert run["kind"] == "kernels"
+    assert run["layers"] == ["first"]
     assert found.rows["first"]["index"] == 1
     assert found.rows["first"]["file"] == "001_first/kernel.png"
-    assert run["options"]["all_slices"] is True and run["options"]["normalize"] == "symmetric"
+    assert run["options"]["all_slices"] is True
+    assert run["options"]["normalize"] == "symmetric"
     assert run["model"]["name"] == "kernel_nets.py:colour"
     assert str(found.out) not in (found.out / "run.json").read_text()
 

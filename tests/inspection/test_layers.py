@@ -118,7 +118,8 @@ def test_attention_is_counted_since_its_fast_path_is_off(featviz: Run, nets: Any
     tokens = 14 * 14
     attention = 4 * tokens * 64 + 2 * tokens * tokens * 8
     rows = {row["name"]: row for row in found["layers"]}
-    assert rows["attention"]["macs"] == attention and rows["attention.out_proj"]["calls"] == 0
+    assert rows["attention"]["macs"] == attention
+    assert rows["attention.out_proj"]["calls"] == 0
     assert found["totals"]["macs"] == attention + tokens * 3 * 8
 
 
@@ -128,7 +129,8 @@ def test_a_module_called_twice(featviz: Run, nets: Any) -> None:
     found = listed(featviz, nets("Twice"), "--size", "8x8")
     rows = {row["name"]: row for row in found["layers"]}
     conv = rows["conv"]
-    assert conv["aliases"] == ["alias"] and "alias" not in rows
+    assert conv["aliases"] == ["alias"]
+    assert "alias" not in rows
     assert (conv["calls"], conv["parameters"]) == (2, 81)
     assert conv["macs"] == 81 * (64 + 16) == found["totals"]["macs"]
     assert conv["activation_bytes"] == rows["act"]["activation_bytes"] == 4 * 3 * (64 + 16)
@@ -166,7 +168,8 @@ def test_operators_without_a_formula_are_named(featviz: Run, nets: Any) -> None:
 def test_the_footer_has_every_total_with_units(featviz: Run) -> None:
     """resnet18 as torchvision publishes it; every operator of it is torch's own."""
     out = featviz("layers", "resnet18", "--weights", "none").out
-    assert "input        1×3×224×224" in out and "guess" not in out
+    assert "input        1×3×224×224" in out
+    assert "guess" not in out
     assert "parameters   11,689,512 (11,689,512 trainable), 46.758 MB" in out
     assert "MACs         1.814 G = 3.628 G FLOPs" in out
     assert "activations  29.911 MB" in out
@@ -179,7 +182,8 @@ def test_the_model_is_as_before() -> None:
     model[1].eval()
     model[0].requires_grad_(False)
     loaded = adopt(model, InputOptions(size=64, mean=(0, 0, 0), std=(1, 1, 1)))
-    fitting, other = torch.rand(1, 3, 5, 5), torch.rand(1, 3, 64, 64)
+    fitting = torch.rand(1, 3, 5, 5)
+    other = torch.rand(1, 3, 64, 64)
     before = state_of(model)
     layers.measure(loaded, [fitting])
     with pytest.raises(ForwardError, match=r"3 \(Linear\)"):

@@ -134,7 +134,8 @@ def test_the_page_is_the_file(see: Callable[..., LookResult], tmp_path: Path) ->
     image = noise(1, 20, 20)
     result = see(fixed(torch.rand(1, 2, 7, 7)), image, layers="Fixed")
     with Image.open(result.path) as opened:
-        assert opened.mode == "RGB" and opened.info["Software"] == "featviz look"
+        assert opened.mode == "RGB"
+        assert opened.info["Software"] == "featviz look"
         assert (np.asarray(opened) == result.picture).all()
     values = (image[0] * 255 + 0.5).astype(np.uint8)
     assert (result.shown == values[..., None]).all()
@@ -181,19 +182,24 @@ def test_many_stages_are_spread(see: Callable[..., LookResult]) -> None:
     options = {"inputs": InputOptions(size=16, crop=16)}
     result = see(vit, np.zeros((3, 16, 16)), **options)
     names = [row.layer for row in result.layers]
-    assert len(names) == MOST_STAGES and len(result.left_out) == 14 - MOST_STAGES
+    assert len(names) == MOST_STAGES
+    assert len(result.left_out) == 14 - MOST_STAGES
     assert (names[0], names[-1]) == ("conv_proj", "encoder.layers.encoder_layer_12")
     numbers = [int(name.rpartition("_")[2]) for name in names[1:]]
-    assert set(np.diff(numbers)) <= {1, 2} and not set(names) & set(result.left_out)
+    assert set(np.diff(numbers)) <= {1, 2}
+    assert not set(names) & set(result.left_out)
     every = see(vit, np.zeros((3, 16, 16)), layers="EncoderBlock,conv_proj", **options)
-    assert len(every.layers) == 14 and not every.left_out
+    assert len(every.layers) == 14
+    assert not every.left_out
 
 
 def test_a_vector_is_one_strip(see: Callable[..., LookResult]) -> None:
     """All its numbers side by side, from the least to the greatest; the largest are named."""
     numbers = torch.tensor([[0.0, 3.0, 1.0, 4.0]])
     (row,) = see(fixed(numbers), noise(1, 8, 8), layers="Fixed", maps=2).layers
-    assert row.strip and row.channels == (3, 1) and row.ranges == ((0.0, 4.0),)
+    assert row.strip
+    assert row.channels == (3, 1)
+    assert row.ranges == ((0.0, 4.0),)
     assert row.tiles[0].shape == (1, 4, 3)
 
 
@@ -201,7 +207,9 @@ def test_maps_of_one_number_have_one_scale(see: Callable[..., LookResult]) -> No
     """The largest number comes first and is brightest; each says its own value."""
     maps = torch.tensor([0.0, 10.0, 5.0]).reshape(1, 3, 1, 1)
     (row,) = see(fixed(maps), noise(1, 8, 8), layers="Fixed").layers
-    assert not row.strip and row.channels == (1, 2, 0) and row.constant == 0
+    assert not row.strip
+    assert row.channels == (1, 2, 0)
+    assert row.constant == 0
     assert row.tiles[0].shape == (1, 1, 3)
     assert [int(tile[0, 0, 0]) for tile in row.tiles] == [255, 128, 0]
     assert row.ranges == ((10.0, 10.0), (5.0, 5.0), (0.0, 0.0))
@@ -214,8 +222,10 @@ def test_of_a_volume_the_middle_is_shown(see: Callable[..., LookResult]) -> None
     volume = noise(1, 7, 12, 12).astype(np.float32)
     result = see(net, volume, layers="Conv3d")
     (row,) = result.layers
-    assert row.slice == (3, 7) and row.shape == (1, 1, 7, 12, 12)
-    low, high = volume.min(), volume.max()
+    assert row.slice == (3, 7)
+    assert row.shape == (1, 1, 7, 12, 12)
+    low = volume.min()
+    high = volume.max()
     expected = np.round((volume[0, 3] - low) / (high - low) * 255)
     assert np.abs(row.tiles[0][..., 0] - expected).max() <= 1
     assert (result.shown[..., 0] == (volume[0, 3] * 255 + 0.5).astype(np.uint8)).all()
@@ -236,7 +246,8 @@ def test_nan_is_magenta_and_warned_of(
     maps = torch.rand(1, 1, 6, 6)
     maps[0, 0, 2, 3] = torch.nan
     (row,) = see(fixed(maps), noise(1, 6, 6), layers="Fixed").layers
-    assert row.tiles[0][2, 3].tolist() == [255, 0, 255] and row.nonfinite == 1
+    assert row.tiles[0][2, 3].tolist() == [255, 0, 255]
+    assert row.nonfinite == 1
     assert "0 holds 1 NaN or infinite values, shown in magenta" in messages.text
 
 
@@ -244,7 +255,8 @@ def test_the_model_is_given_back_as_it_was(tiny: nn.Module, picture: Path, tmp_p
     """Flags, buffers, hooks and random numbers, after a failure; nothing is written."""
     tiny.train().append(Fixed(None)).append(nn.ReLU())
     before = state_of(tiny)
-    model, options = adopt(tiny, InputOptions(size=16)), LookOptions("Conv2d", tmp_path / "x.png")
+    model = adopt(tiny, InputOptions(size=16))
+    options = LookOptions("Conv2d", tmp_path / "x.png")
     with pytest.raises(ForwardError, match="the model failed in 6"):
         look(model, [str(picture)], options)
     assert_same(before, state_of(tiny))
@@ -260,7 +272,8 @@ def test_nothing_is_written_where_nothing_can_be_drawn(
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     with pytest.raises(ImageError):
         see(fixed(torch.rand(1, 2, 4, 4)), tmp_path / "broken.png", layers="Fixed")
-    assert not (tmp_path / "page.png").exists() and not list(tmp_path.glob(".*"))
+    assert not (tmp_path / "page.png").exists()
+    assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize(

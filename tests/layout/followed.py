@@ -38,7 +38,8 @@ def followed(
     """
     if image is None:
         image = torch.randn(1, 3, height, width, generator=torch.Generator().manual_seed(1))
-    layers, book = list_layers(model), HintBook(model, image.shape)
+    layers = list_layers(model)
+    book = HintBook(model, image.shape)
     drawn: dict[tuple[str, str], layout.Maps] = {}
     clones: dict[tuple[str, str], Tensor] = {}
 

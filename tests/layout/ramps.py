@@ -44,7 +44,8 @@ class PositionViT(nn.Module):
         for place, (name, count) in enumerate(zip(names, counts, strict=True)):
             own = -1.0 - place - torch.arange(count * 3.0).reshape(1, count, 3) / 100
             self.register_parameter(name, nn.Parameter(own))
-        self.names, self.channels_first = names, channels_first
+        self.names = names
+        self.channels_first = channels_first
         self.blocks = nn.Sequential(Block(), Block())
 
     def forward(self, x: Tensor) -> Tensor:

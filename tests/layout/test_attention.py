@@ -32,7 +32,8 @@ def by_hand(block: nn.Module, tokens: Tensor) -> Tensor:
     q, k, _ = nn.functional.linear(tokens, attention.in_proj_weight, attention.in_proj_bias).chunk(
         3, dim=-1
     )
-    heads, side = attention.num_heads, attention.head_dim
+    heads = attention.num_heads
+    side = attention.head_dim
     q, k = (part.reshape(-1, heads, side).transpose(0, 1).double() for part in (q[0], k[0]))
     scores = torch.stack([q[h] @ k[h].T / math.sqrt(side) for h in range(heads)])
     exponents = scores.exp()
@@ -43,7 +44,8 @@ def by_hand(block: nn.Module, tokens: Tensor) -> Tensor:
 def test_attention_weights_are_softmax_of_queries_and_keys(fast: bool, tmp_path: Path) -> None:
     """A selected attention gives a map for each head whose rows sum to 1; torch's setting of the
     fast path is as before."""
-    model, before = small_vit(), torch.backends.mha.get_fastpath_enabled()
+    model = small_vit()
+    before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(fast)
     try:
         folder, found = look(
@@ -71,7 +73,8 @@ def test_need_weights_is_put_back_when_the_run_is_over(tmp_path: Path) -> None:
     model = small_vit()
     look(model, save(tmp_path, 32, 32), "MultiheadAttention", (32, 32))
     attention = model.encoder.layers.encoder_layer_0.self_attention
-    assert not attention._forward_pre_hooks and not attention._forward_hooks
+    assert not attention._forward_pre_hooks
+    assert not attention._forward_hooks
     with in_eval_mode(model):
         x = torch.randn(1, 5, 16)
         assert attention(x, x, x, need_weights=False)[1] is None
@@ -102,4 +105,5 @@ def attending() -> nn.Module:
 def test_a_square_map_is_no_matrix_of_weights(model: Callable[[], nn.Module], layout: str) -> None:
     """At 64 pixels both have 16 rows and columns, as many as there are tokens of 4 × 4 patches."""
     (maps,) = fv.run(model(), torch.rand(3, 64, 64), "attn", size=64).captures
-    assert maps.row.shape[-2:] == [16, 16] and maps.row.layout == layout
+    assert maps.row.shape[-2:] == [16, 16]
+    assert maps.row.layout == layout

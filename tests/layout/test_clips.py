@@ -105,13 +105,15 @@ class TestClips:
         out = tmp_path / "out"
         options = {"frames": 6, "size": (6, 8), "tensors": "npy", "scale": 1, **AS_IS}
         fv.run(Clip(), folder, "conv,last", out, max_maps=2, **options)
-        found, want = rows(out / "walk"), torch.zeros(2, 6, 6, 8)
+        found = rows(out / "walk")
+        want = torch.zeros(2, 6, 6, 8)
         want[0] = torch.arange(6.0)[:, None, None] * 10 / 255
         want[1] = torch.arange(8.0) * 20 / 255
         for name, kind in (("conv", "ncthw"), ("last", "nthwc")):
             row = found[name, 0, ""]
             assert (row["layout"], row["maps"], row["channels"]) == (kind, 3, [0, 1])
-            assert row["slices"] == [6, 6] and row["grid"]["nrow"] == 6
+            assert row["slices"] == [6, 6]
+            assert row["grid"]["nrow"] == 6
             assert_drawn(out / "walk", row, want)
         seen = np.asarray(Image.open(out / "walk" / "input.png"))
         assert seen.shape == (6, 6 * 8, 3)
@@ -125,11 +127,13 @@ class TestClips:
 
     def test_max_slices_says_what_it_leaves_out(self, tmp_path: Path) -> None:
         """--max-slices draws evenly spread steps; scale, statistics and manifest are of all."""
-        folder, out = folder_of(tmp_path / "walk", 6), tmp_path / "out"
+        folder = folder_of(tmp_path / "walk", 6)
+        out = tmp_path / "out"
         options = {"frames": 6, "size": (6, 8), "scale": 1, **AS_IS}
         fv.run(Clip(), folder, "conv", out, max_slices=4, max_maps=2, **options)
         row = rows(out / "walk")["conv", 0, ""]
-        assert row["slices"] == [4, 6] and row["steps"] == [0, 2, 3, 5]
+        assert row["slices"] == [4, 6]
+        assert row["steps"] == [0, 2, 3, 5]
         reds = tiles(out / "walk", row)[:4, 0, 0].astype(int)
         assert np.abs(reds - np.array([0, 2, 3, 5]) * 51).max() <= 1
         numbers_kept = np.load(out / "walk" / "stats.npz")["conv|output|0|"]
@@ -145,13 +149,16 @@ class TestClips:
         options = DrawOptions(scale=1, padding=0, nrow=16, reduce=reduce)
         picture = drawer.draw(options, SITE, volume)[""]
         steps = np.array(picture.steps)
-        assert len(steps) == 16 and steps[0] < 6 and steps[-1] > 148
+        assert len(steps) == 16
+        assert steps[0] < 6
+        assert steps[-1] > 148
         assert set(np.diff(steps)) <= {9, 10}
         low, high = (0, 154) if reduce is None else steps[[0, -1]]
         wanted = (steps - low) / (high - low) * 255
         assert np.abs(picture.tiles[:16][:, 0, 0] - wanted).max() <= 1
         batch = drawer.draw(options, SITE, torch.rand(40, 2, 5, 5))[""]
-        assert batch.steps == list(range(16)) and batch.slices == (16, 40)
+        assert batch.steps == list(range(16))
+        assert batch.slices == (16, 40)
 
     def test_frames_of_different_sizes_fail_with_the_remedy(self, tmp_path: Path) -> None:
         """One clip has one size; --size brings them to one."""

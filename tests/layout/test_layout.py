@@ -137,9 +137,11 @@ def test_arrays_are_read_as_tensors_are_drawn(layout: Layout, shape: str) -> Non
     maps = layout.to_maps(tensor, form(layout, shape))
     assert maps.ndim == 4
     assert tensor.ndim in layout.dimensions
-    rows, drawn = layout.channels_first(tensor.numpy(), len(maps)), maps.flatten(1).numpy()
+    rows = layout.channels_first(tensor.numpy(), len(maps))
+    drawn = maps.flatten(1).numpy()
     if layout.of_pieces:
-        rows, drawn = np.sort(rows, 1), np.sort(drawn, 1)
+        rows = np.sort(rows, 1)
+        drawn = np.sort(drawn, 1)
     np.testing.assert_array_equal(rows, drawn)
 
 
@@ -160,7 +162,8 @@ def test_axes_are_those_of_the_maps(layout: Layout) -> None:
 @pytest.mark.parametrize("layout", CHOICES[::3], ids=lambda layout: layout.name)
 def test_only_aligned_maps_are_laid_over_the_input(layout: Layout) -> None:
     """An overlay changes the picture of a layout whose maps are aligned, and of no other."""
-    tensor, image = example(layout.shape), torch.rand(3, 48, 72)
+    tensor = example(layout.shape)
+    image = torch.rand(3, 48, 72)
     name = layout.name + (":4x6" if layout.token_axis is not None else "")
     plain = fv.grid(tensor, tensor_layout=name)
     over = fv.grid(tensor, tensor_layout=name, overlay=0.5, image=image)

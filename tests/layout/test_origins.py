@@ -23,8 +23,10 @@ class Attention(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.q, self.k = nn.Linear(width, width), nn.Linear(width, width)
-        self.drop, self.scores = nn.Dropout(0.1), nn.Identity()
+        self.q = nn.Linear(width, width)
+        self.k = nn.Linear(width, width)
+        self.drop = nn.Dropout(0.1)
+        self.scores = nn.Identity()
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         scores = self.scores(self.q(x) @ self.k(y).transpose(1, 2))
@@ -38,8 +40,10 @@ class Decoder(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(3, 16, 4, 4)
         self.queries = nn.Parameter(torch.randn(1, 16, 16))
-        self.encoder, self.decoder = Attention(16), Attention(16)
-        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 4)
+        self.encoder = Attention(16)
+        self.decoder = Attention(16)
+        self.norm = nn.LayerNorm(16)
+        self.head = nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         memory = self.patches(x).flatten(2).transpose(1, 2)
@@ -57,7 +61,8 @@ def test_queries_are_rows_even_where_a_map_has_as_many_places() -> None:
     for name in ("decoder.q", "decoder", "norm", "head"):
         assert layouts[name, ""] == "sequence", name
     assert layouts["", "boxes"] == "sequence"
-    boxes, memory = seen["", "boxes"], seen["", "memory"]
+    boxes = seen["", "boxes"]
+    memory = seen["", "memory"]
     assert torch.equal(boxes.maps[..., 0], boxes.tensor[0].T)
     assert torch.equal(memory.maps, memory.tensor[0].T.reshape(16, 4, 4))
 
@@ -118,7 +123,8 @@ def test_places_of_a_patch_become_one_by_a_maximum(pool: Callable[[Tensor], Tens
         return self.pooled(pool(pieces.reshape(1, 4, 15, 4)).clone())
 
     seen = followed(Net(way, whole=nn.Conv2d(3, 4, 2, 2), pooled=nn.Identity()), 12, 20)
-    pooled, patches = seen["pooled", ""], seen["whole", ""].tensor[0].abs().unfold(1, 2, 2)
+    pooled = seen["pooled", ""]
+    patches = seen["whole", ""].tensor[0].abs().unfold(1, 2, 2)
     assert pooled.layout == "tokens"
     expected = pool(patches.unfold(2, 2, 2).flatten(3).movedim(3, 0)[None])[0]
     assert torch.equal(pooled.maps, expected)
@@ -227,7 +233,8 @@ class Detector(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patches, self.last = nn.Conv2d(3, 8, 4, 4), nn.Identity()
+        self.patches = nn.Conv2d(3, 8, 4, 4)
+        self.last = nn.Identity()
         self.cls_token = nn.Parameter(torch.randn(1, 1, 8))
         self.detection_tokens = nn.Parameter(torch.randn(1, 3, 8))
 
@@ -255,7 +262,9 @@ class UnfoldedAttention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.whole, self.folded, self.attn_q = nn.Conv2d(3, 6, 2, 2), nn.Identity(), nn.Identity()
+        self.whole = nn.Conv2d(3, 6, 2, 2)
+        self.folded = nn.Identity()
+        self.attn_q = nn.Identity()
         self.attn_drop = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -288,6 +297,7 @@ def test_tokens_of_several_maps_are_rows() -> None:
         maps = [fine := self.fine(x), self.coarse(fine)]
         return self.last(torch.cat([one.flatten(2) for one in maps], 2).transpose(1, 2))
 
-    fine, coarse = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 2, 2)
+    fine = nn.Conv2d(3, 8, 4, 4)
+    coarse = nn.Conv2d(8, 8, 2, 2)
     model = Net(pyramid, fine=fine, coarse=coarse, last=nn.ReLU())
     assert followed(model, 64, 64)["last", ""].layout == "sequence"

@@ -42,7 +42,9 @@ class TestTensorLayout:
 
     @pytest.fixture(autouse=True)
     def line(self, factory: Path, featviz: Run, tmp_path: Path) -> None:
-        self.image, self.call, self.factory = save(tmp_path, 56, 80), featviz, factory
+        self.image = save(tmp_path, 56, 80)
+        self.call = featviz
+        self.factory = factory
         self.out = tmp_path / "out"
 
     def run(self, *told: str, layers: str = "blocks.*.same", make: str = "plain") -> Outcome:
@@ -124,7 +126,8 @@ class TestTensorLayout:
         got = self.run(told)
         assert got.code == 2
         first, second = got.err.splitlines()
-        assert first.startswith(f"error: --tensor-layout {told!r}: ") and message in first
+        assert first.startswith(f"error: --tensor-layout {told!r}: ")
+        assert message in first
         assert second.startswith("hint: ")
         assert not self.out.exists()
 

@@ -39,7 +39,8 @@ def test_tokens_are_drawn_where_their_patches_lay(
         PositionViT(*names, counts=counts), save(tmp_path, *size), "blocks.1", size
     )
     row = found["blocks.1", 0, ""]
-    high, wide = size[0] // PATCH, size[1] // PATCH
+    high = size[0] // PATCH
+    wide = size[1] // PATCH
     assert (row["layout"], row["maps"], row["grid"]["tile"]) == ("tokens", 3, [high, wide])
     assert row["shape"] == [1, sum(counts) + high * wide, 3]
     assert_drawn(folder, row, positions(high, wide))
@@ -55,7 +56,8 @@ def test_tokens_beside_the_grid_are_vectors_of_their_own(kind: str, tmp_path: Pa
     assert set(found) == {("blocks.0", 0, key) for key in ("", *parts)}
     stats = np.load(folder / "stats.npz")
     for name, part in zip(names, parts, strict=True):
-        row, own = found["blocks.0", 0, part], getattr(model, name).detach()[0]
+        row = found["blocks.0", 0, part]
+        own = getattr(model, name).detach()[0]
         assert row["file"].endswith(f"_blocks.0/output.{part}.png")
         assert (row["layout"], row["maps"]) == ("vector", 3)
         assert row["range"] == pytest.approx([float(own.min()), float(own.max())])

@@ -51,7 +51,8 @@ def maxvit_of_torchvision() -> tuple[nn.Module, Pairs]:
         stochastic_depth_prob=0.0,
     )
     inside = "blocks.0.layers.0.layers"
-    grid, window = f"{inside}.grid_attention", f"{inside}.window_attention"
+    grid = f"{inside}.grid_attention"
+    window = f"{inside}.window_attention"
     return model, [
         (f"{window}.partition_swap", f"{inside}.MBconv"),
         (f"{window}.departition_swap", f"{window}.departition_op"),

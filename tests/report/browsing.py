@@ -26,7 +26,9 @@ class Page:
     """A page of the report in the browser."""
 
     def __init__(self, browser: Any, run: Path, scripts: bool = True) -> None:
-        self.browser, self.run, self.scripts = browser, run, scripts
+        self.browser = browser
+        self.run = run
+        self.scripts = scripts
 
     def open(self, name: str) -> Page:
         """Load a page of the folder; its name may end in a query and a fragment."""
@@ -82,7 +84,8 @@ class Page:
 
         self.painted(frame)
         box = frame.rect
-        x, y = (place % 3 + 0.5) / 3 - 0.5, (place // 3 + 0.5) / 2 - 0.5
+        x = (place % 3 + 0.5) / 3 - 0.5
+        y = (place // 3 + 0.5) / 2 - 0.5
         chain = ActionChains(self.browser)
         chain.move_to_element_with_offset(frame, x * box["width"], y * box["height"])
         (chain.click() if click else chain).perform()
@@ -112,7 +115,8 @@ class Page:
         self.js("arguments[0].dispatchEvent(new PointerEvent('pointerleave'))", frame)
         self.settle()
         picture = Image.open(io.BytesIO(frame.screenshot_as_png)).convert("L")
-        width, height = picture.width / 3, picture.height / 2
+        width = picture.width / 3
+        height = picture.height / 2
         at = [((n % 3 + 0.5) * width, (n // 3 + 0.5) * height) for n in places]
         return [int(picture.getpixel((int(x), int(y)))) for x, y in at]
 

@@ -71,8 +71,10 @@ def pages(root: Path) -> dict[str, Markup]:
 def script(path: Path) -> dict[str, dict[str, Any]]:
     """The grids in a script, by their ids."""
     text = path.read_text("utf-8")
-    start, end = "window.FEATVIZ = Object.assign(window.FEATVIZ || {}, ", ");\n"
-    assert text.startswith(start) and text.endswith(end)
+    start = "window.FEATVIZ = Object.assign(window.FEATVIZ || {}, "
+    end = ");\n"
+    assert text.startswith(start)
+    assert text.endswith(end)
     grids: dict[str, dict[str, Any]] = json.loads(text[len(start) : -len(end)])
     return grids
 

@@ -29,7 +29,8 @@ def test_from_a_file_nothing_is_missing_and_the_console_is_silent(page: Page, ru
     try:
         for name in ("index.html", "image-002.html", "layer-001.html"):
             page.open(name)
-            assert missing_pictures(page) == [] and page.all("img"), name
+            assert missing_pictures(page) == [], name
+            assert page.all("img"), name
             assert page.js("return document.documentElement.scrollWidth") <= 400, name
     finally:
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
@@ -46,7 +47,8 @@ def test_under_the_policy_of_a_ci_host_all_pictures_are_there(browser: Any, run:
             assert page.js("return getComputedStyle(document.body).margin") == "0px"
             assert not page.shown(".control"), "controls that cannot work are not shown"
     messages = [entry["message"] for entry in browser.get_log("browser")]
-    assert messages and all("script" in message for message in messages)
+    assert messages
+    assert all("script" in message for message in messages)
 
 
 def test_hover_tells_the_channel_and_its_numbers(page: Page) -> None:
@@ -67,7 +69,8 @@ def test_click_enlarges_a_tile_beside_the_input(page: Page) -> None:
     page.at(page.all(".frame")[0], 2, click=True)
     dialog = page.one("dialog.viewer")
     title = dialog.find_element("tag name", "h2")
-    assert dialog.get_attribute("open") and title.text == "Channel 2"
+    assert dialog.get_attribute("open")
+    assert title.text == "Channel 2"
     assert page.js("return arguments[0].querySelector('img').naturalWidth", dialog) == 24
     size = "const c = arguments[0].querySelector('canvas'); return [c.width, c.height]"
     assert page.js(size, dialog) == [70, 60]
@@ -83,7 +86,8 @@ def test_tiles_padding_and_emptiness_are_told_apart(page: Page) -> None:
     page.open("image-001.html")
     centre = "const f = frames.get(document.querySelectorAll('.frame')[2]); "
     at = centre + "return f.grid.channelAt(arguments[0], arguments[1])"
-    step, half = 42, 2 + 20
+    step = 42
+    half = 2 + 20
     places = [(n % 4 * step + half, n // 4 * step + half) for n in range(8)]
     assert [page.js(at, *place) for place in places] == [0, 0, 1, 1, 2, 2, None, None]
     assert [page.js(at, *place) for place in ((1, half), (half, 1), (step + 1, half))] == [None] * 3
@@ -113,7 +117,8 @@ def test_search_leaves_what_matches_by_name_or_type(page: Page) -> None:
     assert [e.get_attribute("data-layer") for e in page.shown(".group")] == ["conv1"]
     assert page.one(".count").text == "2 of 6"
     page.open("layer-000.html?q=xyz")
-    assert page.one(".count").text == "nothing matches “xyz”" and len(page.shown("figure")) == 5
+    assert page.one(".count").text == "nothing matches “xyz”"
+    assert len(page.shown("figure")) == 5
 
 
 def test_keyboard_reaches_everything(page: Page) -> None:
@@ -138,7 +143,8 @@ def test_keyboard_reaches_everything(page: Page) -> None:
 def test_one_file_shows_one_page_and_all_pictures(page: Page, run: Path) -> None:
     """Links inside it change the page; pictures of layers' pages come from the images' ones."""
     page.browser.get((run / "report.html").as_uri())
-    assert len(page.shown("article")) == 1 and page.one("h1").text == "resnet18"
+    assert len(page.shown("article")) == 1
+    assert page.one("h1").text == "resnet18"
     page.browser.get((run / "report.html").as_uri() + "#layer-001")
     page.browser.refresh()
     assert [a.get_attribute("id") for a in page.shown("article")] == ["layer-001"]
@@ -173,12 +179,14 @@ def test_a_channel_has_a_view_of_all_images(browser: Any, many: tuple[Path, np.n
     assert page.one(".channel h2").text.startswith("Channel 3")
     assert page.one(".channel h2") == browser.switch_to.active_element
     page.keys(Keys.ARROW_RIGHT)
-    assert browser.current_url.endswith("#c4") and "Channel 4" in page.one(".channel h2").text
+    assert browser.current_url.endswith("#c4")
+    assert "Channel 4" in page.one(".channel h2").text
     browser.back()
     page.settle()
     assert "Channel 3" in page.one(".channel h2").text
     page.keys(Keys.ESCAPE)
-    assert not page.shown(".channel") and page.shown(".beside")
+    assert not page.shown(".channel")
+    assert page.shown(".beside")
     assert browser.current_url.endswith("layer-000.html")
 
 
@@ -190,7 +198,9 @@ def test_what_is_set_stands_in_the_address(page: Page) -> None:
     page.one("[data-filter]").send_keys("conv1")
     page.browser.refresh()
     url = page.browser.current_url
-    assert "sort=mean" in url and "cmap=magma" in url and "q=conv1" in url
+    assert "sort=mean" in url
+    assert "cmap=magma" in url
+    assert "q=conv1" in url
     order = "return frames.get(document.querySelector('.frame')).grid.order"
     sorted_by_mean = np.argsort(-STATS[:, 2]).tolist()
     assert page.js(order) == sorted_by_mean
@@ -198,14 +208,16 @@ def test_what_is_set_stands_in_the_address(page: Page) -> None:
     assert page.one("[data-filter]").get_attribute("value") == "conv1"
     assert len(page.shown(".group")) == 1
     page.one(".group h4 a").click()
-    assert "sort=mean" in page.browser.current_url and page.js(order) == sorted_by_mean
+    assert "sort=mean" in page.browser.current_url
+    assert page.js(order) == sorted_by_mean
 
 
 def pixel(page: Page, frame: Any, place: int) -> tuple[int, ...]:
     """The colour in the middle of a tile of a grid of three columns and two rows."""
     page.painted(frame)
     picture = Image.open(io.BytesIO(frame.screenshot_as_png)).convert("RGB")
-    x, y = (place % 3 + 0.5) / 3 * picture.width, (place // 3 + 0.5) / 2 * picture.height
+    x = (place % 3 + 0.5) / 3 * picture.width
+    y = (place // 3 + 0.5) / 2 * picture.height
     color: tuple[int, ...] = picture.getpixel((int(x), int(y)))  # type: ignore[assignment]
     return color
 
@@ -228,9 +240,11 @@ def test_maps_lie_over_the_input(page: Page) -> None:
     red, green, blue = pixel(page, frame, 4)
     across, down = seen.size
     near = np.asarray(seen.crop((across // 2 - 2, down // 2 - 2, across // 2 + 2, down // 2 + 2)))
-    low, high = near.min((0, 1)) * 0.4, near.max((0, 1)) * 0.4
+    low = near.min((0, 1)) * 0.4
+    high = near.max((0, 1)) * 0.4
     rest = np.subtract((red, green, blue), 0.6 * (255 - 24))
-    assert (rest >= low - 4).all() and (rest <= high + 4).all()
+    assert (rest >= low - 4).all()
+    assert (rest <= high + 4).all()
 
 
 def test_one_search_finds_channels(page: Page) -> None:
@@ -254,9 +268,11 @@ def test_a_table_says_which_column_sorts_it(page: Page) -> None:
     zeros = "#layers-table td:nth-child(4)"
     for _ in range(2):
         shown = [float(cell.text.split("\u00a0")[0].rstrip("%")) for cell in page.all(zeros)]
-        assert shown == sorted(shown, reverse=True) and len(set(shown)) > 1
+        assert shown == sorted(shown, reverse=True)
+        assert len(set(shown)) > 1
         sorts = [head.get_attribute("aria-sort") for head in page.all(heads)]
-        assert sorts.count("descending") == 1 and sorts[3] == "descending"
+        assert sorts.count("descending") == 1
+        assert sorts[3] == "descending"
         page.browser.refresh()
     page.all(f"{heads} button")[3].click()
     assert page.all(heads)[3].get_attribute("aria-sort") == "ascending"

@@ -87,7 +87,8 @@ def test_a_pair_stays_on_one_row(page: Page, width: int) -> None:
             "return [...document.querySelectorAll('.both, .pair')].map(row => "
             "[...row.children].slice(0, 2).map(f => f.getBoundingClientRect().top))"
         )
-        assert tops and all(len(set(pair)) == 1 and len(pair) == 2 for pair in tops)
+        assert tops
+        assert all(len(set(pair)) == 1 and len(pair) == 2 for pair in tops)
         assert page.js("return document.documentElement.scrollWidth") <= width
     page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -101,7 +102,8 @@ def test_a_compared_run_begins_with_the_first_layer_that_diverges(page: Page) ->
     assert ways == ["after", "before", "after", "before"]
     assert all("002_conv2" in image.get_attribute("src") for image in images)
     boxes = [image.rect for image in images]
-    assert len({box["y"] for box in boxes}) == 1 and boxes[2] == boxes[3]
+    assert len({box["y"] for box in boxes}) == 1
+    assert boxes[2] == boxes[3]
     assert boxes[0]["x"] < boxes[1]["x"] < boxes[2]["x"]
     assert boxes[0]["y"] + boxes[0]["height"] < 900
     rows = page.shown("[aria-labelledby=changes] tbody tr")

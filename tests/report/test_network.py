@@ -43,13 +43,15 @@ def test_a_strip_shows_the_tiles_of_its_channels(tmp_path: Path) -> None:
     page = read(root / "report" / "index.html")
     boxes = [str(a["viewbox"]) for a in page.of("svg") if "crop" in str(a.get("class"))]
     links = [str(a["href"]) for a in page.of("a") if "#c" in str(a["href"])]
-    assert len(boxes) == 3 and {link.split("#")[1] for link in links} == {"c7", "c2", "c5"}
+    assert len(boxes) == 3
+    assert {link.split("#")[1] for link in links} == {"c7", "c2", "c5"}
     with Image.open(next(root.rglob("output.png"))) as grid:
         for box, link in zip(boxes, links, strict=True):
             x, y, w, h = map(int, box.split())
             pixels = np.asarray(grid)[y : y + h, x : x + w]
             tile = [7, 2, 5].index(int(link.split("#c")[1]))
-            assert pixels.shape == (8, 10) and (pixels.ravel()[1:] == 20 + tile).all()
+            assert pixels.shape == (8, 10)
+            assert (pixels.ravel()[1:] == 20 + tile).all()
 
 
 def test_the_maps_of_a_strip_vary(tmp_path: Path) -> None:
@@ -59,7 +61,8 @@ def test_the_maps_of_a_strip_vary(tmp_path: Path) -> None:
     (row,) = image.captures.values()
     assert most_varied(row, VALUES, 1) == [2]
     assert set(most_varied(row, VALUES, 3)) == {2, 4, 0}
-    assert most_varied(row, VALUES, 6)[-1] in (1, 3, 5) and len(most_varied(row, VALUES, 6)) == 6
+    assert most_varied(row, VALUES, 6)[-1] in (1, 3, 5)
+    assert len(most_varied(row, VALUES, 6)) == 6
     constant = VALUES.copy()
     constant[:, 3] = 0
     constant[:, 5] = 0
@@ -69,14 +72,17 @@ def test_the_maps_of_a_strip_vary(tmp_path: Path) -> None:
 def titles(root: Path) -> list[tuple[str, list[str]]]:
     """The stages of the first image, with their layers."""
     (page, *_), _ = arrange(read_run(root))
-    own, figures = page.image.stats(), [group.figures[0] for group in page.groups]
+    own = page.image.stats()
+    figures = [group.figures[0] for group in page.groups]
     stages = network(page, {f.picture.id: own[f.row.place.stats_key] for f in figures})
     return [(stage.title, [step.group.layer for step in stage.steps]) for stage in stages]
 
 
 def test_layers_of_one_resolution_are_a_stage(tmp_path: Path) -> None:
     """In call order; single numbers belong to the maps between which they stand, or end it all."""
-    large, small, one = {"tile": (8, 10)}, {"tile": (4, 4)}, {"tile": (2, 2)}
+    large = {"tile": (8, 10)}
+    small = {"tile": (4, 4)}
+    one = {"tile": (2, 2)}
     drawn = [
         Drawn("b", index=9, **large),
         Drawn("a", index=1, **large),
@@ -119,10 +125,13 @@ def test_zeros_range_and_findings_are_those_of_all_images(tmp_path: Path) -> Non
     )
     share = 100 * np.concatenate([VALUES, other])[:, 4].mean()
     index, image = (pages(root)[f"{name}.html"].text for name in ("index", "image-000"))
-    assert f"{share:.1f}\u00a0%" in index and f"{100 * VALUES[:, 4].mean():.1f}\u00a0%" in image
+    assert f"{share:.1f}\u00a0%" in index
+    assert f"{100 * VALUES[:, 4].mean():.1f}\u00a0%" in image
     assert "−9 to 9" in index
-    assert "1 all zero" not in index and "1 all zero" in image
-    assert "1 constant" in index and "1 NaN or infinite" in index
+    assert "1 all zero" not in index
+    assert "1 all zero" in image
+    assert "1 constant" in index
+    assert "1 NaN or infinite" in index
 
 
 def test_a_constant_gradient_and_a_single_number_are_no_finding() -> None:
@@ -174,8 +183,10 @@ def test_rows_of_channels_hold_the_totals(tmp_path: Path) -> None:
     for channel in range(6):
         row = text.split(f'<tr id="c{channel}">')[1].split("</tr>")[0]
         cells = re.findall(r'<td class="n">([^<]*)</td>', row)
-        low, high = both[:, channel, 0].min(), both[:, channel, 1].max()
-        mean, zeros = both[:, channel, 2].mean(), both[:, channel, 4].mean()
+        low = both[:, channel, 0].min()
+        high = both[:, channel, 1].max()
+        mean = both[:, channel, 2].mean()
+        zeros = both[:, channel, 4].mean()
         numbers = [f"{value:.4g}".replace("-", "−") for value in (low, high, mean)]
         assert cells == [*numbers, f"{100 * zeros:.1f}\u00a0%"]
 
@@ -211,7 +222,9 @@ def test_a_vector_is_bars_with_the_names_of_classes(tmp_path: Path) -> None:
     assert lengths == pytest.approx([100 * n / 9 for n in range(9, -1, -1)], abs=0.01)
     other = with_prediction(tmp_path / "other", [1.0, 2.0])
     assert "tabby" not in other.split('class="bars values"')[1].split("</table>")[0]
-    assert "tabby" in other and "75.0\u00a0%" in other and "12.5\u00a0%" in other
+    assert "tabby" in other
+    assert "75.0\u00a0%" in other
+    assert "12.5\u00a0%" in other
 
 
 BOTH = ("ReLU", "MaxPool2d")
@@ -244,7 +257,8 @@ def test_the_first_page_begins_with_the_dead_channels(
     """Those that are zero in every image, with a link to their names: of activations only, which a
     convolution's output is not and a block's may be, and once for a pooling behind a ReLU."""
     root = built(tmp_path / "out", {f"{n}.png": drawn for n, drawn in enumerate(images)})
-    page, where = pages(root)["index.html"], "every image" if len(images) > 1 else "the image"
+    page = pages(root)["index.html"]
+    where = "every image" if len(images) > 1 else "the image"
     assert f"Dead channels (zero in {where}): {words}" in page.words
     if words.startswith("unknown"):
         assert "No channel is dead" not in page.text
@@ -311,7 +325,8 @@ def test_a_key_says_where_values_lie_beyond_its_ends(tmp_path: Path) -> None:
     root = built(tmp_path / "out", {"a.png": rows})
     for n, words in enumerate(keys.values()):
         text = read(root / "report" / f"layer-{n:03d}.html").words
-        assert f" {words}" in text and text.count("≤") == words.count("≤")
+        assert f" {words}" in text
+        assert text.count("≤") == words.count("≤")
 
 
 def test_the_gradient_of_an_image_and_its_saliency_have_their_own_colours(tmp_path: Path) -> None:
@@ -349,7 +364,8 @@ def test_a_strip_of_constant_maps_is_called_that(tmp_path: Path, strip: Drawn) -
     text = text_of(tmp_path / "out", "image-000.html", [strip])
     assert "one stripe per channel, each map constant; one scale for all" in text
     assert "each map of 7×7 holds one value; drawn as a strip" in text
-    assert "6 × 7×7, each constant" in text and "6 values" not in text
+    assert "6 × 7×7, each constant" in text
+    assert "6 values" not in text
     layer = read(tmp_path / "out" / "report" / "layer-000.html").words
     assert "one stripe per channel, each map constant" in layer
 
@@ -360,7 +376,8 @@ def test_the_bars_of_a_gradient_are_by_magnitude(tmp_path: Path, strip: Drawn) -
     page = (tmp_path / "out" / "report" / "index.html").read_text("utf-8")
     bars = page.split('class="bars values"')[1].split("</table>")[0]
     order = re.findall(r'href="layer-000.html#c(\d)"', bars)
-    assert order == ["1", "4", "2", "0", "3", "5"] and "Largest magnitudes of 6" in bars
+    assert order == ["1", "4", "2", "0", "3", "5"]
+    assert "Largest magnitudes of 6" in bars
     begins = [float(x) for x in re.findall(r'class="part" x="([\d.]+)"', bars)]
     assert begins == [0, 60, 60, 60, 55, 60]
 
@@ -381,7 +398,8 @@ def test_slices_are_named(tmp_path: Path) -> None:
     some = Drawn("x", slices=(3, 24), nrow=3, more={"steps": [0, 6, 23]})
     rows = [some, Drawn("y", index=2, slices=(3, 24), nrow=3)]
     text = text_of(tmp_path / "out", "image-000.html", rows)
-    assert "for each channel 3 of 24: 0, 6, 23" in text and "3 of 24: 0–2" in text
+    assert "for each channel 3 of 24: 0, 6, 23" in text
+    assert "3 of 24: 0–2" in text
     crops = {a.get("viewbox") for a in read(tmp_path / "out/report/index.html").of("svg")}
     assert crops >= {f"2 {2 + 10 * channel} 10 8" for channel in range(6)}
     assert "slices 3 of 24: 0–2" in read(tmp_path / "out" / "report" / "layer-001.html").words

@@ -29,8 +29,10 @@ def test_names_and_messages_are_text(gallery: Path) -> None:
     model, versions, layers, images, failures and what is incomplete."""
     found = pages(gallery)
     assert all(len(page.of("script")) <= 5 for page in found.values())
-    assert HOSTILE in found["index.html"].text and EVIL in found["index.html"].text
-    assert HOSTILE in found["image-002.html"].text and EVIL in found["layer-002.html"].text
+    assert HOSTILE in found["index.html"].text
+    assert EVIL in found["index.html"].text
+    assert HOSTILE in found["image-002.html"].text
+    assert EVIL in found["layer-002.html"].text
     next_ones = [a["href"] for a in found["image-001.html"].of("a") if a.get("rel") == "next"]
     assert next_ones == ["image-002.html"]
     for page in found.values():
@@ -38,7 +40,8 @@ def test_names_and_messages_are_text(gallery: Path) -> None:
     text = found["index.html"].text
     for words in ("resnet18", "torch 2.15.0", "conv1", "relu", "bad.jpg", "it is truncated"):
         assert words in text
-    assert "half.png" in text and "incomplete: it has no manifest.json" in text
+    assert "half.png" in text
+    assert "incomplete: it has no manifest.json" in text
     assert "3 complete of 4, 1 failed, 1 incomplete" in text
 
 
@@ -67,7 +70,9 @@ def test_skipped_and_silent_layers_are_named(tmp_path: Path) -> None:
         assert f'<td>{reason}</td><td class="n">2</td>' in index
     for name in ("index.html", "image-001.html"):
         text = pages(root)[name].text
-        assert "head" in text and "it is a string" in text and "aux.conv" in text
+        assert "head" in text
+        assert "it is a string" in text
+        assert "aux.conv" in text
         assert "never ran" in text
 
 
@@ -120,7 +125,8 @@ def test_geometry_of_the_script_is_the_manifests(tmp_path: Path) -> None:
     with Image.open(next(root.rglob("output.png"))) as picture:
         assert own["size"] == list(picture.size)
     text = pages(root)["image-000.html"].text
-    assert "2 of 9" in text and "for each channel 2 of 7: 0–1" in text
+    assert "2 of 9" in text
+    assert "for each channel 2 of 7: 0–1" in text
 
 
 def test_compared_runs_stand_side_by_side(root: Path, tmp_path: Path) -> None:
@@ -135,7 +141,8 @@ def test_compared_runs_stand_side_by_side(root: Path, tmp_path: Path) -> None:
         "../a.png/002_relu/output.png",
         "../../new#2/a.png/007_relu/output.png",
     ]
-    assert "new#2" in page.text and "out, compared with new#2" in pages(root)["index.html"].text
+    assert "new#2" in page.text
+    assert "out, compared with new#2" in pages(root)["index.html"].text
     assert "new#2" not in "".join(str(tag) for tag in pages(root)["image-001.html"].tags)
 
 
@@ -175,7 +182,8 @@ def test_one_tile_of_all_channels_is_called_that(featviz: Run, tmp_path: Path) -
     root = built(tmp_path / "out", {"a.png": [drawn]})
     page = pages(root)["image-000.html"]
     assert "Maps6, as one tile: their principal components 1 to 3 (--reduce pca)" in page.words
-    assert ", of all channels Mean" in page.words and "crossed out" not in page.words
+    assert ", of all channels Mean" in page.words
+    assert "crossed out" not in page.words
     assert "each component from −2 to 2 standard deviations" in page.words
     assert "much of the first principal component" in page.words
     assert loaded(root, "image-000.html")["p0-0"]["channels"] == []
@@ -183,22 +191,27 @@ def test_one_tile_of_all_channels_is_called_that(featviz: Run, tmp_path: Path) -
     assert alt in [i["alt"] for i in page.of("img")]
     sheet = tmp_path / "sheet.png"
     done = featviz("sheet", root, "--layer", "x", "--out", sheet, "--json")
-    assert done.code == 0 and json.loads(done.out)["channels"] == []
+    assert done.code == 0
+    assert json.loads(done.out)["channels"] == []
     with Image.open(sheet) as all:
-        pixels, tile = np.asarray(all.convert("L")), drawn.pixels()[2:10, 2:12]
+        pixels = np.asarray(all.convert("L"))
+        tile = drawn.pixels()[2:10, 2:12]
     windows = np.lib.stride_tricks.sliding_window_view(pixels, tile.shape)
     assert (windows == tile).all((2, 3)).any()
     done = featviz("sheet", root, "--layer", "x", "--pick", "0")
-    assert done.code == 2 and "all channels of x are one tile" in done.err
+    assert done.code == 2
+    assert "all channels of x are one tile" in done.err
 
 
 def test_an_overlay_has_no_marks(tmp_path: Path) -> None:
     """Its legend says what the colours over the input are, which are those of --cmap auto."""
-    options, drawn = {"normalize": "map", "cmap": "auto"}, Drawn("x", more={"overlay": 0.6})
+    options = {"normalize": "map", "cmap": "auto"}
+    drawn = Drawn("x", more={"overlay": 0.6})
     root = built(tmp_path / "out", {"a.png": [drawn]}, options=options)
     text = pages(root)["image-000.html"].words
     assert "scaled per map, 60.0 % over the input" in text
-    assert "over the input: min of each map" in text and "crossed out" not in text
+    assert "over the input: min of each map" in text
+    assert "crossed out" not in text
     assert loaded(root, "image-000.html")["p0-0"]["over"] is True
     page = (root / "report" / "image-000.html").read_text()
     for color in colormaps["viridis"]([0.0, 1.0], bytes=True)[:, :3]:

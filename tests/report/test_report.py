@@ -27,7 +27,8 @@ from .markup import Markup, built, pages, read
 
 def test_every_link_and_picture_exists(gallery: Path) -> None:
     """Relative, inside the run directory, and nothing is copied."""
-    root, found = gallery, pages(gallery)
+    root = gallery
+    found = pages(gallery)
     assert len(found) == 1 + 3 + 3
     seen = set()
     ids = {name: {a["id"] for _, a in page.tags if a.get("id")} for name, page in found.items()}
@@ -81,7 +82,8 @@ def test_one_file_has_everything_inside(root: Path, tmp_path: Path) -> None:
     ids = [attributes["id"] for _, attributes in page.tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
     assert all(str(a["href"])[1:] in ids and str(a["href"])[0] == "#" for a in page.of("a"))
-    assert not page.of("link") and not any("src" in a for a in page.of("script"))
+    assert not page.of("link")
+    assert not any("src" in a for a in page.of("script"))
     inside = [base64.b64decode(str(i["src"]).split(",")[1]) for i in page.of("img") if "src" in i]
     files = [p for p in root.rglob("*.png") if p.is_file() and "half.png" not in p.parts]
     assert sorted(inside) == sorted(path.read_bytes() for path in files)
@@ -117,13 +119,15 @@ def test_what_was_not_reached_and_what_failed_are_counted(tmp_path: Path) -> Non
     assert "1 complete of 7, 6 not reached" in pages(root)["index.html"].text
     root = built(tmp_path / "failed", {}, {"a.png": "it is truncated"})
     text = pages(root)["index.html"].text
-    assert "0 complete of 1, 1 failed" in text and "it is truncated" in text
+    assert "0 complete of 1, 1 failed" in text
+    assert "it is truncated" in text
 
 
 def test_the_command_line_prints_paths(featviz: Run, root: Path) -> None:
     """--json on stdout; without it, one line and the warning on stderr."""
     outcome = featviz("report", root)
-    assert outcome.code == 0 and outcome.out == ""
+    assert outcome.code == 0
+    assert outcome.out == ""
     assert f"report in {root / 'report' / 'index.html'}" in outcome.err
     assert "warning: half.png is incomplete" in outcome.err
     paths = json.loads(featviz("report", root, "--json").out)
@@ -147,11 +151,13 @@ def test_one_file_shows_fewer_maps_where_it_must(
 ) -> None:
     """Those that stay are maps of the run, pixel for pixel, and the same channels of both images,
     never less than four; the page says how many."""
-    rng, size = np.random.default_rng(0), {"nrow": 6, "tile": (40, 40), "scale": 1}
+    rng = np.random.default_rng(0)
+    size = {"nrow": 6, "tile": (40, 40), "scale": 1}
     stats = rng.random((36, 6), np.float32)
     stats[:, 1], stats[:, 4:] = 2 + stats[:, 1], 0
     row = Drawn("conv1", index=1, maps=36, stats=stats, **size)
-    root, out = write_run(tmp_path / "out", {"a.png": [row], "b.png": [row]}), tmp_path / "one.html"
+    root = write_run(tmp_path / "out", {"a.png": [row], "b.png": [row]})
+    out = tmp_path / "one.html"
     sources = []
     for path in root.rglob("output.png"):
         pixels = rng.integers(0, 255, (254, 254), np.uint8)

@@ -73,10 +73,12 @@ def test_every_step_of_every_layer_and_image_is_shown(made: Path, page: Markup) 
 def test_nothing_is_inline_and_nothing_hostile_is_markup(made: Path, page: Markup) -> None:
     """A Content-Security-Policy without inline script and style leaves the page whole; the slider
     is hidden until the script runs, has a label, knows the steps, and stands at the last one."""
-    assert page.inline.strip() == "" and not any("style" in attrs for _, attrs in page.tags)
+    assert page.inline.strip() == ""
+    assert not any("style" in attrs for _, attrs in page.tags)
     assert not any(str(image.get("src")) == "x" for image in page.of("img"))
     assert [script["src"] for script in page.of("script")] == ["series.js"]
-    assert EVIL in page.text and HOSTILE in page.text
+    assert EVIL in page.text
+    assert HOSTILE in page.text
     files = sorted(path.name for path in (made / "report").iterdir())
     assert files == ["icon.svg", "index.html", "report.json", "series.js", "style.css"]
     (slider,) = (tag for tag in page.of("input") if tag["type"] == "range")
@@ -115,7 +117,8 @@ def test_a_damaged_step_is_named_and_the_others_are_shown(series: Path) -> None:
     result = build_report(series, ReportOptions())
     assert list(result.incomplete) == ["step-000100", "step-000250/a.png"]
     page = read(result.page)
-    assert "cannot be read" in page.text and "step 300" not in page.text
+    assert "cannot be read" in page.text
+    assert "step 300" not in page.text
     for path in read_steps(series).values():
         (path / "run.json").write_text("{")
     with pytest.raises(StoreError, match="has no step that can be shown"):
@@ -146,16 +149,20 @@ def test_one_step_is_shown_and_keys_move_it(browser: Any, shown: Path) -> None:
 
     browser.get_log("browser")  # of pages that other tests opened
     page = Page(browser, shown).open("index.html")
-    assert _steps(page) == ["250", "250"] and page.one("[data-count=dead]").text == "0"
+    assert _steps(page) == ["250", "250"]
+    assert page.one("[data-count=dead]").text == "0"
     page.one(".step-slider input").send_keys(Keys.ARROW_LEFT)
-    assert _steps(page) == ["100", "100"] and page.one("[data-count=dead]").text == "1"
+    assert _steps(page) == ["100", "100"]
+    assert page.one("[data-count=dead]").text == "1"
     assert page.one(".step-slider input").get_attribute("aria-valuetext") == "step 100"
-    assert page.one(".step-slider output").text == "100" and "step=100" in browser.current_url
+    assert page.one(".step-slider output").text == "100"
+    assert "step=100" in browser.current_url
     x = float(page.one("[data-now]").get_attribute("x1"))
     assert x == pytest.approx(6 + 308 * 100 / 250, abs=0.01)
     assert page.greys(page.shown(".frames li")[0], 0) == [70]
     page.one(".step-slider input").send_keys(Keys.HOME)
-    assert _steps(page) == ["0", "0"] and missing_pictures(page) == []
+    assert _steps(page) == ["0", "0"]
+    assert missing_pictures(page) == []
     assert _steps(page.open("index.html?step=100")) == ["100", "100"]
     assert _steps(page.open("index.html?step=7")) == ["250", "250"]
     assert [log for log in browser.get_log("browser") if log["level"] == "SEVERE"] == []

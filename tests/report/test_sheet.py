@@ -22,9 +22,11 @@ PAPER = 255
 
 def cut(drawn: Drawn, tile: int) -> np.ndarray:
     """A tile of a grid, by make_grid's arithmetic (torchvision.utils.make_grid)."""
-    height, width = drawn.tile[0] + drawn.padding, drawn.tile[1] + drawn.padding
+    height = drawn.tile[0] + drawn.padding
+    width = drawn.tile[1] + drawn.padding
     y, x = divmod(tile, drawn.nrow)
-    top, left = y * height + drawn.padding, x * width + drawn.padding
+    top = y * height + drawn.padding
+    left = x * width + drawn.padding
     return drawn.pixels()[top : top + drawn.tile[0], left : left + drawn.tile[1]]
 
 
@@ -47,7 +49,8 @@ def sheet_of(root: Path, **options: object) -> np.ndarray:
     return own
 
 
-A, B = Drawn("relu", shade=20), Drawn("relu", shade=120)
+A = Drawn("relu", shade=20)
+B = Drawn("relu", shade=120)
 
 
 @pytest.fixture
@@ -61,11 +64,14 @@ def test_columns_are_images_and_rows_are_channels(root: Path, transpose: bool) -
     """Every tile is there once, pixel for pixel, at its place; transposed, the other way round."""
     sheet = sheet_of(root, transpose=transpose)
     places = np.array([[find(sheet, cut(d, c)) for d in (A, B)] for c in range(6)])
-    rows, columns = places[..., 0], places[..., 1]
+    rows = places[..., 0]
+    columns = places[..., 1]
     if transpose:
         rows, columns = columns, rows
-    assert (rows[:, 0] == rows[:, 1]).all() and (np.diff(rows[:, 0]) > 0).all()
-    assert len(set(columns[:, 0])) == 1 and (columns[:, 1] > columns[:, 0]).all()
+    assert (rows[:, 0] == rows[:, 1]).all()
+    assert (np.diff(rows[:, 0]) > 0).all()
+    assert len(set(columns[:, 0])) == 1
+    assert (columns[:, 1] > columns[:, 0]).all()
 
 
 @pytest.mark.parametrize(
@@ -97,7 +103,8 @@ def test_a_channel_that_one_image_lacks_leaves_its_place_empty(tmp_path: Path) -
     first = find(sheet, cut(a, 0))
     assert first is not None
     empty = sheet[first[0] : first[0] + 8, left : left + 10]
-    assert (empty == empty[0, 0]).all() and empty[0, 0] not in (PAPER, 0)
+    assert (empty == empty[0, 0]).all()
+    assert empty[0, 0] not in (PAPER, 0)
 
 
 def test_order_is_numpys(tmp_path: Path) -> None:
@@ -157,7 +164,8 @@ def test_command_line(featviz: Run, root: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(root.parent)
     done = featviz("sheet", root, "--layer", "relu", "--order", "mean", "--json")
     told = {"file": "sheet-relu.png", "images": ["b.png"], "channels": [5, 4, 3, 2, 1, 0]}
-    assert done.code == 0 and json.loads(done.out) == told
+    assert done.code == 0
+    assert json.loads(done.out) == told
     assert "warning: a.png is incomplete (a.png/001_relu/output.png " in done.err
     assert (root.parent / "sheet-relu.png").is_file()
 

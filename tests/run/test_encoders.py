@@ -89,11 +89,13 @@ def test_whoever_waits_for_a_task_works(gate: threading.Event) -> None:
     with shared_cores(1, 100) as background:
         busy = kept_busy(background, gate)
         futures = [background.submit(1, partial(slow, number)) for number in range(4)]
-        assert background.result(futures[2]) == 20 and ran == [0, 1, 2]
+        assert background.result(futures[2]) == 20
+        assert ran == [0, 1, 2]
         failing = background.submit(1, lambda: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             background.result(failing)
-        assert ran == [0, 1, 2, 3] and not busy.done()
+        assert ran == [0, 1, 2, 3]
+        assert not busy.done()
         gate.set()
         assert background.result(busy) is True
 
@@ -111,7 +113,8 @@ def test_an_interrupted_helper_leaves_no_task_without_an_end(gate: threading.Eve
         threading.Timer(SOON, gate.set).start()
         background.result(futures[1])
     assert isinstance(futures[0].exception(LONG), CancelledError)
-    assert futures[1].done() and busy.result()
+    assert futures[1].done()
+    assert busy.result()
 
 
 def test_task_larger_than_the_bound_goes_alone(gate: threading.Event) -> None:
@@ -162,7 +165,8 @@ def test_each_is_read_once_beside_the_caller() -> None:
             while len(read) < min(len(seen) + 1, 3):
                 time.sleep(0.001)
             assert len(read) == min(len(seen) + 1, 3), key
-    assert seen == [30, None, 10] and read == [(3, False), (2, False), (1, False)]
+    assert seen == [30, None, 10]
+    assert read == [(3, False), (2, False), (1, False)]
 
 
 def test_what_nobody_takes_is_not_read_after_the_block(gate: threading.Event) -> None:

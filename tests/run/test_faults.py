@@ -67,7 +67,8 @@ def test_a_second_signal(
     completed. The SIGTERM of a scheduler after Ctrl-C still completes the current image."""
     at_image("01.png", send(signal.SIGINT, second))
     done = draw(tmp_path / "out")
-    assert done.code == 130 and done.err.endswith("error: interrupted\n") == (len(kept) == 1)
+    assert done.code == 130
+    assert done.err.endswith("error: interrupted\n") == (len(kept) == 1)
     assert "Traceback" not in done.err
     assert run_json(tmp_path / "out")["images"]["complete"] == kept
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [*kept, "run.json"]
@@ -83,7 +84,8 @@ def test_a_write_that_fails(
     """Whichever file it is: its image leaves nothing, those before are complete."""
     fill_disk(monkeypatch, lambda path: "02.png" in path.parts and path.name == name)
     done = draw(tmp_path / "out")
-    assert done.code == 1 and f"{name} cannot be written: No space left" in done.err
+    assert done.code == 1
+    assert f"{name} cannot be written: No space left" in done.err
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"00.png", "01.png", "run.json"}
     assert run_json(tmp_path / "out")["images"]["missing"] == ["02.png", "03.png"]
 
@@ -120,7 +122,8 @@ def test_an_image_that_vanishes_or_changes_while_listed(
 
     at_image("00.png", event)
     done = draw(tmp_path / "out")
-    assert done.code == 3 and "error: 02.png is no file" in done.err
+    assert done.code == 3
+    assert "error: 02.png is no file" in done.err
     assert complete(tmp_path / "out") == ["00.png", "01.png", "03.png"]
     (found,) = find.find_samples([str(photos / "03.png")])
     manifest = read_json(tmp_path / "out" / "03.png" / "manifest.json")
@@ -155,7 +158,8 @@ def test_many_images_of_which_some_are_broken(
     assert set(failures) == {path.name for path in broken}
     for number, path in enumerate(broken):
         said = "is no image that Pillow can read" if number % 2 else "truncated"
-        assert failures[path.name].startswith(path.name) and said in failures[path.name]
+        assert failures[path.name].startswith(path.name)
+        assert said in failures[path.name]
     grown = float(np.median(np.diff(resident[40::30]))) / 30  # a single step is no growth
     # allocators keep some; an image that stayed would be its input, maps and tiles, 20 kB and more
     assert grown < 10_000, f"{grown:.0f} bytes for each image"

@@ -82,10 +82,13 @@ def test_what_a_killed_run_left_is_cleared(
     fewer = ["run", tiny_file, photos / "00.png", *SMALL, "--out"]
     (hide(whole, name, state) / "note.txt").write_text("left")
     assert draw(whole, "--resume").code == 0
-    assert snapshot(whole) == before and hidden(whole) == []
+    assert snapshot(whole) == before
+    assert hidden(whole) == []
     hide(whole, name, state)
-    assert featviz(*fewer, whole, "--resume").code == 0 and hidden(whole) == []
-    assert draw(whole, "--resume").code == 0 and snapshot(whole) == before
+    assert featviz(*fewer, whole, "--resume").code == 0
+    assert hidden(whole) == []
+    assert draw(whole, "--resume").code == 0
+    assert snapshot(whole) == before
     hide(whole, name, state)
     assert featviz(*fewer, whole, "--overwrite").code == 0
     assert featviz(*fewer, tmp_path / "new").code == 0
@@ -101,7 +104,8 @@ def test_folders_of_others_that_look_hidden(
     (whole / folder / "input.png").write_text("mine")
     before = snapshot(whole)
     done = draw(whole, "--resume")
-    assert done.code == 0 and "stays" not in done.err
+    assert done.code == 0
+    assert "stays" not in done.err
     assert snapshot(whole) == before
     done = draw(whole, "--overwrite")
     refused(done, 1, "featviz did not write: ")
@@ -111,12 +115,14 @@ def test_a_shard_leaves_what_another_may_be_writing(draw: Run, whole: Path) -> N
     """Two shards with --resume in one folder: each clears its own images; all are cleared without
     --shard."""
     before = snapshot(whole)
-    mine, other = "00.png", "01.png"
+    mine = "00.png"
+    other = "01.png"
     hide(whole, mine, "no manifest")
     hide(whole, other, "no manifest")
     assert draw(whole, "--resume", "--shard", "1/2").code == 0
     assert hides(hidden(whole)[0], other)
-    assert draw(whole, "--resume").code == 0 and snapshot(whole) == before
+    assert draw(whole, "--resume").code == 0
+    assert snapshot(whole) == before
 
 
 # Readers
@@ -128,7 +134,8 @@ def test_no_reader_sees_a_hidden_folder(
     """report, sheet, diff and merge give what they give without it, whatever it holds."""
     results = {}
     for name in ("plain", "beside"):
-        run, out = tmp_path / name / "run", tmp_path / name / "results"
+        run = tmp_path / name / "run"
+        out = tmp_path / name / "results"
         shutil.copytree(whole, run)
         if name == "beside":
             for image in ("01.png", "a/b/00.png"):
@@ -139,7 +146,8 @@ def test_no_reader_sees_a_hidden_folder(
         results[name] = snapshot(out)
     assert results["plain"] == results["beside"]
     done = featviz("diff", whole, tmp_path / "beside" / "run")
-    assert done.code == 0 and ".part" not in done.out + done.err
+    assert done.code == 0
+    assert ".part" not in done.out + done.err
 
 
 # Images that fail

@@ -37,7 +37,8 @@ def test_a_member_of_an_archive_takes_no_place_of_ours(
         return
     done = featviz(*base)
     assert done.code == 0, done.err
-    assert len(complete(out)) == 2 and run_json(out)["images"]["total"] == 2
+    assert len(complete(out)) == 2
+    assert run_json(out)["images"]["total"] == 2
     inside = [part for path in out.rglob("*") for part in path.relative_to(out).parts]
     assert not [part for part in inside if part.startswith(".")]
     assert featviz(*base, "--overwrite").code == 0
@@ -64,7 +65,8 @@ def test_a_fifo_in_a_folder_is_no_image(draw: Run, photos: Path, tmp_path: Path)
     os.mkfifo(photos / "aa.png")
     (photos / "zero.png").symlink_to("/dev/zero")
     done = draw(tmp_path / "out")
-    assert done.code == 0 and complete(tmp_path / "out") == ["00.png", "01.png"]
+    assert done.code == 0
+    assert complete(tmp_path / "out") == ["00.png", "01.png"]
 
 
 def test_unreadable_images_stay_where_a_batch_is_shown_again() -> None:

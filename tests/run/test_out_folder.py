@@ -82,7 +82,8 @@ def test_out_may_not_be_or_hold_a_run_that_is_read(
     before = snapshot(tmp_path)
     arguments = [ran, ran] if command == "diff" else [ran]
     done = featviz(command, *arguments, "--out", out, *(["--overwrite"] * (command == "merge")))
-    assert done.code == 2 and ("the input" in done.err or "overlap" in done.err)
+    assert done.code == 2
+    assert "the input" in done.err or "overlap" in done.err
     assert snapshot(tmp_path) == before
 
 
@@ -105,7 +106,8 @@ def test_out_below_the_images_works_again_and_again(
 
 def test_a_run_is_in_the_way(featviz: Run, tiny_file: Path, photos: Path, ran: Path) -> None:
     """The refusal names the way out."""
-    base, before = ["run", tiny_file, photos, "--out", ran], snapshot(ran)
+    base = ["run", tiny_file, photos, "--out", ran]
+    before = snapshot(ran)
     done = featviz(*base, *SMALL)
     refused(done, 1, "holds a run, 2 images complete", "hint: `run --resume` goes on with it")
     refused(featviz(*base, "--seed", "3"), 1, "holds a run, 2 images complete")

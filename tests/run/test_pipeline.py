@@ -113,7 +113,8 @@ def test_grids_equal_torchvisions(
         (ours, maps), (theirs, _) = (
             without_constants(picture, tensor, nrow, padding) for picture in (got, want)
         )
-        assert ours.shape == theirs.shape and np.abs(ours - theirs).max() <= 1
+        assert ours.shape == theirs.shape
+        assert np.abs(ours - theirs).max() <= 1
         assert (ours == theirs).mean() >= 0.999
         compared += maps
     assert compared >= (7 if name == "small" else 400)  # maps, over all layers
@@ -161,7 +162,8 @@ def test_same_command_writes_the_same_bytes(
     assert first == tree(tmp_path / "b")
     assert not any(str(tmp_path).encode() in data for data in first.values())
     run = json.loads(first["run.json"])
-    assert run["options"]["layers"] == "Conv2d,ReLU" and run["layers"] == ["0", "1"]
+    assert run["options"]["layers"] == "Conv2d,ReLU"
+    assert run["layers"] == ["0", "1"]
     versions = {"schema_version", "featviz", "torch", "torchvision"}
     settings = {"device", "model", "preprocessing", "layers", "options"}
     assert set(run) == versions | settings | {"images", "failures"}
@@ -176,7 +178,8 @@ def test_nothing_is_lost_without_a_word(tmp_path: Path) -> None:
         self.words(x)
         return {"out": left, "boxes": torch.zeros(2, 3, 4, 4, 4), "count": 3}
 
-    pair, words = Net(lambda self, x: (x * 2, None)), Net(lambda self, x: "words")
+    pair = Net(lambda self, x: (x * 2, None))
+    words = Net(lambda self, x: "words")
     lists = {"list": nn.ModuleList([nn.ReLU()]), "steps": nn.Sequential(nn.Tanh())}
     odd = Net(way, pair=pair, unused=nn.Conv2d(3, 1, 1), words=words, **lists)
     fv.run(odd, SCENES / "spheres.jpg", "*", tmp_path / "out", **INPUTS)

@@ -48,13 +48,15 @@ def test_what_is_complete_is_kept_and_the_rest_is_done(
     out = half(whole, tmp_path / "out")
     before = (out / "00.png" / "manifest.json").stat().st_mtime_ns
     done = draw(out, "--resume", "--json")
-    assert done.code == 0 and "(2 were complete before)" in done.err
+    assert done.code == 0
+    assert "(2 were complete before)" in done.err
     assert tree(out) == tree(whole)
     assert (out / "00.png" / "manifest.json").stat().st_mtime_ns == before
     lines = [json.loads(line) for line in done.out.splitlines()]
     assert [line["image"] for line in lines] == [f"0{n}.png" for n in range(4)]
     assert [line.get("kept") for line in lines] == [True, True, None, None]
-    assert lines[0]["prediction"] and set(lines[0]) == {*lines[2], "kept"}
+    assert lines[0]["prediction"]
+    assert set(lines[0]) == {*lines[2], "kept"}
     assert all(lines[0][key] == lines[2][key] for key in ("files", "skipped", "never_ran"))
 
 
@@ -85,7 +87,9 @@ def test_other_options_are_refused_by_name(
     """The message says which option it is, what it was and what it would be."""
     before = tree(whole)
     done = featviz("run", tiny_file, photos, "--out", whole, "--resume", *change)
-    assert done.code == 1 and "holds another run; there " in done.err and named in done.err
+    assert done.code == 1
+    assert "holds another run; there " in done.err
+    assert named in done.err
     assert tree(whole) == before
 
 
@@ -116,7 +120,8 @@ def test_another_model_is_refused(
     assert run(factory(tmp_path, 0.5), out="b").code == 0
     assert run(factory(tmp_path, 0.5), out="b").code == 0
     refused = run(factory(tmp_path, 0.5), "--model-arg", "width=3", out="b")
-    assert refused.code == 1 and "its model.parameters is" in refused.err
+    assert refused.code == 1
+    assert "its model.parameters is" in refused.err
     assert "its model.code_sha256 is" in run(factory(tmp_path, 0.25), out="b").err
 
 
@@ -150,7 +155,8 @@ def test_failures_are_tried_again_and_keep_the_exit_code(
     assert draw(tmp_path / "out").code == 3
     before = tree(tmp_path / "out")
     again = draw(tmp_path / "out", "--resume")
-    assert again.code == 3 and "error: 01.png " in again.err
+    assert again.code == 3
+    assert "error: 01.png " in again.err
     assert tree(tmp_path / "out") == before
     (photos / "01.png").write_bytes(good)
     assert draw(tmp_path / "out", "--resume").code == 0
@@ -217,5 +223,7 @@ def test_an_image_that_does_not_fit_is_drawn_again(harm: str, draw: Run, whole: 
     assert tree(whole) != before
     done = draw(whole, "--resume", "--json")
     kept = [json.loads(line).get("kept") for line in done.out.splitlines()]
-    assert done.code == 0 and kept == [True, None, True, True]
-    assert tree(whole) == before and not (whole / "01.png" / "004_left").exists()
+    assert done.code == 0
+    assert kept == [True, None, True, True]
+    assert tree(whole) == before
+    assert not (whole / "01.png" / "004_left").exists()

@@ -55,7 +55,8 @@ def test_workers_write_the_bytes_that_one_process_writes(
     assert done.code == 0
     used = processes()
     assert used.pop("00.png") == os.getpid()  # which shows how much memory an image takes
-    assert len(set(used.values())) == 3 and os.getpid() not in used.values()
+    assert len(set(used.values())) == 3
+    assert os.getpid() not in used.values()
     names = [json.loads(line)["image"] for line in done.out.splitlines()]
     assert names == [f"0{number}.png" for number in range(8)]
     assert tree(tmp_path / "one") == tree(tmp_path / "three")
@@ -95,7 +96,8 @@ def test_an_image_whose_worker_dies_twice_fails(
     monkeypatch.setattr(Drawing, "show", show)
     done = draw(tmp_path / "out", "--jobs", "2")
     assert done.code == 3
-    assert "03.png" in done.err and "SIGKILL" in done.err
+    assert "03.png" in done.err
+    assert "SIGKILL" in done.err
     assert len(complete(tmp_path / "out")) == 7
     assert [path.name for path in (tmp_path / "out").glob(".*.part")] == []
 
@@ -122,7 +124,8 @@ def test_a_module_of_ones_own_stays_in_its_process(tmp_path: Path) -> None:
     assert fv.run(module, images, "Conv2d", tmp_path / "own", preset="none").exit_code == 0
     assert seen == [os.getpid()] * 5
     result = fv.run(module, images, "Conv2d", tmp_path / "two", preset="none", jobs=2)
-    assert result.exit_code == 0 and len(seen) == 6
+    assert result.exit_code == 0
+    assert len(seen) == 6
     assert tree(tmp_path / "own") == tree(tmp_path / "two")
 
 

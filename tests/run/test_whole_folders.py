@@ -32,7 +32,8 @@ def test_a_folder_that_goes_away_ends_the_run(
     how: str, draw: Run, whole: Path, at_image: AtImage
 ) -> None:
     """Exit code 1, and no run.json that lists images which are not there."""
-    out, elsewhere = whole.parent / "out", whole.parent / "elsewhere"
+    out = whole.parent / "out"
+    elsewhere = whole.parent / "elsewhere"
 
     def go() -> None:
         while how == "removed" and out.exists():  # encoders write into it meanwhile
@@ -45,7 +46,8 @@ def test_a_folder_that_goes_away_ends_the_run(
     at_image("02.png", go)
     done = draw(out)
     refused(done, 1, "was removed or renamed while the run wrote into it")
-    assert not (out / "run.json").exists() and complete(out) == []
+    assert not (out / "run.json").exists()
+    assert complete(out) == []
     if how != "removed":
         check_whole(elsewhere)
         assert draw(elsewhere, "--resume").code == 0
@@ -72,7 +74,8 @@ def test_run_json_is_written_while_a_run_goes_on(
     seen: list[list[str]] = []
     at_image("04.png", lambda: seen.append(run_json(tmp_path / "out")["images"]["complete"]))
     assert draw(tmp_path / "out").code == 0
-    assert seen[0] and set(seen[0]) <= {f"0{n}.png" for n in range(4)}
+    assert seen[0]
+    assert set(seen[0]) <= {f"0{n}.png" for n in range(4)}
 
 
 # Inputs that are gone
@@ -101,12 +104,14 @@ def test_the_old_run_stays_until_the_new_one_is_whole(
     draw: Run, whole: Path, at_image: AtImage
 ) -> None:
     """At the last image it is still there; then the new one is, and nothing is left beside it."""
-    before, seen = tree(whole), []
+    before = tree(whole)
+    seen = []
     at_image("04.png", lambda: seen.append(tree(whole)))
     around = sorted(whole.parent.iterdir())
     assert draw(whole, "--overwrite", "--cmap", "viridis").code == 0
     seen[0].pop(".featviz.lock")
-    assert seen == [before] and sorted(whole.parent.iterdir()) == around
+    assert seen == [before]
+    assert sorted(whole.parent.iterdir()) == around
     assert draw(whole.parent / "fresh", "--cmap", "viridis").code == 0
     assert tree(whole) == tree(whole.parent / "fresh")
 
@@ -115,11 +120,13 @@ def test_an_overwrite_that_fails_keeps_the_earlier_run(
     draw: Run, whole: Path, at_image: AtImage
 ) -> None:
     """It is whole, and nothing of the new one stays beside it."""
-    before, around = tree(whole), sorted(whole.parent.iterdir())
+    before = tree(whole)
+    around = sorted(whole.parent.iterdir())
 
     def fail() -> None:
         raise StoreError("no more")
 
     at_image("03.png", fail)
     assert draw(whole, "--overwrite", "--cmap", "viridis").code == 1
-    assert tree(whole) == before and sorted(whole.parent.iterdir()) == around
+    assert tree(whole) == before
+    assert sorted(whole.parent.iterdir()) == around

@@ -40,7 +40,8 @@ def test_results_come_in_order_from_several_processes() -> None:
     results = list(in_processes(range(9), squares, 3, Event(), failed))
     assert [square for square, _ in results] == [number**2 for number in range(9)]
     processes = {process for _, process in results}
-    assert len(processes) == 3 and os.getpid() not in processes
+    assert len(processes) == 3
+    assert os.getpid() not in processes
     assert multiprocessing.active_children() == []
 
 
@@ -70,7 +71,8 @@ def test_a_worker_that_dies_costs_its_number_alone(tmp_path: Path) -> None:
     results = list(in_processes(range(6), dying, 2, Event(), failed))
     assert [number for number, _ in results] == list(range(6))
     messages = {number: message for number, message in results if message}
-    assert list(messages) == [2] and "SIGKILL" in messages[2]
+    assert list(messages) == [2]
+    assert "SIGKILL" in messages[2]
     assert tries.read_text() == "xx"
 
 

@@ -146,14 +146,16 @@ def test_shards_merged_are_one_run(featviz: Run, tiny_file: Path, tmp_path: Path
     photos = sorted(make_photos(tmp_path / "photos", 7).iterdir())
     photos[2].write_bytes(b"no picture")
     base = ["run", tiny_file, *photos, *SMALL, "--out"]
-    single, whole = tmp_path / "single", tmp_path / "whole"
+    single = tmp_path / "single"
+    whole = tmp_path / "whole"
     assert featviz(*base, single).code == 3
     parts = [tmp_path / f"part{index}" for index in (1, 2, 3)]
     for index, part in enumerate(parts):
         assert featviz(*base, part, "--shard", f"{index + 1}/3").code in (0, 3)
     assert featviz("merge", *parts, "--out", whole).code == 3
     assert tree(whole) == tree(single)
-    assert complete(parts[0]) and run_json(parts[0])["images"]["missing"]
+    assert complete(parts[0])
+    assert run_json(parts[0])["images"]["missing"]
     for index in (5, 8, 1, 2, 3, 4, 6, 7):
         assert featviz(*base, tmp_path / "one", "--shard", f"{index}/8").code in (0, 1)
     assert tree(tmp_path / "one") == tree(single)
@@ -182,7 +184,8 @@ def test_torchrun_divides_the_images_and_leaves_one_run(
 ) -> None:
     """After a signal, which torchrun passes on, run.json tells what is missing; --resume goes on to
     the tree of a single process, with the failed image."""
-    photos, out = make_photos(tmp_path / "photos", 12), tmp_path / "out"
+    photos = make_photos(tmp_path / "photos", 12)
+    out = tmp_path / "out"
     (photos / "03.png").write_bytes(b"no picture")
     (tmp_path / "slow.py").write_text(SLOW)
     base = ["run", f"{tmp_path}/slow.py:Slow", str(photos), "--layers", "Conv2d", "--size", "16"]
@@ -194,15 +197,18 @@ def test_torchrun_divides_the_images_and_leaves_one_run(
         wait_for(3, out)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate()
-    assert process.returncode != 0 and "draws shard 2/2 of the images" in err
+    assert process.returncode != 0
+    assert "draws shard 2/2 of the images" in err
     images = run_json(out)["images"]
     assert images["complete"] == complete(out), err
-    assert "stopping after this image" in err and images["missing"]
+    assert "stopping after this image" in err
+    assert images["missing"]
     check_whole(out)
     assert 3 <= len(complete(out)) < 11
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert featviz(*base, "--out", out, "--resume").code == 3
     assert featviz(*base, "--out", tmp_path / "single").code == 3
-    assert tree(out) == tree(tmp_path / "single") and not list(out.glob(".*"))
+    assert tree(out) == tree(tmp_path / "single")
+    assert not list(out.glob(".*"))
     assert [row["image"] for row in run_json(out)["failures"]] == ["03.png"]
